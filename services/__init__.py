@@ -1,0 +1,1 @@
+"""The four services: gateway, tokenizer, engine, detokenizer. None imports another."""

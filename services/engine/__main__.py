@@ -1,0 +1,10 @@
+"""Entry point: `python -m services.engine --nats URL --model DIR …`."""
+
+import sys
+
+from services.engine.service import EngineService
+from shared.actors.service import main
+from shared.config import EngineSettings
+
+if __name__ == "__main__":
+    sys.exit(main("engine", EngineSettings, EngineService, heartbeat_thread=True))

@@ -1,0 +1,104 @@
+"""Decisions as data: what the scheduler asks of a worker for one step, and what the worker answers.
+
+A worker keeps a state table with one row for each running sequence (`--max-num-seqs` rows). A plan is a difference:
+sequences that join get a row with everything about them; for the others only new blocks are named. The worker appends a
+sampled token to its own row, so that the next step's input is already there. Token ranges of a scheduled sequence:
+
+    [0, start)                  computed: KV is in the blocks
+    [start, start + num_tokens) computed by this step
+    `samples`                   true when the range ends at the last known token, so that the next one is sampled
+"""
+
+from dataclasses import dataclass, field
+
+from shared.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """A sequence that joins (or comes back after preemption) and the row it takes.
+
+    `token_ids` are prompt and output so far; the first `num_prompt_tokens` are the prompt. `block_ids` is the whole
+    block table so far. Everything in it stays valid until the row is freed.
+    """
+
+    row: int
+    request_id: str
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    block_ids: tuple[int, ...]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One sequence's share of a step. `new_block_ids` extend the row's block table before the step runs.
+
+    For a sequence that joins in this plan they are empty: `NewSequence.block_ids` has all of them.
+    """
+
+    row: int
+    start: int
+    num_tokens: int
+    samples: bool
+    new_block_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Order of effects: rows freed, rows filled, blocks added, sequences computed, tokens sampled."""
+
+    step: int
+    freed_rows: tuple[int, ...] = ()
+    new: tuple[NewSequence, ...] = ()
+    scheduled: tuple[ScheduledSequence, ...] = ()
+    num_tokens: int = 0
+    """Sum of the scheduled tokens: at most the token budget."""
+
+    @property
+    def empty(self) -> bool:
+        """True when there is nothing to compute."""
+        return not self.scheduled
+
+
+@dataclass(frozen=True, slots=True)
+class SampledLogprobs:
+    """Of one sampled token: its own log probability and the best candidates, best first (raw distribution)."""
+
+    logprob: float
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave: for each scheduled sequence with `samples`, in plan order, one tuple of new tokens.
+
+    A tuple, because a speculating worker may accept several. `logprobs` holds the chosen tokens' log probabilities,
+    parallel to `token_ids`; it is always there, candidates only for sequences that asked.
+    """
+
+    step: int
+    token_ids: tuple[tuple[int, ...], ...] = ()
+    logprobs: tuple[tuple[SampledLogprobs, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What start-up learnt of model and machine: flows into the core by value, never by editing a config."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreLimits:
+    """The scheduler's bounds, from flags."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True

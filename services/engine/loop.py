@@ -1,0 +1,144 @@
+"""The step loop: inbox, schedule, run, apply, report. Synchronous; a thread of its own drives it in production.
+
+It knows the core and a worker, nothing of the bus. Commands come through a thread-safe inbox; what a step gave leaves
+through one callback, once a step. `ThreadedLoop` runs it beside the event loop; the simulation calls `step` itself.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.engine.core.core import Core
+from services.engine.core.plan import StepPlan
+from services.engine.core.request import Outcome, SequenceSpec
+from services.engine.worker.seam import ModelWorker
+from shared.clock import Clock
+from shared.errors import ServiceError
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did. Times are the clock's nanoseconds. `refused`: sequences that the core could not take."""
+
+    step: int
+    outcomes: tuple[Outcome, ...]
+    refused: tuple[tuple[str, ServiceError], ...]
+    joined: tuple[str, ...]
+    num_tokens: int
+    started_ns: int
+    ended_ns: int
+
+
+class StepLoop:
+    """One engine's core and worker. `add` and `abort` may be called from any thread, `step` from one only."""
+
+    def __init__(self, core: Core, worker: ModelWorker, clock: Clock, report: Callable[[StepReport], None]) -> None:
+        self.core = core
+        self.worker = worker
+        self._clock = clock
+        self._report = report
+        self._inbox: deque[SequenceSpec | str] = deque()
+        self._work = threading.Event()
+
+    def add(self, spec: SequenceSpec) -> None:
+        """Queues a sequence."""
+        self._inbox.append(spec)
+        self._work.set()
+
+    def abort(self, request_id: str) -> None:
+        """Ends a sequence; harmless when it is gone."""
+        self._inbox.append(request_id)
+        self._work.set()
+
+    def wake(self) -> None:
+        """Lets a waiting `wait` return."""
+        self._work.set()
+
+    def wait(self, timeout_s: float) -> None:
+        """Blocks until something arrives."""
+        self._work.wait(timeout_s)
+
+    def step(self) -> bool:
+        """One pass. False when there was nothing to compute."""
+        self._work.clear()
+        refused = self._receive()
+        plan = self.core.schedule()
+        if plan.empty:
+            if refused:
+                self._report(self._summary(plan, [], refused, self._clock.time_ns()))
+            return False
+        started_ns = self._clock.time_ns()
+        result = self.worker.run(plan)
+        # Aborts that came while the step ran take effect before its tokens are given out.
+        refused += self._receive()
+        outcomes = self.core.apply(plan, result)
+        self._report(self._summary(plan, outcomes, refused, started_ns))
+        return True
+
+    def _receive(self) -> list[tuple[str, ServiceError]]:
+        refused: list[tuple[str, ServiceError]] = []
+        while self._inbox:
+            command = self._inbox.popleft()
+            if isinstance(command, str):
+                self.core.abort(command)
+                continue
+            try:
+                self.core.add(command)
+            except ServiceError as error:
+                refused.append((command.request_id, error))
+        return refused
+
+    def _summary(
+        self, plan: StepPlan, outcomes: list[Outcome], refused: list[tuple[str, ServiceError]], started_ns: int
+    ) -> StepReport:
+        joined = tuple(new.request_id for new in plan.new)
+        ended_ns = self._clock.time_ns()
+        return StepReport(plan.step, tuple(outcomes), tuple(refused), joined, plan.num_tokens, started_ns, ended_ns)
+
+
+class Driver(Protocol):
+    """What calls a StepLoop's `step` again and again."""
+
+    def stop(self) -> None:
+        """Asks it to end after the step that runs."""
+        ...
+
+    async def join(self, timeout_s: float) -> None:
+        """Waits until it has ended."""
+        ...
+
+
+class ThreadedLoop:
+    """Runs a StepLoop on a thread of its own. `on_exit` is called from that thread when it ends: None, or the error."""
+
+    def __init__(self, loop: StepLoop, on_exit: Callable[[BaseException | None], None]) -> None:
+        self._loop = loop
+        self._on_exit = on_exit
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
+
+    def start(self) -> None:
+        """Starts stepping."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """See Driver."""
+        self._stop.set()
+        self._loop.wake()
+
+    async def join(self, timeout_s: float) -> None:
+        """See Driver."""
+        await asyncio.to_thread(self._thread.join, timeout_s)
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            while not self._stop.is_set():
+                if not self._loop.step():
+                    self._loop.wait(1.0)
+        except BaseException as failure:
+            error = failure
+        self._on_exit(error)

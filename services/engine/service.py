@@ -1,0 +1,160 @@
+"""The engine as a service: loads the model, runs the step loop on a thread, and keeps its status for heartbeats."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+
+from services.engine.actor import EngineActor
+from services.engine.core.core import Core
+from services.engine.core.plan import CoreLimits, EngineFacts
+from services.engine.loop import Driver, StepLoop, StepReport, ThreadedLoop
+from services.engine.worker.seam import ModelWorker
+from shared import limits
+from shared.actors.host import Host
+from shared.config import EngineSettings
+from shared.messages import EngineStatus, ServiceName
+from shared.model_files import DEMO_NAME, model_name
+
+DEFAULT_BATCHED_TOKENS = 2048
+JOIN_S = 5.0
+
+
+class EngineService:
+    """One engine. `make_worker` loads the model; it runs on a thread, so the bus is reached meanwhile."""
+
+    name: ServiceName = "engine"
+
+    def __init__(
+        self, settings: EngineSettings, make_worker: Callable[[EngineSettings], ModelWorker] | None = None
+    ) -> None:
+        self._settings = settings
+        self._make_worker = make_worker or _load_worker
+        self._status: EngineStatus | None = None
+        self._ended: asyncio.Future[None] | None = None
+
+    async def start(self, host: Host) -> None:
+        """See Service. Returns when the model is loaded."""
+        self._event_loop = asyncio.get_running_loop()
+        self._ended = self._event_loop.create_future()
+        worker = await self._load()
+        self._facts = worker.facts()
+        self._core = Core(core_limits(self._settings, self._facts), self._facts)
+        self._steps = StepLoop(self._core, worker, host.clock, self._on_report)
+        self.actor = EngineActor(host, self._steps.add, self._steps.abort)
+        self._refresh()
+        await self.actor.listen()
+        self._actor_task = asyncio.create_task(self.actor.run())
+        self._housekeeping = asyncio.create_task(self._keep_house())
+        self._reports: asyncio.Queue[StepReport] = asyncio.Queue()
+        self._room = threading.Semaphore(limits.STEP_REPORTS_MAX)
+        self._publisher = asyncio.create_task(self._publish())
+        self._thread = self._drive()
+
+    def status(self) -> EngineStatus:
+        """See Service."""
+        assert self._status is not None
+        return self._status
+
+    async def run(self) -> None:
+        """See Service."""
+        assert self._ended is not None
+        parts = {self._ended, self._actor_task, self._housekeeping, self._publisher}
+        done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            await task
+
+    async def drain(self) -> None:
+        """See Service."""
+        try:
+            await self.actor.drain()
+        finally:
+            self._thread.stop()
+            await self._thread.join(JOIN_S)
+            await self._reports.join()
+            for task in (self._housekeeping, self._publisher):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            await self.actor.stop()
+            await self._actor_task
+
+    async def _load(self) -> ModelWorker:
+        return await asyncio.to_thread(self._make_worker, self._settings)
+
+    def _drive(self) -> Driver:
+        thread = ThreadedLoop(self._steps, self._on_exit)
+        thread.start()
+        return thread
+
+    def _on_report(self, report: StepReport) -> None:
+        """Called on the step thread; blocks it when publishing falls behind."""
+        self._room.acquire()
+        self._event_loop.call_soon_threadsafe(self._reports.put_nowait, report)
+
+    async def _publish(self) -> None:
+        # One task, so that a sequence's events leave in order.
+        while True:
+            report = await self._reports.get()
+            await self.actor.report(report)
+            self._room.release()
+            self._reports.task_done()
+
+    def _on_exit(self, error: BaseException | None) -> None:
+        """Called on the step thread."""
+        self._event_loop.call_soon_threadsafe(self._end, error)
+
+    def _end(self, error: BaseException | None) -> None:
+        assert self._ended is not None
+        if self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(limits.HEARTBEAT_INTERVAL_S)
+            self.actor.sweep()
+            self._refresh()
+
+    def _refresh(self) -> None:
+        core, facts, settings = self._core.counters(), self._facts, self._settings
+        self._status = EngineStatus(
+            model_name(settings),
+            settings.model or DEMO_NAME,
+            facts.max_model_len,
+            facts.vocab_size,
+            facts.block_size,
+            facts.num_blocks,
+            core.num_free_blocks,
+            settings.max_num_seqs,
+            core.num_running,
+            core.num_waiting,
+            core.num_waiting_tokens,
+            core.step,
+            core.prompt_tokens,
+            core.generation_tokens,
+            core.prefix_cache_queries,
+            core.prefix_cache_hits,
+            core.preemptions,
+            self.actor.ledger.marks(),
+            tuple(self.actor.finished.items()),
+        )
+
+
+def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
+    """The scheduler's bounds, with defaults filled in."""
+    chunked = settings.enable_chunked_prefill
+    budget = settings.max_num_batched_tokens
+    if budget is None:
+        budget = DEFAULT_BATCHED_TOKENS if chunked else max(DEFAULT_BATCHED_TOKENS, facts.max_model_len)
+    return CoreLimits(settings.max_num_seqs, budget, settings.enable_prefix_caching, chunked)
+
+
+def _load_worker(settings: EngineSettings) -> ModelWorker:
+    # Imported here: torch takes most of the start-up time and loads while the bus is reached.
+    from services.engine.worker.load import load_worker
+
+    return load_worker(settings)

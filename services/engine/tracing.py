@@ -1,0 +1,63 @@
+"""Spans of a sequence's life in the engine: queue, prefill, decode. Reported when it ends; nothing is kept when off."""
+
+from dataclasses import dataclass
+
+from services.engine.loop import StepReport
+from shared import telemetry
+from shared.actors.transport import Headers
+from shared.clock import Clock
+from shared.telemetry import Names
+
+
+@dataclass(slots=True)
+class _Life:
+    headers: Headers | None
+    num_prompt_tokens: int
+    submitted_ns: int
+    scheduled_ns: int = 0
+    first_token_ns: int = 0
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
+
+
+class SequenceTraces:
+    """Times of each live sequence, by its name in the core."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lives: dict[str, _Life] = {}
+
+    def submitted(self, sequence: str, num_prompt_tokens: int, headers: Headers | None) -> None:
+        """The sequence entered the queue."""
+        if telemetry.enabled() and headers:
+            self._lives[sequence] = _Life(headers, num_prompt_tokens, self._clock.time_ns())
+
+    def step(self, report: StepReport) -> None:
+        """A step ran: sequences may have joined or given their first token."""
+        if not self._lives:
+            return
+        for sequence in report.joined:
+            life = self._lives.get(sequence)
+            if life is not None and not life.scheduled_ns:
+                life.scheduled_ns = report.started_ns
+        for outcome in report.outcomes:
+            life = self._lives.get(outcome.request_id)
+            if life is not None:
+                life.first_token_ns = life.first_token_ns or report.ended_ns
+                life.num_tokens += len(outcome.token_ids)
+                life.num_cached_tokens = outcome.num_cached_tokens
+
+    def ended(self, sequence: str, reason: str) -> None:
+        """Reports the sequence's spans."""
+        life = self._lives.pop(sequence, None)
+        if life is None:
+            return
+        now = self._clock.time_ns()
+        scheduled, first = life.scheduled_ns or now, life.first_token_ns or now
+        telemetry.record_span(Names.QUEUE, life.submitted_ns, scheduled, parent=life.headers)
+        if life.scheduled_ns:
+            prefill = {Names.INPUT_TOKENS: life.num_prompt_tokens, Names.CACHED_TOKENS: life.num_cached_tokens}
+            telemetry.record_span(Names.PREFILL, scheduled, first, parent=life.headers, attributes=prefill)
+        if life.first_token_ns:
+            decode = {Names.OUTPUT_TOKENS: life.num_tokens, Names.FINISH_REASONS: (reason,)}
+            telemetry.record_span(Names.DECODE, first, now, parent=life.headers, attributes=decode)

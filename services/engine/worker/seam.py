@@ -1,0 +1,21 @@
+"""The worker seam: all that the step loop knows of a backend. `torch_worker` implements it; faster ones sit beside it."""
+
+from typing import Protocol
+
+from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+
+
+class ModelWorker(Protocol):
+    """A model on a device with its KV cache and its state table. Called from one thread only."""
+
+    def facts(self) -> EngineFacts:
+        """What loading learnt; valid after construction."""
+        ...
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Carries out one plan. An exception means that the worker's state is lost: the engine must end."""
+        ...
+
+    def close(self) -> None:
+        """Frees the device's memory."""
+        ...

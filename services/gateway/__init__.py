@@ -1,0 +1,1 @@
+"""The gateway service: the HTTP edge, and one request actor for each request."""

@@ -1,0 +1,232 @@
+"""The gateway's actor: every request's events and heartbeats come through here, and the HTTP edge asks it to generate.
+
+It holds the table of requests, hands each text event to the request that owns it, watches members come and go, and
+ticks. What happens within one request is the request actor's business.
+"""
+
+import asyncio
+
+from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.owner import Address
+from services.gateway.peers import Peers
+from services.gateway.placement import PlacementBoard, served_models
+from services.gateway.prompts import text_size, tokenize_message
+from services.gateway.request_actor import RequestActor, split_sequence_id
+from shared import limits
+from shared.actors.actor import Actor, Envelope, handles
+from shared.actors.host import Host
+from shared.actors.presence import Members
+from shared.codec import pack_ids, unpack_ids
+from shared.errors import ServiceError
+from shared.messages import (
+    DetokenizeReply,
+    DetokenizeRequest,
+    EngineStatus,
+    GatewayStatus,
+    Heartbeat,
+    LiveRequest,
+    TextEvents,
+    TokenizeReply,
+)
+
+TICK_S = 0.05
+RETRY_AFTER_S = 1.0
+
+
+class GatewayActor(Actor):
+    """One gateway on the bus. Implements `generation.Backend`."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(f"gateway {host.id}", host.transport)
+        self.members = Members()
+        self.requests: dict[str, RequestActor] = {}
+        self.unknown_events = 0
+        self._host = host
+        self._board = PlacementBoard()
+        self._peers = Peers(host, self.members)
+        self._draining = False
+        self._first_seen: dict[str, int] = {}
+        self._connected = True
+        self._quiet = asyncio.Event()
+
+    async def listen(self) -> None:
+        """Binds the text subject and everybody's heartbeats."""
+        subjects = self._host.subjects
+        await self.bind(subjects.gateway_text(self._host.id, self._host.boot), TextEvents)
+        await self.bind(subjects.heartbeats(), Heartbeat)
+
+    # --- Backend ---
+
+    def models(self) -> list[ModelCard]:
+        """See Backend."""
+        served = served_models(self.members.alive("engine", self._now()))
+        return [self._card(name, status) for name, status in sorted(served.items())]
+
+    def resolve_model(self, name: str | None) -> ModelCard:
+        """See Backend."""
+        cards = self.models()
+        if not cards:
+            raise ServiceError("no_engine", "No engine is ready yet. Try again shortly.", retry_after_s=RETRY_AFTER_S)
+        if name in (None, "", "default"):
+            return cards[0]
+        for card in cards:
+            if name in (card.name, card.path):
+                return card
+        known = ", ".join(repr(card.name) for card in cards)
+        raise ServiceError(
+            "model_not_found", f"The model {name!r} does not exist. Served here: {known}.", param="model"
+        )
+
+    def generate(self, request: GenerationRequest) -> RequestActor:
+        """See Backend."""
+        if self._draining:
+            raise ServiceError("draining", "The server is shutting down.", retry_after_s=RETRY_AFTER_S)
+        if len(self.requests) >= limits.GATEWAY_REQUESTS_MAX:
+            raise ServiceError(
+                "server_is_overloaded",
+                "The server has too many requests. Try again later.",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        if not self._host.transport.connected:
+            raise ServiceError(
+                "bus_unavailable", "The bus cannot be reached. Try again shortly.", retry_after_s=RETRY_AFTER_S
+            )
+        card = self.resolve_model(request.model)
+        actor = RequestActor(self._host, self.members, self._board, self._peers, request, card)
+        self.requests[request.request_id] = actor
+        actor.start()
+        return actor
+
+    async def tokenize(self, request: GenerationRequest, *, return_tokens: bool) -> list[tuple[list[int], list[str]]]:
+        """See Backend."""
+        message = tokenize_message(request, self.resolve_model(request.model), 0, return_tokens=return_tokens)
+        reply = await self._peers.tokenizer(message, text_size(request), request.trace_headers)
+        assert isinstance(reply, TokenizeReply)
+        return [(unpack_ids(prompt.token_ids), list(prompt.tokens)) for prompt in reply.prompts]
+
+    async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
+        """See Backend."""
+        card = self.resolve_model(model)
+        message = DetokenizeRequest("detokenize", card.name, pack_ids(token_ids))
+        reply = await self._peers.tokenizer(message, len(token_ids), None)
+        assert isinstance(reply, DetokenizeReply)
+        return reply.text
+
+    def ready(self) -> str:
+        """See Backend."""
+        if self._draining:
+            return "The gateway is shutting down."
+        if not self._host.transport.connected:
+            return "The bus cannot be reached."
+        missing = [s for s in ("engine", "tokenizer", "detokenizer") if not self._ready_members(s)]
+        return f"Waiting for: {', '.join(missing)}." if missing else ""
+
+    def engines(self) -> list[Heartbeat]:
+        """The engines' last heartbeats, for metrics."""
+        return self.members.alive("engine", self._now())
+
+    # --- messages ---
+
+    @handles(TextEvents)
+    def on_text_events(self, envelope: Envelope) -> None:
+        """Hands each event to its request."""
+        message = envelope.message
+        assert isinstance(message, TextEvents)
+        engine = Address(message.engine_id, message.engine_boot)
+        for event in message.events:
+            found = self._find(event.request_id)
+            if found is None:
+                self.unknown_events += 1
+                continue
+            actor, index = found
+            actor.on_text(index, event, engine)
+
+    @handles(Heartbeat)
+    def on_heartbeat(self, envelope: Envelope) -> None:
+        """Keeps the table of members; a new boot means that the old one is lost."""
+        beat = envelope.message
+        assert isinstance(beat, Heartbeat)
+        for lost in self.members.observe(beat, self._now()):
+            self._lost(lost)
+        if not isinstance(beat.status, EngineStatus):
+            return
+        for mark in beat.status.sequences:
+            found = self._find(mark.request_id)
+            if found is not None and found[0].sequences[found[1]].engine == (beat.id, beat.boot):
+                found[0].on_mark(found[1], mark)
+
+    # --- time ---
+
+    async def watch(self) -> None:
+        """Ticks: leases, stalls, and requests that are over."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self._now()
+            self._follow_link(now)
+            for lost in self.members.expire(now):
+                self._lost(lost)
+            for request_id, actor in list(self.requests.items()):
+                if actor.over:
+                    del self.requests[request_id]
+                elif self._connected:
+                    actor.tick(now)
+            if not self.requests:
+                self._quiet.set()
+
+    def status(self) -> GatewayStatus:
+        """The sequences that this gateway owns, for heartbeats."""
+        live = tuple(
+            LiveRequest(sequence.request_id, sequence.epoch)
+            for actor in list(self.requests.values())
+            if not actor.over
+            for sequence in actor.sequences
+            if sequence.epoch
+        )
+        return GatewayStatus(len(self.requests), live)
+
+    async def drain(self) -> None:
+        """Refuses new requests and returns when the running ones have ended."""
+        self._draining = True
+        self._quiet.clear()
+        await self._quiet.wait()
+
+    async def on_crash(self, error: BaseException) -> None:
+        """Every request ends with an error that its client can read."""
+        for actor in self.requests.values():
+            actor.fail(ServiceError("internal_error", "The gateway failed while it served this request."))
+
+    # --- inside ---
+
+    def _find(self, name: str) -> tuple[RequestActor, int] | None:
+        try:
+            request_id, index = split_sequence_id(name)
+        except ValueError:
+            return None
+        actor = self.requests.get(request_id)
+        return (actor, index) if actor is not None and not actor.over and index < len(actor.sequences) else None
+
+    def _lost(self, beat: Heartbeat) -> None:
+        member = Address(beat.id, beat.boot)
+        self._board.forget(member)
+        for actor in list(self.requests.values()):
+            if not actor.over:
+                actor.on_lost(member)
+
+    def _follow_link(self, now: float) -> None:
+        """While our own link is down nobody is declared dead."""
+        connected = self._host.transport.connected
+        if connected != self._connected:
+            self._connected = connected
+            (self.members.resume if connected else self.members.suspend)(now)
+            for actor in self.requests.values() if connected else ():
+                actor.resumed(now)
+
+    def _ready_members(self, service: str) -> list[Heartbeat]:
+        return [beat for beat in self.members.alive(service, self._now()) if beat.state == "ready"]
+
+    def _card(self, name: str, status: EngineStatus) -> ModelCard:
+        created = self._first_seen.setdefault(name, self._host.clock.time_ns() // 1_000_000_000)
+        return ModelCard(name, status.model_path, status.max_model_len, status.vocab_size, created)
+
+    def _now(self) -> float:
+        return self._host.clock.monotonic()

@@ -1,0 +1,103 @@
+"""A request's prompts as token ids, and the sampling parameters of each sequence. Asks the tokenizer pool for text."""
+
+import hashlib
+from dataclasses import dataclass
+
+import msgspec
+
+from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.peers import Peers
+from shared.blocks import chain_hashes
+from shared.codec import pack_ids, unpack_ids
+from shared.errors import ServiceError
+from shared.messages import TokenizedPrompt, TokenizeReply, TokenizeRequest
+from shared.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt. `packed` is `token_ids` as little-endian u32, `block_hashes` the chain over its full blocks."""
+
+    token_ids: tuple[int, ...]
+    packed: bytes
+    block_hashes: bytes
+
+
+async def prepare(peers: Peers, request: GenerationRequest, card: ModelCard, block_size: int) -> list[Prompt]:
+    """Raises ServiceError: context too long, ids outside the vocabulary, a template that refuses."""
+    if request.token_ids:
+        return [_given(ids, request, card, block_size) for ids in request.token_ids]
+    message = tokenize_message(request, card, block_size)
+    reply = await peers.tokenizer(message, text_size(request), request.trace_headers)
+    assert isinstance(reply, TokenizeReply)
+    prompts = [_from_reply(prompt) for prompt in reply.prompts]
+    for prompt in prompts:
+        _check_length(len(prompt.token_ids), request.params.max_tokens, card)
+    return prompts
+
+
+def tokenize_message(
+    request: GenerationRequest, card: ModelCard, block_size: int, *, return_tokens: bool = False
+) -> TokenizeRequest:
+    """The request to the tokenizer pool. `block_size` 0 leaves out hashes; the context check goes with generation."""
+    return TokenizeRequest(
+        request.request_id,
+        card.name,
+        request.texts,
+        request.messages,
+        request.add_special_tokens,
+        request.add_generation_prompt,
+        card.max_model_len if block_size else 0,
+        request.params.max_tokens,
+        block_size,
+        request.cache_salt,
+        return_tokens,
+    )
+
+
+def text_size(request: GenerationRequest) -> int:
+    """Characters to tokenize."""
+    return sum(map(len, request.texts)) + sum(len(message.content) for message in request.messages)
+
+
+def sequence_params(params: SamplingParams, choice: int, num_prompt_tokens: int, card: ModelCard) -> SamplingParams:
+    """The parameters of one choice: its own seed, and `max_tokens` filled in where the request left it open."""
+    room = card.max_model_len - num_prompt_tokens
+    seed = params.seed if choice == 0 else _derived_seed(params.seed, choice)
+    return msgspec.structs.replace(params, seed=seed, max_tokens=params.max_tokens or room)
+
+
+def _given(ids: tuple[int, ...], request: GenerationRequest, card: ModelCard, block_size: int) -> Prompt:
+    if not ids:
+        raise ServiceError("invalid_value", "'prompt' must not be empty.", param="prompt")
+    bad = next((i for i in ids if not 0 <= i < card.vocab_size), None)
+    if bad is not None:
+        raise ServiceError(
+            "invalid_value", f"'prompt' holds the token id {bad}, outside the vocabulary.", param="prompt"
+        )
+    _check_length(len(ids), request.params.max_tokens, card)
+    packed = pack_ids(ids)
+    return Prompt(ids, packed, chain_hashes(packed, block_size, request.cache_salt) if block_size else b"")
+
+
+def _from_reply(prompt: TokenizedPrompt) -> Prompt:
+    return Prompt(tuple(unpack_ids(prompt.token_ids)), prompt.token_ids, prompt.block_hashes)
+
+
+def _check_length(num_tokens: int, max_tokens: int, card: ModelCard) -> None:
+    if num_tokens == 0:
+        raise ServiceError("invalid_value", "The prompt has no tokens.", param="prompt")
+    wanted = num_tokens + max(1, max_tokens)
+    if wanted > card.max_model_len:
+        raise ServiceError(
+            "context_length_exceeded",
+            f"This model's maximum context length is {card.max_model_len} tokens. However, you requested {wanted} "
+            f"tokens ({num_tokens} in the prompt, {max(1, max_tokens)} in the output). Shorten the prompt or ask for "
+            "fewer tokens.",
+            param="max_tokens" if num_tokens < card.max_model_len else "prompt",
+        )
+
+
+def _derived_seed(seed: int, choice: int) -> int:
+    digest = hashlib.sha256(f"{seed}/{choice}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)

@@ -1,0 +1,103 @@
+"""The gateway as a service: its actor on the bus, and an HTTP server for the edge."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from services.gateway.actor import GatewayActor
+from services.gateway.app import create_app
+from shared import limits
+from shared.actors.host import Host
+from shared.config import GatewaySettings, SettingsError
+from shared.messages import GatewayStatus, ServiceName
+
+BACKLOG = 2048
+
+
+class GatewayService:
+    """One gateway."""
+
+    name: ServiceName = "gateway"
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._actor: GatewayActor | None = None
+
+    async def start(self, host: Host) -> None:
+        """See Service."""
+        self._actor = GatewayActor(host)
+        listener = _listen(self._settings)
+        await self._actor.listen()
+        self._actor_task = asyncio.create_task(self._actor.run())
+        self._watch_task = asyncio.create_task(self._actor.watch())
+        self._server = _Server(_config(self._actor, self._settings))
+        self._server_task = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    def status(self) -> GatewayStatus:
+        """See Service."""
+        assert self._actor is not None
+        return self._actor.status()
+
+    async def run(self) -> None:
+        """See Service."""
+        tasks = {self._actor_task, self._watch_task, self._server_task}
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            await task
+
+    async def drain(self) -> None:
+        """See Service. Connections finish what they have asked for; idle ones are closed."""
+        assert self._actor is not None
+        self._server.should_exit = True
+        try:
+            await self._actor.drain()
+            await self._server_task
+        finally:
+            await self._actor.stop()
+            await self._actor_task
+            self._watch_task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch_task
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling: the process shell has that."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _config(actor: GatewayActor, settings: GatewaySettings) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(actor, settings),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        http="httptools",
+        ws="none",
+        timeout_graceful_shutdown=int(limits.DRAIN_S),
+        server_header=False,
+    )
+
+
+def _listen(settings: GatewaySettings) -> socket.socket:
+    """Several gateways may listen on one port: the kernel spreads connections over them."""
+    if settings.listen_fd >= 0:
+        return socket.socket(fileno=settings.listen_fd)
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise SettingsError(f"--port: cannot listen on {settings.host}:{settings.port} ({error.strerror}).") from error
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener

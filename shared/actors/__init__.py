@@ -1,0 +1,1 @@
+"""The actor runtime: mailboxes and handlers (`actor`), the bus seam (`transport`) and its two implementations."""

@@ -1,0 +1,68 @@
+"""Bytes and back: msgpack through msgspec, typed on the way in, size-checked on the way out.
+
+A reader names the message types it accepts; anything else (another type, damage, hostile nesting) is a `DecodeError`,
+never another exception. Any msgpack library reads the bytes: an array whose first item is the type's name.
+"""
+
+import array
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar, Union
+
+import msgspec
+
+from shared.errors import ServiceError
+from shared.limits import PAYLOAD_BYTES_MAX
+from shared.messages import Message
+
+M = TypeVar("M", bound=Message)
+_ENCODER = msgspec.msgpack.Encoder()
+_SWAP = sys.byteorder == "big"
+
+
+class DecodeError(ValueError):
+    """The bytes are none of the expected messages."""
+
+
+def encode(message: Message) -> bytes:
+    """Raises ServiceError('request_too_large') when the message does not fit into one bus message."""
+    data = _ENCODER.encode(message)
+    if len(data) > PAYLOAD_BYTES_MAX:
+        kind = type(message).__name__
+        raise ServiceError("request_too_large", f"The request is too large for the bus ({kind}: {len(data)} bytes).")
+    return data
+
+
+class Decoder(Generic[M]):
+    """Decodes one of a fixed set of message types."""
+
+    def __init__(self, types: Iterable[type[M]]) -> None:
+        self.types = tuple(types)
+        assert self.types
+        union: Any = Union[self.types]  # noqa: UP007 - built at run time
+        self._decoder = msgspec.msgpack.Decoder(union)
+
+    def decode(self, data: bytes) -> M:
+        """Raises DecodeError."""
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise DecodeError(f"not one of {[t.__name__ for t in self.types]}: {error}") from None
+
+
+def pack_ids(token_ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian u32."""
+    packed = array.array("I", token_ids)
+    if _SWAP:
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    """Raises DecodeError when the length is not a multiple of four."""
+    if len(data) % 4:
+        raise DecodeError(f"a packed token list of {len(data)} bytes")
+    ids = array.array("I", data)
+    if _SWAP:
+        ids.byteswap()
+    return ids.tolist()

@@ -1,0 +1,84 @@
+"""Every bound of the system in one place, with its unit and its reason. A queue without a line here is a defect."""
+
+PROTOCOL_VERSION = 1
+"""Major version of the messages; part of every subject."""
+
+# --- HTTP edge ---
+BODY_BYTES_MAX = 4 * 2**20
+"""A request body. A 200k-token prompt as text is about 1 MiB."""
+MESSAGES_MAX = 1024
+PROMPTS_MAX = 32
+"""Prompts in one completions request."""
+CHOICES_MAX = 16
+"""`n`."""
+SEQUENCES_PER_REQUEST_MAX = 128
+"""Prompts times choices."""
+STOP_STRINGS_MAX = 16
+STOP_STRING_CHARS_MAX = 256
+STOP_TOKEN_IDS_MAX = 128
+LOGPROBS_MAX = 20
+"""Candidates a position (chat's `top_logprobs`); the completions endpoint allows 5."""
+COMPLETION_LOGPROBS_MAX = 5
+GATEWAY_REQUESTS_MAX = 1024
+"""Requests in the gateway at once; more are refused with 503 and a time to retry after."""
+SLOW_CLIENT_EVENTS_MAX = 65536
+"""Undelivered text events of one request before its client counts as gone."""
+QUEUE_WAIT_S = 30.0
+"""Longest wait for a place on an engine before 503."""
+
+# --- bus ---
+PAYLOAD_BYTES_MAX = 1_000_000
+"""Just under the server's `max_payload` of 1 MiB, so that the headers fit too."""
+PENDING_MSGS_MAX = 65536
+PENDING_BYTES_MAX = 16 * 2**20
+"""Client-side buffer of one subscription."""
+OUTBOUND_BYTES_MAX = 8 * 2**20
+"""Client-side buffer while disconnected."""
+MAILBOX_MAX = 4096
+"""Messages waiting for one actor."""
+DECODE_DEPTH_MAX = 32
+
+# --- timers, seconds; none of them is needed for safety, only for speed of recovery ---
+HEARTBEAT_INTERVAL_S = 0.1
+GATEWAY_HEARTBEAT_INTERVAL_S = 0.25
+LEASE_S = 0.6
+"""Silence after which a member counts as dead."""
+TOKENIZE_TIMEOUT_S = 1.0
+"""Before a tokenize request is sent to another replica; grows with the size of the text."""
+TOKENIZE_TRIES = 4
+SUBMIT_TIMEOUT_S = 0.5
+OPEN_TIMEOUT_S = 0.5
+RESEND_INTERVAL_S = 0.02
+"""Least time between two `Resend` of one sequence."""
+STALL_S = 0.35
+"""Owner's wait for tokens that the engine's heartbeat says exist, before it rebuilds the stream."""
+TOMBSTONE_S = 30.0
+"""How long an engine remembers a cancelled or finished sequence."""
+ORPHAN_S = 5.0
+"""Silence of a gateway after which an engine drops its sequences."""
+DRAIN_S = 20.0
+"""Longest graceful shutdown."""
+PLACEMENTS_MAX = 3
+"""Engines that may be lost under one sequence before it fails: it may be what kills them."""
+
+# --- engine ---
+ENGINE_WAITING_MAX = 4096
+"""Sequences waiting in an engine; more are refused as busy."""
+RETAINED_SEQUENCES_MAX = 8192
+"""Finished sequences whose tokens are kept until their owner has them."""
+TOMBSTONES_MAX = 65536
+
+STEP_REPORTS_MAX = 64
+"""Steps computed but not yet published; the step loop waits beyond."""
+
+# --- detokenizer ---
+STREAMS_MAX = 8192
+HELD_EVENTS_MAX = 64
+"""Token events of one stream held behind a gap."""
+PROMPT_TAIL_TOKENS = 8
+"""Prompt tokens that a stream gets as context."""
+
+# --- tokenizer ---
+PROMPT_CHARS_MAX = 4 * 2**20
+TEMPLATE_OUTPUT_CHARS_MAX = 4 * 2**20
+TEMPLATE_WALL_S = 2.0

@@ -1,0 +1,68 @@
+"""How a sequence's next token is chosen: the one struct that gateway, engine and offline use share.
+
+Not here: `n`, `best_of` and stop strings. Choices are the gateway's business and stop strings the detokenizer's.
+Range checks are in `check`, which raises for the user; nothing else validates these fields.
+"""
+
+import math
+
+import msgspec
+
+from shared import limits
+from shared.errors import ServiceError
+
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
+    """Parameters of one sequence; the defaults are those of the OpenAI API with everything else off."""
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    """Output tokens before any stop condition counts."""
+    temperature: float = 1.0
+    """0: greedy."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1: all tokens."""
+    min_p: float = 0.0
+    """Least probability of a candidate, as a share of the most likely token's."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    """Always set: the gateway draws one where the user gave none."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """Candidates to report with each token; None: no log probabilities."""
+
+
+def check(params: SamplingParams) -> None:
+    """Raises `ServiceError('invalid_value')` naming the first field that is out of range."""
+    _require(params.max_tokens >= 1, "max_tokens", "must be at least 1")
+    _require(params.min_tokens >= 0, "min_tokens", "must not be negative")
+    _require(params.min_tokens <= params.max_tokens, "min_tokens", "must not be greater than max_tokens")
+    _within(params.temperature, 0.0, 2.0, "temperature")
+    _within(params.top_p, 0.0, 1.0, "top_p")
+    _require(params.top_p > 0.0, "top_p", "must be greater than 0 and at most 1")
+    _require(params.top_k == -1 or params.top_k >= 1, "top_k", "must be -1 (all tokens) or at least 1")
+    _within(params.min_p, 0.0, 1.0, "min_p")
+    _within(params.presence_penalty, -2.0, 2.0, "presence_penalty")
+    _within(params.frequency_penalty, -2.0, 2.0, "frequency_penalty")
+    _within(params.repetition_penalty, 0.0, 2.0, "repetition_penalty")
+    _require(params.repetition_penalty > 0.0, "repetition_penalty", "must be greater than 0 and at most 2")
+    _require(-(2**63) <= params.seed < 2**63, "seed", "must be a 64-bit integer")
+    _require(len(params.stop_token_ids) <= limits.STOP_TOKEN_IDS_MAX, "stop_token_ids", "has too many entries")
+    _require(
+        params.logprobs is None or 0 <= params.logprobs <= limits.LOGPROBS_MAX,
+        "logprobs",
+        f"must be between 0 and {limits.LOGPROBS_MAX}",
+    )
+
+
+def _within(value: float, low: float, high: float, param: str) -> None:
+    _require(math.isfinite(value) and low <= value <= high, param, f"must be between {low:g} and {high:g}")
+
+
+def _require(ok: bool, param: str, rule: str) -> None:
+    if not ok:
+        raise ServiceError("invalid_value", f"'{param}' {rule}.", param=param)
