@@ -15,7 +15,7 @@ from shared.errors import ServiceError
 from shared.limits import PAYLOAD_BYTES_MAX
 from shared.messages import Message
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=Message, covariant=True)
 _ENCODER = msgspec.msgpack.Encoder()
 _SWAP = sys.byteorder == "big"
 

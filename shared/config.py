@@ -129,7 +129,7 @@ class GatewaySettings(BusSettings):
 
 def add_flags(parser: argparse.ArgumentParser, settings: type[BusSettings], skip: frozenset[str] = frozenset()) -> None:
     """Adds one option for each field that the parser does not have yet. Unset options stay None."""
-    groups: dict[str, argparse._ArgumentGroup] = {}
+    groups: dict[str, Any] = {}
     for item in fields(settings):
         if item.name in skip or _has(parser, item.name):
             continue

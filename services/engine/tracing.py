@@ -56,8 +56,11 @@ class SequenceTraces:
         scheduled, first = life.scheduled_ns or now, life.first_token_ns or now
         telemetry.record_span(Names.QUEUE, life.submitted_ns, scheduled, parent=life.headers)
         if life.scheduled_ns:
-            prefill = {Names.INPUT_TOKENS: life.num_prompt_tokens, Names.CACHED_TOKENS: life.num_cached_tokens}
+            prefill = {
+                Names.USAGE_INPUT_TOKENS: life.num_prompt_tokens,
+                Names.USAGE_CACHE_READ_INPUT_TOKENS: life.num_cached_tokens,
+            }
             telemetry.record_span(Names.PREFILL, scheduled, first, parent=life.headers, attributes=prefill)
         if life.first_token_ns:
-            decode = {Names.OUTPUT_TOKENS: life.num_tokens, Names.FINISH_REASONS: (reason,)}
+            decode = {Names.USAGE_OUTPUT_TOKENS: life.num_tokens, Names.RESPONSE_FINISH_REASONS: (reason,)}
             telemetry.record_span(Names.DECODE, first, now, parent=life.headers, attributes=decode)

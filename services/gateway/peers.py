@@ -36,8 +36,8 @@ FIRST_TRY_S = 0.3
 RETRY_PAUSE_S = 0.05
 
 
-class PeerLostError(Exception):
-    """The peer does not answer: it is gone, frozen or cut off."""
+class PeerUnavailableError(Exception):
+    """The peer does not answer (it is gone, frozen or cut off) or has no room: another may."""
 
 
 class Peers:
@@ -72,22 +72,22 @@ class Peers:
                 await asyncio.sleep(RETRY_PAUSE_S)
 
     async def open_stream(self, detokenizer: Address, message: OpenStream, headers: Headers | None) -> None:
-        """Raises PeerLostError, or ServiceError when the detokenizer refuses."""
+        """Raises PeerUnavailableError, or ServiceError when the detokenizer refuses."""
         subject = self._host.subjects.detokenizer_control(*detokenizer)
         await self._ask(subject, message, _ACK, limits.OPEN_TIMEOUT_S, headers)
 
     async def submit(self, engine: Address, message: Submit, headers: Headers | None) -> SubmitReply:
-        """Asks twice: an engine that has the sequence already answers `duplicate`. Raises PeerLostError."""
+        """Asks twice: an engine that has the sequence already answers `duplicate`. Raises PeerUnavailableError."""
         subject = self._host.subjects.engine_control(*engine)
         try:
             reply = await self._ask(subject, message, _SUBMITTED, limits.SUBMIT_TIMEOUT_S, headers)
-        except PeerLostError:
+        except PeerUnavailableError:
             reply = await self._ask(subject, message, _SUBMITTED, limits.SUBMIT_TIMEOUT_S, headers)
         assert isinstance(reply, SubmitReply)
         return reply
 
     async def retarget(self, engine: Address, message: Retarget) -> None:
-        """Raises PeerLostError, or ServiceError('not_found') when the engine no longer holds the sequence."""
+        """Raises PeerUnavailableError, or ServiceError('not_found') when the engine no longer holds the sequence."""
         await self._ask(self._host.subjects.engine_control(*engine), message, _ACK, limits.OPEN_TIMEOUT_S, None)
 
     async def done(self, engine: Address, request_id: str, epoch: int) -> None:
@@ -111,7 +111,11 @@ class Peers:
         try:
             return await ask(self._host.transport, subject, message, expected, timeout_s=timeout_s, headers=headers)
         except (NoRespondersError, RequestTimeoutError) as error:
-            raise PeerLostError(subject) from error
+            raise PeerUnavailableError(subject) from error
+        except ServiceError as error:
+            if not error.retryable:
+                raise
+            raise PeerUnavailableError(subject) from error
 
     def _another_tokenizer(self, tried: set[str]) -> str:
         alive = [m for m in self._members.alive("tokenizer", self._now()) if m.state == "ready"]

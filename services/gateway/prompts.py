@@ -9,6 +9,7 @@ from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.peers import Peers
 from shared.blocks import chain_hashes
 from shared.codec import pack_ids, unpack_ids
+from shared.context import check_context
 from shared.errors import ServiceError
 from shared.messages import TokenizedPrompt, TokenizeReply, TokenizeRequest
 from shared.sampling import SamplingParams
@@ -31,8 +32,8 @@ async def prepare(peers: Peers, request: GenerationRequest, card: ModelCard, blo
     reply = await peers.tokenizer(message, text_size(request), request.trace_headers)
     assert isinstance(reply, TokenizeReply)
     prompts = [_from_reply(prompt) for prompt in reply.prompts]
-    for prompt in prompts:
-        _check_length(len(prompt.token_ids), request.params.max_tokens, card)
+    if not all(prompt.token_ids for prompt in prompts):
+        raise ServiceError("invalid_value", "The prompt has no tokens.", param="prompt")
     return prompts
 
 
@@ -75,27 +76,13 @@ def _given(ids: tuple[int, ...], request: GenerationRequest, card: ModelCard, bl
         raise ServiceError(
             "invalid_value", f"'prompt' holds the token id {bad}, outside the vocabulary.", param="prompt"
         )
-    _check_length(len(ids), request.params.max_tokens, card)
+    check_context(len(ids), request.params.max_tokens, card.max_model_len, "prompt")
     packed = pack_ids(ids)
     return Prompt(ids, packed, chain_hashes(packed, block_size, request.cache_salt) if block_size else b"")
 
 
 def _from_reply(prompt: TokenizedPrompt) -> Prompt:
     return Prompt(tuple(unpack_ids(prompt.token_ids)), prompt.token_ids, prompt.block_hashes)
-
-
-def _check_length(num_tokens: int, max_tokens: int, card: ModelCard) -> None:
-    if num_tokens == 0:
-        raise ServiceError("invalid_value", "The prompt has no tokens.", param="prompt")
-    wanted = num_tokens + max(1, max_tokens)
-    if wanted > card.max_model_len:
-        raise ServiceError(
-            "context_length_exceeded",
-            f"This model's maximum context length is {card.max_model_len} tokens. However, you requested {wanted} "
-            f"tokens ({num_tokens} in the prompt, {max(1, max_tokens)} in the output). Shorten the prompt or ask for "
-            "fewer tokens.",
-            param="max_tokens" if num_tokens < card.max_model_len else "prompt",
-        )
 
 
 def _derived_seed(seed: int, choice: int) -> int:

@@ -10,22 +10,21 @@ from collections import deque
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
+from services.gateway import orders
 from services.gateway.generation import GenerationRequest, ModelCard, SequenceUpdate
 from services.gateway.owner import Address, Gain, Phase, SequenceOwner, Verdict
-from services.gateway.peers import PeerLostError, Peers
+from services.gateway.peers import Peers, PeerUnavailableError
 from services.gateway.placement import PlacementBoard
 from services.gateway.prompts import Prompt, prepare, sequence_params
 from shared import limits
 from shared.actors.host import Host
 from shared.actors.presence import Members
 from shared.blocks import split_hashes
-from shared.codec import pack_ids
-from shared.errors import ServiceError
-from shared.messages import Heartbeat, OpenStream, Retarget, SequenceMark, Submit, TextEvent
+from shared.errors import CODES, ServiceError
+from shared.messages import Heartbeat, Retarget, SequenceMark, Submit, TextEvent
 from shared.sampling import SamplingParams
 
 PLACE_PAUSE_S = 0.05
-PROMPT_TAIL_BYTES = 4 * limits.PROMPT_TAIL_TOKENS
 
 
 class RequestActor:
@@ -174,12 +173,12 @@ class RequestActor:
         self._stream_at(index, to_detokenizer)
         try:
             await self._open(index, to_detokenizer)
-        except PeerLostError:
+        except PeerUnavailableError:
             refused.add(to_detokenizer)
             return False
         try:
             reply = await self._peers.submit(to_engine, self._submit(index), self.request.trace_headers)
-        except PeerLostError:
+        except PeerUnavailableError:
             refused.add(to_engine)
             await self._release(index, "no answer")
             return False
@@ -204,7 +203,7 @@ class RequestActor:
             assert sequence.engine is not None
             try:
                 await self._open(index, detokenizer)
-            except PeerLostError:
+            except PeerUnavailableError:
                 refused.add(detokenizer)
                 continue
             self._stream_at(index, detokenizer)
@@ -215,7 +214,7 @@ class RequestActor:
                 await self._peers.retarget(
                     sequence.engine, Retarget(sequence.request_id, sequence.epoch, sink, position)
                 )
-            except (PeerLostError, ServiceError):
+            except (PeerUnavailableError, ServiceError):
                 if sequence.phase is Phase.RUNNING:
                     sequence.lost()
                     await self._place(index)
@@ -232,43 +231,15 @@ class RequestActor:
             self.sequences[index].lost()
             self._spawn(self._place(index), index)
 
-    # --- messages ---
-
     async def _open(self, index: int, detokenizer: Address) -> None:
-        sequence, request = self.sequences[index], self.request
-        assert sequence.engine is not None
-        message = OpenStream(
-            sequence.request_id,
-            sequence.epoch,
-            self._card.name,
-            self._host.subjects.gateway_text(self._host.id, self._host.boot),
-            self._host.subjects.engine_control(*sequence.engine),
-            self._prompt(index).packed[-PROMPT_TAIL_BYTES:],
-            pack_ids(sequence.token_ids),
-            sequence.text_length,
-            request.stop,
-            request.include_stop_str_in_output,
-            request.skip_special_tokens,
-            request.params.min_tokens,
-        )
-        await self._peers.open_stream(detokenizer, message, request.trace_headers)
+        message = orders.open_stream(self._host, self.request, self._card, self.sequences[index], self._prompt(index))
+        await self._peers.open_stream(detokenizer, message, self.request.trace_headers)
 
     def _submit(self, index: int) -> Submit:
-        sequence, prompt = self.sequences[index], self._prompt(index)
-        assert sequence.detokenizer is not None
-        return Submit(
-            sequence.request_id,
-            sequence.epoch,
-            self._host.id,
-            self._host.boot,
-            self._host.subjects.detokenizer_tokens(*sequence.detokenizer),
-            prompt.packed,
-            self._params(index),
-            pack_ids(sequence.token_ids),
-            prompt.block_hashes,
-            self.request.cache_salt,
-            self.request.priority,
-        )
+        prompt, params = self._prompt(index), self._params(index)
+        return orders.submit(self._host, self.request, self.sequences[index], prompt, params)
+
+    # --- letting go ---
 
     async def _release(self, index: int, reason: str) -> None:
         """Engine and detokenizer drop a sequence that will not be finished there."""
@@ -401,7 +372,5 @@ def split_sequence_id(name: str) -> tuple[str, int]:
 
 
 def _engine_error(event: TextEvent) -> ServiceError:
-    from shared.errors import CODES
-
     code = event.error_code if event.error_code in CODES else "engine_failure"
     return ServiceError(code, event.error_message or "The engine could not go on with this request.")

@@ -74,7 +74,7 @@ class _Server(uvicorn.Server):
 
 def _config(actor: GatewayActor, settings: GatewaySettings) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(actor, settings),
+        create_app(actor, settings, heartbeats=actor.engines),
         log_config=None,
         access_log=False,
         lifespan="off",

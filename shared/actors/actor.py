@@ -8,9 +8,9 @@ The failure rule, for every actor of the system:
 - A handler that raises `ServiceError` fails *that message*: a request is answered with `ErrorReply`; then, and for a
   message nobody waits on, `on_failure(message, error)` runs, which must end what the message belonged to.
 - Any other exception is the same with the code `internal_error`, and its traceback is logged.
-- `AssertionError` is a broken invariant: the actor stops. The message at hand and what waits in the mailbox, or arrives
-  later, is answered with `actor_stopped`, `on_crash` runs, which must fail everything the actor holds, and `run` raises;
-  whoever supervises it starts a new one.
+- `AssertionError` is a broken invariant: the actor stops. The message at hand, and what waits in the mailbox or arrives
+  later, is answered with `actor_stopped`, `on_crash` runs, which must fail everything the actor holds, and `run`
+  raises; whoever supervises it starts a new one.
 - A message that finds the mailbox full is refused: a request is answered with `server_is_overloaded`, anything else is
   counted and given to `on_overflow`.
 """
@@ -22,7 +22,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from shared import codec, limits
 from shared.actors.transport import Delivery, Headers, NoRespondersError, RequestTimeoutError, Subscription, Transport
@@ -195,7 +195,8 @@ class Actor:
         await self.on_failure(envelope.message, error)
 
     async def _crash(self, error: BaseException) -> None:
-        log.critical("%s stopped: %r", self.name, error)
+        level = logging.INFO if isinstance(error, asyncio.CancelledError) else logging.CRITICAL
+        log.log(level, "%s stopped: %r", self.name, error)
         self._ended = True
         waiting = [self._current, *self._mailbox]
         self._mailbox.clear()
@@ -236,7 +237,7 @@ def error_reply(error: ServiceError) -> ErrorReply:
     return ErrorReply(error.code, error.message, error.param, error.retry_after_s)
 
 
-def raise_error_reply(reply: ErrorReply) -> None:
+def raise_error_reply(reply: ErrorReply) -> NoReturn:
     """The exception of a wire failure; an unknown code (a newer peer's) counts as internal."""
     from shared.errors import CODES
 

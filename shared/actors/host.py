@@ -1,5 +1,6 @@
-"""What a process gives its service, and what a service is to its process. `shared.actors.service.run_service` joins them;
-the simulation joins them on the in-process bus instead.
+"""What a process gives its service, and what a service is to its process.
+
+`shared.actors.service.run_service` joins them; the simulation joins them on the in-process bus instead.
 """
 
 from dataclasses import dataclass

@@ -91,7 +91,7 @@ class EngineFacts:
     block_size: int
     max_model_len: int
     vocab_size: int
-    eos_token_ids: frozenset[int] = field(default_factory=frozenset)
+    eos_token_ids: frozenset[int] = field(default_factory=frozenset[int])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The worker seam: all that the step loop knows of a backend. `torch_worker` implements it; faster ones sit beside it."""
+"""The worker seam: all that the step loop knows of a backend. `torch_worker` implements it; others sit beside it."""
 
 from typing import Protocol
 

@@ -1,0 +1,59 @@
+# The commands of the project. `make` alone lists them.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+COMPOSE ?= $(shell command -v docker-compose || echo docker compose)
+SPEC ?= docs/spec
+SCALE ?= --scale gateway=1 --scale tokenizer=1 --scale engine=1 --scale detokenizer=1
+COMPOSE_FILES := -f docker-compose.yml $(if $(TRACING),-f infra/docker/tracing.yml)
+# The type checker's own tool comes with the environment and downloads nothing.
+export PYRIGHT_PYTHON_GLOBAL_NODE := 0
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test check bench coverage-of-spec demo-model container-test up down
+
+help:  ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(INSTALLED)  ## make the environment .venv with everything in it
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with PYTHON=…"; exit 1; }
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
+	$(BIN)/python infra/docker/group_requirements.py pyproject.toml dev >.venv/dev-requirements.txt
+	$(BIN)/python -m pip install -q -c constraints.txt -r .venv/dev-requirements.txt -e .
+	@touch $@
+
+serve: install  ## serve the demo model at http://127.0.0.1:8000 (ARGS="--model DIR --port N …")
+	@$(BIN)/antiphon serve $(ARGS)
+
+test: install  ## all tests that need no Docker (ARGS="-k name")
+	$(BIN)/python -m pytest -q $(ARGS)
+
+check: install  ## format, lint, types, imports, house limits
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python infra/checks/house_limits.py
+
+bench: install  ## every figure of this machine in one table (ARGS="--results FILE")
+	$(BIN)/python -m bench.run $(ARGS)
+
+coverage-of-spec: install  ## which rows of the specification have a test (SPEC=folder)
+	$(BIN)/python infra/checks/spec_coverage.py $(SPEC)
+
+demo-model: install  ## train the demo model anew
+	$(BIN)/python -m infra.demo_model.train $(ARGS)
+
+container-test: install  ## build the images, run two of each service, break some (needs Docker)
+	$(BIN)/python -m pytest -q --timeout 1200 tests/container $(ARGS)
+
+up:  ## start everything in containers (SCALE="--scale engine=2 …", TRACING=1)
+	$(COMPOSE) $(COMPOSE_FILES) up --build -d $(SCALE)
+	@echo "Antiphon starts at http://127.0.0.1:8000 (make down stops it)"
+
+down:  ## stop the containers and remove what they kept
+	$(COMPOSE) $(COMPOSE_FILES) down -v

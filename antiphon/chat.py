@@ -1,0 +1,124 @@
+"""`antiphon chat`: a conversation in the terminal with any server that speaks OpenAI's chat protocol.
+
+Uses the standard library's HTTP client only. Always streams; keeps the whole conversation and sends it each time.
+"""
+
+import argparse
+import contextlib
+import http.client
+import json
+import sys
+import urllib.parse
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from shared.config import SettingsError
+
+TIMEOUT_S = 600.0
+_JSON_MAX = 1 << 20
+
+
+class ServerError(Exception):
+    """The server answered with an error; the text is what it said."""
+
+
+class Client:
+    """Speaks to one server, given as `http://HOST:PORT`, with or without `/v1`."""
+
+    def __init__(self, server: str, token: str | None = None) -> None:
+        url = urllib.parse.urlsplit(server if "//" in server else f"http://{server}")
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise SettingsError(f"--server: {server!r} is no URL like http://127.0.0.1:8000")
+        self._url = url
+        self._prefix = url.path.rstrip("/").removesuffix("/v1")
+        self._headers = {"Content-Type": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    def first_model(self) -> str:
+        """The name of the server's first model. Raises ServerError."""
+        with self._ask("GET", "/v1/models", None) as response:
+            return str(json.loads(response.read(_JSON_MAX))["data"][0]["id"])
+
+    def stream(self, body: dict[str, Any]) -> Iterator[str]:
+        """The pieces of one answer. Raises ServerError, also in the middle of the answer."""
+        with self._ask("POST", "/v1/chat/completions", {**body, "stream": True}) as response:
+            yield from pieces(response)
+
+    @contextlib.contextmanager
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[http.client.HTTPResponse]:
+        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
+        connection = kind(self._url.hostname or "", self._url.port, timeout=TIMEOUT_S)
+        try:
+            connection.request(method, self._prefix + path, json.dumps(body) if body else None, self._headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise ServerError(readable(response.read(_JSON_MAX)))
+            yield response
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerError(f"no connection to {self._url.geturl()}: {error}") from error
+        finally:
+            connection.close()
+
+
+def pieces(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[str]:
+    """The text pieces of a server-sent event stream, until `[DONE]`. Raises ServerError for an error event."""
+    for line in lines:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            return
+        event = json.loads(data)
+        if "error" in event:
+            raise ServerError(readable(data))
+        for choice in event.get("choices") or ():
+            if text := (choice.get("delta") or {}).get("content"):
+                yield text
+
+
+def readable(body: bytes) -> str:
+    """An error's body as indented JSON, or as it is."""
+    try:
+        return json.dumps(json.loads(body), indent=2, ensure_ascii=False)
+    except ValueError:
+        return body.decode("utf-8", "replace")
+
+
+def run(client: Client, options: argparse.Namespace, read: Callable[[str], str] = input) -> int:
+    """Talks until the end of the input; 1 after an error of the server."""
+    messages: list[dict[str, str]] = [{"role": "system", "content": options.system}] if options.system else []
+    try:
+        body = {
+            "model": options.model or client.first_model(),
+            "max_tokens": options.max_tokens,
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+        }
+        while (text := _ask_user(read)) is not None:
+            messages.append({"role": "user", "content": text})
+            messages.append({"role": "assistant", "content": _answer(client, {**body, "messages": messages})})
+    except ServerError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print()
+    return 0
+
+
+def _ask_user(read: Callable[[str], str]) -> str | None:
+    try:
+        return read("User: ")
+    except EOFError:
+        print()
+        return None
+
+
+def _answer(client: Client, body: dict[str, Any]) -> str:
+    print("Assistant: ", end="", flush=True)
+    answer = ""
+    for piece in client.stream(body):
+        print(piece, end="", flush=True)
+        answer += piece
+    print()
+    return answer

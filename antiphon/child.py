@@ -1,0 +1,36 @@
+"""Runs a command that must not outlive its parent: `python -I -S child.py PARENT_PID COMMAND ARGUMENT…`.
+
+The kernel is asked to kill this process when its parent ends, however the parent ends; then the command takes the
+process over. A small program of its own because code between fork and exec is unsafe in a process with threads.
+Imports little on purpose: it runs before every child.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Asks for SIGKILL at the parent's end; leaves at once when the parent has ended already."""
+    if sys.platform != "linux":
+        return
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main() -> None:
+    """Never returns."""
+    die_with_parent(int(sys.argv[1]))
+    try:
+        os.execvp(sys.argv[2], sys.argv[2:])
+    except OSError as error:
+        sys.exit(f"cannot run {sys.argv[2]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main()

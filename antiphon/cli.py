@@ -1,0 +1,148 @@
+"""The command `antiphon`: parses the command line and hands over. Imports little, so that `--help` is instant.
+
+Flags are spelt as in vLLM; '-' and '_' are the same in their names; a mistyped one is answered with the nearest.
+"""
+
+import argparse
+import difflib
+import importlib.metadata
+import os
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from antiphon.settings import SERVICES, ServeSettings
+from shared.config import SettingsError, add_flags, normalise, parse
+
+CONFIGURATION_ERROR = 78
+_DESCRIPTION = "Serves language models: `antiphon serve` starts everything on this machine."
+
+
+class Parser(argparse.ArgumentParser):
+    """Suggests the nearest word for one it does not know."""
+
+    def error(self, message: str) -> NoReturn:
+        """See ArgumentParser; adds the suggestion."""
+        self.exit(2, f"{self.prog}: {message}{self._suggestion(message)}\nTry `{self.prog} --help`.\n")
+
+    def options(self) -> list[str]:
+        """All long options."""
+        return [text for action in self._actions for text in action.option_strings if text.startswith("--")]
+
+    def _suggestion(self, message: str) -> str:
+        if "invalid choice: " not in message:
+            return ""
+        typed = message.split("invalid choice: ")[1].split("'")[1:2]
+        known = [str(choice) for action in self._actions for choice in action.choices or ()]
+        near = difflib.get_close_matches(typed[0], known, n=1) if typed else []
+        return f". Did you mean {near[0]}?" if near else ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; its exit code."""
+    words = normalise(sys.argv[1:] if argv is None else argv)
+    parser, commands = make_parser()
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        commands[options.command].error(unknown_words(unknown, commands[options.command].options()))
+    try:
+        return options.run(options)
+    except SettingsError as error:
+        print(f"antiphon: {error}", file=sys.stderr)
+        return CONFIGURATION_ERROR
+    except KeyboardInterrupt:
+        return 130
+
+
+def make_parser() -> tuple[Parser, dict[str, Parser]]:
+    """The parser, and that of each command."""
+    parser = Parser(prog="antiphon", description=_DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"antiphon {version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    made: dict[str, Parser] = {}
+
+    def add(name: str, help: str, run: Callable[[argparse.Namespace], int], usage: str | None = None) -> Parser:
+        made[name] = commands.add_parser(name, help=help, description=help, allow_abbrev=False, usage=usage)
+        made[name].set_defaults(run=run)
+        return made[name]
+
+    _serve_flags(add("serve", "start everything on this machine and serve a model", _serve))
+    _run_flags(add("run", "start one service in this process", _run, usage="antiphon run SERVICE [FLAGS]"))
+    _chat_flags(add("chat", "talk to a server in the terminal", _chat))
+    _doctor_flags(add("doctor", "check that this machine has what is needed", _doctor))
+    return parser, made
+
+
+def unknown_words(words: Sequence[str], known: Sequence[str]) -> str:
+    """What to say about words that no option takes."""
+    word = words[0].partition("=")[0]
+    near = difflib.get_close_matches(word, known, n=1) if word.startswith("-") else []
+    return f"unknown {'option' if word.startswith('-') else 'argument'} {word}" + (
+        f". Did you mean {near[0]}?" if near else ""
+    )
+
+
+def version() -> str:
+    """The installed version."""
+    try:
+        return importlib.metadata.version("antiphon")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _serve_flags(parser: Parser) -> None:
+    parser.add_argument("directory", nargs="?", metavar="MODEL", help="the same as --model")
+    add_flags(parser, ServeSettings, skip=frozenset({"listen_fd", "service_id"}))
+
+
+def _run_flags(parser: Parser) -> None:
+    parser.add_argument("service", choices=tuple(SERVICES), metavar="SERVICE", help=", ".join(SERVICES))
+    parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="FLAGS", help="the service's own; try --help")
+
+
+def _chat_flags(parser: Parser) -> None:
+    parser.add_argument("--server", default="http://127.0.0.1:8000", help="where the server is (default: %(default)s)")
+    parser.add_argument("--model", default="", help="model to talk to (default: the server's first)")
+    parser.add_argument("--max-tokens", type=int, default=512, help="longest answer (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.7, help="0: always the likeliest (default: %(default)s)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="share of likely tokens to draw from (default: 1.0)")
+    parser.add_argument("--system", default=None, help="system message that starts the conversation")
+    parser.add_argument("--token", default=None, help="API key (default: none is sent)")
+
+
+def _doctor_flags(parser: Parser) -> None:
+    parser.add_argument("--port", type=int, default=8000, help="port that must be free (default: %(default)s)")
+    parser.add_argument("--model", default="", help="model directory to look at (default: the demo model)")
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from antiphon import launcher
+
+    if options.directory and options.model:
+        raise SettingsError("the model is named twice, as MODEL and with --model")
+    options.model = options.model or options.directory
+    return launcher.serve(parse(ServeSettings, options), os.environ)
+
+
+def _run(options: argparse.Namespace) -> int:
+    # The service parses its own flags and ends the process itself.
+    sys.argv = [f"antiphon run {options.service}", *options.flags]
+    runpy.run_module(f"services.{options.service}", run_name="__main__")
+    return 0
+
+
+def _chat(options: argparse.Namespace) -> int:
+    from antiphon import chat
+
+    return chat.run(chat.Client(options.server, options.token), options)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from antiphon import doctor
+
+    return doctor.run(options.model, options.port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

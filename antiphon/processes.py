@@ -1,0 +1,123 @@
+"""One child process: started so that it cannot outlive this one, its output forwarded line by line.
+
+Not a supervisor: what happens when a child ends is decided in `antiphon.fleet`.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LINE_BYTES_MAX = 16 * 1024
+"""A longer line of output is passed on in pieces."""
+_READ_BYTES = 64 * 1024
+_LAST_OUTPUT_S = 1.0
+"""Wait for a dead child's output; a grandchild may hold the pipe open for ever."""
+_WRAPPER = str(Path(__file__).with_name("child.py"))
+
+Sink = Callable[[str, str], None]
+"""Gets (name of the child, line without its end)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to run. `name` is unique (`engine-2`), `service` is shared by replicas (`engine`)."""
+
+    name: str
+    service: str
+    argv: Sequence[str]
+    environ: Mapping[str, str] | None = None
+    pass_fds: tuple[int, ...] = ()
+    show: Callable[[str], bool] = field(default=lambda _line: True)
+    """Which lines of output are worth forwarding."""
+
+
+class Child:
+    """A process between `start` and the end of `wait`."""
+
+    def __init__(self, spec: ChildSpec, sink: Sink) -> None:
+        self.spec = spec
+        self._sink = sink
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0 before the start."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def running(self) -> bool:
+        """True from the start until the process has ended."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """In a session of its own, so that Ctrl-C reaches only the launcher. Raises OSError."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            "-S",
+            _WRAPPER,
+            str(os.getpid()),
+            *self.spec.argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=self.spec.environ,
+            pass_fds=self.spec.pass_fds,
+            start_new_session=True,
+        )
+
+    async def wait(self) -> int:
+        """Forwards output until the process ends; its exit code, or minus the signal that killed it."""
+        assert self._process is not None, "not started"
+        forwarding = asyncio.create_task(self._forward(self._process))
+        try:
+            code = await self._process.wait()
+            await asyncio.wait({forwarding}, timeout=_LAST_OUTPUT_S)
+            return code
+        finally:
+            forwarding.cancel()
+            await asyncio.gather(forwarding, return_exceptions=True)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Does nothing when the process has ended."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def _forward(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        lines = Lines()
+        while data := await process.stdout.read(_READ_BYTES):
+            self._show(lines.feed(data))
+        self._show(lines.rest())
+
+    def _show(self, lines: list[str]) -> None:
+        for line in lines:
+            if self.spec.show(line):
+                self._sink(self.spec.name, line)
+
+
+class Lines:
+    """Cuts a stream of bytes into lines; what is no UTF-8 is replaced, what is too long is cut."""
+
+    def __init__(self) -> None:
+        self._open = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that `data` completes."""
+        *whole, self._open = (self._open + data).split(b"\n")
+        cut = [line[i : i + LINE_BYTES_MAX] for line in whole for i in range(0, max(len(line), 1), LINE_BYTES_MAX)]
+        while len(self._open) > LINE_BYTES_MAX:
+            cut.append(self._open[:LINE_BYTES_MAX])
+            self._open = self._open[LINE_BYTES_MAX:]
+        return [line.decode("utf-8", "replace").rstrip("\r") for line in cut]
+
+    def rest(self) -> list[str]:
+        """The last line when it has no end."""
+        line, self._open = self._open, b""
+        return [line.decode("utf-8", "replace")] if line else []

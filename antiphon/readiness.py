@@ -1,0 +1,67 @@
+"""Waits until a started system answers, and tells the user where it is."""
+
+import asyncio
+import json
+import shlex
+import time
+from collections.abc import Callable, Mapping
+
+from antiphon.http_probe import get
+from antiphon.processes import Sink
+
+POLL_S = 0.05
+REMINDER_S = 15.0
+"""Between two messages that it is still not ready."""
+
+
+async def announce(host: str, port: int, token: str, pids: Callable[[], Mapping[str, int]], sink: Sink) -> None:
+    """Returns after the ready message has been printed to standard output."""
+    started = time.monotonic()
+    reachable = _reachable(host)
+    reminders = 0
+    while (answer := await get(reachable, port, "/readyz")).status != 200:
+        waited = time.monotonic() - started
+        if waited > REMINDER_S * (reminders + 1):
+            reminders += 1
+            sink("antiphon", f"not ready after {waited:.0f} s: {_reason(answer.body)}")
+        await asyncio.sleep(POLL_S)
+    model = await _model(reachable, port, token)
+    print(ready_message(reachable, port, model, bool(token), pids(), time.monotonic() - started), flush=True)
+
+
+def ready_message(host: str, port: int, model: str, needs_key: bool, pids: Mapping[str, int], seconds: float) -> str:
+    """The one block that tells a newcomer what to do next."""
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    key = " -H 'Authorization: Bearer YOUR-KEY'" if needs_key else ""
+    processes = "  ".join(f"{name} {pid}" for name, pid in pids.items())
+    rows = [
+        ("URL", f"{url}/v1"),
+        ("model", model),
+        ("try", f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"),
+        ("chat", f"antiphon chat --server {url}{' --token YOUR-KEY' if needs_key else ''}"),
+        ("processes", processes),
+        ("stop", "Ctrl-C"),
+    ]
+    lines = [f"  {name:<10} {text}" for name, text in rows]
+    return "\n".join(["", f"Antiphon is ready ({seconds:.1f} s).", "", *lines, ""])
+
+
+def _reachable(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+async def _model(host: str, port: int, token: str) -> str:
+    answer = await get(host, port, "/v1/models", token=token)
+    try:
+        return str(json.loads(answer.body)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError):
+        return "model"
+
+
+def _reason(body: bytes) -> str:
+    """What the gateway says is missing."""
+    try:
+        return str(json.loads(body)["reason"])
+    except (ValueError, LookupError, TypeError):
+        return "the gateway does not answer yet"

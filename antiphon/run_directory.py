@@ -1,0 +1,51 @@
+"""A private directory for what a launcher writes while it runs: the bus's configuration and credentials."""
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_NAME = "antiphon-{pid}-"
+_PATTERN = re.compile(r"antiphon-(\d+)-\w+")
+
+
+@contextlib.contextmanager
+def run_directory(parent: Path | None = None) -> Iterator[Path]:
+    """A new directory that only this user can read, removed at the end. Removes those of launchers that were killed."""
+    parent = parent or Path(tempfile.gettempdir())
+    _sweep(parent)
+    path = Path(tempfile.mkdtemp(prefix=_NAME.format(pid=os.getpid()), dir=parent))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sweep(parent: Path) -> None:
+    for path in parent.glob("antiphon-*"):
+        match = _PATTERN.fullmatch(path.name)
+        if match and not _alive(int(match[1])) and _own_directory(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _own_directory(path: Path) -> bool:
+    try:
+        facts = path.lstat()
+    except FileNotFoundError:
+        # Another launcher has just removed it.
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

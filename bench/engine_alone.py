@@ -1,0 +1,147 @@
+"""The engine's core and worker in one process, without bus, gateway or HTTP: what the model itself costs here.
+
+    python bench/engine_alone.py MODEL_DIRECTORY [--batches 1 8 32] [--context 128] [--steps 32] [--threads N]
+
+Prints decode rates at several batch sizes and a prefill rate, beside the machine's own read bandwidth and matrix
+multiplication rate measured between the runs: on a shared machine only the shares mean something.
+
+    decode    all sequences hold `context` tokens of prompt; the median step of those in which all of them decode
+    prefill   one prompt of `prefill` tokens, in chunks as the flags have it
+    read      bytes of weights read a step / time, as a share of the probe
+    GEMM      2 x parameters x tokens / time, as a share of the probe
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from services.engine.core.core import Core  # noqa: E402  (after the path)
+from services.engine.core.plan import CoreLimits  # noqa: E402
+from services.engine.core.request import SequenceSpec  # noqa: E402
+from services.engine.worker.load import load_worker  # noqa: E402
+from services.engine.worker.seam import ModelWorker  # noqa: E402
+from services.engine.worker.torch_worker import describe_model  # noqa: E402
+from shared.config import EngineSettings  # noqa: E402
+from shared.sampling import SamplingParams  # noqa: E402
+
+PROBE_BYTES = 256 * 2**20
+PROBE_SIDE = 2048
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Rates of the engine's core and worker alone.")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32])
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--prefill", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--dtype", default="auto")
+    options = parser.parse_args()
+    length = max(options.context + options.steps + 8, options.prefill + 1)
+    settings = EngineSettings(
+        model=str(options.model),
+        dtype=options.dtype,
+        threads=options.threads,
+        max_num_seqs=max(options.batches),
+        max_model_len=length,
+    )
+    started = time.perf_counter()
+    worker = load_worker(settings)
+    print(f"loaded in {time.perf_counter() - started:.2f} s, {worker.facts().num_blocks} blocks")
+    weight_bytes, parameters = measure_model(options.model, options.dtype)
+    print(f"{'run':<24}{'tok/s':>10}{'ms/step':>10}{'probe GB/s':>12}{'read':>7}{'probe GF/s':>12}{'GEMM':>7}")
+    for batch in options.batches:
+        bandwidth, gemm = probe_bandwidth(), probe_gemm(options.dtype)
+        seconds = decode(worker, batch, options.context, options.steps, options.temperature)
+        row(f"decode, batch {batch}", batch, seconds, weight_bytes, parameters, bandwidth, gemm)
+    bandwidth, gemm = probe_bandwidth(), probe_gemm(options.dtype)
+    seconds = prefill(worker, options.prefill)
+    row(f"prefill, {options.prefill} tokens", options.prefill, seconds, weight_bytes, parameters, bandwidth, gemm)
+
+
+def row(
+    name: str, tokens: int, seconds: float, weight_bytes: int, parameters: int, bandwidth: float, gemm: float
+) -> None:
+    read, flops = weight_bytes / seconds / bandwidth, 2 * parameters * tokens / seconds / gemm
+    rates = f"{tokens / seconds:>10.1f}{seconds * 1e3:>10.2f}{bandwidth / 1e9:>12.1f}{read:>7.0%}{gemm / 1e9:>12.0f}"
+    print(f"{name:<24}{rates}{flops:>7.0%}", flush=True)
+
+
+def decode(worker: ModelWorker, batch: int, context: int, steps: int, temperature: float) -> float:
+    """Seconds of the median step in which all sequences decode."""
+    params = SamplingParams(max_tokens=steps, temperature=temperature, ignore_eos=True)
+    times = run(worker, [make_prompt(worker, context, seed) for seed in range(batch)], params)
+    return statistics.median(seconds for tokens, sequences, seconds in times if tokens == sequences == batch)
+
+
+def prefill(worker: ModelWorker, length: int) -> float:
+    """Seconds from nothing to the first token of a prompt; the better of two runs."""
+    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    runs = [run(worker, [make_prompt(worker, length, seed)], params) for seed in range(2)]
+    return min(sum(seconds for _, _, seconds in times) for times in runs)
+
+
+def run(worker: ModelWorker, prompts: list[tuple[int, ...]], params: SamplingParams) -> list[tuple[int, int, float]]:
+    """Tokens, sequences and seconds of every step until all have ended."""
+    core = Core(CoreLimits(max_num_seqs=len(prompts), enable_prefix_caching=False), worker.facts())
+    for index, prompt in enumerate(prompts):
+        core.add(SequenceSpec(str(index), prompt, params))
+    times: list[tuple[int, int, float]] = []
+    while any(str(index) in core for index in range(len(prompts))):
+        started = time.perf_counter()
+        plan = core.schedule()
+        core.apply(plan, worker.run(plan))
+        times.append((plan.num_tokens, len(plan.scheduled), time.perf_counter() - started))
+    return times
+
+
+def make_prompt(worker: ModelWorker, length: int, seed: int) -> tuple[int, ...]:
+    generator = np.random.default_rng([length, seed])
+    return tuple(generator.integers(0, worker.facts().vocab_size, length).tolist())
+
+
+def measure_model(directory: Path, dtype: str) -> tuple[int, int]:
+    """Bytes that a step reads of the weights, and their number: every matrix but the embedding's table."""
+    d = describe_model(directory)
+    layer = d.hidden_size * (2 * d.q_size + 2 * d.kv_size + 3 * d.intermediate_size)
+    parameters = d.num_layers * layer + d.vocab_size * d.hidden_size
+    wide = dtype in ("float", "float32") or (dtype == "auto" and d.dtype == "float32")
+    return parameters * (4 if wide else 2), parameters
+
+
+def probe_bandwidth() -> float:
+    """Bytes a second that a sum over an array larger than most caches reads."""
+    values = torch.ones(PROBE_BYTES // 4)
+    return PROBE_BYTES / best(values.sum)
+
+
+def probe_gemm(dtype: str) -> float:
+    """Operations a second of a square matrix multiplication in the type that the model runs in."""
+    wide = dtype in ("float", "float32")
+    a = torch.randn(PROBE_SIDE, PROBE_SIDE, dtype=torch.float32 if wide else torch.bfloat16)
+    return 2 * PROBE_SIDE**3 / best(lambda: a @ a)
+
+
+def best(call: Callable[[], object], tries: int = 5) -> float:
+    times: list[float] = []
+    for _ in range(tries):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Checks of the source that no general tool makes; run by `make check`."""

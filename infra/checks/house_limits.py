@@ -1,0 +1,112 @@
+"""The house rules that no linter knows: `house_limits.py [ROOT]`.
+
+- A file has at most 400 lines; a function at most 60, unless a comment `# long: WHY` stands in it.
+- The product never unpickles, evaluates text, or hands text to a shell.
+
+Prints the longest functions in any case. Reads the source only; imports none of it.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+SHOWN = 10
+SIZED = ("services", "shared", "antiphon", "infra", "bench", "tests")
+PRODUCT = ("services", "shared", "antiphon")
+_EXCUSE = re.compile(r"#\s*long:\s*\w+")
+_UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+_UNSAFE_CALLS = {"eval", "exec", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load", "torch.load"}
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Function:
+    """One function's length in lines and where it stands."""
+
+    lines: int
+    place: str
+    excused: bool
+
+
+def main() -> int:
+    """The command."""
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    functions: list[Function] = []
+    problems: list[str] = []
+    for path in source_files(root, SIZED):
+        text = path.read_text(encoding="utf-8")
+        name = path.relative_to(root)
+        tree = ast.parse(text, str(path))
+        functions += measured(tree, text, str(name))
+        if (count := text.count("\n")) > FILE_LINES_MAX:
+            problems.append(f"{name}: {count} lines, more than {FILE_LINES_MAX}")
+        if name.parts[0] in PRODUCT:
+            problems += [f"{name}:{line}: {what}" for line, what in unsafe(tree)]
+    problems += [
+        f"{f.place}: {f.lines} lines, more than {FUNCTION_LINES_MAX}, and no comment `# long: WHY`"
+        for f in functions
+        if f.lines > FUNCTION_LINES_MAX and not f.excused
+    ]
+    report(functions, problems)
+    return 1 if problems else 0
+
+
+def source_files(root: Path, folders: tuple[str, ...]) -> Iterator[Path]:
+    """Python files, in order."""
+    for folder in folders:
+        yield from sorted((root / folder).rglob("*.py"))
+
+
+def measured(tree: ast.AST, text: str, name: str) -> Iterator[Function]:
+    """Every function of a file."""
+    lines = text.splitlines()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            end = node.end_lineno or node.lineno
+            excused = any(_EXCUSE.search(line) for line in lines[node.lineno - 1 : end])
+            yield Function(end - node.lineno + 1, f"{name}:{node.lineno} {node.name}", excused)
+
+
+def unsafe(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, what) of everything that would run what it reads."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            for module in imported(node):
+                if module.split(".")[0] in _UNSAFE_MODULES:
+                    yield node.lineno, f"imports {module}"
+        elif isinstance(node, ast.Call):
+            yield from ((node.lineno, what) for what in unsafe_call(node))
+
+
+def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """The modules that a statement imports."""
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+
+
+def unsafe_call(call: ast.Call) -> Iterator[str]:
+    """What is wrong with a call; nothing for most."""
+    name = ast.unparse(call.func)
+    keywords = {k.arg: k.value for k in call.keywords}
+    safe_loader = "Safe" in ast.unparse(keywords["Loader"]) if "Loader" in keywords else False
+    if name in _UNSAFE_CALLS and not (name == "yaml.load" and safe_loader):
+        yield f"calls {name}"
+    shell = keywords.get("shell")
+    if shell is not None and not (isinstance(shell, ast.Constant) and shell.value is False):
+        yield f"calls {name} with shell="
+
+
+def report(functions: list[Function], problems: list[str]) -> None:
+    """Prints the longest functions, then what must change."""
+    print("The longest functions:")
+    for function in sorted(functions, reverse=True)[:SHOWN]:
+        print(f"{function.lines:6} {function.place}")
+    for problem in problems:
+        print(f"error: {problem}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

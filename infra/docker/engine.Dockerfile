@@ -1,0 +1,22 @@
+# The engine: runs the model.
+FROM python:3.11-slim-bookworm
+
+WORKDIR /app
+# The index that has the torch wanted, e.g. https://download.pytorch.org/whl/cpu (small, for a machine without a GPU).
+# Empty: the usual one, whose torch brings CUDA.
+ARG TORCH_INDEX_URL=
+COPY pyproject.toml constraints.txt infra/docker/group_requirements.py /build/
+RUN python /build/group_requirements.py /build/pyproject.toml engine > /build/requirements.txt \
+ && pip install -q --no-cache-dir --root-user-action=ignore ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
+    -c /build/constraints.txt -r /build/requirements.txt \
+ && rm -r /build \
+ && useradd --uid 10001 --home-dir /tmp antiphon
+COPY shared shared
+COPY services/__init__.py services/
+COPY services/engine services/engine
+COPY infra/docker/healthcheck.py ./
+RUN python -m compileall -q shared services
+USER 10001
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["python", "healthcheck.py", "engine"]
+ENTRYPOINT ["python", "-m", "services.engine"]

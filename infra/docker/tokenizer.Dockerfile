@@ -1,0 +1,19 @@
+# The tokenizer: text and conversations to token ids. No torch: tokenizers alone.
+FROM python:3.11-slim-bookworm
+
+WORKDIR /app
+COPY pyproject.toml constraints.txt infra/docker/group_requirements.py /build/
+RUN python /build/group_requirements.py /build/pyproject.toml tokenizer > /build/requirements.txt \
+ && pip install -q --no-cache-dir --root-user-action=ignore \
+    -c /build/constraints.txt -r /build/requirements.txt \
+ && rm -r /build \
+ && useradd --uid 10001 --home-dir /tmp antiphon
+COPY shared shared
+COPY services/__init__.py services/
+COPY services/tokenizer services/tokenizer
+COPY infra/docker/healthcheck.py ./
+RUN python -m compileall -q shared services
+USER 10001
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["python", "healthcheck.py", "tokenizer"]
+ENTRYPOINT ["python", "-m", "services.tokenizer"]

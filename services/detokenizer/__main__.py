@@ -1,0 +1,10 @@
+"""Entry point: `python -m services.detokenizer --nats URL --model DIR …`."""
+
+import sys
+
+from services.detokenizer.service import DetokenizerService
+from shared.actors.service import main
+from shared.config import DetokenizerSettings
+
+if __name__ == "__main__":
+    sys.exit(main("detokenizer", DetokenizerSettings, DetokenizerService))

@@ -1,0 +1,71 @@
+"""The detokenizer as a service: loads the vocabulary, hosts the actor, keeps house."""
+
+import asyncio
+import contextlib
+
+from services.detokenizer.actor import DetokenizerActor
+from services.detokenizer.vocabulary import Vocabulary, load_vocabulary
+from shared import limits
+from shared.actors.host import Host
+from shared.config import DetokenizerSettings
+from shared.messages import ServiceName, StreamStatus
+from shared.model_files import model_directory, model_name, tokenizer_directory
+
+
+class DetokenizerService:
+    """One detokenizer. Loading runs on a thread.
+
+    Raises SettingsError when a directory that the settings name is not there.
+    """
+
+    name: ServiceName = "detokenizer"
+
+    def __init__(self, settings: DetokenizerSettings) -> None:
+        self._settings = settings
+        self._directories = tokenizer_directory(settings), model_directory(settings)
+        self._actor: DetokenizerActor | None = None
+
+    async def start(self, host: Host) -> None:
+        """See Service. Raises SettingsError when the model's directory has no usable tokenizer."""
+        vocabulary = await asyncio.to_thread(self._load)
+        self._actor = DetokenizerActor(host, vocabulary, model_name(self._settings))
+        await self._actor.listen()
+        self._actor_task = asyncio.create_task(self._actor.run())
+        self._housekeeping = asyncio.create_task(self._keep_house(self._actor))
+
+    def status(self) -> StreamStatus:
+        """See Service."""
+        actor = self._actor
+        return StreamStatus(actor.num_streams, actor.text_events, actor.resends) if actor else StreamStatus()
+
+    async def run(self) -> None:
+        """See Service."""
+        done, _ = await asyncio.wait({self._actor_task, self._housekeeping}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if not task.cancelled():
+                await task
+
+    async def drain(self) -> None:
+        """See Service. Streams that are open run to their end; owners choose other detokenizers meanwhile.
+
+        New streams are still taken: an owner may not have heard yet.
+        """
+        actor = self._actor
+        assert actor is not None
+        try:
+            await asyncio.sleep(2 * limits.HEARTBEAT_INTERVAL_S)
+            await actor.idle.wait()
+        finally:
+            await actor.stop()
+            await self._actor_task
+            self._housekeeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._housekeeping
+
+    def _load(self) -> Vocabulary:
+        return load_vocabulary(*self._directories)
+
+    async def _keep_house(self, actor: DetokenizerActor) -> None:
+        while True:
+            await asyncio.sleep(limits.HEARTBEAT_INTERVAL_S)
+            await actor.sweep()

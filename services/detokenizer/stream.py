@@ -1,0 +1,187 @@
+"""One stream: a sequence's token events in, its text events out. Pure: no bus, no clock.
+
+    TokenEvent -> Sequencer (order) -> Detokenizer (text) -> StopStrings (end) -> TextEvent
+
+Everything it sends is a function of `OpenStream` and the tokens, so a stream that is opened anew, here or elsewhere,
+with the tokens so far goes on with exactly the same text. At a stop string the text event's tokens end with the token
+that completed it, and what the engine computed beyond is dropped.
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+
+from services.detokenizer.incremental import Detokenizer, start_detokenizer
+from services.detokenizer.sequencer import Sequencer
+from services.detokenizer.stop_strings import StopStrings
+from services.detokenizer.vocabulary import UnknownTokenError, Vocabulary
+from shared.codec import unpack_ids
+from shared.messages import FinishReason, OpenStream, PositionLogprobs, TextEvent, TokenEvent, TokenLogprobs, TokenText
+
+EVENT_TOKENS_MAX = 64
+"""Tokens in one text event: a replay of a long output is cut up, so that with log probabilities it fits the bus."""
+
+
+class TextStream:
+    """Raises UnknownTokenError or DecodeError when `message` carries tokens that are none.
+
+    `finish_reason` is set with the last text event. `stopped`: by a stop string or bad tokens, which the engine has to
+    be told.
+    """
+
+    __slots__ = (
+        "_detokenizer", "_min_tokens", "_pending", "_position", "_stop_reason", "_stops", "_text_length", "_vocabulary",
+        "epoch", "finish_reason", "request_id", "sequencer", "stopped",
+    )  # fmt: skip
+
+    def __init__(self, message: OpenStream, vocabulary: Vocabulary) -> None:
+        output = unpack_ids(message.output_token_ids)
+        tail = unpack_ids(message.prompt_token_ids)
+        self.request_id, self.epoch = message.request_id, message.epoch
+        self.finish_reason: FinishReason | None = None
+        self.stopped = False
+        self.sequencer = Sequencer(output)
+        self._vocabulary = vocabulary
+        self._detokenizer: Detokenizer = start_detokenizer(vocabulary, tail, message.skip_special_tokens)
+        self._stops = StopStrings(message.stop, message.include_stop_str_in_output) if message.stop else None
+        self._min_tokens = message.min_tokens
+        self._position = 0
+        text, self._position, self._stop_reason = self._decode(output, ending=False)
+        self._text_length = min(message.text_offset, len(text))
+        self._pending = text[message.text_offset :]
+
+    @property
+    def finished(self) -> bool:
+        """True when the last text event is out."""
+        return self.finish_reason is not None
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens that belong to the text, those that the owner had included."""
+        return self._position
+
+    @property
+    def gap(self) -> int | None:
+        """The position from which tokens are missing, if some are."""
+        return self.sequencer.position if self.sequencer.has_gap and not self.finished else None
+
+    def push(self, event: TokenEvent) -> list[TextEvent]:
+        """The text events that this token event makes possible. A bad token id ends the stream with an error."""
+        if self.finished:
+            return []
+        if self._stop_reason is not None:
+            return [self._end_of_replay(self._stop_reason)]
+        texts: list[TextEvent] = []
+        try:
+            for fresh, skip in self.sequencer.push(event):
+                self._take(fresh, skip, texts)
+                if self.finished:
+                    break
+        except (UnknownTokenError, OverflowError):
+            texts.append(self.fail("engine_failure", "The engine sent token ids that the tokenizer does not know."))
+        return texts
+
+    def fail(self, code: str, message: str) -> TextEvent:
+        """Ends the stream: the last text event, with what text there is."""
+        self.finish_reason, self.stopped = "error", True
+        offset, text = self._show(self._stops.finish() if self._stops else "")
+        return TextEvent(
+            self.request_id,
+            self.epoch,
+            self._position,
+            (),
+            offset,
+            text,
+            "error",
+            error_code=code,
+            error_message=message,
+        )
+
+    def _end_of_replay(self, stop: str) -> TextEvent:
+        """The owner's own tokens hold the stop string: the end is said as soon as the engine is heard."""
+        self.finish_reason, self.stopped = "stop", True
+        offset, text = self._show("")
+        return TextEvent(self.request_id, self.epoch, self._position, (), offset, text, "stop", stop)
+
+    def _take(self, event: TokenEvent, skip: int, texts: list[TextEvent]) -> None:
+        end = len(event.token_ids)
+        while end - skip > EVENT_TOKENS_MAX and not self.finished:
+            texts.append(self._take_range(event, skip, skip + EVENT_TOKENS_MAX))
+            skip += EVENT_TOKENS_MAX
+        if not self.finished:
+            texts.append(self._take_range(event, skip, end))
+
+    def _take_range(self, event: TokenEvent, start: int, end: int) -> TextEvent:
+        """The tokens [start, end) of an event; the event's end counts when they are its last."""
+        reason = event.finish_reason if end == len(event.token_ids) else None
+        text, used, stop = self._decode(event.token_ids[start:end], ending=reason is not None)
+        stop_reason: str | int | None = event.stop_token_id if reason is not None else None
+        if stop is not None:
+            self.stopped = reason is None or used < end - start
+            reason, stop_reason, end = "stop", stop, start + used
+        self.finish_reason = reason
+        position, self._position = self._position, self._position + used
+        offset, text = self._show(text)
+        return TextEvent(
+            self.request_id,
+            self.epoch,
+            position,
+            event.token_ids[start:end],
+            offset,
+            text,
+            reason,
+            stop_reason,
+            self._logprobs(event, start, end) if event.logprobs else (),
+            event.num_cached_tokens,
+            event.cumulative_logprob - _logprob_sum(event.logprobs[end:]),
+            event.error_code if reason == "error" else "",
+            event.error_message if reason == "error" else "",
+        )
+
+    def _decode(self, token_ids: Sequence[int], ending: bool) -> tuple[str, int, str | None]:
+        """Text, the number of tokens that count, and the stop string that ended the text."""
+        if self._stops is not None:
+            return self._decode_to_stop(self._stops, token_ids, ending)
+        text = self._detokenizer.push(token_ids)
+        return (text + self._detokenizer.finish() if ending else text), len(token_ids), None
+
+    def _decode_to_stop(
+        self, stops: StopStrings, token_ids: Sequence[int], ending: bool
+    ) -> tuple[str, int, str | None]:
+        parts: list[str] = []
+        num_exempt = self._min_tokens - self._position
+        # All of them before the first counts: an unknown token must not take text of earlier ones with it.
+        deltas = [self._detokenizer.push((token_id,)) for token_id in token_ids]
+        for used, delta in enumerate(deltas, start=1):
+            text, stop = stops.push(delta, used > num_exempt)
+            parts.append(text)
+            if stop is not None:
+                return "".join(parts), used, stop
+        if not ending:
+            return "".join(parts), len(token_ids), None
+        text, stop = stops.push(self._detokenizer.finish(), len(token_ids) > num_exempt)
+        parts += (text, stops.finish())
+        return "".join(parts), len(token_ids), stop
+
+    def _show(self, text: str) -> tuple[int, str]:
+        """Where the next text belongs, and the text with what the replay left."""
+        if self._pending:
+            text, self._pending = self._pending + text, ""
+        offset = self._text_length
+        self._text_length += len(text)
+        return offset, text
+
+    def _logprobs(self, event: TokenEvent, start: int, end: int) -> tuple[PositionLogprobs, ...]:
+        pairs = zip(event.token_ids[start:end], islice(event.logprobs, start, end), strict=False)
+        return tuple([self._position_logprobs(token_id, logprobs) for token_id, logprobs in pairs])
+
+    def _position_logprobs(self, token_id: int, logprobs: TokenLogprobs) -> PositionLogprobs:
+        chosen = self._token_text(token_id, logprobs.logprob)
+        return PositionLogprobs(chosen, tuple([self._token_text(top.token_id, top.logprob) for top in logprobs.top]))
+
+    def _token_text(self, token_id: int, logprob: float) -> TokenText:
+        vocabulary = self._vocabulary
+        return TokenText(token_id, vocabulary.token_text(token_id), vocabulary.token_bytes[token_id], logprob)
+
+
+def _logprob_sum(logprobs: Sequence[TokenLogprobs]) -> float:
+    return sum(item.logprob for item in logprobs)

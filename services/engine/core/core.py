@@ -1,0 +1,201 @@
+"""The façade: sequences in, plans out, results in, outcomes out.
+
+    core.add(spec)                    queue a sequence
+    core.abort(request_id)            end one, at any moment
+    plan = core.schedule()            decide the next step
+    outcomes = core.apply(plan, r)    take in what the worker gave
+
+It decides nothing about order or memory (`scheduler`, `block_pool`) and runs nothing: the step loop and the offline
+`LLM` call it from one thread. Only `counters` may be read from another.
+"""
+
+from services.engine.core.block_pool import BlockPool
+from services.engine.core.counters import Counters, Tally
+from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
+from services.engine.core.prefix_cache import PrefixCache
+from services.engine.core.request import Outcome, SequenceSpec
+from services.engine.core.scheduler import Scheduler
+from services.engine.core.sequence import Sequence, Status, from_spec
+from services.engine.core.stopping import Verdict, rules_for
+from shared.blocks import HASH_BYTES
+from shared.errors import ServiceError
+
+
+class Core:
+    """All state of an engine's sequences, and none of the model's."""
+
+    def __init__(self, limits: CoreLimits, facts: EngineFacts) -> None:
+        assert min(limits.max_num_seqs, limits.max_num_batched_tokens, facts.num_blocks, facts.block_size) > 0
+        self.facts = facts
+        self.tally = Tally()
+        self.pool = BlockPool(facts.num_blocks)
+        self.prefix_cache = PrefixCache(self.pool, facts.block_size, enabled=limits.enable_prefix_caching)
+        self.scheduler = Scheduler(limits, facts.block_size, self.pool, self.prefix_cache, self.tally)
+        self.sequences: dict[str, Sequence] = {}
+        """Those that were added and have not ended, by request id."""
+        # The last token of a sequence is sampled and never computed, so it needs no place in a block.
+        self.max_model_len = min(facts.max_model_len, facts.num_blocks * facts.block_size + 1)
+        """Longest prompt and output together: the model's limit, or what the pool holds of a sequence that is alone."""
+        self._num_added = 0
+        self._num_applied = 0
+
+    def __contains__(self, request_id: str) -> bool:
+        """True from `add` to the outcome with a finish reason, or to `abort`."""
+        return request_id in self.sequences
+
+    def add(self, spec: SequenceSpec) -> None:
+        """Queues a sequence.
+
+        Raises ServiceError ('invalid_value', 'context_length_exceeded') for one that could never run. An id that is
+        in use is the caller's mistake; the id of an aborted sequence is free again at once.
+        """
+        assert spec.request_id not in self.sequences, f"{spec.request_id} was added twice"
+        self._check(spec)
+        rules = rules_for(spec.params, len(spec.prompt_token_ids), self.max_model_len, self.facts.eos_token_ids)
+        sequence = from_spec(spec, rules, self._num_added, self.facts.block_size)
+        self._num_added += 1
+        self.sequences[spec.request_id] = sequence
+        self.scheduler.add(sequence)
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a sequence without an outcome; False if there is none of this id.
+
+        If a plan in flight names it, its blocks and row are kept until that plan is applied and its result is ignored.
+        """
+        sequence = self.sequences.pop(request_id, None)
+        if sequence is None:
+            return False
+        self.scheduler.finish(sequence)
+        self.tally.finished["abort"] += 1
+        return True
+
+    def schedule(self) -> StepPlan:
+        """Plans the next step; the plan is empty when there is nothing to compute, and is then not to be run.
+
+        Every plan that is not empty must be run and applied, in order. The next one may be planned before that, but not
+        if the worker may give several tokens a step: what follows them is only known from the result.
+        """
+        return self.scheduler.schedule()
+
+    def apply(self, plan: StepPlan, result: StepResult) -> list[Outcome]:
+        """Takes in a step's result: one outcome for each sequence that got tokens and was not aborted, in plan order.
+
+        A sequence whose outcome has a finish reason is gone, its row and blocks are free, unless a later plan in flight
+        names it: then they are when that one is applied.
+        """
+        if plan.empty:
+            return []
+        assert plan.step == result.step == self._num_applied + 1, (plan.step, result.step, self._num_applied)
+        self._num_applied = plan.step
+        num_samples = sum(share.samples for share in plan.scheduled)
+        assert len(result.token_ids) == len(result.logprobs) == num_samples, "the result is not that of the plan"
+        samples = zip(result.token_ids, result.logprobs, strict=True)
+        outcomes: list[Outcome] = []
+        for share in plan.scheduled:
+            sequence = self.scheduler.land(share)
+            sampled = next(samples) if share.samples else None
+            if sequence.status is Status.FINISHED:
+                continue
+            self.prefix_cache.publish(sequence)
+            if sampled is not None:
+                outcomes.append(self._take_tokens(sequence, *sampled))
+        return outcomes
+
+    def counters(self) -> Counters:
+        """The counts and the present load; safe from any thread."""
+        scheduler, tally = self.scheduler, self.tally
+        return Counters(
+            num_running=len(scheduler.running),
+            num_waiting=scheduler.waiting.num_waiting,
+            num_waiting_tokens=scheduler.waiting.num_tokens,
+            num_free_blocks=self.pool.num_free,
+            step=tally.step,
+            prompt_tokens=tally.prompt_tokens,
+            generation_tokens=tally.generation_tokens,
+            prefix_cache_queries=tally.prefix_cache_queries,
+            prefix_cache_hits=tally.prefix_cache_hits,
+            preemptions=tally.preemptions,
+            finished=tuple(tally.finished.items()),
+        )
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    def _take_tokens(
+        self, sequence: Sequence, token_ids: tuple[int, ...], logprobs: tuple[SampledLogprobs, ...]
+    ) -> Outcome:
+        # A plan made ahead counted on exactly one token.
+        assert len(token_ids) == 1 or sequence.num_in_flight == 0, f"{sequence.request_id} was planned ahead"
+        position = sequence.num_output_tokens
+        verdict = _append(sequence, token_ids)
+        count = sequence.num_output_tokens - position
+        if count < len(token_ids):
+            token_ids, logprobs = token_ids[:count], logprobs[:count]
+        for entry in logprobs:
+            sequence.cumulative_logprob += entry.logprob
+        self._count(sequence, position, count)
+        if verdict is not None:
+            self._end(sequence, verdict)
+        return Outcome(
+            request_id=sequence.request_id,
+            position=position,
+            token_ids=token_ids,
+            logprobs=logprobs if sequence.params.logprobs is not None else (),
+            cumulative_logprob=sequence.cumulative_logprob,
+            finish_reason=verdict.reason if verdict else None,
+            stop_token_id=verdict.stop_token_id if verdict else None,
+            num_cached_tokens=sequence.num_cached_tokens,
+            first_scheduled_step=sequence.first_scheduled_step,
+        )
+
+    def _count(self, sequence: Sequence, position: int, num_tokens: int) -> None:
+        self.tally.generation_tokens += num_tokens
+        if position == sequence.num_carried_tokens:
+            self.tally.prompt_tokens += sequence.num_prompt_tokens
+
+    def _end(self, sequence: Sequence, verdict: Verdict) -> None:
+        del self.sequences[sequence.request_id]
+        self.scheduler.finish(sequence)
+        self.tally.finished[verdict.reason] += 1
+
+    # --- admission ----------------------------------------------------------------------------------------------------
+
+    def _check(self, spec: SequenceSpec) -> None:
+        num_prompt, num_output = len(spec.prompt_token_ids), len(spec.output_token_ids)
+        _require(num_prompt > 0, "prompt", "The prompt has no tokens.")
+        if num_prompt + num_output >= self.max_model_len:
+            raise ServiceError("context_length_exceeded", self._too_long(num_prompt + num_output), param="prompt")
+        _require(
+            num_output < spec.params.max_tokens,
+            "max_tokens",
+            f"'max_tokens' is {spec.params.max_tokens}, and {num_output} tokens have been generated already.",
+        )
+        for token_ids in (spec.prompt_token_ids, spec.output_token_ids):
+            in_range = not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.facts.vocab_size)
+            _require(in_range, "prompt", f"Token ids must be between 0 and {self.facts.vocab_size - 1}.")
+        _require(
+            all(len(block_hash) == HASH_BYTES for block_hash in spec.block_hashes),
+            "block_hashes",
+            f"Block hashes must have {HASH_BYTES} bytes.",
+        )
+
+    def _too_long(self, num_tokens: int) -> str:
+        what = "This model" if self.max_model_len == self.facts.max_model_len else "This engine's cache"
+        return (
+            f"{what} takes at most {self.max_model_len} tokens, prompt and output together, and the prompt has "
+            f"{num_tokens}, which leaves no room for output. Shorten the prompt."
+        )
+
+
+def _append(sequence: Sequence, token_ids: tuple[int, ...]) -> Verdict | None:
+    """Appends sampled tokens up to the one that ends the sequence, if one does; returns why it ends."""
+    assert token_ids, f"nothing was sampled for {sequence.request_id}"
+    for position, token_id in enumerate(token_ids, sequence.num_output_tokens):
+        sequence.tokens.append(token_id)
+        if verdict := sequence.rules.verdict(token_id, position):
+            return verdict
+    return None
+
+
+def _require(ok: bool, param: str, message: str) -> None:
+    if not ok:
+        raise ServiceError("invalid_value", message, param=param)

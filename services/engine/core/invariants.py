@@ -1,0 +1,107 @@
+"""What must hold between any two operations of the core. Tests call `check` after each; a service may when it is idle.
+
+Reads everything, so it costs time with the number of blocks and sequences; changes nothing.
+"""
+
+from collections import Counter
+
+from services.engine.core.core import Core
+from services.engine.core.sequence import Sequence, Status
+
+
+def check(core: Core) -> None:
+    """Raises AssertionError with what is wrong."""
+    _check_free_list(core)
+    _check_references(core)
+    _check_names(core)
+    _check_rows(core)
+    _check_queues(core)
+    for sequence in core.scheduler.rows.holders():
+        _check_counters(core, sequence)
+
+
+def _check_free_list(core: Core) -> None:
+    """Every free block is on the list once, every held one is not."""
+    pool = core.pool
+    free = list(pool.eviction_order())
+    assert len(free) == len(set(free)), f"blocks twice on the free list: {free}"
+    assert len(free) == pool.num_free, f"{pool.num_free} free blocks counted, {len(free)} on the list"
+    unheld = {block for block in range(pool.num_blocks) if pool.is_free(block)}
+    assert set(free) == unheld, f"free list and reference counts differ in {set(free) ^ unheld}"
+
+
+def _check_references(core: Core) -> None:
+    """A reference count is the number of tables with the block; only equal content is in two tables."""
+    held: Counter[int] = Counter()
+    for sequence in core.scheduler.rows.holders():
+        assert len(set(sequence.block_table)) == len(sequence.block_table), f"{sequence.request_id}: a block twice"
+        held.update(sequence.block_table)
+    for block in range(core.pool.num_blocks):
+        count = core.pool.ref_count(block)
+        assert count == held[block], f"block {block}: {count} references, in {held[block]} tables"
+        assert count < 2 or core.pool.hash_of(block) is not None, f"block {block} is shared and has no name"
+
+
+def _check_names(core: Core) -> None:
+    """Names lead to their blocks, and a held block has its holder's name and is computed."""
+    pool = core.pool
+    names = [(block, name) for block in range(pool.num_blocks) if (name := pool.hash_of(block)) is not None]
+    assert len(names) == pool.num_named, f"{pool.num_named} names for {len(names)} named blocks"
+    for block, name in names:
+        assert pool.find(name) == block, f"block {block} is not found by its name"
+    for sequence in core.scheduler.rows.holders():
+        for index, block in enumerate(sequence.block_table):
+            name = pool.hash_of(block)
+            if name is not None:
+                assert name == sequence.block_hashes[index], f"{sequence.request_id}: wrong content in block {block}"
+                assert index < sequence.num_published_blocks, f"{sequence.request_id}: block {block} named too early"
+
+
+def _check_rows(core: Core) -> None:
+    """Every row is free or held once, by a sequence that runs or ends with a plan in flight."""
+    rows = core.scheduler.rows
+    holders = list(rows.holders())
+    assert len(holders) + rows.num_free == len(rows), (
+        f"{len(holders)} rows held, {rows.num_free} free, {len(rows)} in all"
+    )
+    for sequence in holders:
+        assert rows[sequence.row] is sequence, f"{sequence.request_id} does not know its row"
+        leaving = sequence.status is Status.FINISHED and sequence.num_in_flight > 0
+        assert leaving or sequence.status is Status.RUNNING, f"{sequence.request_id}: {sequence.status} with a row"
+
+
+def _check_queues(core: Core) -> None:
+    """Every live sequence is in exactly one queue; the running ones are in order."""
+    scheduler = core.scheduler
+    running, waiting = scheduler.running, list(scheduler.waiting)
+    assert len(waiting) == scheduler.waiting.num_waiting, "the number of waiting sequences is wrong"
+    assert sum(s.num_tokens for s in waiting) == scheduler.waiting.num_tokens, "the number of waiting tokens is wrong"
+    ages = [sequence.age for sequence in running]
+    assert ages == sorted(set(ages)), f"running sequences out of order: {ages}"
+    queued = Counter(map(id, [*running, *waiting]))
+    live = Counter(map(id, core.sequences.values()))
+    assert queued == live, "the queues do not hold exactly the live sequences"
+    for sequence in running:
+        assert sequence.status is Status.RUNNING, f"{sequence.request_id} runs as {sequence.status}"
+    for sequence in waiting:
+        assert sequence.status in (Status.WAITING, Status.PREEMPTED), (
+            f"{sequence.request_id} waits as {sequence.status}"
+        )
+        assert not sequence.block_table, f"{sequence.request_id} waits with blocks"
+        assert sequence.row < 0, f"{sequence.request_id} waits with a row"
+
+
+def _check_counters(core: Core, sequence: Sequence) -> None:
+    """Counters are in order, and the table has exactly the blocks of the scheduled tokens."""
+    name, block_size = sequence.request_id, core.facts.block_size
+    computed, scheduled = sequence.num_computed_tokens, sequence.num_scheduled_tokens
+    assert 0 <= computed <= scheduled, f"{name}: {computed} computed, {scheduled} scheduled"
+    assert (computed == scheduled) == (sequence.num_in_flight == 0), f"{name}: {scheduled - computed} tokens in flight"
+    known = sequence.num_tokens + sequence.num_pending_tokens
+    assert sequence.num_published_blocks * block_size <= computed, f"{name}: blocks published before they were computed"
+    assert sequence.num_tokens <= core.max_model_len, f"{name}: {sequence.num_tokens} tokens"
+    num_blocks = -(-scheduled // block_size)
+    assert len(sequence.block_table) == num_blocks, f"{name}: {len(sequence.block_table)} blocks for {scheduled} tokens"
+    if sequence.status is Status.RUNNING:
+        assert scheduled <= known, f"{name}: {scheduled} of {known} tokens scheduled"
+        assert sequence.num_unscheduled_tokens > 0 or sequence.num_in_flight, f"{name} runs and has nothing to do"

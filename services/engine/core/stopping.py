@@ -1,0 +1,58 @@
+"""When a sequence ends by what it generated: end token, stop token, length.
+
+Not here: stop strings (the detokenizer's) and aborts (the façade's). Called by `core` for every sampled token.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a sequence ends at a token. `stop_token_id` is set when one of the request's own stop tokens ended it."""
+
+    reason: Literal["stop", "length"]
+    stop_token_id: int | None = None
+
+
+_END = Verdict("stop")
+_LENGTH = Verdict("length")
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """The stop conditions of one sequence, worked out once."""
+
+    eos_token_ids: frozenset[int]
+    """Empty when the request ignores the model's end token."""
+    stop_token_ids: frozenset[int]
+    min_tokens: int
+    """Output tokens that must exist before an end or stop token counts."""
+    max_tokens: int
+    """Most output tokens: what was asked for, or what the context leaves."""
+
+    def verdict(self, token_id: int, position: int) -> Verdict | None:
+        """Judges the output token at `position` (from 0); None: the sequence goes on.
+
+        A token that is both an end token and a stop token counts as the end token.
+        """
+        if position >= self.min_tokens:
+            if token_id in self.eos_token_ids:
+                return _END
+            if token_id in self.stop_token_ids:
+                return Verdict("stop", token_id)
+        return _LENGTH if position + 1 >= self.max_tokens else None
+
+
+def rules_for(
+    params: SamplingParams, num_prompt_tokens: int, max_model_len: int, eos_token_ids: frozenset[int]
+) -> StopRules:
+    """The rules of a sequence whose prompt and output together may have `max_model_len` tokens."""
+    return StopRules(
+        eos_token_ids=frozenset() if params.ignore_eos else eos_token_ids,
+        stop_token_ids=frozenset(params.stop_token_ids),
+        min_tokens=params.min_tokens,
+        max_tokens=min(params.max_tokens, max_model_len - num_prompt_tokens),
+    )

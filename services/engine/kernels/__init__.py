@@ -1,0 +1,1 @@
+"""Operations: one file each, with formula, reference, kernel and launcher."""

@@ -1,0 +1,233 @@
+"""Attention over a paged KV cache: softmax(q kᵀ / sqrt(head_dim) + mask) v, causal, with an optional sliding window.
+
+    key_cache, value_cache   [num_blocks, block_size, kv_heads, head_dim], one pair a layer
+    slot                     block_id * block_size + offset in the block
+    queries                  [num_tokens, heads, head_dim]; query head h reads key head h // (heads / kv_heads)
+    keys, values             [num_tokens, kv_heads, head_dim], the step's own
+
+A query at position p sees keys at positions [max(0, p - window + 1), p]. Sequences come in two shapes:
+
+    decode   one query. Sequences of similar length are gathered into one padded batch; the group of query heads that
+             shares a key head lies in the query axis of the batch, so that keys are neither copied nor expanded
+    chunk    several queries, one sequence at a time, in tiles of queries; a tile gathers the keys that it can see.
+             A prompt without computed prefix reads its keys straight from the step
+
+`plan_attention` decides all that once a step on plain integers; `paged_attention` runs it for every layer. Called by
+the worker (planning) and the decoder (running).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+TILE_QUERIES = 512
+"""Queries of a chunk that share a mask: bounds the mask's size."""
+PADDING_SLOTS_MAX = 512
+"""Padding of a decode batch beyond which a new batch is cheaper, in slots."""
+GATHER_BYTES_MAX = 4 * 2**20
+"""Gathered keys of a decode batch: what stays in the cache between gathering and reading."""
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What planning needs to know of the model and the device."""
+
+    block_size: int
+    bytes_per_slot: int
+    """Keys of one token in one layer."""
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """Sequences with one query each, padded to the blocks of the longest.
+
+    `tokens` [n] int64: their places in the step, None when they are the whole step in order. `blocks` [n * width].
+    `mask` [n, 1, 1, width * block_size], 0 or -inf.
+    """
+
+    tokens: Tensor | None
+    blocks: Tensor
+    count: int
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTile:
+    """Queries [start, end) of the step against the keys in `blocks`, or against keys [key_start, end) of the step.
+
+    `mask` [end - start, num_keys], 0 or -inf; None: causal over the step's own keys, [key_start, end) = [start, end).
+    """
+
+    start: int
+    end: int
+    key_start: int
+    num_keys: int
+    blocks: Tensor | None
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """A planned step, for layers with the same window."""
+
+    decodes: tuple[DecodeBatch, ...]
+    tiles: tuple[ChunkTile, ...]
+
+
+def write_kv(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Puts the step's keys and values into their slots. `slot_mapping` [num_tokens] int64."""
+    key_cache.flatten(0, 1).index_copy_(0, slot_mapping, keys)
+    value_cache.flatten(0, 1).index_copy_(0, slot_mapping, values)
+
+
+def paged_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, batch: AttentionBatch
+) -> Tensor:
+    """Attended values [num_tokens, heads, head_dim]. The step's keys and values are in the caches already."""
+    if len(batch.decodes) == 1 and batch.decodes[0].tokens is None:
+        return _decode(queries, key_cache, value_cache, batch.decodes[0])
+    attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    for decode in batch.decodes:
+        assert decode.tokens is not None
+        ours = _decode(queries.index_select(0, decode.tokens), key_cache, value_cache, decode)
+        attended.index_copy_(0, decode.tokens, ours)
+    for tile in batch.tiles:
+        attended[tile.start : tile.end] = _chunk(queries, keys, values, key_cache, value_cache, tile)
+    return attended
+
+
+def plan_attention(
+    query_start_loc: Integers, seq_lens: Integers, block_tables: Integers, window: int | None, shape: AttentionShape
+) -> AttentionBatch:
+    """How to attend for S sequences.
+
+    `query_start_loc` [S + 1]: where each one's queries start in the step; `seq_lens` [S]: keys of each, the step's
+    included; `block_tables` [S, any]: block ids, at least as many as the keys need.
+    """
+    counts = np.diff(query_start_loc)
+    decoding = np.flatnonzero(counts == 1)
+    tiles = [
+        tile
+        for index in np.flatnonzero(counts > 1).tolist()
+        for tile in _tiles(
+            int(query_start_loc[index]), int(counts[index]), int(seq_lens[index]), block_tables[index], window, shape
+        )
+    ]
+    groups = list(_group(seq_lens[decoding], shape)) if len(decoding) else []
+    alone = len(groups) == 1 and not tiles
+    decodes = []
+    for group in groups:
+        members = decoding if alone else decoding[group]
+        tokens = None if alone else _tensor(query_start_loc[members], shape)
+        decodes.append(_decode_batch(tokens, seq_lens[members], block_tables[members], window, shape))
+    return AttentionBatch(tuple(decodes), tuple(tiles))
+
+
+def _group(seq_lens: Integers, shape: AttentionShape) -> Iterator[Integers]:
+    """Indices of sequences to batch, longest first: little padding, and no more than fits the cache."""
+    order = np.argsort(-seq_lens, kind="stable")
+    slots_max = max(1, GATHER_BYTES_MAX // shape.bytes_per_slot)
+    first, padding = 0, 0
+    for place in range(1, len(order)):
+        longest = int(seq_lens[order[first]])
+        padding += longest - int(seq_lens[order[place]])
+        if padding > PADDING_SLOTS_MAX or (place + 1 - first) * longest > slots_max:
+            yield order[first:place]
+            first, padding = place, 0
+    yield order[first:]
+
+
+def _decode_batch(
+    tokens: Tensor | None, seq_lens: Integers, block_tables: Integers, window: int | None, shape: AttentionShape
+) -> DecodeBatch:
+    starts = np.zeros_like(seq_lens) if window is None else np.maximum(seq_lens - window, 0)
+    first_blocks, last_blocks = starts // shape.block_size, (seq_lens - 1) // shape.block_size
+    width = int((last_blocks - first_blocks).max()) + 1
+    # A sequence is padded with its own last block: nothing of another's is ever read.
+    columns = np.minimum(first_blocks[:, None] + np.arange(width), last_blocks[:, None])
+    blocks = np.take_along_axis(block_tables, columns, axis=1)
+    positions = (first_blocks * shape.block_size)[:, None] + np.arange(width * shape.block_size)
+    visible = (positions >= starts[:, None]) & (positions < seq_lens[:, None])
+    mask = _mask(visible, shape)[:, None, None, :]
+    return DecodeBatch(tokens, _tensor(blocks.reshape(-1), shape), len(seq_lens), mask)
+
+
+def _tiles(
+    start: int, count: int, seq_len: int, block_table: Integers, window: int | None, shape: AttentionShape
+) -> Iterator[ChunkTile]:
+    """One sequence's queries, the last `count` of its positions, in tiles."""
+    context = seq_len - count
+    if context == 0 and (window is None or window >= count):
+        yield ChunkTile(start, start + count, start, count, None, None)
+        return
+    for offset in range(0, count, TILE_QUERIES):
+        rows = min(TILE_QUERIES, count - offset)
+        first_query, end = context + offset, context + offset + rows
+        oldest = 0 if window is None else max(0, first_query - window + 1)
+        if context == 0:
+            key_start, blocks = oldest, None
+        else:
+            first_block = oldest // shape.block_size
+            key_start = first_block * shape.block_size
+            blocks = _tensor(block_table[first_block : -(-end // shape.block_size)], shape)
+        query_positions, key_positions = np.arange(first_query, end)[:, None], np.arange(key_start, end)
+        visible = key_positions <= query_positions
+        if window is not None:
+            visible &= key_positions > query_positions - window
+        mask = _mask(visible, shape)
+        yield ChunkTile(start + offset, start + offset + rows, start + key_start, end - key_start, blocks, mask)
+
+
+def _decode(queries: Tensor, key_cache: Tensor, value_cache: Tensor, batch: DecodeBatch) -> Tensor:
+    """Queries [n, heads, head_dim] → [n, heads, head_dim]."""
+    keys = _gather(key_cache, batch.blocks, batch.count)
+    values = _gather(value_cache, batch.blocks, batch.count)
+    kv_heads, head_dim = key_cache.shape[2:]
+    grouped = queries.reshape(batch.count, kv_heads, -1, head_dim)
+    return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=batch.mask).reshape(queries.shape)
+
+
+def _chunk(
+    queries: Tensor, keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, tile: ChunkTile
+) -> Tensor:
+    """The tile's attended values [rows, heads, head_dim].
+
+    Key heads are the batch and the queries that share one are its heads: keys are then expanded without a copy.
+    """
+    if tile.blocks is None:
+        ends = tile.key_start, tile.key_start + tile.num_keys
+        keys, values = (x[ends[0] : ends[1]].transpose(0, 1) for x in (keys, values))
+    else:
+        keys, values = (_gather(cache, tile.blocks, 1)[0, :, : tile.num_keys] for cache in (key_cache, value_cache))
+    rows, kv_heads = tile.end - tile.start, keys.shape[0]
+    grouped = queries[tile.start : tile.end].unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
+    expanded = [x.unsqueeze(1).expand(-1, grouped.shape[1], -1, -1) for x in (keys, values)]
+    attended = F.scaled_dot_product_attention(
+        grouped, expanded[0], expanded[1], attn_mask=tile.mask, is_causal=tile.mask is None
+    )
+    return attended.permute(2, 0, 1, 3).reshape(rows, -1, queries.shape[-1])
+
+
+def _gather(cache: Tensor, blocks: Tensor, count: int) -> Tensor:
+    """The keys or values in `count` equally long lists of blocks: [count, kv_heads, slots, head_dim]."""
+    gathered = cache.flatten(1).index_select(0, blocks)
+    return gathered.view(count, -1, *cache.shape[2:]).transpose(1, 2)
+
+
+def _mask(visible: NDArray[np.bool_], shape: AttentionShape) -> Tensor:
+    hidden = torch.from_numpy(~visible).to(shape.device)
+    return torch.zeros(hidden.shape, dtype=shape.dtype, device=shape.device).masked_fill_(hidden, float("-inf"))
+
+
+def _tensor(values: "Sequence[int] | NDArray[Any]", shape: AttentionShape) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(shape.device)

@@ -1,0 +1,15 @@
+"""The gate of a gated MLP: y = silu(gate) · up, with silu(x) = x / (1 + exp(-x)).
+
+    gate_up [n, 2m]: gate in the first m columns, up in the last m; y [n, m] of the same type
+
+Called by the decoder.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """See the module."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)

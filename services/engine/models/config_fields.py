@@ -1,0 +1,173 @@
+"""Reads the fields of a config.json that decoder families have in common, in the old and the new spelling.
+
+Not a schema: families ask for what they need, and a field that is missing, of the wrong type or of an unknown kind is
+a `ServiceError` that names it. Called by the family files.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from services.engine.models.description import DecoderDescription, DtypeName, RopeKind, RopeParameters
+from shared.errors import ServiceError
+
+Config = Mapping[str, Any]
+
+_DEFAULT_THETA = 10_000.0
+_KINDS_WITHOUT_EFFECT = ("default", "dynamic")
+"""`dynamic` scales only beyond the model's own context, which is as far as a sequence may grow here."""
+
+
+def config_error(message: str) -> ServiceError:
+    """The failure of a model directory that cannot be used as it is."""
+    return ServiceError("invalid_value", f"config.json: {message}", param="model")
+
+
+def integer(config: Config, name: str, default: int | None = None) -> int:
+    """A positive integer field; without a default it must be there."""
+    value = config.get(name)
+    if value is None:
+        value = default
+    if value is None:
+        raise config_error(f"'{name}' is missing.")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise config_error(f"'{name}' must be a positive integer, not {value!r}.")
+    return value
+
+
+def number(config: Config, name: str, default: float) -> float:
+    """A finite number, or the default where the field is missing or null."""
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise config_error(f"'{name}' must be a number, not {value!r}.")
+    return float(value)
+
+
+def boolean(config: Config, name: str, default: bool) -> bool:
+    """A true or false field, or the default where it is missing or null."""
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise config_error(f"'{name}' must be true or false, not {value!r}.")
+    return value
+
+
+def token_ids(config: Config, name: str) -> tuple[int, ...]:
+    """A token id, a list of them, or nothing."""
+    value = config.get(name)
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in values):
+        raise config_error(f"'{name}' must be a token id or a list of them, not {value!r}.")
+    return tuple(values)
+
+
+def weight_dtype(config: Config) -> DtypeName:
+    """The type of the checkpoint's weights, `float32` where nothing is said."""
+    name = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if name not in get_args(DtypeName):
+        raise config_error(f"weights of type {name!r} are not supported; supported: {', '.join(get_args(DtypeName))}.")
+    return name
+
+
+def layer_windows(config: Config, window: int | None) -> tuple[int | None, ...]:
+    """The window of each layer: from `layer_types` where the config lists them, else from `max_window_layers` on."""
+    num_layers = integer(config, "num_hidden_layers")
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = integer(config, "max_window_layers", 28)
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise config_error(f"'layer_types' must list {num_layers} layers.")
+    unknown = set(kinds) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise config_error(f"layers of type {', '.join(sorted(map(str, unknown)))} are not supported.")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def llama_like(config: Config, family: str, **details: Any) -> DecoderDescription:
+    """The description of a decoder with Llama's field names; `details` are what its family says otherwise."""
+    hidden_size, num_heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
+    if config.get("hidden_act", "silu") != "silu":
+        raise config_error(f"activation {config['hidden_act']!r} is not supported; supported: silu.")
+    num_kv_heads = integer(config, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise config_error(f"'num_key_value_heads' ({num_kv_heads}) must divide 'num_attention_heads' ({num_heads}).")
+    num_layers = integer(config, "num_hidden_layers")
+    rope, max_positions = rope_parameters(config, integer(config, "head_dim", hidden_size // num_heads))
+    common: dict[str, Any] = {
+        "vocab_size": integer(config, "vocab_size"),
+        "hidden_size": hidden_size,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": integer(config, "head_dim", hidden_size // num_heads),
+        "intermediate_size": integer(config, "intermediate_size"),
+        "max_positions": max_positions,
+        "rope": rope,
+        "dtype": weight_dtype(config),
+        "norm_eps": number(config, "rms_norm_eps", 1e-6),
+        "sliding_windows": (None,) * num_layers,
+        "tied_embeddings": boolean(config, "tie_word_embeddings", False),
+        "eos_token_ids": token_ids(config, "eos_token_id"),
+    }
+    return DecoderDescription(family=family, **{**common, **details})
+
+
+def rope_parameters(config: Config, head_dim: int) -> tuple[RopeParameters, int]:
+    """The rotary embedding, and the longest context that it gives the model.
+
+    Read from `rope_parameters`, or from `rope_theta` and `rope_scaling` as older checkpoints have it.
+    """
+    fields = {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    kind = fields.get("rope_type") or fields.get("type") or "default"
+    rotary_dim = int(head_dim * number(fields, "partial_rotary_factor", 1.0))
+    theta = number(fields, "rope_theta", _DEFAULT_THETA)
+    max_positions = integer(config, "max_position_embeddings", 2048)
+    if kind in _KINDS_WITHOUT_EFFECT:
+        return RopeParameters(rotary_dim, theta), max_positions
+    if kind not in get_args(RopeKind):
+        raise config_error(
+            f"positions scaled by {kind!r} are not supported; supported: {', '.join(get_args(RopeKind))}."
+        )
+    original = integer(fields, "original_max_position_embeddings", max_positions)
+    factor = number(fields, "factor", max_positions / original)
+    rope = RopeParameters(
+        rotary_dim,
+        theta,
+        kind=kind,
+        factor=factor,
+        original_max_positions=original,
+        low_freq_factor=number(fields, "low_freq_factor", 1.0),
+        high_freq_factor=number(fields, "high_freq_factor", 4.0),
+        beta_fast=number(fields, "beta_fast", 32.0) or 32.0,
+        beta_slow=number(fields, "beta_slow", 1.0) or 1.0,
+        truncate=boolean(fields, "truncate", True),
+        attention_factor=_attention_factor(fields, factor) if kind == "yarn" else 1.0,
+    )
+    return rope, _scaled_positions(rope, max_positions)
+
+
+def _scaled_positions(rope: RopeParameters, max_positions: int) -> int:
+    """Llama 3 writes the stretched length into its config; the other kinds write the length before stretching."""
+    if rope.kind == "linear":
+        return int(max_positions * rope.factor)
+    if rope.kind == "yarn":
+        return max(max_positions, int(rope.original_max_positions * rope.factor))
+    return max_positions
+
+
+def _attention_factor(fields: Config, factor: float) -> float:
+    """Yarn's correction of the scores for stretched positions (arXiv 2309.00071, section 3.4)."""
+    if fields.get("attention_factor") is not None:
+        return number(fields, "attention_factor", 1.0)
+    mscale, mscale_all = number(fields, "mscale", 0.0), number(fields, "mscale_all_dim", 0.0)
+    if mscale and mscale_all:
+        return _mscale(factor, mscale) / _mscale(factor, mscale_all)
+    return _mscale(factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0

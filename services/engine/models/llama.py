@@ -1,0 +1,15 @@
+"""Llama 1 to 3: grouped-query attention, gated MLP, rotary positions with every scaling kind, optional biases."""
+
+from services.engine.models.config_fields import Config, boolean, llama_like
+from services.engine.models.description import DecoderDescription
+from services.engine.models.layout import llama_layout
+
+ARCHITECTURES = ("LlamaForCausalLM",)
+layout = llama_layout
+
+
+def describe(config: Config) -> DecoderDescription:
+    """Llama's `attention_bias` is on all four projections of the attention."""
+    bias = boolean(config, "attention_bias", False)
+    mlp_bias = boolean(config, "mlp_bias", False)
+    return llama_like(config, "llama", qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)

@@ -1,0 +1,14 @@
+"""Mistral: Llama without biases; the first versions see a window of the last tokens in every layer."""
+
+from services.engine.models.config_fields import Config, integer, llama_like
+from services.engine.models.description import DecoderDescription
+from services.engine.models.layout import llama_layout
+
+ARCHITECTURES = ("MistralForCausalLM",)
+layout = llama_layout
+
+
+def describe(config: Config) -> DecoderDescription:
+    """A missing or null `sliding_window` means full attention."""
+    window = None if config.get("sliding_window") is None else integer(config, "sliding_window")
+    return llama_like(config, "mistral", sliding_windows=(window,) * integer(config, "num_hidden_layers"))

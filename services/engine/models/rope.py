@@ -1,0 +1,57 @@
+"""Inverse frequencies of rotary position embeddings for every way of stretching them.
+
+    default   f_i = theta^(-2i / rotary_dim)                            i in [0, rotary_dim / 2)
+    linear    f_i / factor
+    llama3    long waves divided by the factor, short ones kept, a ramp between (Llama 3.1)
+    yarn      f_i / factor and f_i mixed by a ramp over i (arXiv 2309.00071)
+
+Computed in float32 in the order of operations that checkpoints were trained and are compared with, so that positions
+far into a context agree to the last bit. Called once, by the decoder.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from services.engine.models.description import RopeParameters
+
+
+def inverse_frequencies(rope: RopeParameters) -> Tensor:
+    """[rotary_dim / 2] float32, radians per position."""
+    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.int64).to(torch.float32) / rope.rotary_dim
+    frequencies = 1.0 / (rope.theta**exponents)
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(rope, frequencies)
+    if rope.kind == "yarn":
+        return _yarn(rope, rope.theta**exponents)
+    return frequencies
+
+
+def _llama3(rope: RopeParameters, frequencies: Tensor) -> Tensor:
+    length = rope.original_max_positions
+    waves = 2 * math.pi / frequencies
+    long, short = waves > length / rope.low_freq_factor, waves < length / rope.high_freq_factor
+    scaled = torch.where(long, frequencies / rope.factor, frequencies)
+    share = (length / waves - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    mixed = (1 - share) * scaled / rope.factor + share * scaled
+    return torch.where(~long & ~short, mixed, scaled)
+
+
+def _yarn(rope: RopeParameters, periods: Tensor) -> Tensor:
+    low, high = (_dimension_of(rope, rotations) for rotations in (rope.beta_fast, rope.beta_slow))
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    steps = torch.arange(rope.rotary_dim // 2, dtype=torch.float32)
+    ramp = ((steps - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+    kept = 1 - ramp
+    return 1.0 / (rope.factor * periods) * (1 - kept) + 1.0 / periods * kept
+
+
+def _dimension_of(rope: RopeParameters, rotations: float) -> float:
+    """The dimension that turns so many times over the original context."""
+    turns = rope.original_max_positions / (rotations * 2 * math.pi)
+    return rope.rotary_dim * math.log(turns) / (2 * math.log(rope.theta))

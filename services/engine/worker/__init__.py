@@ -1,0 +1,1 @@
+"""The worker: runs step plans on a device. torch lives here and below (`models`, `kernels`)."""

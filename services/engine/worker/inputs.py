@@ -1,0 +1,59 @@
+"""From a plan and the rows to the flat arrays that a forward pass takes.
+
+    query_start_loc [S + 1]      where each sequence's tokens start in the step
+    ids, positions [num_tokens]  the step's tokens and their places in their sequences
+    slot_mapping [num_tokens]    block_table[position // block_size] * block_size + position % block_size
+    seq_lens [S]                 tokens with KV once the step is done
+    logit_tokens [R]             the last token of each sequence that samples, `rows` [R] its row
+
+Plain index arithmetic over whole arrays, on the CPU. Called by the torch worker.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.engine.core.plan import StepPlan
+from services.engine.worker.state_table import StateTable
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class FlatStep:
+    """See the module. `block_tables` [S, blocks of the longest], parallel to `seq_lens`."""
+
+    ids: Integers
+    positions: Integers
+    slot_mapping: Integers
+    query_start_loc: Integers
+    seq_lens: Integers
+    block_tables: Integers
+    logit_tokens: Integers
+    rows: Integers
+
+
+def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
+    """The step of a plan that the table has already applied and that computes something."""
+    columns = [(share.row, share.start, share.num_tokens, share.samples) for share in plan.scheduled]
+    rows, starts, counts, samples = np.array(columns, dtype=np.int64).T
+    query_start_loc = np.concatenate(([0], counts.cumsum()))
+    seq_lens = starts + counts
+    assert (counts > 0).all(), "a scheduled sequence without tokens"
+    assert (seq_lens <= table.num_tokens[rows]).all(), "a plan runs past the known tokens"
+    owner = np.repeat(np.arange(len(rows)), counts)
+    positions = np.arange(len(owner)) + (starts - query_start_loc[:-1])[owner]
+    block_tables = table.block_tables[rows, : -(-int(seq_lens.max()) // block_size)].astype(np.int64)
+    blocks = block_tables[owner, positions // block_size]
+    sampling = samples.astype(np.bool_)
+    return FlatStep(
+        ids=table.token_ids[rows[owner], positions].astype(np.int64),
+        positions=positions,
+        slot_mapping=blocks * block_size + positions % block_size,
+        query_start_loc=query_start_loc,
+        seq_lens=seq_lens,
+        block_tables=block_tables,
+        logit_tokens=query_start_loc[1:][sampling] - 1,
+        rows=rows[sampling],
+    )

@@ -1,0 +1,55 @@
+"""The small files of a model directory: config.json, generation_config.json, what ends a sequence.
+
+Not the weights (`weights.py`) and not the tokenizer: only its end-of-sequence token's id is looked up. Called by the
+torch worker at start-up.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from services.engine.models.config_fields import token_ids
+from services.engine.models.description import DecoderDescription
+from shared.errors import ServiceError
+
+
+def read_config(model_dir: Path) -> dict[str, Any]:
+    """The config.json of a directory; a directory without one is a `ServiceError`."""
+    path = model_dir / "config.json"
+    if not path.is_file():
+        raise ServiceError(
+            "invalid_value", f"{model_dir} is not a model directory: it has no config.json.", param="model"
+        )
+    return read_json(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object in a file, empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ServiceError("invalid_value", f"{path} is not valid JSON: {error}", param="model") from error
+    if not isinstance(value, dict):
+        raise ServiceError("invalid_value", f"{path} must hold a JSON object.", param="model")
+    return value
+
+
+def eos_token_ids(model_dir: Path, description: DecoderDescription) -> frozenset[int]:
+    """Every token that ends a sequence: those of both configs and the tokenizer's own."""
+    generation = token_ids(read_json(model_dir / "generation_config.json"), "eos_token_id")
+    return frozenset((*description.eos_token_ids, *generation, *_tokenizer_eos(model_dir)))
+
+
+def _tokenizer_eos(model_dir: Path) -> list[int]:
+    facts = read_json(model_dir / "tokenizer_config.json")
+    token = facts.get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        return []
+    decoder = facts.get("added_tokens_decoder")
+    if isinstance(decoder, dict):
+        return [int(key) for key, entry in decoder.items() if entry.get("content") == text]
+    added = read_json(model_dir / "tokenizer.json").get("added_tokens", [])
+    return [entry["id"] for entry in added if entry.get("content") == text]

@@ -1,0 +1,158 @@
+"""From logits to tokens: the order of the steps, and which rows need which.
+
+    log probabilities   of the logits as the model gave them, before anything else
+    penalties           rows that have some
+    min_tokens          rows too short to stop: tokens that would end them are impossible
+    greedy rows         the most likely token
+    other rows          temperature, top-k, top-p, min-p, one draw (see `kernels/sampling.py`)
+
+Randomness has no state: the draw for a token is a function of the request's seed and the token's index in the output.
+Called by the torch worker.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.engine.core.plan import SampledLogprobs
+from services.engine.kernels import sampling as kernels
+from services.engine.kernels.philox import uniforms
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+_GREEDY_BELOW = 1e-5
+"""A temperature so low that the draw has no choice left."""
+_SLICE_BYTES = 4 * 2**20
+"""Logits worked on at once on a CPU: what stays in its cache from one operation to the next."""
+
+
+class PenaltyCounts:
+    """For rows with penalties: how often each token is in the output, and which are in the prompt."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+        # Zeroed pages cost nothing until a row with penalties writes them.
+        self._counts = np.zeros((max_num_seqs, vocab_size), dtype=np.int32)
+        self._in_prompt = np.zeros((max_num_seqs, vocab_size), dtype=np.bool_)
+
+    def reset(self, row: int, prompt: Integers, output: Integers) -> None:
+        """A sequence takes the row."""
+        self._in_prompt[row] = False
+        self._in_prompt[row, prompt] = True
+        self._counts[row] = np.bincount(output, minlength=self._counts.shape[1])
+
+    def count(self, rows: Integers, token_ids: Integers) -> None:
+        """One more token for each of the rows, which are distinct."""
+        self._counts[rows, token_ids] += 1
+
+    def rows(self, rows: Integers) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Counts and prompt membership [len(rows), vocab]."""
+        return self._counts[rows], self._in_prompt[rows]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """Parameters of the S rows that sample, a column each; see `SamplingParams`."""
+
+    temperature: Floats
+    top_k: Integers
+    """The vocabulary's size where it is off."""
+    top_p: NDArray[np.float64]
+    min_p: Floats
+    seeds: NDArray[np.uint64]
+    output_positions: Integers
+    """Index of the token to sample in the output."""
+    num_logprobs: Integers
+    """Candidates to report; 0 where none were asked for."""
+    penalised: Integers
+    """The rows that have penalties; what follows is parallel to it."""
+    repetition: Floats
+    frequency: Floats
+    presence: Floats
+    penalty_counts: tuple[NDArray[np.int32], NDArray[np.bool_]]
+    barred: Mapping[int, Integers]
+    """Rows below their `min_tokens`: the tokens that they must not get yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """`token_ids` [S] and what is reported of each."""
+
+    token_ids: Integers
+    logprobs: tuple[SampledLogprobs, ...]
+
+
+def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
+    """Logits [S, vocab] float32, left as they are."""
+    adjusted = _adjust(logits, batch)
+    best = _argmax(adjusted)
+    tokens = best.clone()
+    for rows in _slices(np.flatnonzero(batch.temperature >= _GREEDY_BELOW), logits):
+        tokens[torch.from_numpy(rows).to(logits.device)] = _draw(adjusted, batch, rows)
+    return Sampled(tokens.cpu().numpy(), _report(logits, tokens, batch))
+
+
+def _adjust(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """The logits after penalties and `min_tokens`; the very same tensor where no row has either."""
+    if not len(batch.penalised) and not batch.barred:
+        return logits
+    adjusted = logits.clone()
+    if len(batch.penalised):
+        rows = torch.from_numpy(batch.penalised).to(logits.device)
+        columns = (*batch.penalty_counts, batch.repetition, batch.frequency, batch.presence)
+        adjusted[rows] = kernels.apply_penalties(
+            logits[rows], *(torch.from_numpy(column).to(logits.device) for column in columns)
+        )
+    for row, token_ids in batch.barred.items():
+        adjusted[row, torch.from_numpy(token_ids).to(logits.device)] = float("-inf")
+    return adjusted
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    """The first of the greatest [S]. NumPy's is many times faster than torch's on a CPU."""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
+
+
+def _draw(logits: Tensor, batch: SamplingBatch, rows: Integers) -> Tensor:
+    """Tokens of the rows that are not greedy."""
+
+    def column(values: "NDArray[np.generic]") -> Tensor:
+        return torch.from_numpy(values[rows]).to(logits.device)
+
+    chosen = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(logits.device)]
+    weights = kernels.relative_weights(chosen, column(batch.temperature))
+    threshold = kernels.candidate_threshold(weights, column(batch.top_k), column(batch.top_p), column(batch.min_p))
+    draws = uniforms(batch.seeds[rows], batch.output_positions[rows])
+    return kernels.draw(weights, threshold, torch.from_numpy(draws).to(logits.device))
+
+
+def _slices(rows: Integers, logits: Tensor) -> list[Integers]:
+    """The rows in portions, all at once where the device has memory to stream from."""
+    if not len(rows):
+        return []
+    portion = max(1, _SLICE_BYTES // (4 * logits.shape[1])) if logits.device.type == "cpu" else len(rows)
+    return [rows[first : first + portion] for first in range(0, len(rows), portion)]
+
+
+def _report(logits: Tensor, tokens: Tensor, batch: SamplingBatch) -> tuple[SampledLogprobs, ...]:
+    """Log probabilities of the model's own distribution, whatever was done to choose."""
+    everything = np.arange(len(logits))
+    norms = torch.cat([logits[rows[0] : rows[-1] + 1].logsumexp(dim=-1) for rows in _slices(everything, logits)])
+    chosen = (logits.gather(1, tokens[:, None]).squeeze(1) - norms).tolist()
+    reports = [SampledLogprobs(logprob) for logprob in chosen]
+    asking = np.flatnonzero(batch.num_logprobs)
+    if len(asking):
+        rows = torch.from_numpy(asking).to(logits.device)
+        width = min(int(batch.num_logprobs.max()), logits.shape[1])
+        values, token_ids = logits[rows].topk(width, dim=-1)
+        values -= norms[rows, None]
+        for row, ids, logprobs in zip(asking.tolist(), token_ids.tolist(), values.tolist(), strict=True):
+            count = int(batch.num_logprobs[row])
+            reports[row] = SampledLogprobs(chosen[row], tuple(ids[:count]), tuple(logprobs[:count]))
+    return tuple(reports)

@@ -1,0 +1,131 @@
+"""The worker's rows: one for each running sequence, from the plan that brings it to the plan that frees it.
+
+Arrays with a row for each place and a column for each fact, so that a step gathers what it needs by one array of row
+numbers; a step's work never grows with the context of a decoding row. Tokens are appended where they are sampled: the
+next step's input is there before the next plan is. Not a scheduler: it does as plans say. Called by the torch worker.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.engine.core.plan import NewSequence, StepPlan
+from services.engine.worker.sampler import PenaltyCounts, SamplingBatch
+from shared.sampling import SamplingParams
+
+Rows = NDArray[np.int64]
+
+
+class StateTable:
+    """State of up to `max_num_seqs` sequences."""
+
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
+        # Zeroed pages cost nothing until they are written: a row takes memory as its sequence grows.
+        self.token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
+        self.block_tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
+        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self._num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
+        self._columns = _ParamColumns(max_num_seqs, vocab_size)
+        self._stop_token_ids: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)] * max_num_seqs
+        self._eos_token_ids = eos_token_ids
+        self._penalties = PenaltyCounts(max_num_seqs, vocab_size)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Fills the rows that join and extends block tables. Freed rows need nothing: a row is whole when it joins."""
+        for sequence in plan.new:
+            self._fill(sequence)
+        for share in plan.scheduled:
+            if share.new_block_ids:
+                self._add_blocks(share.row, share.new_block_ids)
+
+    def append(self, rows: Rows, token_ids: NDArray[np.int64]) -> None:
+        """One sampled token for each of the rows, which are distinct."""
+        # A sequence that ends with this token may have filled its row: there is no next step to read it.
+        open_rows = self.num_tokens[rows] < self.token_ids.shape[1]
+        rows, token_ids = rows[open_rows], token_ids[open_rows]
+        self.token_ids[rows, self.num_tokens[rows]] = token_ids
+        self.num_tokens[rows] += 1
+        penalised = self._columns.penalised[rows]
+        self._penalties.count(rows[penalised], token_ids[penalised])
+
+    def sampling(self, rows: Rows) -> SamplingBatch:
+        """What the sampler needs to know of these rows, in their order."""
+        columns = self._columns
+        output_positions = self.num_tokens[rows] - self._num_prompt_tokens[rows]
+        penalised = np.flatnonzero(columns.penalised[rows])
+        barred = np.flatnonzero(output_positions < columns.min_tokens[rows])
+        return SamplingBatch(
+            temperature=columns.temperature[rows],
+            top_k=columns.top_k[rows],
+            top_p=columns.top_p[rows],
+            min_p=columns.min_p[rows],
+            seeds=columns.seeds[rows],
+            output_positions=output_positions,
+            num_logprobs=columns.num_logprobs[rows],
+            penalised=penalised,
+            repetition=columns.repetition[rows[penalised]],
+            frequency=columns.frequency[rows[penalised]],
+            presence=columns.presence[rows[penalised]],
+            penalty_counts=self._penalties.rows(rows[penalised]),
+            barred={int(place): self._stop_token_ids[rows[place]] for place in barred},
+        )
+
+    def _fill(self, sequence: NewSequence) -> None:
+        row, length = sequence.row, len(sequence.token_ids)
+        self.token_ids[row, :length] = sequence.token_ids
+        self.num_tokens[row] = length
+        self._num_prompt_tokens[row] = sequence.num_prompt_tokens
+        self._num_blocks[row] = 0
+        self._add_blocks(row, sequence.block_ids)
+        self._columns.set(row, sequence.params)
+        self._stop_token_ids[row] = self._stops(sequence.params)
+        if self._columns.penalised[row]:
+            tokens = np.asarray(sequence.token_ids, dtype=np.int64)
+            self._penalties.reset(row, tokens[: sequence.num_prompt_tokens], tokens[sequence.num_prompt_tokens :])
+
+    def _add_blocks(self, row: int, block_ids: Sequence[int]) -> None:
+        first = int(self._num_blocks[row])
+        self.block_tables[row, first : first + len(block_ids)] = block_ids
+        self._num_blocks[row] = first + len(block_ids)
+
+    def _stops(self, params: SamplingParams) -> NDArray[np.int64]:
+        """Tokens that end the sequence: what `min_tokens` holds back."""
+        ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
+        vocab_size = self._columns.vocab_size
+        return np.array(sorted(i for i in ids if 0 <= i < vocab_size), dtype=np.int64)
+
+
+class _ParamColumns:
+    """Sampling parameters, a column each."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.temperature = np.zeros(max_num_seqs, dtype=np.float32)
+        self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
+        self.top_p = np.zeros(max_num_seqs, dtype=np.float64)
+        self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
+        self.repetition = np.zeros(max_num_seqs, dtype=np.float32)
+        self.frequency = np.zeros(max_num_seqs, dtype=np.float32)
+        self.presence = np.zeros(max_num_seqs, dtype=np.float32)
+        self.penalised = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
+        self.min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
+
+    def set(self, row: int, params: SamplingParams) -> None:
+        self.temperature[row] = params.temperature
+        self.top_k[row] = min(params.top_k, self.vocab_size) if params.top_k > 0 else self.vocab_size
+        self.top_p[row] = params.top_p
+        self.min_p[row] = params.min_p
+        self.repetition[row] = params.repetition_penalty
+        self.frequency[row] = params.frequency_penalty
+        self.presence[row] = params.presence_penalty
+        unpenalised = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) == (1.0, 0.0, 0.0)
+        self.penalised[row] = not unpenalised
+        self.seeds[row] = params.seed % 2**64
+        self.min_tokens[row] = params.min_tokens
+        self.num_logprobs[row] = params.logprobs or 0

@@ -1,0 +1,123 @@
+"""The torch backend: runs plans with plain torch operations on any device. Every faster backend is compared with it.
+
+Loads the model, sizes the cache, keeps the rows, computes and samples. Knows nothing of requests beyond its rows, of
+scheduling or of the bus. Called by the step loop, from one thread.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from services.engine.kernels.paged_attention import AttentionShape, plan_attention
+from services.engine.models.decoder import Decoder, StepInputs
+from services.engine.models.description import DecoderDescription, DtypeName
+from services.engine.models.registry import find_family
+from services.engine.worker.inputs import FlatStep, flatten
+from services.engine.worker.kv_cache import allocate_kv_cache, cpu_budget, cuda_budget, plan_kv_cache
+from services.engine.worker.model_files import eos_token_ids, read_config
+from services.engine.worker.sampler import sample
+from services.engine.worker.state_table import StateTable
+from services.engine.worker.weights import load_weights
+from shared.config import EngineSettings
+
+_DTYPES: dict[str, torch.dtype] = {
+    "half": torch.float16,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float": torch.float32,
+    "float32": torch.float32,
+}
+
+
+class TorchWorker:
+    """A `ModelWorker`."""
+
+    def __init__(self, settings: EngineSettings, model_dir: Path, device: torch.device | None = None) -> None:
+        """Loads the model. Raises `ServiceError` for a model or settings that cannot work."""
+        self._device = device or torch.device("cpu")
+        if self._device.type == "cpu":
+            torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
+        config = read_config(model_dir)
+        family = find_family(config)
+        self._description = family.describe(config)
+        self._dtype = choose_dtype(settings.dtype, self._description.dtype, self._device)
+        layout = family.layout(self._description)
+        with torch.inference_mode():
+            weights = load_weights(model_dir, self._description, layout, self._dtype, self._device)
+            self._decoder = Decoder(self._description, weights)
+        self._prepare_state(settings, eos_token_ids(model_dir, self._description))
+
+    def facts(self) -> EngineFacts:
+        """See `ModelWorker`."""
+        return self._facts
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """See `ModelWorker`."""
+        self._table.apply(plan)
+        if plan.empty:
+            return StepResult(plan.step)
+        step = flatten(plan, self._table, self._facts.block_size)
+        hidden = self._decoder.forward(self._tensor(step.ids), self._tensor(step.positions), self._step_inputs(step))
+        if not len(step.rows):
+            return StepResult(plan.step)
+        if len(step.logit_tokens) < len(step.ids):
+            hidden = hidden.index_select(0, self._tensor(step.logit_tokens))
+        sampled = sample(self._decoder.logits(hidden), self._table.sampling(step.rows))
+        self._table.append(step.rows, sampled.token_ids)
+        tokens = tuple((token,) for token in sampled.token_ids.tolist())
+        return StepResult(plan.step, tokens, tuple((logprobs,) for logprobs in sampled.logprobs))
+
+    def close(self) -> None:
+        """See `ModelWorker`."""
+        del self._decoder, self._cache, self._table
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _prepare_state(self, settings: EngineSettings, eos: frozenset[int]) -> None:
+        """Sizes and makes the cache and the rows, and with them the facts."""
+        description, dtype = self._description, self._dtype
+        on_cpu = self._device.type == "cpu"
+        budget = cpu_budget(settings) if on_cpu else cuda_budget(settings, description, self._device)
+        kv = plan_kv_cache(settings, description, dtype, budget)
+        self._cache = allocate_kv_cache(description, kv.num_blocks, settings.block_size, dtype, self._device)
+        vocab_size = description.vocab_size
+        self._facts = EngineFacts(kv.num_blocks, settings.block_size, kv.max_model_len, vocab_size, eos)
+        self._table = StateTable(settings.max_num_seqs, kv.max_model_len, settings.block_size, vocab_size, eos)
+        bytes_per_slot = description.kv_size * dtype.itemsize
+        self._shape = AttentionShape(settings.block_size, bytes_per_slot, dtype, self._device)
+
+    def _step_inputs(self, step: FlatStep) -> StepInputs:
+        attention = {
+            window: plan_attention(step.query_start_loc, step.seq_lens, step.block_tables, window, self._shape)
+            for window in set(self._description.sliding_windows)
+        }
+        slots = self._tensor(step.slot_mapping)
+        return StepInputs(slots, attention, self._cache.key_caches, self._cache.value_caches)
+
+    def _tensor(self, values: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+
+def choose_dtype(asked: str, stored: DtypeName, device: torch.device) -> torch.dtype:
+    """The type of weights, activations and cache.
+
+    An explicit type wins. `auto` keeps the checkpoint's, with two exceptions: a CPU runs float16 checkpoints as
+    bfloat16, which it computes with natively, and a GPU runs float32 checkpoints as float16.
+    """
+    if asked != "auto":
+        return _DTYPES[asked]
+    if device.type == "cpu":
+        return torch.bfloat16 if stored == "float16" else _DTYPES[stored]
+    return torch.float16 if stored == "float32" else _DTYPES[stored]
+
+
+def describe_model(model_dir: Path) -> DecoderDescription:
+    """What a model directory holds, without loading it. Raises `ServiceError`."""
+    config = read_config(model_dir)
+    return find_family(config).describe(config)

@@ -1,0 +1,131 @@
+"""Runs one generation for one HTTP request and answers it, whole or as a stream.
+
+Whatever happens (an end, an error, a client that leaves, a shutdown), the generation is cancelled on the way out, which
+does nothing to one that has ended.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.gateway import responses, sse
+from services.gateway.chunks import ChunkEncoder
+from services.gateway.disconnect import ClientGoneError, unless_gone
+from services.gateway.exchange import Exchange
+from services.gateway.generation import Backend, Generation, SequenceUpdate
+from services.gateway.http_errors import as_service_error, error_body
+from services.gateway.metrics import GatewayMetrics, RequestMeter
+from services.gateway.tally import Choice, Tally, merge
+from services.gateway.tracing import RequestTrace
+from shared.errors import ServiceError
+
+
+class Run:
+    """One generation, from the request to the last byte of its answer."""
+
+    def __init__(self, backend: Backend, exchange: Exchange, metrics: GatewayMetrics, trace: RequestTrace) -> None:
+        self.metrics = metrics
+        self._backend = backend
+        self._exchange = exchange
+        self._trace = trace
+        self._tally = Tally(len(exchange.echoes), exchange.request.n)
+        self._meter = RequestMeter(metrics, exchange)
+        self._chunks = ChunkEncoder(exchange)
+        self._opening = self._chunks.opening()
+
+    async def whole(self, receive: Receive) -> bytes:
+        """The body of the answer. Raises ServiceError."""
+        async with self._generating() as generation:
+            await unless_gone(receive, self._collect(generation))
+            return responses.answer(self._exchange, self._tally, generation.prompt_token_ids)
+
+    async def stream(self, receive: Receive, channel: sse.EventChannel) -> None:
+        """Writes the answer as it comes. Raises ServiceError, before or after the first byte."""
+        async with self._generating() as generation:
+            await unless_gone(receive, self._pump(generation, channel), channel.mind())
+
+    async def _collect(self, generation: Generation) -> None:
+        async for batch in generation.updates():
+            for update in batch:
+                self._take(update).text.append(update.text)
+        self._complete(generation)
+
+    async def _pump(self, generation: Generation, channel: sse.EventChannel) -> None:
+        async for batch in generation.updates():
+            # One write for each wake-up, however many choices and tokens it brought.
+            if data := self._encode(batch):
+                await channel.write(data)
+        self._complete(generation)
+        usage = self._chunks.usage(self._tally, generation.prompt_token_ids) if self._exchange.include_usage else b""
+        await channel.end(usage + sse.DONE)
+
+    def _encode(self, batch: list[SequenceUpdate]) -> bytes:
+        parts, self._opening = [self._opening], b""
+        for update in merge(batch):
+            choice = self._take(update)
+            parts.append(self._chunks.chunk(choice, update.text))
+        return b"".join(parts)
+
+    def _take(self, update: SequenceUpdate) -> Choice:
+        choice = self._tally.choices[update.index]
+        choice.add(update)
+        self._meter.saw(update)
+        return choice
+
+    def _complete(self, generation: Generation) -> None:
+        self._tally.check_complete()
+        self._meter.completed(self._tally, _num_prompt_tokens(generation))
+
+    @contextlib.asynccontextmanager
+    async def _generating(self) -> AsyncIterator[Generation]:
+        reason = "abort"
+        generation: Generation | None = None
+        try:
+            generation = self._backend.generate(self._exchange.request)
+            yield generation
+            reason = "stop"
+        except ClientGoneError as gone:
+            self._trace.failed(gone.code)
+            raise
+        except Exception as error:
+            reason = "error"
+            self._trace.failed(error.code if isinstance(error, ServiceError) else "internal_error")
+            raise
+        finally:
+            if generation is not None:
+                await generation.cancel(reason)
+            self._meter.ended(self._tally, reason)
+            self._trace.end(self._tally, _num_prompt_tokens(generation), self._meter.time_to_first_token_s)
+
+
+def _num_prompt_tokens(generation: Generation | None) -> int:
+    return sum(map(len, generation.prompt_token_ids)) if generation is not None else 0
+
+
+class StreamedAnswer(Response):
+    """An ASGI response that writes server-sent events while the tokens come."""
+
+    def __init__(self, run: Run, keep_alive_s: float) -> None:
+        # Response's own constructor would render a body, and there is none yet.
+        self.background = None
+        self._run = run
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises ServiceError for a failure before the first byte; a later one is told in the stream."""
+        channel = sse.EventChannel(send, keep_alive_s=self._keep_alive_s)
+        try:
+            await self._run.stream(receive, channel)
+        except ClientGoneError as gone:
+            self._run.metrics.count_error(gone.code)
+        except Exception as error:
+            if not channel.started:
+                raise
+            failure = as_service_error(error)
+            self._run.metrics.count_error(failure.code)
+            # No [DONE]: a stream that broke off must not look complete.
+            last_words = channel.end(sse.event(error_body(failure)))
+            with contextlib.suppress(ClientGoneError):
+                await unless_gone(receive, last_words, channel.mind())

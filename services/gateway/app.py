@@ -1,0 +1,75 @@
+"""The gateway's HTTP application: its routes, and nothing of what they do."""
+
+from collections.abc import Callable, Sequence
+
+from fastapi import FastAPI
+
+from services.gateway import http_errors, openapi
+from services.gateway.auth import ApiKeys
+from services.gateway.edge import Edge
+from services.gateway.engine_metrics import EngineCollector
+from services.gateway.generation import Backend
+from services.gateway.generation_endpoints import GenerationEndpoints
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.service_endpoints import ServiceEndpoints, software_version
+from shared.config import GatewaySettings
+from shared.messages import Heartbeat
+
+
+def _no_heartbeats() -> Sequence[Heartbeat]:
+    return ()
+
+
+def create_app(
+    backend: Backend, settings: GatewaySettings, *, heartbeats: Callable[[], Sequence[Heartbeat]] = _no_heartbeats
+) -> FastAPI:
+    """The ASGI application. `heartbeats`: the last one of each engine, asked for at each scrape of `/metrics`."""
+    metrics = GatewayMetrics(EngineCollector(heartbeats))
+    app = FastAPI(
+        title="Antiphon",
+        description="Language models behind the OpenAI API.",
+        version=software_version(),
+        redirect_slashes=False,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+    )
+    http_errors.install(app, metrics.count_error)
+    app.add_middleware(Edge, keys=ApiKeys(settings.api_keys), metrics=metrics)
+    _add_generation(app, GenerationEndpoints(backend, metrics, settings.keep_alive_s))
+    _add_service(app, ServiceEndpoints(backend, metrics))
+    openapi.add_schemas(app)
+    return app
+
+
+def _add_generation(app: FastAPI, endpoints: GenerationEndpoints) -> None:
+    _post(app, "/v1/completions", endpoints.completions)
+    _post(app, "/v1/chat/completions", endpoints.chat_completions)
+
+
+def _add_service(app: FastAPI, endpoints: ServiceEndpoints) -> None:
+    _post(app, "/tokenize", endpoints.tokenize)
+    _post(app, "/detokenize", endpoints.detokenize)
+    _get(app, "/v1/models", endpoints.models)
+    _get(app, "/v1/models/{model_id:path}", endpoints.model)
+    # Whoever waits for a server to come up asks /health, so it tells of readiness; /livez is for restarting.
+    _get(app, "/health", endpoints.readyz)
+    _get(app, "/readyz", endpoints.readyz)
+    _get(app, "/livez", endpoints.livez)
+    _get(app, "/metrics", endpoints.metrics)
+    _get(app, "/version", endpoints.version)
+
+
+def _post(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
+    app.add_api_route(
+        path,
+        endpoint,
+        methods=["POST"],
+        openapi_extra=openapi.request_body(path),
+        responses=openapi.error_responses(),
+        response_model=None,
+    )
+
+
+def _get(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
+    app.add_api_route(path, endpoint, methods=["GET"], responses=openapi.error_responses(), response_model=None)
+    app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)

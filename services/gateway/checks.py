@@ -1,0 +1,36 @@
+"""The few checks that every request body needs. Pure."""
+
+from collections.abc import Sequence
+from typing import NoReturn, TypeVar
+
+from shared.errors import ServiceError
+
+T = TypeVar("T")
+
+
+def refuse(param: str, rule: str) -> NoReturn:
+    """Raises ServiceError('invalid_value'); `rule` goes on after the parameter's name."""
+    raise ServiceError("invalid_value", f"'{param}' {rule}.", param=param)
+
+
+def missing(param: str) -> NoReturn:
+    """Raises ServiceError('missing_required_parameter')."""
+    raise ServiceError("missing_required_parameter", f"Missing required parameter: '{param}'.", param=param)
+
+
+def unsupported(param: str, what: str) -> NoReturn:
+    """Raises ServiceError('unsupported_parameter'); `what` is the subject of the sentence."""
+    raise ServiceError("unsupported_parameter", f"{what} not supported yet.", param=param)
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raises ServiceError unless there are some and all of them are in the vocabulary."""
+    if not token_ids:
+        refuse(param, "must not be an empty list of token ids")
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        refuse(param, f"has a token id outside the vocabulary of {vocab_size} tokens")
+
+
+def given(value: T | None, default: T) -> T:
+    """The value, or the default where the request has none or null."""
+    return default if value is None else value

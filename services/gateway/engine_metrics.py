@@ -1,0 +1,78 @@
+"""What engines report in their heartbeats, as vLLM's metrics with the labels `model_name` and `engine`.
+
+Every gateway shows every engine: a query over several gateways takes the maximum over them, not the sum. Counters count
+from the engine's start, so its restart looks to Prometheus like any other reset.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from shared.messages import EngineStatus, Heartbeat
+
+_LABELS = ("model_name", "engine")
+_Value = Callable[[EngineStatus], float]
+
+
+def _kv_cache_usage(status: EngineStatus) -> float:
+    return 1.0 - status.num_free_blocks / status.num_blocks if status.num_blocks else 0.0
+
+
+_GAUGES: tuple[tuple[str, str, _Value], ...] = (
+    ("vllm:num_requests_running", "Sequences in the running batch", lambda status: status.num_running),
+    ("vllm:num_requests_waiting", "Sequences waiting for a place", lambda status: status.num_waiting),
+    ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", _kv_cache_usage),
+    ("antiphon:engine_waiting_tokens", "Prompt tokens waiting", lambda status: status.num_waiting_tokens),
+)
+_COUNTERS: tuple[tuple[str, str, _Value], ...] = (
+    ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", lambda status: status.prefix_cache_queries),
+    ("vllm:prefix_cache_hits", "Tokens found in the prefix cache", lambda status: status.prefix_cache_hits),
+    ("vllm:num_preemptions", "Sequences put back into the queue", lambda status: status.preemptions),
+    ("antiphon:engine_steps", "Steps run", lambda status: status.step),
+    ("antiphon:engine_prompt_tokens", "Prompt tokens computed", lambda status: status.prompt_tokens),
+    ("antiphon:engine_generation_tokens", "Tokens generated", lambda status: status.generation_tokens),
+)
+
+
+def engine_families(heartbeats: Sequence[Heartbeat]) -> Iterator[Metric]:
+    """Renders the engines among the heartbeats. `heartbeats`: at most one of each engine."""
+    engines = [(beat.id, beat.status) for beat in heartbeats if isinstance(beat.status, EngineStatus)]
+    for name, text, value in _GAUGES:
+        gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+        for engine, status in engines:
+            gauge.add_metric([status.model, engine], value(status))
+        yield gauge
+    for name, text, value in _COUNTERS:
+        counter = CounterMetricFamily(name, text, labels=_LABELS)
+        for engine, status in engines:
+            counter.add_metric([status.model, engine], value(status))
+        yield counter
+    yield from _finished_and_config(engines)
+
+
+def _finished_and_config(engines: Sequence[tuple[str, EngineStatus]]) -> Iterator[Metric]:
+    finished = CounterMetricFamily(
+        "antiphon:engine_sequences_finished", "Sequences ended, by reason", labels=(*_LABELS, "finished_reason")
+    )
+    config = GaugeMetricFamily(
+        "vllm:cache_config_info", "Size of the KV cache", labels=("engine", "block_size", "num_gpu_blocks")
+    )
+    for engine, status in engines:
+        config.add_metric([engine, str(status.block_size), str(status.num_blocks)], 1)
+        for reason, count in status.finished:
+            finished.add_metric([status.model, engine, reason], count)
+    yield finished
+    yield config
+
+
+class EngineCollector(Collector):
+    """Renders the heartbeats of the moment at each scrape."""
+
+    def __init__(self, heartbeats: Callable[[], Sequence[Heartbeat]]) -> None:
+        self._heartbeats = heartbeats
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector."""
+        return engine_families(self._heartbeats())

@@ -1,0 +1,88 @@
+"""`POST /v1/completions` and `POST /v1/chat/completions`: from the bytes of a request to the answer's run."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway import chat_schema, completion_schema, parameters, refused, request_body
+from services.gateway.answering import Run, StreamedAnswer
+from services.gateway.exchange import Arrival, Exchange, Kind
+from services.gateway.generation import Backend, GenerationRequest, ModelCard
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai_api import SamplingFields, read_body, read_fields
+from services.gateway.tracing import RequestTrace
+from shared import codec
+
+
+class GenerationEndpoints:
+    """The two endpoints that generate."""
+
+    def __init__(self, backend: Backend, metrics: GatewayMetrics, keep_alive_s: float) -> None:
+        self._backend = backend
+        self._metrics = metrics
+        self._keep_alive_s = keep_alive_s
+
+    async def completions(self, request: Request) -> Response:
+        """Continues a text, or each of several."""
+        arrival = Arrival.now()
+        data = await _checked(request)
+        body = read_body(data, completion_schema.DECODER)
+        card = self._backend.resolve_model(body.model)
+        wanted = parameters.completion(body, card, request.state.request_id)
+        echoes = await self._echoes(wanted) if body.echo else _no_echoes(wanted)
+        return await self._answer(request, _exchange("completion", arrival, card, wanted, body, echoes))
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Continues a conversation."""
+        arrival = Arrival.now()
+        data = await _checked(request)
+        body = read_body(data, chat_schema.DECODER)
+        card = self._backend.resolve_model(body.model)
+        wanted = parameters.chat(body, card, request.state.request_id)
+        echoes = await self._echoes(wanted) if body.echo else _no_echoes(wanted)
+        return await self._answer(request, _exchange("chat", arrival, card, wanted, body, echoes))
+
+    async def _answer(self, request: Request, exchange: Exchange) -> Response:
+        trace = RequestTrace(exchange, request.headers)
+        run = Run(self._backend, exchange, self._metrics, trace)
+        if exchange.stream:
+            return StreamedAnswer(run, self._keep_alive_s)
+        return Response(await run.whole(request.receive), media_type="application/json")
+
+    async def _echoes(self, wanted: GenerationRequest) -> tuple[str, ...]:
+        """The prompts as text. A conversation's echo is its last message."""
+        if wanted.texts:
+            return wanted.texts
+        if wanted.messages and not wanted.messages[-1].token_ids:
+            return (wanted.messages[-1].content,)
+        last = [tuple(codec.unpack_ids(message.token_ids)) for message in wanted.messages[-1:]]
+        return tuple([await self._backend.detokenize(wanted.model, ids) for ids in wanted.token_ids or last])
+
+
+async def _checked(request: Request) -> bytes:
+    data = await request_body.read(request.scope["headers"], request.receive)
+    refused.check(read_fields(data))
+    return data
+
+
+def _no_echoes(wanted: GenerationRequest) -> tuple[str, ...]:
+    return ("",) * (len(wanted.texts) + len(wanted.token_ids) + bool(wanted.messages))
+
+
+def _exchange(
+    kind: Kind,
+    arrival: Arrival,
+    card: ModelCard,
+    wanted: GenerationRequest,
+    body: SamplingFields,
+    echoes: tuple[str, ...],
+) -> Exchange:
+    options = body.stream_options
+    return Exchange(
+        kind=kind,
+        arrival=arrival,
+        card=card,
+        request=wanted,
+        stream=bool(body.stream),
+        include_usage=options is not None and bool(options.include_usage),
+        echoes=echoes,
+    )

@@ -1,0 +1,89 @@
+"""Every failure as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`, never a stack trace."""
+
+import logging
+import math
+import random
+from collections.abc import Callable, Mapping
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from shared.errors import CODES, ServiceError
+
+log = logging.getLogger(__name__)
+_RETRY_AFTER_S = 1.0
+"""When whoever refused gave no time."""
+_JITTER = 0.25
+"""Share by which the time to retry varies, so that refused clients do not come back all at once."""
+_CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 503: "server_is_overloaded"}
+
+
+def error_body(error: ServiceError) -> bytes:
+    """The JSON of the error object."""
+    inner = {
+        "message": error.message,
+        "type": CODES[error.code].type,
+        "param": error.param or None,
+        "code": error.code,
+    }
+    return msgspec.json.encode({"error": inner})
+
+
+def error_response(error: ServiceError, headers: Mapping[str, str] | None = None) -> Response:
+    """The HTTP response of a failure."""
+    every = {**_own_headers(error), **(headers or {})}
+    return Response(error_body(error), status_code=error.status, headers=every, media_type="application/json")
+
+
+def as_service_error(error: Exception) -> ServiceError:
+    """Any failure as one with a code; what nobody expected is logged here and told to no client."""
+    if isinstance(error, ServiceError):
+        return error
+    if isinstance(error, HTTPException):
+        return ServiceError(_CODE_OF_STATUS.get(error.status_code, "invalid_value"), f"{error.detail}.")
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
+    log.error("a request failed unexpectedly", exc_info=error)
+    return ServiceError("internal_error", "The server had an error while processing the request.")
+
+
+def install(app: FastAPI, count: Callable[[str], None]) -> None:
+    """Makes the application answer with error objects. `count` is told each error's code."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        failure = _unknown_route(request, error) if isinstance(error, HTTPException) else as_service_error(error)
+        count(failure.code)
+        return error_response(failure, getattr(error, "headers", None))
+
+    for kind in (ServiceError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, answer)
+
+
+def _unknown_route(request: Request, error: HTTPException) -> ServiceError:
+    method, path = request.method, request.url.path
+    if error.status_code == 404:
+        return ServiceError("not_found", f"Unknown request URL: {method} {path}.")
+    if error.status_code == 405:
+        return ServiceError("method_not_allowed", f"Method not allowed: {method} {path}.")
+    return as_service_error(error)
+
+
+def _invalid(error: RequestValidationError) -> ServiceError:
+    first = error.errors()[0]
+    param = ".".join(str(item) for item in first.get("loc", ())[1:])
+    return ServiceError("invalid_value", f"'{param}' is not valid: {first.get('msg', '')}.", param=param)
+
+
+def _own_headers(error: ServiceError) -> dict[str, str]:
+    if error.code == "invalid_api_key":
+        return {"www-authenticate": "Bearer"}
+    if error.code == "request_too_large":
+        # The rest of the body is still on its way: the connection cannot be used again.
+        return {"connection": "close"}
+    if not error.retryable:
+        return {}
+    seconds = (error.retry_after_s or _RETRY_AFTER_S) * random.uniform(1.0, 1.0 + _JITTER)
+    return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}

@@ -1,0 +1,142 @@
+"""What the gateway measures, in Prometheus's terms and under vLLM's names where vLLM has one.
+
+Everything here is observed at the HTTP edge: times count from a request's arrival and are differences of one monotonic
+clock. What the engines report about themselves is in `engine_metrics`; no name is in both.
+"""
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from services.gateway.exchange import Exchange
+from services.gateway.generation import SequenceUpdate
+from services.gateway.tally import Tally
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_MILLISECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
+_FIRST_TOKEN_S = (*_MILLISECONDS, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+_CHOICES = (1, 2, 5, 10, 20)
+_HTTP_S = (0.1, 0.5, 1)
+_MODEL = ("model_name",)
+
+
+class GatewayMetrics:
+    """One application's registry."""
+
+    def __init__(self, *collectors: Collector) -> None:
+        self.registry = CollectorRegistry()
+        for collector in (ProcessCollector(registry=None), *collectors):
+            self.registry.register(collector)
+        self._http_metrics()
+        self._request_metrics()
+
+    def render(self) -> bytes:
+        """The body of `GET /metrics`."""
+        return generate_latest(self.registry)
+
+    def count_error(self, code: str) -> None:
+        """A request ended in an error with this code, before or after its first byte."""
+        self.errors.labels(code).inc()
+
+    def count_http(self, handler: str, method: str, status: int, seconds: float) -> None:
+        """A request was answered. `handler`: the route's pattern, never the path itself."""
+        self.http_requests.labels(handler, method, f"{status // 100}xx").inc()
+        self.http_duration.labels(handler, method).observe(seconds)
+
+    def _http_metrics(self) -> None:
+        self.http_requests = self._counter("http_requests", "HTTP requests", ("handler", "method", "status"))
+        self.http_duration = self._histogram(
+            "http_request_duration_seconds", "Time to the end of the response", _HTTP_S, ("handler", "method")
+        )
+        self.http_in_progress = Gauge(
+            "antiphon:http_requests_in_progress", "HTTP requests being served", registry=self.registry
+        )
+        self.errors = self._counter("antiphon:request_errors", "Requests that ended in an error, by code", ("code",))
+
+    def _request_metrics(self) -> None:
+        histogram, counter = self._histogram, self._counter
+        self.first_token = histogram("vllm:time_to_first_token_seconds", "Arrival to first token", _FIRST_TOKEN_S)
+        self.inter_token = histogram("vllm:inter_token_latency_seconds", "Time between tokens of a sequence", _TOKEN_S)
+        self.per_token = histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean time between tokens of a request", _TOKEN_S
+        )
+        self.latency = histogram("vllm:e2e_request_latency_seconds", "Arrival to last token", _REQUEST_S)
+        self.request_prompt_tokens = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
+        self.request_generation_tokens = histogram(
+            "vllm:request_generation_tokens", "Generated tokens of a request", _TOKENS
+        )
+        self.request_n = histogram("vllm:request_params_n", "Choices asked for", _CHOICES)
+        self.request_max_tokens = histogram("vllm:request_params_max_tokens", "Output tokens asked for", _TOKENS)
+        self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests that got an answer")
+        self.cached_tokens = counter("vllm:prompt_tokens_cached", "Prompt tokens taken from the prefix cache")
+        self.generation_tokens = counter("vllm:generation_tokens", "Tokens generated")
+        self.success = counter("vllm:request_success", "Sequences ended, by reason", ("model_name", "finished_reason"))
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = _MODEL) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = _MODEL
+    ) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+
+
+class RequestMeter:
+    """Measures one generation."""
+
+    def __init__(self, metrics: GatewayMetrics, exchange: Exchange) -> None:
+        self._metrics = metrics
+        self._model = exchange.card.name
+        self._started_s = exchange.arrival.started_s
+        self._first_s = 0.0
+        self._last_s = [0.0] * exchange.num_sequences
+        self._inter_token = metrics.inter_token.labels(self._model)
+        self._generation_tokens = metrics.generation_tokens.labels(self._model)
+        metrics.request_n.labels(self._model).observe(exchange.request.n)
+        if exchange.request.params.max_tokens:
+            metrics.request_max_tokens.labels(self._model).observe(exchange.request.params.max_tokens)
+
+    @property
+    def time_to_first_token_s(self) -> float:
+        """0 while there is none."""
+        return self._first_s - self._started_s if self._first_s else 0.0
+
+    def saw(self, update: SequenceUpdate) -> None:
+        """A sequence gained something."""
+        if not update.token_ids:
+            return
+        now = time.perf_counter()
+        last, self._last_s[update.index] = self._last_s[update.index], now
+        self._generation_tokens.inc(len(update.token_ids))
+        if last:
+            self._inter_token.observe(now - last)
+        elif not self._first_s:
+            self._first_s = now
+            self._metrics.first_token.labels(self._model).observe(now - self._started_s)
+
+    def completed(self, tally: Tally, num_prompt_tokens: int) -> None:
+        """The whole answer is there."""
+        metrics, model = self._metrics, self._model
+        metrics.latency.labels(model).observe(time.perf_counter() - self._started_s)
+        metrics.prompt_tokens.labels(model).inc(num_prompt_tokens)
+        metrics.cached_tokens.labels(model).inc(tally.num_cached_tokens)
+        metrics.request_prompt_tokens.labels(model).observe(num_prompt_tokens)
+        metrics.request_generation_tokens.labels(model).observe(sum(one.num_tokens for one in tally.choices))
+        for seconds in self._mean_times(tally):
+            metrics.per_token.labels(model).observe(seconds)
+
+    def ended(self, tally: Tally, reason_of_the_rest: str) -> None:
+        """Counts how each sequence ended; those without an end of their own for the given reason."""
+        for choice in tally.choices:
+            self._metrics.success.labels(self._model, choice.finish_reason or reason_of_the_rest).inc()
+
+    def _mean_times(self, tally: Tally) -> Iterator[float]:
+        for choice, last in zip(tally.choices, self._last_s, strict=True):
+            if choice.num_tokens > 1:
+                yield (last - self._first_s) / (choice.num_tokens - 1)

@@ -1,0 +1,118 @@
+"""How a request body is read: bytes to a typed struct, with errors that name the field. Knows no field's meaning.
+
+The bodies themselves are in `completion_schema`, `chat_schema` and `tokenize_schema`; `parameters` checks what they
+hold. They are msgspec structs rather than pydantic models: strict by nature (a boolean is no number, "1" is no
+integer, NaN is no JSON), a quarter of the time, and the same description serves `/openapi.json`. Unknown fields are
+skipped, because client libraries send new ones; null always means the default.
+"""
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from shared.errors import ServiceError
+
+T = TypeVar("T")
+RawFields = dict[str, msgspec.Raw]
+_FIELDS = msgspec.json.Decoder(RawFields)
+_MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
+_TYPES = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`")
+_PATH = re.compile(r" - at `\$\.?(?P<path>.*)`$")
+_NAMES = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "a boolean",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream carries besides the text."""
+
+    include_usage: bool | None = None
+    """One more chunk at the end, with the token counts."""
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What completions and chat have in common. None: the default."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    echo: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+def read_fields(body: bytes) -> RawFields:
+    """The names in a body with their undecoded values. Raises ServiceError when it is not a JSON object."""
+    return _read(body, _FIELDS)
+
+
+def read_body(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
+    """A typed body. Raises ServiceError that names the field to blame."""
+    return _read(body, decoder)
+
+
+def read_any(raw: msgspec.Raw) -> Any:
+    """Any JSON value. Raises ServiceError('invalid_json')."""
+    return _read(raw, _ANYTHING)
+
+
+_ANYTHING: "msgspec.json.Decoder[Any]" = msgspec.json.Decoder()
+
+
+def _read(body: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _blame(str(error)) from None
+    except RecursionError:
+        raise ServiceError("invalid_json", "The request body is nested too deeply.") from None
+    except UnicodeDecodeError:
+        raise ServiceError("invalid_json", "The request body is not valid UTF-8.") from None
+    except msgspec.DecodeError as error:
+        raise ServiceError("invalid_json", f"The request body is not valid JSON: {error}.") from None
+
+
+def _blame(reason: str) -> ServiceError:
+    """A decoder's complaint in the words of the API."""
+    at = _PATH.search(reason)
+    path = at["path"] if at else ""
+    if missing := _MISSING.search(reason):
+        param = f"{path}.{missing['field']}".lstrip(".")
+        return ServiceError("missing_required_parameter", f"Missing required parameter: '{param}'.", param=param)
+    subject = f"'{path}'" if path else "The request body"
+    if types := _TYPES.search(reason):
+        rule = f"must be {_words(types['expected'])}, not {_words(types['got'])}"
+    else:
+        rule = "is not valid: " + _PATH.sub("", reason)
+    return ServiceError("invalid_value", f"{subject} {rule}.", param=path)
+
+
+def _words(types: str) -> str:
+    return " or ".join(_NAMES.get(name, name) for name in types.split(" | "))

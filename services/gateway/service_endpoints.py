@@ -1,0 +1,101 @@
+"""Everything that does not generate: models, tokens, health, metrics, version."""
+
+from importlib import metadata
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway import parameters, refused, request_body, responses, tokenize_schema
+from services.gateway.checks import check_token_ids
+from services.gateway.generation import Backend, ModelCard
+from services.gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from services.gateway.openai_api import read_body, read_fields
+from shared.errors import ServiceError
+
+_JSON = "application/json"
+
+
+class ServiceEndpoints:
+    """The endpoints around generation."""
+
+    def __init__(self, backend: Backend, metrics: GatewayMetrics) -> None:
+        self._backend = backend
+        self._metrics = metrics
+
+    async def models(self) -> Response:
+        """Lists the models that can be used now."""
+        return Response(responses.model_list(self._backend.models()), media_type=_JSON)
+
+    async def model(self, model_id: str) -> Response:
+        """Describes one model."""
+        card = self._find(model_id)
+        return Response(responses.model(card), media_type=_JSON)
+
+    async def tokenize(self, request: Request) -> Response:
+        """The token ids of a text or a conversation."""
+        data = await request_body.read(request.scope["headers"], request.receive)
+        refused.check(read_fields(data))
+        body = read_body(data, tokenize_schema.TOKENIZE_DECODER)
+        card = self._backend.resolve_model(body.model)
+        wanted = parameters.tokenize(body, card, request.state.request_id)
+        [(tokens, texts)] = await self._backend.tokenize(wanted, return_tokens=bool(body.return_token_strs))
+        return _json(
+            tokenize_schema.TokenizeAnswer(
+                count=len(tokens),
+                max_model_len=card.max_model_len,
+                tokens=tokens,
+                token_strs=texts if body.return_token_strs else None,
+            )
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids."""
+        data = await request_body.read(request.scope["headers"], request.receive)
+        body = read_body(data, tokenize_schema.DETOKENIZE_DECODER)
+        card = self._backend.resolve_model(body.model)
+        if not body.tokens:
+            return _json(tokenize_schema.DetokenizeAnswer(prompt=""))
+        check_token_ids(body.tokens, card.vocab_size, "tokens")
+        text = await self._backend.detokenize(card.name, tuple(body.tokens))
+        return _json(tokenize_schema.DetokenizeAnswer(prompt=text))
+
+    async def livez(self) -> Response:
+        """Whether the process works at all."""
+        return _json({"status": "alive"})
+
+    async def readyz(self) -> Response:
+        """Whether requests can be served now; if not, what is missing."""
+        reason = self._backend.ready()
+        if reason:
+            return Response(_encode({"status": "not_ready", "reason": reason}), status_code=503, media_type=_JSON)
+        return _json({"status": "ready"})
+
+    async def metrics(self) -> Response:
+        """Metrics for Prometheus."""
+        return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    async def version(self) -> Response:
+        """The version of this software."""
+        return _json({"version": software_version()})
+
+    def _find(self, model_id: str) -> ModelCard:
+        for card in self._backend.models():
+            if card.name == model_id:
+                return card
+        raise ServiceError("model_not_found", f"The model '{model_id}' does not exist.", param="model")
+
+
+def software_version() -> str:
+    """The installed version, or 'unknown' where the code runs without being installed."""
+    try:
+        return metadata.version("antiphon")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def _json(value: object) -> Response:
+    return Response(_encode(value), media_type=_JSON)

@@ -1,0 +1,10 @@
+"""Entry point: `python -m services.tokenizer --nats URL --model DIR …`."""
+
+import sys
+
+from services.tokenizer.service import TokenizerService
+from shared.actors.service import main
+from shared.config import TokenizerSettings
+
+if __name__ == "__main__":
+    sys.exit(main("tokenizer", TokenizerSettings, TokenizerService))

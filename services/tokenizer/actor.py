@@ -1,0 +1,185 @@
+"""The tokenizer's actor: answers tokenize and detokenize requests. Stateless: any replica may answer any request.
+
+Short texts are encoded in the handler, which takes less than a millisecond. Long texts (on a thread; the library
+releases the interpreter lock) and conversations (rendered by a worker process) become jobs that answer by themselves,
+so that a slow request never stands before a short one. Jobs are bounded; one more is refused as overload.
+
+What happens when it dies: requests under way get no answer, and their gateways ask another replica.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from services.tokenizer.encode import TextCodec
+from services.tokenizer.renderer import Renderer
+from services.tokenizer.requests import (
+    check_model,
+    check_request,
+    detokenize,
+    num_characters,
+    num_tokens,
+    plain_messages,
+    tokenize,
+)
+from shared import telemetry
+from shared.actors.actor import Actor, Envelope, error_reply, handles
+from shared.actors.host import Host
+from shared.codec import encode
+from shared.errors import ServiceError
+from shared.messages import DetokenizeReply, DetokenizeRequest, Message, TokenizeReply, TokenizeRequest
+from shared.subjects import TOKENIZER_QUEUE
+from shared.telemetry import Names
+
+log = logging.getLogger(__name__)
+INLINE_CHARS_MAX = 2048
+"""Longest text encoded on the event loop: about half a millisecond."""
+INLINE_TOKENS_MAX = 4096
+"""Longest list decoded on the event loop."""
+JOBS_MAX = 512
+"""Requests under way beside the mailbox."""
+THREADS_MAX = 4
+RETRY_AFTER_S = 1.0
+
+
+class TokenizerActor(Actor):
+    """One replica. `num_requests` and `num_tokens` count what it has answered."""
+
+    def __init__(
+        self, host: Host, codec: TextCodec, renderer: Renderer, bos_token: str, model: str, *, jobs_max: int = JOBS_MAX
+    ) -> None:
+        super().__init__(f"tokenizer {host.id}", host.transport)
+        self.num_requests = self.num_tokens = 0
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets the exception of a job that found an invariant broken."""
+        self._host = host
+        self._codec = codec
+        self._renderer = renderer
+        self._bos_token = bos_token
+        self._model = model
+        self._jobs_max = jobs_max
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._threads = ThreadPoolExecutor(min(THREADS_MAX, os.cpu_count() or 1), "tokenizer")
+
+    async def listen(self) -> None:
+        """Joins the pool, and listens on the replica's own subject for requests that another one did not answer."""
+        subjects = self._host.subjects
+        await self.bind(subjects.tokenize(), TokenizeRequest, DetokenizeRequest, queue=TOKENIZER_QUEUE)
+        await self.bind(subjects.tokenizer_direct(self._host.id, self._host.boot), TokenizeRequest, DetokenizeRequest)
+
+    @handles(TokenizeRequest)
+    def on_tokenize(self, envelope: Envelope) -> TokenizeReply | None:
+        """Text or a conversation to token ids."""
+        request = envelope.message
+        assert isinstance(request, TokenizeRequest)
+        check_model(request.model, self._model)
+        check_request(request)
+        if request.messages:
+            self._start_job(envelope, lambda: self._tokenize_conversation(request, envelope))
+            return None
+        if num_characters(request) > INLINE_CHARS_MAX:
+            self._start_job(envelope, lambda: self._tokenize_long(request, envelope))
+            return None
+        with self._span(envelope) as span:
+            return self._counted(tokenize(self._codec, request, request.prompts), span)
+
+    @handles(DetokenizeRequest)
+    def on_detokenize(self, envelope: Envelope) -> DetokenizeReply | None:
+        """Token ids to text."""
+        request = envelope.message
+        assert isinstance(request, DetokenizeRequest)
+        check_model(request.model, self._model)
+        if len(request.token_ids) > 4 * INLINE_TOKENS_MAX:
+            self._start_job(envelope, lambda: self._detokenize_long(request))
+            return None
+        self.num_requests += 1
+        return DetokenizeReply(request.request_id, detokenize(self._codec, request))
+
+    async def on_stop(self) -> None:
+        """Finishes the jobs, then ends the threads and the template workers."""
+        if self._jobs:
+            await asyncio.wait(self._jobs)
+        await self._end()
+
+    async def on_crash(self, error: BaseException) -> None:
+        """Lets the requests under way fall: each is asked again elsewhere."""
+        for job in self._jobs:
+            job.cancel()
+        await self._end()
+
+    # --- jobs ---
+
+    async def _tokenize_conversation(self, request: TokenizeRequest, envelope: Envelope) -> TokenizeReply:
+        with self._span(envelope) as span:
+            messages = plain_messages(self._codec, request.messages)
+            text = await self._renderer.render(messages, request.add_generation_prompt)
+            if self._bos_token and text.startswith(self._bos_token):
+                # The template wrote it; the tokenizer must not write it again.
+                request = msgspec.structs.replace(request, add_special_tokens=False)
+            if len(text) <= INLINE_CHARS_MAX:
+                return self._counted(tokenize(self._codec, request, (text,)), span)
+            return self._counted(await self._on_thread(request, (text,)), span)
+
+    async def _tokenize_long(self, request: TokenizeRequest, envelope: Envelope) -> TokenizeReply:
+        with self._span(envelope) as span:
+            return self._counted(await self._on_thread(request, request.prompts), span)
+
+    async def _detokenize_long(self, request: DetokenizeRequest) -> DetokenizeReply:
+        loop = asyncio.get_running_loop()
+        text = await loop.run_in_executor(self._threads, detokenize, self._codec, request)
+        self.num_requests += 1
+        return DetokenizeReply(request.request_id, text)
+
+    async def _on_thread(self, request: TokenizeRequest, texts: tuple[str, ...]) -> TokenizeReply:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, tokenize, self._codec, request, texts)
+
+    def _start_job(self, envelope: Envelope, work: Callable[[], Awaitable[Message]]) -> None:
+        if len(self._jobs) >= self._jobs_max:
+            raise ServiceError(
+                "server_is_overloaded", "The tokenizer has too many requests.", retry_after_s=RETRY_AFTER_S
+            )
+        job = asyncio.create_task(self._answer(envelope, work))
+        self._jobs.add(job)
+        job.add_done_callback(self._job_done)
+
+    async def _answer(self, envelope: Envelope, work: Callable[[], Awaitable[Message]]) -> None:
+        try:
+            data = encode(await work())
+        except AssertionError:
+            raise
+        except ServiceError as error:
+            data = encode(error_reply(error))
+        except Exception:
+            log.exception("%s failed on %s", self.name, type(envelope.message).__name__)
+            data = encode(error_reply(ServiceError("internal_error", "The request could not be processed.")))
+        if not envelope.reply:
+            return
+        try:
+            await self.transport.publish(envelope.reply, data)
+        except ServiceError as error:
+            log.warning("%s could not answer: %s", self.name, error)
+
+    def _job_done(self, job: "asyncio.Task[None]") -> None:
+        self._jobs.discard(job)
+        if not job.cancelled() and (error := job.exception()) is not None and not self.broken.done():
+            self.broken.set_exception(error)
+
+    # --- inside ---
+
+    def _span(self, envelope: Envelope) -> telemetry.Span:
+        return telemetry.start_span(Names.TOKENIZE, parent=envelope.headers)
+
+    def _counted(self, reply: TokenizeReply, span: telemetry.Span) -> TokenizeReply:
+        count = num_tokens(reply)
+        span.set(Names.USAGE_INPUT_TOKENS, count)
+        self.num_requests += 1
+        self.num_tokens += count
+        return reply
+
+    async def _end(self) -> None:
+        self._threads.shutdown(wait=False)
+        await self._renderer.close()

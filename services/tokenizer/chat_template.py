@@ -1,0 +1,140 @@
+"""Chat templates as models bring them: Jinja in a sandbox, with the names that they expect. Pure; used by the worker.
+
+A template is code of a stranger. The sandbox keeps it from Python's internals; it does not keep it from looping or from
+building huge strings: `render_worker` runs it in a process of its own with limits. The dialect (filters, globals, block
+trimming, loop controls, the `generation` tag) is the one of transformers' `apply_chat_template`.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+
+class TemplateFailedError(Exception):
+    """The template could not be compiled or refused its input; the message is for the user."""
+
+
+class ChatTemplate:
+    """A compiled template. `constants` are variables of every rendering (`bos_token` and the like).
+
+    Raises TemplateFailedError when the source is no template.
+    """
+
+    def __init__(self, source: str, constants: Mapping[str, str], output_chars_max: int) -> None:
+        self._constants = dict(constants)
+        self._output_chars_max = output_chars_max
+        try:
+            self._template = _environment().from_string(source)
+        except TemplateSyntaxError as error:
+            raise TemplateFailedError(
+                f"The chat template is not valid Jinja: {error.message} (line {error.lineno})."
+            ) from None
+        except (TemplateError, RecursionError, MemoryError, OverflowError) as error:
+            raise TemplateFailedError(f"The chat template cannot be compiled: {_describe(error)}.") from None
+
+    def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        """The conversation as the model's prompt. Raises TemplateFailedError."""
+        variables: dict[str, Any] = {
+            **self._constants,
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            "tools": None,
+            "documents": None,
+        }
+        try:
+            return self._generate(variables)
+        except _RefusalError as refusal:
+            raise TemplateFailedError(f"The chat template refuses these messages: {refusal.message}") from None
+        except TemplateFailedError:
+            raise
+        except Exception as error:  # a template can raise whatever Python can
+            raise TemplateFailedError(f"The chat template failed: {_describe(error)}.") from None
+
+    def _generate(self, variables: dict[str, Any]) -> str:
+        pieces: list[str] = []
+        room = self._output_chars_max
+        for piece in self._template.generate(variables):
+            room -= len(piece)
+            if room < 0:
+                raise TemplateFailedError(f"The conversation is longer than {self._output_chars_max} characters.")
+            pieces.append(piece)
+        text = "".join(pieces)
+        text.encode()  # a template can write half a surrogate pair, which is no text
+        return text
+
+
+class _RefusalError(TemplateError):
+    """The template called `raise_exception`."""
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's part for training; here it is only its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        """See jinja2.ext.Extension."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _GuardedNamespace(Namespace):
+    """`namespace()` without underscore names, through which a template could reach Python's internals."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # lets `namespace(self=…)` work
+        self, rest = args[0], args[1:]
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace cannot have an attribute {name!r}")
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.pop("lipsum")
+    environment.globals |= {
+        "namespace": _GuardedNamespace,
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+    }
+    return environment
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    # Jinja's own filter escapes for HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: object) -> None:
+    raise _RefusalError(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _describe(error: BaseException) -> str:
+    kinds = {MemoryError: "it needs too much memory", RecursionError: "it is nested too deeply"}
+    return kinds.get(type(error)) or f"{type(error).__name__}: {error}"[:500].rstrip(".")

@@ -1,0 +1,131 @@
+"""A model's text codec: text to token ids and back, with the tokenizer's own rules. Thread-safe once made.
+
+Reads the files of a model directory in Hugging Face layout; needs the `tokenizers` library only. Not here: chat
+templates are rendered by `renderer`, out of this process.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from shared.config import SettingsError
+
+_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TEMPLATE_MARKS = ("{{", "{%", "{#", "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class TextFacts:
+    """What a directory says about the tokenizer beyond `tokenizer.json`.
+
+    `named_tokens`: `bos_token` and the like by name, as chat templates use them. `chat_template`: None without one.
+    """
+
+    named_tokens: dict[str, str]
+    chat_template: str | None
+
+
+class TextCodec:
+    """Encodes and decodes. `special_ids` are the ids of tokens that are no text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        # A file may carry the truncation and padding of its training; requests are neither cut nor filled.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self.special_ids = frozenset(i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special)
+        self._anchor = self.encode(["a"], add_special_tokens=False)[0][-1:]
+        self._anchor_chars = len(self.decode(self._anchor))
+
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """The token ids of each text. Releases the interpreter lock while it works."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids; ids that the vocabulary lacks add nothing."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def knows(self, token_id: int) -> bool:
+        """True when the vocabulary has this id."""
+        return self._tokenizer.id_to_token(token_id) is not None
+
+    def token_text(self, token_id: int) -> str:
+        """One token as it reads inside a text: a leading space is kept, a piece of a character shows as U+FFFD."""
+        return self.decode([*self._anchor, token_id])[self._anchor_chars :]
+
+
+def load_codec(directory: Path) -> TextCodec:
+    """Raises SettingsError when the directory has no usable `tokenizer.json`."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise SettingsError(f"--tokenizer: {directory} has no tokenizer.json (a 'fast' tokenizer is needed).")
+    try:
+        return TextCodec(Tokenizer.from_file(str(path)))
+    except Exception as error:  # the library raises bare exceptions for files that it cannot read
+        raise SettingsError(f"--tokenizer: {path} cannot be read: {error}") from error
+
+
+def load_facts(directory: Path, chat_template: str = "") -> TextFacts:
+    """Named tokens, and the chat template: the one given (a file or the text itself), else the directory's.
+
+    Raises SettingsError for a file that cannot be read.
+    """
+    config = _read_object(directory / "tokenizer_config.json")
+    named = {**_named_tokens(_read_object(directory / "special_tokens_map.json")), **_named_tokens(config)}
+    template = _given_template(chat_template) if chat_template else _own_template(directory, config)
+    return TextFacts(named, template)
+
+
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """A token is named by its text or by an object that holds the text as `content`."""
+    found: dict[str, str] = {}
+    for name in _TOKEN_NAMES:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _given_template(chat_template: str) -> str:
+    if any(mark in chat_template for mark in _TEMPLATE_MARKS):
+        # On one line, as a shell passes it, a line break is written as backslash and n.
+        return chat_template.replace("\\n", "\n").replace("\\t", "\t")
+    path = Path(chat_template)
+    if not path.is_file():
+        raise SettingsError(f"--chat-template: {chat_template!r} is neither a file nor a Jinja template.")
+    return _read_text(path)
+
+
+def _own_template(directory: Path, config: Mapping[str, Any]) -> str | None:
+    if (directory / "chat_template.jinja").is_file():
+        return _read_text(directory / "chat_template.jinja")
+    for source in (_read_object(directory / "chat_template.json"), config):
+        template = source.get("chat_template")
+        if isinstance(template, list):  # several, by name
+            template = {item["name"]: item["template"] for item in template}.get("default")
+        if isinstance(template, str):
+            return template
+    return None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(_read_text(path))
+    except ValueError as error:
+        raise SettingsError(f"--tokenizer: {path} is not valid JSON: {error}") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from error

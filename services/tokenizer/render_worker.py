@@ -1,0 +1,89 @@
+"""The process that renders chat templates: `python -m services.tokenizer.render_worker`, started by `renderer` only.
+
+It gives up what a template could misuse (memory, processor time, files, the environment) and then answers jobs from its
+standard input until that ends. It holds nothing between jobs, so it can be killed at any time. It imports Jinja and
+msgspec and nothing else, which keeps its start below a tenth of a second.
+"""
+
+import contextlib
+import math
+import resource
+import signal
+import sys
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+from services.tokenizer.chat_template import ChatTemplate, TemplateFailedError
+from services.tokenizer.render_frames import LENGTH_BYTES, Rendered, RenderJob, RenderSetup, pack_frame
+
+ADDRESS_SPACE_BYTES = 256 * 2**20
+"""The interpreter takes a quarter of it; the longest allowed conversation needs about as much again."""
+OPEN_FILES_MAX = 16
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def main() -> int:
+    """Answers jobs until standard input ends; returns the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt from the terminal is the parent's business
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    setup = _read(source, msgspec.msgpack.Decoder(RenderSetup))
+    if setup is None:
+        return 0
+    _limit_resources()
+    _allow_processor_time(setup.wall_s)
+    try:
+        template = ChatTemplate(setup.template, setup.constants, setup.output_chars_max)
+    except TemplateFailedError as failure:
+        _write(sink, Rendered(error=str(failure)))
+        return 0
+    _write(sink, Rendered())
+    jobs = msgspec.msgpack.Decoder(RenderJob)
+    while (job := _read(source, jobs)) is not None:
+        _allow_processor_time(setup.wall_s)
+        _write(sink, _render(template, job))
+    return 0
+
+
+def _render(template: ChatTemplate, job: RenderJob) -> Rendered:
+    try:
+        return Rendered(text=template.render(job.messages, job.add_generation_prompt))
+    except TemplateFailedError as failure:
+        return Rendered(error=str(failure))
+
+
+def _limit_resources() -> None:
+    wanted = {
+        resource.RLIMIT_AS: ADDRESS_SPACE_BYTES,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NOFILE: OPEN_FILES_MAX,
+    }
+    for limit, value in wanted.items():
+        # Some systems know a limit but do not let it be set; the parent's clock still holds there.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(limit, (value, value))
+
+
+def _allow_processor_time(wall_s: float) -> None:
+    """Processor time for one job, counted from now: the kernel kills a worker that its parent could not."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    soft = math.ceil(usage.ru_utime + usage.ru_stime + wall_s) + 1
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def _read(source: BinaryIO, decoder: "msgspec.msgpack.Decoder[T]") -> T | None:
+    head = source.read(LENGTH_BYTES)
+    if len(head) < LENGTH_BYTES:
+        return None
+    return decoder.decode(source.read(int.from_bytes(head, "big")))
+
+
+def _write(sink: BinaryIO, answer: Rendered) -> None:
+    sink.write(pack_frame(answer))
+    sink.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

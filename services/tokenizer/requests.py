@@ -1,0 +1,96 @@
+"""What a tokenize or detokenize request means, apart from asyncio and the bus: checks, and texts to reply. Pure."""
+
+from services.tokenizer.encode import TextCodec
+from shared import limits
+from shared.blocks import chain_hashes
+from shared.codec import DecodeError, pack_ids, unpack_ids
+from shared.context import check_context
+from shared.errors import ServiceError
+from shared.messages import ChatMessage, DetokenizeRequest, TokenizedPrompt, TokenizeReply, TokenizeRequest
+
+
+def check_model(model: str, served: str) -> None:
+    """Raises ServiceError('model_not_found') for another model than the one this pool serves; '' means that one."""
+    if model not in ("", served):
+        raise ServiceError("model_not_found", f"The model '{model}' does not exist.", param="model")
+
+
+def check_request(request: TokenizeRequest) -> None:
+    """Raises ServiceError for a request without text, with too many prompts, or with too much text."""
+    if bool(request.prompts) == bool(request.messages):
+        raise ServiceError("missing_required_parameter", "Give either a prompt or messages.", param=field(request))
+    if len(request.prompts) > limits.PROMPTS_MAX or len(request.messages) > limits.MESSAGES_MAX:
+        count = max(len(request.prompts), len(request.messages))
+        raise ServiceError("request_too_large", f"'{field(request)}' has {count} items.", param=field(request))
+    if num_characters(request) > limits.PROMPT_CHARS_MAX:
+        raise ServiceError(
+            "request_too_large", f"The text is longer than {limits.PROMPT_CHARS_MAX} characters.", param=field(request)
+        )
+
+
+def field(request: TokenizeRequest) -> str:
+    """The request's field that holds the text, as the user knows it."""
+    return "messages" if request.messages else "prompt"
+
+
+def num_characters(request: TokenizeRequest) -> int:
+    """Characters of text to tokenize."""
+    return sum(map(len, request.prompts)) + sum(len(message.content) for message in request.messages)
+
+
+def plain_messages(codec: TextCodec, messages: tuple[ChatMessage, ...]) -> list[dict[str, str]]:
+    """The conversation as a chat template sees it.
+
+    A pre-tokenised turn is decoded first, special tokens included: a template works on text, and what comes before and
+    after a turn decides how its text is cut into tokens. Raises ServiceError for ids outside the vocabulary.
+    """
+    return [_plain_message(codec, message) for message in messages]
+
+
+def tokenize(codec: TextCodec, request: TokenizeRequest, texts: tuple[str, ...]) -> TokenizeReply:
+    """The reply for these texts: the request's prompts, or its rendered conversation.
+
+    Raises ServiceError('context_length_exceeded').
+    """
+    token_lists = codec.encode(texts, add_special_tokens=request.add_special_tokens)
+    for token_ids in token_lists:
+        check_context(len(token_ids), request.max_tokens, request.max_model_len, field(request))
+    prompts = [_tokenized(codec, request, token_ids) for token_ids in token_lists]
+    return TokenizeReply(request.request_id, tuple(prompts))
+
+
+def detokenize(codec: TextCodec, request: DetokenizeRequest) -> str:
+    """The text of the request's tokens, special tokens included. Raises ServiceError for ids outside the vocabulary."""
+    return codec.decode(_known_ids(codec, request.token_ids, "tokens"))
+
+
+def num_tokens(reply: TokenizeReply) -> int:
+    """Tokens in all prompts of a reply."""
+    return sum(len(prompt.token_ids) for prompt in reply.prompts) // 4
+
+
+def _plain_message(codec: TextCodec, message: ChatMessage) -> dict[str, str]:
+    token_ids = message.token_ids
+    content = codec.decode(_known_ids(codec, token_ids, "messages")) if token_ids else message.content
+    plain = {"role": message.role, "content": content}
+    return {**plain, "name": message.name} if message.name else plain
+
+
+def _known_ids(codec: TextCodec, packed: bytes, param: str) -> list[int]:
+    try:
+        token_ids = unpack_ids(packed)
+    except DecodeError:
+        raise ServiceError("invalid_value", f"'{param}' is not a list of token ids.", param=param) from None
+    unknown = next((i for i in token_ids if not codec.knows(i)), None)
+    if unknown is not None:
+        raise ServiceError(
+            "invalid_value", f"'{param}' holds the token id {unknown}, outside the vocabulary.", param=param
+        )
+    return token_ids
+
+
+def _tokenized(codec: TextCodec, request: TokenizeRequest, token_ids: list[int]) -> TokenizedPrompt:
+    packed = pack_ids(token_ids)
+    hashes = chain_hashes(packed, request.block_size, request.cache_salt) if request.block_size > 0 else b""
+    texts = tuple(map(codec.token_text, token_ids)) if request.return_tokens else ()
+    return TokenizedPrompt(packed, hashes, texts)

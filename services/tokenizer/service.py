@@ -1,0 +1,64 @@
+"""The tokenizer as a service: loads the codec and the chat template, hosts the actor."""
+
+import asyncio
+import contextlib
+
+from services.tokenizer.actor import TokenizerActor
+from services.tokenizer.encode import TextCodec, TextFacts, load_codec, load_facts
+from services.tokenizer.renderer import NoTemplate, WorkerPool
+from shared.actors.host import Host
+from shared.config import TokenizerSettings
+from shared.messages import PoolStatus, ServiceName
+from shared.model_files import model_name, tokenizer_directory
+
+
+class TokenizerService:
+    """One replica. Loading runs on a thread; the first template worker starts once the replica works.
+
+    Raises SettingsError when the directory that the settings name is not there.
+    """
+
+    name: ServiceName = "tokenizer"
+
+    def __init__(self, settings: TokenizerSettings) -> None:
+        self._settings = settings
+        self._directory = tokenizer_directory(settings)
+        self._actor: TokenizerActor | None = None
+        self._warming: asyncio.Task[None] | None = None
+
+    async def start(self, host: Host) -> None:
+        """See Service. Raises SettingsError when the directory has no usable tokenizer."""
+        codec, facts = await asyncio.to_thread(self._load)
+        pool = WorkerPool(facts.chat_template, facts.named_tokens) if facts.chat_template is not None else None
+        bos = facts.named_tokens.get("bos_token", "")
+        self._actor = TokenizerActor(host, codec, pool or NoTemplate(), bos, model_name(self._settings))
+        await self._actor.listen()
+        self._actor_task = asyncio.create_task(self._actor.run())
+        if pool is not None:
+            self._warming = asyncio.create_task(pool.warm())
+
+    def status(self) -> PoolStatus:
+        """See Service."""
+        actor = self._actor
+        return PoolStatus(actor.num_requests, actor.num_tokens) if actor else PoolStatus()
+
+    async def run(self) -> None:
+        """See Service."""
+        assert self._actor is not None
+        parts = {self._actor_task, self._actor.broken}
+        done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        for part in done:
+            await part
+
+    async def drain(self) -> None:
+        """See Service. Answers what has arrived."""
+        assert self._actor is not None
+        if self._warming is not None:
+            self._warming.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._warming
+        await self._actor.stop()
+        await self._actor_task
+
+    def _load(self) -> tuple[TextCodec, TextFacts]:
+        return load_codec(self._directory), load_facts(self._directory, self._settings.chat_template)

@@ -1,0 +1,30 @@
+"""The bus's credentials file: one line, `user:password`. Read by `nats`, written by the launcher."""
+
+import logging
+from pathlib import Path
+
+from shared.config import SettingsError
+
+log = logging.getLogger(__name__)
+
+
+def read_credentials(path: str) -> tuple[str, str]:
+    """User and password. Raises SettingsError."""
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+        open_to_others = file.stat().st_mode & 0o077
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"nats-credentials: {path} cannot be read: {error}") from error
+    user, colon, password = text.partition(":")
+    if not (user and colon and password) or "\n" in text:
+        raise SettingsError(f"nats-credentials: {path} must hold one line, user:password")
+    if open_to_others:
+        log.warning("%s can be read by other users of this machine", path)
+    return user, password
+
+
+def without_credentials(url: str) -> str:
+    """A URL without user and password, for messages."""
+    scheme, separator, rest = url.rpartition("://")
+    return scheme + separator + rest.rpartition("@")[2]

@@ -1,0 +1,130 @@
+"""Answers to `nats micro list`, `info` and `stats`: the service discovery protocol of NATS (ADR-32) over any transport.
+
+For people and their tools only; nothing in the system depends on it. Presence is `presence`, requests go to `actor`.
+Subjects are `$SRV.PING|INFO|STATS`, alone, with the service's name, or with name and id.
+"""
+
+import asyncio
+import datetime
+import functools
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.actors.transport import Delivery, Subscription, Transport
+from shared.errors import ServiceError
+
+log = logging.getLogger(__name__)
+PREFIX = "$SRV"
+VERBS = ("PING", "INFO", "STATS")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A subject that the service listens on. `queue` is empty when every member gets every message."""
+
+    name: str
+    subject: str
+    queue: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the service says about itself. `name` groups replicas; `version` is a semantic version."""
+
+    name: str
+    id: str
+    version: str
+    description: str
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+    endpoints: Sequence[Endpoint] = ()
+
+
+class Discovery:
+    """One member's answers. `deliveries` tells how many messages came on a subject, `load` what the service reports."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        identity: Identity,
+        *,
+        deliveries: Callable[[str], int] = lambda subject: 0,
+        load: Callable[[], dict[str, Any]] = dict[str, Any],
+    ) -> None:
+        self._transport = transport
+        self._identity = identity
+        self._deliveries = deliveries
+        self._load = load
+        self._started = datetime.datetime.now(datetime.UTC)
+        self._subscriptions: list[Subscription] = []
+        self._replies: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Begins to answer."""
+        for verb in VERBS:
+            for subject in control_subjects(verb, self._identity.name, self._identity.id):
+                receive = functools.partial(self._receive, verb)
+                self._subscriptions.append(await self._transport.subscribe(subject, receive))
+
+    async def stop(self) -> None:
+        """Ends it."""
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+        self._subscriptions.clear()
+        if self._replies:
+            await asyncio.wait(set(self._replies))
+
+    def answer(self, verb: str) -> dict[str, Any]:
+        """The answer to a verb, as the JSON object of ADR-32."""
+        common: dict[str, Any] = {
+            "type": f"io.nats.micro.v1.{verb.lower()}_response",
+            "name": self._identity.name,
+            "id": self._identity.id,
+            "version": self._identity.version,
+            "metadata": self._identity.metadata,
+        }
+        if verb == "INFO":
+            common["description"] = self._identity.description
+            common["endpoints"] = [_info(endpoint) for endpoint in self._identity.endpoints]
+        if verb == "STATS":
+            common["started"] = self._started.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+            common["endpoints"] = [self._stats(endpoint) for endpoint in self._identity.endpoints]
+        return common
+
+    def _stats(self, endpoint: Endpoint) -> dict[str, Any]:
+        # Times and errors of single messages are not kept here: the metrics and traces of a service have them.
+        return {
+            "name": endpoint.name,
+            "subject": endpoint.subject,
+            "queue_group": endpoint.queue,
+            "num_requests": self._deliveries(endpoint.subject),
+            "num_errors": 0,
+            "last_error": "",
+            "processing_time": 0,
+            "average_processing_time": 0,
+            "data": self._load(),
+        }
+
+    def _receive(self, verb: str, delivery: Delivery) -> None:
+        if not delivery.reply:
+            return
+        task = asyncio.create_task(self._reply(verb, delivery.reply))
+        self._replies.add(task)
+        task.add_done_callback(self._replies.discard)
+
+    async def _reply(self, verb: str, subject: str) -> None:
+        try:
+            await self._transport.publish(subject, json.dumps(self.answer(verb)).encode())
+        except ServiceError as error:
+            log.debug("discovery reply not sent: %s", error)
+
+
+def control_subjects(verb: str, name: str, member_id: str) -> tuple[str, str, str]:
+    """The subjects on which a member hears a verb."""
+    return f"{PREFIX}.{verb}", f"{PREFIX}.{verb}.{name}", f"{PREFIX}.{verb}.{name}.{member_id}"
+
+
+def _info(endpoint: Endpoint) -> dict[str, Any]:
+    return {"name": endpoint.name, "subject": endpoint.subject, "queue_group": endpoint.queue, "metadata": {}}

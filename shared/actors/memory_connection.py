@@ -1,0 +1,236 @@
+"""One connection to the in-process bus, and what is on its way to it. Made by `memory.MemoryBus.connect`."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shared import limits
+from shared.actors.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError
+from shared.errors import ServiceError
+
+if TYPE_CHECKING:
+    from shared.actors.memory import MemoryBus
+
+MAX_PAYLOAD_BYTES = 2**20
+NO_RESPONDERS = {"Status": "503"}
+"""Headers of the answer that the bus gives for a subject without receivers."""
+
+
+@dataclass(eq=False, slots=True)
+class MemorySubscription:
+    """See `transport.Subscription`."""
+
+    owner: "MemoryTransport"
+    pattern: str
+    queue: str
+    receiver: Receiver
+    active_at: float
+    open: bool = True
+    pending: int = 0
+    pending_bytes: int = 0
+    last_due: dict[int, float] = field(default_factory=dict[int, float])
+    """By sender: when its latest message arrives."""
+    emptied: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def unsubscribe(self) -> None:
+        """See `transport.Subscription`."""
+        self.open = False
+        while self.pending and self.owner.connected and not self.owner.frozen:
+            self.emptied.clear()
+            await self.emptied.wait()
+        self.owner.forget(self)
+
+
+@dataclass(order=True, slots=True)
+class Flight:
+    """A message on its way."""
+
+    due: float
+    number: int
+    sender: "MemoryTransport" = field(compare=False)
+    target: MemorySubscription = field(compare=False)
+    delivery: Delivery = field(compare=False)
+
+
+class MemoryTransport:
+    """A connection to a `MemoryBus` that implements `transport.Transport`. Made by `MemoryBus.connect`."""
+
+    def __init__(self, bus: "MemoryBus", name: str, number: int, inbox_prefix: str) -> None:
+        self.bus = bus
+        self.name = name
+        self.number = number
+        self.counters: Counter[str] = Counter()
+        self.deliveries: Counter[str] = Counter()
+        self.on_error: Callable[[str, Exception], None] | None = None
+        self.on_disconnect: Callable[[], None] | None = None
+        self.on_reconnect: Callable[[], None] | None = None
+        self.crashed = False
+        self.frozen = False
+        self.held: deque[Flight] = deque()
+        self._closed = False
+        self._linked = True
+        self._link_up = asyncio.Event()
+        self._link_up.set()
+        self._lost = asyncio.Event()
+        self._outbox: deque[Delivery] = deque()
+        self._outbox_bytes = 0
+        self._subscriptions: list[MemorySubscription] = []
+        self._inbox = inbox_prefix
+        self._asked = 0
+        self._waiting: dict[str, asyncio.Future[Delivery]] = {}
+        self._subscribe(f"{inbox_prefix}.*", self._answered, "", 0.0)
+
+    @property
+    def connected(self) -> bool:
+        """See Transport."""
+        return self._linked and not self.crashed and not self._closed
+
+    async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
+        """See Transport."""
+        self._send(Delivery(subject, payload, reply, dict(headers) if headers else None))
+
+    async def subscribe(self, subject: str, receiver: Receiver, *, queue: str = "") -> MemorySubscription:
+        """See Transport."""
+        self._check_open()
+        return self._subscribe(subject, receiver, queue, self._now() + self.bus.draw_delay_s())
+
+    async def request(
+        self, subject: str, payload: bytes, *, timeout_s: float, headers: Headers | None = None
+    ) -> Delivery:
+        """See Transport."""
+        self._asked += 1
+        inbox = f"{self._inbox}.{self._asked}"
+        answer = self._waiting[inbox] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(Delivery(subject, payload, inbox, dict(headers) if headers else None))
+            async with asyncio.timeout(timeout_s):
+                delivery = await answer
+        except TimeoutError:
+            raise RequestTimeoutError(subject) from None
+        finally:
+            del self._waiting[inbox]
+        if delivery.headers == NO_RESPONDERS:
+            raise NoRespondersError(subject)
+        return delivery
+
+    async def barrier(self) -> None:
+        """See Transport."""
+        while True:
+            self._check_open()
+            await self._link_up.wait()
+            wait_s = max((s.active_at for s in self._subscriptions), default=0.0) - self._now()
+            if wait_s <= 0:
+                return
+            await asyncio.sleep(wait_s)
+
+    async def close(self) -> None:
+        """See Transport."""
+        for subscription in tuple(self._subscriptions):
+            await subscription.unsubscribe()
+        self._closed = True
+        self.end()
+        self.bus.leave(self)
+
+    async def lost(self) -> None:
+        """Returns when the connection has ended for good."""
+        await self._lost.wait()
+
+    # --- faults, called by the bus ---
+
+    def end(self) -> None:
+        """Drops everything, as the end of the process does."""
+        for subscription in self._subscriptions:
+            subscription.open = False
+            subscription.emptied.set()
+            self.bus.forget(subscription)
+        while self.held:
+            self.bus.drop_held(self.held.popleft(), "lost_crash")
+        self._link_up.set()
+        self._lost.set()
+
+    def thaw(self) -> None:
+        """See MemoryBus."""
+        self.frozen = False
+        while self.held and not self.frozen:
+            self.bus.deliver(self.held.popleft())
+        self._flush()
+
+    def disconnect(self) -> None:
+        """See MemoryBus."""
+        self._linked = False
+        self._link_up.clear()
+        while self.held:
+            self.bus.drop_held(self.held.popleft(), "lost_partition")
+        for subscription in self._subscriptions:
+            subscription.emptied.set()
+        if self.on_disconnect is not None:
+            self.on_disconnect()
+
+    def reconnect(self) -> None:
+        """See MemoryBus."""
+        self._linked = True
+        for subscription in self._subscriptions:
+            subscription.active_at = self._now() + self.bus.draw_delay_s()
+        self._link_up.set()
+        self._flush()
+        if self.on_reconnect is not None:
+            self.on_reconnect()
+
+    def forget(self, subscription: MemorySubscription) -> None:
+        """A subscription has ended."""
+        self.bus.forget(subscription)
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+
+    def report(self, kind: str, error: Exception) -> None:
+        """Counts a fault of this connection and offers it to `on_error`."""
+        self.counters[kind] += 1
+        if self.on_error is not None:
+            self.on_error(kind, error)
+
+    # --- helpers ---
+
+    def _subscribe(self, subject: str, receiver: Receiver, queue: str, active_at: float) -> MemorySubscription:
+        subscription = MemorySubscription(self, subject, queue, receiver, active_at)
+        self._subscriptions.append(subscription)
+        self.bus.add(subscription)
+        return subscription
+
+    def _send(self, delivery: Delivery) -> None:
+        size = len(delivery.payload)
+        if not delivery.subject or any(c in " \t\r\n" for c in delivery.subject + delivery.reply):
+            raise ServiceError("invalid_value", "A subject of the bus is malformed.")
+        if size > MAX_PAYLOAD_BYTES:
+            raise ServiceError("request_too_large", "The request is too large for the message bus.")
+        if self.crashed:
+            self.bus.counters["lost_crash"] += 1
+            return
+        self._check_open()
+        if self._linked and not self.frozen:
+            self.bus.route(self, delivery)
+            return
+        if self._outbox_bytes + size > limits.OUTBOUND_BYTES_MAX:
+            raise ServiceError("bus_unavailable", "The message bus cannot be reached.", retry_after_s=1.0)
+        self._outbox.append(delivery)
+        self._outbox_bytes += size
+        self.bus.counters["held"] += 1
+
+    def _flush(self) -> None:
+        while self._outbox and self._linked and not self.frozen:
+            delivery = self._outbox.popleft()
+            self._outbox_bytes -= len(delivery.payload)
+            self.bus.route(self, delivery)
+
+    def _answered(self, delivery: Delivery) -> None:
+        answer = self._waiting.get(delivery.subject)
+        if answer is not None and not answer.done():
+            answer.set_result(delivery)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ServiceError("bus_unavailable", "The connection to the message bus is closed.", retry_after_s=1.0)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

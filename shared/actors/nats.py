@@ -1,0 +1,399 @@
+"""The bus over a NATS server: the only file that knows nats-py.
+
+What it adds to nats-py, because the library alone does not keep the promises of `transport`:
+
+- `flush` sends its PING past what waits in the client's own buffer, so the PONG may come back before the server has
+  seen a SUB or PUB. Two in a row are a barrier: the buffer is written while the first PONG is awaited.
+- A PONG that finds its waiter cancelled ends the library's read loop. Round trips are therefore never cancelled while
+  their connection lives; a caller that gives up leaves its own behind.
+- A message whose headers push it over the server's limit, or an overlong subject, makes the server close the connection
+  for good. Both are refused here.
+- The initial connection gives up after a while, with a reason; every later one is retried for ever.
+
+Nothing here decodes messages; `actor` does.
+"""
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nats import errors
+from nats.aio.client import Client, Server
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as ClientSubscription
+
+from shared import limits
+from shared.actors.credentials import read_credentials, without_credentials
+from shared.actors.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError, Subscription
+from shared.config import SettingsError
+from shared.errors import ServiceError
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 1
+PING_INTERVAL_S = 1
+PINGS_OUTSTANDING_MAX = 2
+"""Unanswered pings before a frozen server counts as gone."""
+RECONNECT_WAIT_S = (0.05, 0.2)
+"""Bounds of the random wait before each attempt, so that a herd does not come back at once."""
+FLUSH_TIMEOUT_S = 2
+BARRIER_TIMEOUT_S = 10.0
+ROUND_TRIP_ABANDONED_S = 30
+"""Longer than any connection lives without an answered ping."""
+ROOM_WAIT_S = 0.5
+"""How long a publisher waits for a full outbound buffer."""
+CLOSE_TIMEOUT_S = 5.0
+SUBJECT_CHARS_MAX = 1024
+"""Well under the server's limit for a protocol line, behind which it closes the connection."""
+
+OnError = Callable[[str, Exception], None]
+OnChange = Callable[[], None]
+
+
+class _Client(Client):
+    """nats-py's client with a `flush` that is a barrier and that may be abandoned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._trips: set[asyncio.Task[None]] = set()
+
+    async def flush(self, timeout: int = FLUSH_TIMEOUT_S) -> None:
+        """Returns when the server has seen everything sent before. Raises FlushTimeoutError."""
+        await self._round_trip(timeout)
+        await self._round_trip(timeout)
+
+    def abandon_round_trips(self) -> None:
+        """Their PONG will not come: only to be called when the connection is gone."""
+        for trip in tuple(self._trips):
+            trip.cancel()
+
+    async def _round_trip(self, timeout_s: float) -> None:
+        trip = asyncio.create_task(super().flush(ROUND_TRIP_ABANDONED_S))
+        self._trips.add(trip)
+        trip.add_done_callback(self._trips.discard)
+        await asyncio.wait({trip}, timeout=timeout_s)
+        if not trip.done() or trip.cancelled():
+            raise errors.FlushTimeoutError
+        trip.result()
+
+
+class _Subscription:
+    """See `transport.Subscription`."""
+
+    def __init__(self, subscription: ClientSubscription, forget: Callable[["_Subscription"], None]) -> None:
+        self._subscription = subscription
+        self._forget = forget
+        self._ended = False
+
+    async def unsubscribe(self) -> None:
+        """See `transport.Subscription`."""
+        if self._ended:
+            return
+        self._ended = True
+        self._forget(self)
+        try:
+            await self._subscription.drain()
+        except errors.Error as error:
+            # The connection is gone or frozen: nothing more will be delivered, so there is nothing to wait for.
+            log.debug("unsubscribing from %s: %s", self._subscription.subject, error)
+
+
+class NatsTransport:
+    """A connection to a NATS server that implements `transport.Transport`. Made by `connect`.
+
+    `counters` counts what went wrong, by kind: `slow_consumer` (messages dropped because a receiver lagged),
+    `permission_denied`, `receiver_failed`, `connection_error`, `disconnect`, `reconnect`. The same kinds go to
+    `on_error`; all three callbacks run on the event loop and must not block.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.counters: Counter[str] = Counter()
+        self.deliveries: Counter[str] = Counter()
+        """Messages received, by subscribed subject."""
+        self.on_error: OnError | None = None
+        self.on_disconnect: OnChange | None = None
+        self.on_reconnect: OnChange | None = None
+        self._client = _Client()
+        self._failure: asyncio.Future[Exception] | None = None
+        self._subscriptions: list[_Subscription] = []
+        self._losses = 0
+        self._up = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._closing = False
+
+    @classmethod
+    async def connect(
+        cls,
+        urls: Sequence[str],
+        *,
+        name: str,
+        inbox_prefix: str,
+        credentials: str = "",
+        wait_s: float = 30.0,
+        on_error: OnError | None = None,
+        on_disconnect: OnChange | None = None,
+        on_reconnect: OnChange | None = None,
+    ) -> "NatsTransport":
+        """Connects to one of the servers, trying for `wait_s` seconds.
+
+        `credentials` is a file with `user:password`. Raises ServiceError('bus_unavailable') naming the servers, and
+        SettingsError when they refuse the credentials or a URL is none.
+        """
+        transport = cls(name)
+        transport.on_error, transport.on_disconnect, transport.on_reconnect = on_error, on_disconnect, on_reconnect
+        options = transport._options(urls, inbox_prefix, read_credentials(credentials) if credentials else None)
+        await transport._open(options, ", ".join(without_credentials(url) for url in urls), wait_s)
+        return transport
+
+    # --- the Transport contract ---
+
+    @property
+    def connected(self) -> bool:
+        """See Transport. A frozen server shows after `PING_INTERVAL_S` times `PINGS_OUTSTANDING_MAX` + 1."""
+        return self._client.is_connected
+
+    async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
+        """See Transport. Does not wait for the server: the bytes leave with the next turn of the event loop."""
+        self._check(subject, payload, headers)
+        if self._client.pending_data_size + len(payload) > limits.OUTBOUND_BYTES_MAX:
+            await self._make_room(len(payload))
+        try:
+            await self._client.publish(subject, payload, reply, None if headers is None else dict(headers))
+        except errors.Error as error:
+            raise _service_error(error) from error
+
+    async def subscribe(self, subject: str, receiver: Receiver, *, queue: str = "") -> Subscription:
+        """See Transport."""
+        deliveries = self.deliveries
+
+        async def on_message(message: Msg) -> None:
+            deliveries[subject] += 1
+            receiver(Delivery(message.subject, message.data, message.reply, message.headers))
+
+        try:
+            subscription = await self._client.subscribe(  # pyright: ignore[reportUnknownMemberType]
+                subject,
+                queue,
+                on_message,
+                pending_msgs_limit=limits.PENDING_MSGS_MAX,
+                pending_bytes_limit=limits.PENDING_BYTES_MAX,
+            )
+        except errors.Error as error:
+            raise _service_error(error) from error
+        self._subscriptions.append(_Subscription(subscription, self._subscriptions.remove))
+        return self._subscriptions[-1]
+
+    async def request(
+        self, subject: str, payload: bytes, *, timeout_s: float, headers: Headers | None = None
+    ) -> Delivery:
+        """See Transport. Also raises ServiceError, as `publish` does."""
+        self._check(subject, payload, headers)
+        try:
+            message = await self._client.request(
+                subject, payload, timeout=timeout_s, headers=None if headers is None else dict(headers)
+            )
+        except errors.NoRespondersError:
+            raise NoRespondersError(subject) from None
+        except errors.TimeoutError:
+            raise RequestTimeoutError(subject) from None
+        except errors.Error as error:
+            raise _service_error(error) from error
+        return Delivery(message.subject, message.data, message.reply, message.headers)
+
+    async def barrier(self) -> None:
+        """See Transport. Waits for a lost connection; raises ServiceError('bus_unavailable') after a while."""
+        try:
+            async with asyncio.timeout(BARRIER_TIMEOUT_S):
+                while not await self._crossed():
+                    await self._reconnected()
+        except TimeoutError:
+            raise ServiceError("bus_unavailable", "The message bus does not answer.", retry_after_s=1.0) from None
+
+    async def close(self) -> None:
+        """See Transport. Takes at most `CLOSE_TIMEOUT_S`, also when the server does not answer."""
+        if self._closing:
+            return
+        self._closing = True
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                for subscription in tuple(self._subscriptions):
+                    await subscription.unsubscribe()
+                if self._client.is_connected:
+                    await self._client.flush()
+        except (TimeoutError, errors.Error):
+            log.warning("%s leaves a bus that does not answer", self.name)
+        await _close_client(self._client)
+
+    # --- beyond the contract ---
+
+    async def lost(self) -> None:
+        """Returns when the connection has ended for good without `close`: the process should then end, too."""
+        await self._lost.wait()
+
+    # --- connecting ---
+
+    def _options(self, urls: Sequence[str], inbox_prefix: str, login: tuple[str, str] | None) -> dict[str, Any]:
+        user, password = login or (None, None)
+        return {
+            "servers": list(urls),
+            "name": self.name,
+            "user": user,
+            "password": password,
+            "inbox_prefix": inbox_prefix,
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "ping_interval": PING_INTERVAL_S,
+            "max_outstanding_pings": PINGS_OUTSTANDING_MAX,
+            "max_reconnect_attempts": -1,
+            "reconnect_to_server_handler": _choose_server,
+            "reconnect_time_wait": RECONNECT_WAIT_S[0],
+            "pending_size": limits.OUTBOUND_BYTES_MAX,
+            "error_cb": self._on_error,
+            "disconnected_cb": self._on_disconnected,
+            "reconnected_cb": self._on_reconnected,
+            "closed_cb": self._on_closed,
+        }
+
+    async def _open(self, options: dict[str, Any], shown: str, wait_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline, pause_s = loop.time() + wait_s, RECONNECT_WAIT_S[0]
+        while (error := await self._attempt(options)) is not None:
+            if "authorization" in str(error).lower():
+                raise SettingsError(f"nats-credentials: the NATS server at {shown} refuses them")
+            if loop.time() + pause_s > deadline:
+                message = f"No NATS server answers at {shown} ({error or type(error).__name__})."
+                raise ServiceError("bus_unavailable", message, retry_after_s=1.0)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(1.0, pause_s * 2)
+        self._failure = None
+        self._up.set()
+
+    async def _attempt(self, options: dict[str, Any]) -> Exception | None:
+        """One attempt with a fresh client, which by itself would try for ever. Returns why it failed."""
+        self._client = _Client()
+        self._failure = asyncio.get_running_loop().create_future()
+        connecting = asyncio.create_task(self._client.connect(**options))
+        waiting: list[asyncio.Future[Any]] = [connecting, self._failure]
+        try:
+            await asyncio.wait(waiting, timeout=3 * CONNECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            if connecting.done() and (error := connecting.exception()) is not None:
+                raise SettingsError(f"nats: {error}")
+            if connecting.done():
+                return None
+            return self._failure.result() if self._failure.done() else errors.TimeoutError()
+        finally:
+            if not connecting.done():
+                connecting.cancel()
+                await asyncio.wait({connecting})
+                await _close_client(self._client)
+
+    # --- what the client reports ---
+
+    async def _on_error(self, error: Exception) -> None:
+        if self._failure is not None:
+            if not self._failure.done():
+                self._failure.set_result(error)
+            return
+        kind = _kind(error)
+        self.counters[kind] += 1
+        count = self.counters[kind]
+        if count & (count - 1) == 0:  # a flood of one kind is logged at its 1st, 2nd, 4th, 8th … message
+            trace = error if kind == "receiver_failed" else None
+            log.warning("%s: %s (%d so far): %s", self.name, kind, count, error, exc_info=trace)
+        if self.on_error is not None:
+            self.on_error(kind, error)
+
+    async def _on_disconnected(self) -> None:
+        if self._failure is not None or self._closing:
+            return
+        self._losses += 1
+        self._up.clear()
+        self._client.abandon_round_trips()
+        self.counters["disconnect"] += 1
+        log.warning("%s: the bus is gone", self.name)
+        if self.on_disconnect is not None:
+            self.on_disconnect()
+
+    async def _on_reconnected(self) -> None:
+        self.counters["reconnect"] += 1
+        self._up.set()
+        log.info("%s: the bus is back", self.name)
+        if self.on_reconnect is not None:
+            self.on_reconnect()
+
+    async def _on_closed(self) -> None:
+        if not self._closing and self._failure is None:
+            log.critical("%s: the bus has ended the connection: %s", self.name, self._client.last_error)
+            self._lost.set()
+
+    # --- helpers ---
+
+    def _check(self, subject: str, payload: bytes, headers: Headers | None) -> None:
+        if len(subject) > SUBJECT_CHARS_MAX:
+            raise ServiceError("invalid_value", "A subject of the bus is too long.")
+        if headers is not None:
+            size = len(payload) + sum(len(key) + 4 * len(value) for key, value in headers.items()) + 64
+            if size > self._client.max_payload:
+                raise _service_error(errors.MaxPayloadError())
+
+    async def _make_room(self, size: int) -> None:
+        if self._client.is_connected:
+            try:
+                async with asyncio.timeout(ROOM_WAIT_S):
+                    await self._client.flush()
+            except (TimeoutError, errors.Error):
+                log.debug("%s: the outbound buffer is not getting empty", self.name)
+        if self._client.pending_data_size + size > limits.OUTBOUND_BYTES_MAX:
+            raise _service_error(errors.OutboundBufferLimitError())
+
+    async def _crossed(self) -> bool:
+        losses = self._losses
+        if not self._client.is_connected:
+            return False
+        try:
+            await self._client.flush()
+        except errors.Error:
+            return False
+        return self._client.is_connected and losses == self._losses
+
+    async def _reconnected(self) -> None:
+        if self._client.is_closed:
+            raise ServiceError("bus_unavailable", "The connection to the message bus is closed.", retry_after_s=1.0)
+        if not self._client.is_connected:
+            self._up.clear()
+        await self._up.wait()
+
+
+async def _close_client(client: _Client) -> None:
+    """Closes the socket whatever state the client is in."""
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await client.close()
+    except (TimeoutError, OSError, errors.Error) as error:
+        log.debug("closing the connection: %r", error)
+    client.abandon_round_trips()
+
+
+def _choose_server(servers: list[Server], _: dict[str, Any]) -> tuple[Server | None, float]:
+    return random.choice(servers), random.uniform(*RECONNECT_WAIT_S)
+
+
+def _kind(error: Exception) -> str:
+    if isinstance(error, errors.SlowConsumerError):
+        return "slow_consumer"
+    if isinstance(error, errors.Error) and "permissions violation" in str(error):
+        return "permission_denied"
+    if isinstance(error, OSError | errors.Error | TimeoutError | EOFError):
+        return "connection_error"
+    return "receiver_failed"
+
+
+def _service_error(error: errors.Error) -> ServiceError:
+    if isinstance(error, errors.MaxPayloadError):
+        return ServiceError("request_too_large", "The request is too large for the message bus.")
+    if isinstance(error, errors.BadSubjectError | errors.BadHeaderError):
+        return ServiceError("invalid_value", "A subject or header of the bus is malformed.")
+    return ServiceError("bus_unavailable", f"The message bus cannot be reached ({error}).", retry_after_s=1.0)

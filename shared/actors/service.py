@@ -1,0 +1,363 @@
+"""The process around a service: settings, logging, bus, heartbeats, signals, drain, exit code.
+
+`main` is all that a service's `__main__` calls; `run_service` is its asyncio half. What the service does is its own
+business (`host.Service`).
+
+| exit code | meaning                                               | what a supervisor should do  |
+|-----------|-------------------------------------------------------|------------------------------|
+| 0         | drained                                               | nothing                      |
+| 13        | the service cannot go on                              | start it again               |
+| 78        | a setting is wrong, or asks for the impossible        | nothing: it would fail again |
+| 128 + n   | a second signal n came while draining                 | nothing                      |
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import gc
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from shared import limits, telemetry
+from shared.actors.discovery import Discovery, Endpoint, Identity
+from shared.actors.host import Host, Service, Status
+from shared.actors.logs import configure_logging
+from shared.actors.nats import NatsTransport
+from shared.actors.presence import HeartbeatTask, HeartbeatThread, first_of
+from shared.actors.transport import Transport
+from shared.clock import SystemClock
+from shared.config import BusSettings, SettingsError, add_flags, normalise, parse
+from shared.errors import ServiceError
+from shared.subjects import TOKENIZER_QUEUE, Subjects, check_id, new_boot
+
+log = logging.getLogger(__name__)
+S = TypeVar("S", bound=BusSettings)
+
+EXIT_OK = 0
+EXIT_FAULT = 13
+EXIT_CONFIG = 78
+EXIT_SIGNAL = 128
+PROBE_S = 5.0
+"""Longest way of the self probe through the bus."""
+RUN_END_S = 2.0
+"""What a drained service may take to return from `run`."""
+VERSION = "0.1.0"
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+def main(
+    name: str,
+    settings_type: type[S],
+    build: Callable[[S], Service],
+    argv: Sequence[str] | None = None,
+    *,
+    heartbeat_thread: bool = False,
+) -> int:
+    """Runs the service `name` as this process and returns its exit code; after a fault it ends the process itself.
+
+    `build` makes the service from its settings; it may raise SettingsError or ServiceError for what the user got wrong.
+    """
+    try:
+        settings = _settings(settings_type, name, sys.argv[1:] if argv is None else argv)
+    except SettingsError as error:
+        sys.stderr.write(f"{name}: {error}\n")
+        return EXIT_CONFIG
+    configure_logging(settings.log_level, settings.service_id)
+    telemetry.setup(f"antiphon-{name}", settings.service_id)
+    with asyncio.Runner() as runner:
+        code = runner.run(_build_and_run(settings, build, heartbeat_thread))
+        telemetry.shutdown()
+        if code not in (EXIT_OK, EXIT_CONFIG):
+            _leave(code)
+    return code
+
+
+async def run_service(settings: BusSettings, service: Service, *, heartbeat_thread: bool = False) -> int:
+    """Runs a service on this event loop until a signal comes or it ends; returns the exit code.
+
+    `heartbeat_thread` is for services that keep the event loop busy for long.
+    """
+    process = _Process(settings, service, heartbeat_thread)
+    signals = _Signals()
+    signals.install()
+    try:
+        if not await _unless(signals.first, process.start()):
+            log.info("stopped before it was ready")
+            return EXIT_OK
+        await process.work(signals.first)
+        drained = await process.drain(signals.second)
+        return EXIT_OK if drained else EXIT_SIGNAL + signals.number
+    except _Unusable as unusable:
+        log.error("%s", unusable)
+        return EXIT_CONFIG
+    except ServiceError as error:
+        log.critical("%s", error)
+        return EXIT_FAULT
+    except Exception:  # the last resort of the process: whatever it is, it must end with the code for faults
+        log.critical("%s cannot go on", service.name, exc_info=True)
+        return EXIT_FAULT
+    finally:
+        await process.close()
+        signals.remove()
+
+
+def default_id(service: str) -> str:
+    """`<service>-<host name>-<process id>`, fit for subjects."""
+    host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:40]
+    return f"{service}-{host}-{os.getpid()}"
+
+
+class _Unusable(Exception):
+    """The settings, or the model or file that they name, cannot be used."""
+
+
+class _Process:
+    """One run of one service."""
+
+    def __init__(self, settings: BusSettings, service: Service, heartbeat_thread: bool) -> None:
+        self._settings = settings
+        self._service = service
+        self._heartbeat_thread = heartbeat_thread
+        self._transport: NatsTransport | None = None
+        self._heartbeats: HeartbeatTask | HeartbeatThread | None = None
+        self._discovery: Discovery | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Connects, starts the service, and announces it when the bus is proven to work both ways."""
+        try:
+            member_id = _member_id(self._settings, self._service.name)
+            subjects = _subjects(self._settings.namespace)
+            transport = self._transport = await self._connect(subjects, member_id, member_id)
+            host = Host(transport, subjects, SystemClock(), member_id, new_boot())
+            await self._service.start(host)
+        except SettingsError as error:
+            raise _Unusable(str(error)) from error
+        except ServiceError as error:
+            if error.status < 500:
+                raise _Unusable(str(error)) from error
+            raise
+        self._running = asyncio.create_task(self._service.run(), name=f"{self._service.name} service")
+        await transport.barrier()
+        await _probe(transport, subjects, member_id)
+        gc.collect()
+        gc.freeze()  # what start-up made lives as long as the process: no collection needs to look at it again
+        await self._announce(host, transport)
+        log.info("ready")
+
+    async def work(self, stop: asyncio.Event) -> None:
+        """Returns when `stop` is set or the service has ended. Raises when it cannot go on."""
+        assert self._running is not None
+        assert self._transport is not None
+        assert self._heartbeats is not None
+        waits = (stop.wait(), _ended(self._running), self._transport.lost(), self._heartbeats.failed())
+        await first_of(*waits)
+        if not stop.is_set() and not self._running.done():
+            raise ServiceError("bus_unavailable", "The connection to the message bus has ended for good.")
+
+    async def drain(self, force: asyncio.Event) -> bool:
+        """Ends the service in good order. Returns False when `force` was set before that. Raises what it raises."""
+        assert self._heartbeats is not None
+        assert self._running is not None
+        log.info("draining")
+        await self._heartbeats.announce("draining")
+        if not await _unless(force, self._drain_service()):
+            log.warning("drain was cut short")
+            return False
+        if not await _unless(force, _ended(self._running, RUN_END_S)):
+            return False
+        if not self._running.done():
+            log.warning("the service still runs after its drain")
+        log.info("drained")
+        return True
+
+    async def close(self) -> None:
+        """Leaves the bus and ends every task. Safe at any time."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running}, timeout=RUN_END_S)
+        if self._discovery is not None:
+            await self._discovery.stop()
+        if self._heartbeats is not None:
+            await self._heartbeats.stop()
+        if self._transport is not None:
+            await self._transport.close()
+
+    async def _drain_service(self) -> None:
+        try:
+            async with asyncio.timeout(limits.DRAIN_S):
+                await self._service.drain()
+        except TimeoutError:
+            log.warning("the service did not drain within %g s", limits.DRAIN_S)
+
+    async def _connect(self, subjects: Subjects, member_id: str, name: str) -> NatsTransport:
+        urls = [url.strip() for url in self._settings.nats.split(",") if url.strip()]
+        if not urls:
+            raise SettingsError("nats: the URL of a NATS server is needed (--nats or ANTIPHON_NATS)")
+        credentials, inbox = self._settings.nats_credentials, subjects.inbox(member_id)
+        return await NatsTransport.connect(urls, name=name, inbox_prefix=inbox, credentials=credentials)
+
+    async def _announce(self, host: Host, transport: NatsTransport) -> None:
+        name, subjects = self._service.name, host.subjects
+        gateway = name == "gateway"
+        interval_s = limits.GATEWAY_HEARTBEAT_INTERVAL_S if gateway else limits.HEARTBEAT_INTERVAL_S
+        if self._heartbeat_thread:
+            connect = lambda: self._connect(subjects, host.id, f"{host.id} heartbeats")  # noqa: E731 - for the thread
+            self._heartbeats = HeartbeatThread(host, self._service, connect, interval_s=interval_s)
+        else:
+            self._heartbeats = HeartbeatTask(host, self._service, interval_s=interval_s)
+        await self._heartbeats.start("ready")
+        self._discovery = Discovery(
+            transport,
+            _identity(name, host, self._settings.namespace),
+            deliveries=transport.deliveries.__getitem__,
+            load=lambda: _load(self._service.status()),
+        )
+        await self._discovery.start()
+
+
+class _Signals:
+    """SIGTERM and SIGINT: the first asks the process to drain, the second to leave."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        self.number = 0
+
+    def install(self) -> None:
+        """Takes over the signals of the process."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._came, number)
+
+    def remove(self) -> None:
+        """Gives them back."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _came(self, number: int) -> None:
+        self.number = number
+        (self.second if self.first.is_set() else self.first).set()
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """A wrong flag is a wrong setting, with the same exit code."""
+        raise SettingsError(message)
+
+
+def _settings(settings_type: type[S], name: str, argv: Sequence[str]) -> S:
+    parser = _Parser(prog=f"python -m services.{name}", allow_abbrev=False)
+    add_flags(parser, settings_type)
+    settings = parse(settings_type, parser.parse_args(normalise(argv)))
+    return dataclasses.replace(settings, service_id=_member_id(settings, name))
+
+
+def _member_id(settings: BusSettings, service: str) -> str:
+    try:
+        return check_id(settings.service_id or default_id(service))
+    except ValueError as error:
+        raise SettingsError(f"service-id: {error}") from error
+
+
+async def _build_and_run(settings: S, build: Callable[[S], Service], heartbeat_thread: bool) -> int:
+    try:
+        service = build(settings)
+    except (SettingsError, ServiceError) as error:
+        log.error("%s", error)
+        return EXIT_CONFIG
+    return await run_service(settings, service, heartbeat_thread=heartbeat_thread)
+
+
+def _leave(code: int) -> NoReturn:
+    # The interpreter would wait for its threads, and one that hangs in a step must not keep a dead process alive.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Does the work, or cancels it when the event comes first. Returns whether it was done; raises what it raised."""
+    task = asyncio.create_task(work)
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        task.cancel()
+        waiting.cancel()
+        await asyncio.wait([task, waiting])
+
+
+async def _ended(task: asyncio.Task[None], timeout_s: float | None = None) -> None:
+    """Waits for a task without ending it. Raises what it raised."""
+    await asyncio.wait({task}, timeout=timeout_s)
+    if task.done() and not task.cancelled():
+        task.result()
+
+
+async def _probe(transport: Transport, subjects: Subjects, member_id: str) -> None:
+    """Sends a message to itself through the bus. Raises ServiceError when it does not come back."""
+    subject = f"{subjects.inbox(member_id)}.probe"
+    came = asyncio.Event()
+    subscription = await transport.subscribe(subject, lambda delivery: came.set())
+    try:
+        await transport.barrier()
+        await transport.publish(subject, b"")
+        async with asyncio.timeout(PROBE_S):
+            await came.wait()
+    except TimeoutError:
+        message = (
+            f"A message to {subject} did not come back through the bus: may this user publish and subscribe to it?"
+        )
+        raise ServiceError("bus_unavailable", message) from None
+    finally:
+        await subscription.unsubscribe()
+
+
+def _subjects(namespace: str) -> Subjects:
+    try:
+        check_id(namespace)
+    except ValueError:
+        raise SettingsError(f"namespace: 1 to 64 letters, digits, '-' or '_', not {namespace!r}") from None
+    return Subjects(namespace)
+
+
+def _identity(service: str, host: Host, namespace: str) -> Identity:
+    metadata = {"boot": host.boot, "namespace": namespace, "protocol": str(limits.PROTOCOL_VERSION)}
+    endpoints = _endpoints(service, host)
+    return Identity(f"{namespace}-{service}", host.id, VERSION, f"Antiphon {service}", metadata, endpoints)
+
+
+def _endpoints(service: str, host: Host) -> Sequence[Endpoint]:
+    subjects, place = host.subjects, (host.id, host.boot)
+    known = {
+        "gateway": [Endpoint("text", subjects.gateway_text(*place))],
+        "tokenizer": [Endpoint("tokenize", subjects.tokenize(), TOKENIZER_QUEUE)],
+        "engine": [Endpoint("control", subjects.engine_control(*place))],
+        "detokenizer": [
+            Endpoint("control", subjects.detokenizer_control(*place)),
+            Endpoint("tokens", subjects.detokenizer_tokens(*place)),
+        ],
+    }
+    return known[service]
+
+
+def _load(status: Status) -> dict[str, Any]:
+    return {k: v for k, v in msgspec.structs.asdict(status).items() if isinstance(v, int | float | str)}

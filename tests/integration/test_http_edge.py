@@ -1,0 +1,303 @@
+"""The HTTP edge over real sockets, one whole response at a time. The backend is scripted: see `edge`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.routing import Route
+
+from services.gateway.app import create_app
+from shared import limits
+from shared.config import GatewaySettings
+from shared.errors import ServiceError
+from shared.messages import EngineStatus, Heartbeat
+from tests.integration.edge import CARD, Connection, ScriptedBackend, call, serving, text_batches
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+OPEN = {"/livez", "/readyz", "/health"}
+
+
+def routes(app: FastAPI) -> list[tuple[str, str, set[str]]]:
+    """Each route's pattern, a path that it matches, and all methods of that path."""
+    methods: dict[str, set[str]] = {}
+    for route in app.routes:
+        assert isinstance(route, APIRoute | Route), route
+        methods.setdefault(route.path, set()).update(route.methods or ())
+    return [(path, path.replace("{model_id:path}", "org/toy"), allowed) for path, allowed in methods.items()]
+
+
+def every_route() -> list[tuple[str, str, set[str]]]:
+    return routes(create_app(ScriptedBackend(), GatewaySettings()))
+
+
+@pytest.mark.spec("S-API-005", "S-API-007")
+async def test_the_models_are_listed_and_found_by_ids_with_slashes():
+    async with serving(ScriptedBackend()) as port:
+        listed = (await call(port, "GET", "/v1/models")).json
+        assert listed["object"] == "list"
+        (model,) = listed["data"]
+        assert (model["id"], model["object"], model["max_model_len"]) == ("org/toy", "model", 512)
+        assert (await call(port, "GET", "/v1/models/org/toy")).json == model
+        assert (await call(port, "GET", "/v1/models/org%2Ftoy")).json == model
+        unknown = await call(port, "GET", "/v1/models/org/other")
+        assert (unknown.status, unknown.error["code"], unknown.error["param"]) == (404, "model_not_found", "model")
+
+
+@pytest.mark.spec("S-API-005")
+async def test_probes_tell_what_is_missing():
+    backend = ScriptedBackend(missing="No engine is ready.")
+    async with serving(backend) as port:
+        for path in ("/readyz", "/health"):
+            reply = await call(port, "GET", path)
+            assert (reply.status, reply.json["reason"]) == (503, "No engine is ready.")
+        assert (await call(port, "GET", "/livez")).status == 200
+        backend.missing = ""
+        for path in ("/readyz", "/health", "/livez"):
+            assert (await call(port, "GET", path)).status == 200
+            assert (await call(port, "HEAD", path)).status == 200
+
+
+async def test_every_route_refuses_the_methods_it_does_not_have():
+    async with serving(ScriptedBackend()) as port:
+        for _, path, allowed in every_route():
+            for method in METHODS:
+                if method in allowed:
+                    continue
+                reply = await call(port, method, path)
+                assert reply.status == 405, (method, path)
+                assert reply.headers["allow"]
+                if method != "HEAD":
+                    assert reply.error["code"] == "method_not_allowed"
+
+
+async def test_unknown_routes_are_not_found():
+    async with serving(ScriptedBackend()) as port:
+        for path in (
+            "/",
+            "/v1",
+            "/v1/",
+            "/v1/completions/",
+            "/v1/nothing",
+            "/health/",
+            "/v1/chat/completions/x",
+            "/%00",
+        ):
+            for method in METHODS:
+                reply = await call(port, method, path)
+                assert reply.status == 404, (method, path)
+                if method != "HEAD":
+                    assert reply.error["code"] == "not_found"
+
+
+@pytest.mark.spec("S-API-006", "S-API-080", "S-SRV-013")
+async def test_every_route_but_the_probes_needs_a_key():
+    table = every_route()
+    assert {path for path, _, _ in table} > OPEN
+    async with serving(ScriptedBackend(), api_keys="one,two") as port:
+        for path, url, allowed in table:
+            for method in METHODS:
+                bare = await call(port, method, url)
+                wrong = await call(port, method, url, headers={"authorization": "Bearer three"})
+                right = await call(port, method, url, headers={"authorization": "Bearer two"})
+                assert right.status != 401, (method, path)
+                if path in OPEN:
+                    assert (bare.status == 200) == (method in allowed)
+                else:
+                    assert (bare.status, wrong.status) == (401, 401), (method, path)
+                    assert bare.headers["www-authenticate"] == "Bearer"
+                    if method != "HEAD":
+                        assert (bare.error["code"], bare.error["type"]) == ("invalid_api_key", "authentication_error")
+        assert (await call(port, "GET", "/nothing")).status == 401
+
+
+async def test_the_server_draws_each_request_s_id():
+    async with serving(ScriptedBackend()) as port:
+        reply = await call(port, "POST", "/v1/completions", {"prompt": "x"}, {"x-request-id": "mine"})
+        assert reply.json["id"] == "cmpl-" + reply.headers["x-request-id"]
+        assert len(reply.headers["x-request-id"]) == 22
+        other = await call(port, "GET", "/nothing")
+        assert other.headers["x-request-id"] != reply.headers["x-request-id"]
+
+
+@pytest.mark.spec("S-API-006", "S-API-079")
+@pytest.mark.parametrize("content_type", [None, "application/json", "text/plain", "application/x-www-form-urlencoded"])
+async def test_the_content_type_of_a_request_does_not_matter(content_type: str | None):
+    async with serving(ScriptedBackend()) as port:
+        headers = {"content-type": content_type} if content_type else {}
+        reply = await call(port, "POST", "/v1/chat/completions", CHAT, headers)
+        assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
+
+
+@pytest.mark.spec("S-API-010", "S-API-082")
+async def test_a_missing_or_default_model_is_the_served_one_and_an_unknown_one_is_not_found():
+    async with serving(ScriptedBackend()) as port:
+        for model in ({}, {"model": "default"}, {"model": None}, {"model": "org/toy"}):
+            reply = await call(port, "POST", "/v1/chat/completions", {**CHAT, **model})
+            assert reply.json["model"] == "org/toy"
+        reply = await call(port, "POST", "/v1/chat/completions", {**CHAT, "model": "gpt"})
+        assert (reply.status, reply.error["code"], reply.error["param"]) == (404, "model_not_found", "model")
+
+
+async def test_bad_json_is_a_readable_error():
+    async with serving(ScriptedBackend()) as port:
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+            for body in (b"", b"{", b"not json", b'{"a": NaN}', b"\xff"):
+                reply = await call(port, "POST", path, body)
+                assert (reply.status, reply.error["code"]) == (400, "invalid_json"), (path, body)
+
+
+async def test_a_body_over_the_limit_is_refused_while_it_is_read():
+    async with serving(ScriptedBackend()) as port:
+        big = b'{"prompt": "' + b"x" * limits.BODY_BYTES_MAX + b'"}'
+        reply = await call(port, "POST", "/v1/completions", big)
+        assert (reply.status, reply.error["code"]) == (413, "request_too_large")
+        async with Connection(port) as connection:
+            head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+            connection.writer.write(head.encode())
+            piece = b"x" * 2**18
+            for _ in range(limits.BODY_BYTES_MAX // len(piece) + 2):
+                connection.writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                await connection.writer.drain()
+            connection.writer.write(b"0\r\n\r\n")
+            reply = await connection.reply()
+            assert (reply.status, reply.headers["connection"]) == (413, "close")
+        assert (await call(port, "POST", "/v1/chat/completions", CHAT)).status == 200
+
+
+@pytest.mark.spec("S-API-083")
+async def test_refusals_say_when_to_come_back():
+    backend = ScriptedBackend(refusal=ServiceError("server_is_overloaded", "Too many requests.", retry_after_s=3.0))
+    async with serving(backend) as port:
+        for stream in (False, True):
+            reply = await call(port, "POST", "/v1/chat/completions", {**CHAT, "stream": stream})
+            assert (reply.status, reply.error["code"]) == (503, "server_is_overloaded")
+            assert 3 <= int(reply.headers["retry-after"]) <= 4
+            assert 3000 <= int(reply.headers["retry-after-ms"]) <= 3750
+        backend.refusal = None
+        assert (await call(port, "POST", "/v1/chat/completions", CHAT)).status == 200
+        backend.cards = []
+        reply = await call(port, "POST", "/v1/chat/completions", CHAT)
+        assert (reply.status, reply.error["code"]) == (503, "no_engine")
+
+
+async def test_a_fault_of_ours_is_a_500_without_its_details(caplog: pytest.LogCaptureFixture):
+    backend = ScriptedBackend(refusal=RuntimeError("secret detail"))
+    async with serving(backend) as port:
+        for stream in (False, True):
+            reply = await call(port, "POST", "/v1/chat/completions", {**CHAT, "stream": stream})
+            assert (reply.status, reply.error["code"]) == (500, "internal_error")
+            assert b"secret" not in reply.body
+        assert sum("secret detail" in (record.exc_text or "") for record in caplog.records) == 2
+        metrics = (await call(port, "GET", "/metrics")).body.decode()
+        assert 'antiphon:request_errors_total{code="internal_error"} 2.0' in metrics
+
+
+async def test_an_error_of_the_generation_has_its_status():
+    backend = ScriptedBackend(reply=lambda _: [ServiceError("context_length_exceeded", "Too long.", param="prompt")])
+    async with serving(backend) as port:
+        for stream in (False, True):
+            reply = await call(port, "POST", "/v1/completions", {"prompt": "x", "stream": stream})
+            assert (reply.status, reply.error["param"]) == (400, "prompt")
+
+
+async def test_an_answer_that_breaks_off_is_an_error():
+    backend = ScriptedBackend(reply=lambda _: text_batches("a", "b")[:1])
+    async with serving(backend) as port:
+        assert (await call(port, "POST", "/v1/chat/completions", CHAT)).error["code"] == "internal_error"
+
+
+@pytest.mark.spec("S-API-011", "S-API-027")
+async def test_an_echo_is_the_prompt_as_text_whatever_its_form():
+    async with serving(ScriptedBackend()) as port:
+
+        async def texts(path: str, **body: Any) -> list[str]:
+            choices = (await call(port, "POST", path, {"echo": True, **body})).json["choices"]
+            return [one["text"] if "text" in one else one["message"]["content"] for one in choices]
+
+        assert await texts("/v1/completions", prompt="say ") == ["say Good day"]
+        assert await texts("/v1/completions", prompt=[65, 66]) == ["ABGood day"]
+        turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
+        assert await texts("/v1/chat/completions", messages=turns) == ["Well, Good day"]
+        tokens = [{"role": "user", "content": [65, 66]}]
+        assert await texts("/v1/chat/completions", messages=tokens) == ["ABGood day"]
+
+
+async def test_texts_become_tokens_and_back():
+    async with serving(ScriptedBackend()) as port:
+        reply = await call(port, "POST", "/tokenize", {"prompt": "ab"})
+        assert reply.json == {"count": 2, "max_model_len": 512, "tokens": [97, 98], "token_strs": None}
+        reply = await call(port, "POST", "/tokenize", {**CHAT, "return_token_strs": True, "model": "org/toy"})
+        assert reply.json["token_strs"] == ["h", "i"]
+        assert (await call(port, "POST", "/detokenize", {"tokens": [104, 105]})).json == {"prompt": "hi"}
+        assert (await call(port, "POST", "/detokenize", {"tokens": []})).json == {"prompt": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", **CHAT}, "messages"),
+        ("/tokenize", {"prompt": ["a"]}, "prompt"),
+        ("/tokenize", {"prompt": "a", "chat_template": "x"}, "chat_template"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [999]}, "tokens"),
+        ("/detokenize", {"tokens": [1], "model": "gpt"}, "model"),
+    ],
+)
+async def test_token_requests_are_refused_by_parameter(path: str, body: Any, param: str):
+    async with serving(ScriptedBackend()) as port:
+        reply = await call(port, "POST", path, body)
+        assert reply.status in (400, 404)
+        assert reply.error["param"] == param
+
+
+@pytest.mark.spec("S-API-005")
+async def test_metrics_show_requests_answers_and_engines():
+    status = EngineStatus("org/toy", "", 512, 300, 16, 10, 5, 8, num_running=2)
+    beats = [Heartbeat("engine", "e0", "b", 1, "ready", 1, 0.1, status)]
+    async with serving(ScriptedBackend(), heartbeats=lambda: beats) as port:
+        await call(port, "POST", "/v1/chat/completions", CHAT)
+        await call(port, "POST", "/v1/chat/completions", {**CHAT, "n": 99})
+        await call(port, "GET", "/v1/models/" + "x" * 50)
+        reply = await call(port, "GET", "/metrics")
+        assert reply.headers["content-type"].startswith("text/plain")
+        text = reply.body.decode()
+    lines = [
+        'http_requests_total{handler="/v1/chat/completions",method="POST",status="2xx"} 1.0',
+        'http_requests_total{handler="/v1/chat/completions",method="POST",status="4xx"} 1.0',
+        'http_request_duration_seconds_count{handler="/v1/chat/completions",method="POST"} 2.0',
+        'vllm:request_success_total{finished_reason="stop",model_name="org/toy"} 1.0',
+        'vllm:generation_tokens_total{model_name="org/toy"} 2.0',
+        'vllm:num_requests_running{engine="e0",model_name="org/toy"} 2.0',
+        'antiphon:request_errors_total{code="invalid_value"} 1.0',
+    ]
+    for line in lines:
+        assert line in text
+    assert "xxxxx" not in text
+
+
+async def test_the_openapi_document_lists_the_routes_and_their_bodies():
+    async with serving(ScriptedBackend()) as port:
+        document = (await call(port, "GET", "/openapi.json")).json
+        assert (await call(port, "GET", "/docs")).status == 200
+        assert set((await call(port, "GET", "/version")).json) == {"version"}
+    listed = sorted(f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item)
+    golden = Path(__file__).parents[1] / "golden" / "openapi_routes.txt"
+    assert listed == golden.read_text().splitlines()
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
+    assert "$defs" not in json.dumps(document)
+    assert document["components"]["schemas"]["CompletionBody"]["required"] == ["prompt"]
+
+
+@pytest.mark.spec("S-DEP-040")
+async def test_a_bare_chat_request_without_a_model_is_answered():
+    async with serving(ScriptedBackend()) as port:
+        reply = await call(port, "POST", "/v1/chat/completions", {**CHAT, "temperature": 0.0})
+        assert reply.json["choices"][0]["message"] == {"role": "assistant", "content": "Good day"}
+        assert reply.json["model"] == CARD.name

@@ -1,0 +1,83 @@
+"""Any body at any endpoint: never a fault of ours, and always an error object that names what is wrong."""
+
+import asyncio
+import json
+from typing import Any
+
+from fastapi import FastAPI
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.gateway.app import create_app
+from shared.config import GatewaySettings
+from tests.integration.edge import Reply, ScriptedBackend
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+NUMBERS = st.integers() | st.floats() | st.sampled_from([0, 1, -1, 2, 0.5, 10**30, True, "1", None])
+FIELDS: dict[str, Any] = {
+    **dict.fromkeys(["max_tokens", "min_tokens", "n", "best_of", "seed", "priority", "top_k", "top_logprobs"], NUMBERS),
+    **dict.fromkeys(["temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty", "logprobs"], NUMBERS),
+    **dict.fromkeys(["stop", "stop_token_ids", "stream_options", "tools", "logit_bias", "response_format"], JSON),
+    **dict.fromkeys(["suffix", "guided_json", "user", "cache_salt", "model"], JSON),
+    **dict.fromkeys(["stream", "echo", "ignore_eos"], st.booleans() | st.none()),
+    "prompt": JSON | st.text() | st.lists(st.integers(0, 299)) | st.lists(st.text()),
+    "tokens": JSON | st.lists(st.integers(0, 299)),
+}
+CONTENT = JSON | st.text() | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text()}))
+TURN = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "tool"]) | JSON, "content": CONTENT}
+)
+BODY = st.fixed_dictionaries({}, optional={**FIELDS, "messages": JSON | st.lists(TURN, max_size=3)})
+FEW = st.dictionaries(st.sampled_from(sorted(FIELDS)), st.none(), max_size=2).flatmap(
+    lambda names: st.fixed_dictionaries({name: FIELDS[name] for name in names})
+)
+USABLE = st.fixed_dictionaries({"prompt": st.text(), "messages": st.lists(TURN, min_size=1, max_size=3)})
+ALMOST_GOOD = st.builds(lambda usable, few: {**usable, **few}, USABLE, FEW)
+APP = create_app(ScriptedBackend(), GatewaySettings())
+PATHS = st.sampled_from(["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+
+
+async def post(app: FastAPI, path: str, body: bytes) -> Reply:
+    """One request, straight into the application."""
+    sent: list[Any] = []
+    asked = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive() -> Any:
+        for message in asked:
+            return message
+        return await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b"", "root_path": ""}
+    await app({**scope, "http_version": "1.1", "server": ("x", 1), "client": ("x", 1), "scheme": "http"}, receive, send)
+    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return Reply(sent[0]["status"], headers, b"".join(message.get("body", b"") for message in sent[1:]))
+
+
+def check(path: str, body: bytes) -> None:
+    reply = asyncio.run(post(APP, path, body))
+    if reply.status == 200:
+        return
+    assert 400 <= reply.status < 500, (reply.status, reply.body, body)
+    error = reply.error
+    assert error["message"]
+    if error["code"] not in ("invalid_json",) and "request body" not in error["message"]:
+        assert error["param"], error
+
+
+@settings(max_examples=60, deadline=None)
+@given(PATHS, st.binary(max_size=40) | st.text(max_size=40).map(str.encode) | JSON.map(json.dumps).map(str.encode))
+def test_any_bytes_are_answered_with_an_error_object(path: str, body: bytes):
+    check(path, body)
+
+
+@settings(max_examples=200, deadline=None)
+@given(PATHS, BODY | ALMOST_GOOD)
+def test_any_fields_are_answered_or_refused_by_name(path: str, body: Any):
+    check(path, json.dumps(body).encode())

@@ -1,0 +1,250 @@
+"""The engine's core and torch worker against transformers: the same tokens, however the work is cut up."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.engine.core.core import Core
+from services.engine.core.plan import CoreLimits, StepPlan
+from services.engine.core.request import SequenceSpec
+from services.engine.models.config_fields import rope_parameters
+from services.engine.models.rope import inverse_frequencies
+from services.engine.worker.torch_worker import TorchWorker
+from shared.config import EngineSettings
+from shared.sampling import SamplingParams
+from tests.models import VOCAB_SIZE, greedy_reference, make_model
+
+pytestmark = pytest.mark.model
+
+NUM_TOKENS = 20
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama tied, three layers": ("llama", {"tie_word_embeddings": True, "num_hidden_layers": 3}),
+    "llama without groups": ("llama", {"num_key_value_heads": 4}),
+    "llama with one key head": ("llama", {"num_key_value_heads": 1}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama with its own head size": ("llama", {"head_dim": 24}),
+    "llama, linear positions": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
+    ),
+    "llama, llama3 positions": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "llama, yarn positions": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "llama, dynamic positions": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+    ),
+    "mistral": ("mistral", {}),
+    "mistral with a window": ("mistral", {"sliding_window": 23}),
+    "mistral with a window of one block": ("mistral", {"sliding_window": 16, "num_key_value_heads": 4}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2, a window in some layers": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1, "num_hidden_layers": 3},
+    ),
+    "qwen3": ("qwen3", {}),
+    "qwen3 tied, with biases": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+}
+FAMILY_VARIANTS = ("llama", "mistral with a window", "qwen2", "qwen3")
+
+Models = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Makes each variant once."""
+    made: dict[str, Path] = {}
+
+    def make(variant: str) -> Path:
+        if variant not in made:
+            family, overrides = VARIANTS[variant]
+            made[variant] = make_model(tmp_path_factory.mktemp("model"), family, **overrides)
+        return made[variant]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def reference(models: Models) -> Callable[[str, list[int]], list[int]]:
+    """What transformers generates, once for each variant and prompt."""
+    known: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+
+    def generate(variant: str, prompt: list[int]) -> list[int]:
+        key = (variant, tuple(prompt))
+        if key not in known:
+            known[key] = greedy_reference(models(variant), prompt, NUM_TOKENS)
+        return known[key]
+
+    return generate
+
+
+def settings(directory: Path, **overrides: Any) -> EngineSettings:
+    return EngineSettings(
+        **{"model": str(directory), "device": "cpu", "threads": 1, "kv_cache_memory_gb": 0.05, **overrides}
+    )
+
+
+def make_prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng([length, seed]).integers(3, VOCAB_SIZE, length).tolist()
+
+
+def greedy(num_tokens: int = NUM_TOKENS) -> SamplingParams:
+    return SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+
+
+class Engine:
+    """Core and worker in a plain loop."""
+
+    def __init__(self, directory: Path, limits: CoreLimits, **overrides: Any) -> None:
+        self.worker = TorchWorker(settings(directory, max_num_seqs=limits.max_num_seqs, **overrides), directory)
+        self.core = Core(limits, self.worker.facts())
+        self.plans: list[StepPlan] = []
+        self.cached: dict[str, int] = {}
+
+    def generate(self, prompts: list[list[int]], params: SamplingParams | None = None) -> list[list[int]]:
+        output: dict[str, list[int]] = {f"{len(self.plans)}-{i}": [] for i in range(len(prompts))}
+        for request_id, prompt in zip(output, prompts, strict=True):
+            self.core.add(SequenceSpec(request_id, tuple(prompt), params or greedy()))
+        while any(request_id in self.core for request_id in output):
+            plan = self.core.schedule()
+            self.plans.append(plan)
+            for outcome in self.core.apply(plan, self.worker.run(plan)):
+                output[outcome.request_id] += outcome.token_ids
+                self.cached[outcome.request_id] = outcome.num_cached_tokens
+        return list(output.values())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_output_is_that_of_transformers_in_chunks_and_a_mixed_batch(
+    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
+) -> None:
+    prompts = [make_prompt(length) for length in (1, 15, 16, 33, 90)]
+    engine = Engine(models(variant), CoreLimits(8, 24, enable_prefix_caching=False))
+    assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
+    mixed = [plan for plan in engine.plans if {share.num_tokens == 1 for share in plan.scheduled} == {True, False}]
+    assert mixed, "no step had both a chunk and a decode"
+
+
+@pytest.mark.parametrize("variant", FAMILY_VARIANTS)
+def test_a_prompt_in_one_step_gives_the_same_tokens(
+    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
+) -> None:
+    prompt = make_prompt(90)
+    engine = Engine(models(variant), CoreLimits(1, 512, enable_prefix_caching=False))
+    assert engine.generate([prompt]) == [reference(variant, prompt)]
+    assert engine.plans[0].num_tokens == len(prompt)
+
+
+@pytest.mark.parametrize("variant", FAMILY_VARIANTS)
+def test_a_prefix_hit_gives_the_same_tokens(
+    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
+) -> None:
+    shared, tails = make_prompt(70), [make_prompt(5, seed=1), make_prompt(30, seed=2), []]
+    engine = Engine(models(variant), CoreLimits(8, 64))
+    engine.generate([shared])
+    prompts = [shared + tail for tail in tails]
+    assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
+    assert sorted(engine.cached.values())[-3:] == [64, 64, 64]
+
+
+@pytest.mark.parametrize("variant", FAMILY_VARIANTS)
+def test_preemption_gives_the_same_tokens(
+    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
+) -> None:
+    prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
+    engine = Engine(models(variant), CoreLimits(4, 64, enable_prefix_caching=False), num_gpu_blocks_override=11)
+    assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
+    joined = [sequence.request_id for plan in engine.plans for sequence in plan.new]
+    assert len(joined) > len(prompts), "nothing was preempted"
+
+
+def test_thirty_two_sequences_at_once_give_the_same_tokens(
+    models: Models, reference: Callable[[str, list[int]], list[int]]
+) -> None:
+    prompts = [make_prompt(1 + 7 * i % 60, seed=i) for i in range(32)]
+    engine = Engine(models("qwen2"), CoreLimits(32, 128, enable_prefix_caching=False))
+    assert engine.generate(prompts) == [reference("qwen2", prompt) for prompt in prompts]
+    assert max(len(plan.scheduled) for plan in engine.plans) == 32
+
+
+def test_seeded_sequences_give_the_same_tokens_alone_in_a_batch_and_under_preemption(models: Models) -> None:
+    prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
+    params = SamplingParams(max_tokens=NUM_TOKENS, seed=7, top_p=0.9, top_k=40, ignore_eos=True)
+    alone = [Engine(models("qwen3"), CoreLimits(1, 512)).generate([prompt], params)[0] for prompt in prompts]
+    assert len({tuple(tokens) for tokens in alone}) == len(alone)
+    together = Engine(models("qwen3"), CoreLimits(8, 40, enable_prefix_caching=False), num_gpu_blocks_override=11)
+    assert together.generate(prompts, params) == alone
+
+
+def test_a_sharded_checkpoint_gives_the_same_tokens(tmp_path: Path) -> None:
+    single = make_model(tmp_path / "single", "qwen3")
+    sharded = make_model(tmp_path / "sharded", "qwen3", max_shard_size="100KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    limits, prompt = CoreLimits(1, 64), make_prompt(20)
+    assert Engine(sharded, limits).generate([prompt]) == Engine(single, limits).generate([prompt])
+
+
+@pytest.mark.parametrize("variant", FAMILY_VARIANTS)
+def test_bfloat16_log_probabilities_are_near_those_of_float32_weights(
+    variant: str, models: Models, tmp_path: Path
+) -> None:
+    """Rounding to 8 bits at every step of two layers: a few hundredths of a nat."""
+    from transformers import AutoModelForCausalLM
+
+    family, overrides = VARIANTS[variant]
+    directory = make_model(tmp_path, family, dtype="bfloat16", **overrides)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    prompt = make_prompt(60)
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    engine = Engine(directory, CoreLimits(1, 25, enable_prefix_caching=False))
+    engine.core.add(SequenceSpec("a", tuple(prompt), SamplingParams(max_tokens=1, temperature=0.0, logprobs=20)))
+    while "a" in engine.core:
+        plan = engine.core.schedule()
+        result = engine.worker.run(plan)
+        engine.core.apply(plan, result)
+    report = result.logprobs[0][0]
+    errors = expected[list(report.top_token_ids)] - torch.tensor(report.top_logprobs)
+    assert errors.abs().max() < 0.08
+    assert errors.abs().mean() < 0.03
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if "positions" in name])
+def test_rotary_frequencies_are_those_of_transformers_to_the_last_bit(variant: str) -> None:
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    family, overrides = VARIANTS[variant]
+    config = AutoConfig.for_model(family, hidden_size=256, num_attention_heads=4, **overrides)
+    kind = overrides["rope_parameters"]["rope_type"]
+    expected, scale = ROPE_INIT_FUNCTIONS[kind](config, device=torch.device("cpu"))
+    rope, _ = rope_parameters(config.to_dict(), 64)
+    assert torch.equal(inverse_frequencies(rope), expected)
+    assert rope.attention_factor == scale

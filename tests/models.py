@@ -1,0 +1,155 @@
+"""Small random models for tests: a model directory as the field writes it, weights from a seed, a byte-level tokenizer.
+
+Nothing here is trained. The weights are drawn wide enough that greedy decoding wanders over the vocabulary instead of
+repeating one token, and biases and norms are random too: a bias that a loader forgets must change the output.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+BOS_TOKEN_ID, IM_START_TOKEN_ID, EOS_TOKEN_ID = 0, 1, 2
+VOCAB_SIZE = 331
+"""Odd, so that nothing can rely on a round width: 3 special tokens, 256 bytes, merges, fillers."""
+
+_MERGED_WORDS = (
+    " the",
+    " and",
+    " of",
+    " to",
+    " in",
+    " that",
+    " is",
+    " was",
+    "ing",
+    "er",
+    "on",
+    "re",
+    " a",
+    " wh",
+    "é",
+    "好",
+)
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "bos_token_id": BOS_TOKEN_ID,
+    "eos_token_id": EOS_TOKEN_ID,
+    "pad_token_id": BOS_TOKEN_ID,
+}
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+}
+FAMILIES = tuple(_FAMILIES)
+
+
+def make_model(
+    directory: Path,
+    family: str = "llama",
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    max_shard_size: str = "1GB",
+    **overrides: Any,
+) -> Path:
+    """Writes config.json, generation_config.json, weights and tokenizer; gives the directory back.
+
+    `family` is one of `FAMILIES`; `overrides` are fields of its config (`num_hidden_layers=3`,
+    `rope_parameters={…}`); a small `max_shard_size` such as "100KB" gives a sharded checkpoint with an index.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(family, **{**_COMMON, **_FAMILIES[family], **overrides})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _randomise(model, seed)
+    model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size=max_shard_size)
+    write_tokenizer(directory, config.vocab_size, config.max_position_embeddings)
+    return directory
+
+
+def greedy_reference(directory: Path, prompt_token_ids: list[int], num_tokens: int) -> list[int]:
+    """What transformers generates greedily from these ids, ignoring the end of sequence."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
+    ids = list(prompt_token_ids)
+    with torch.inference_mode():
+        step = model(torch.tensor([ids]), use_cache=True)
+        for _ in range(num_tokens):
+            ids.append(int(step.logits[0, -1].argmax()))
+            step = model(torch.tensor([ids[-1:]]), past_key_values=step.past_key_values, use_cache=True)
+    return ids[len(prompt_token_ids) :]
+
+
+def write_tokenizer(directory: Path, vocab_size: int = VOCAB_SIZE, max_length: int = 512) -> None:
+    """A byte-level BPE with a few merges, three special tokens and a chat template; every id below the size decodes."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    vocab, merges = _vocabulary()
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS])
+    fillers = range(tokenizer.get_vocab_size(), vocab_size)
+    tokenizer.add_tokens([AddedToken(f"<|filler_{i}|>", special=False, normalized=False) for i in fillers])
+    assert tokenizer.get_vocab_size() == vocab_size, "the vocabulary is too small for the tokenizer"
+    tokenizer.save(str(directory / "tokenizer.json"))
+    facts = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_length,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(facts, indent=2))
+
+
+def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Special tokens first, then bytes, then what joining the words left to right needs."""
+    from tokenizers import pre_tokenizers
+
+    vocab = {text: i for i, text in enumerate((*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())))}
+    merges: list[tuple[str, str]] = []
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    for word in _MERGED_WORDS:
+        letters = splitter.pre_tokenize_str(word)[0][0]
+        for end in range(2, len(letters) + 1):
+            if letters[:end] not in vocab:
+                vocab[letters[:end]] = len(vocab)
+                merges.append((letters[: end - 1], letters[end - 1]))
+    return vocab, merges
+
+
+def _randomise(model: Any, seed: int) -> None:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.copy_(noise * (0.1 if "embed" in name else 1.2 / parameter.shape[1] ** 0.5))
+            else:
+                parameter.copy_(noise * 0.1 + (0.0 if name.endswith("bias") else 1.0))

@@ -1,0 +1,313 @@
+"""The engine's core under any order of submissions, aborts, plans and results, with pools too small for comfort.
+
+A model worker follows the rules of `plan.py` and remembers of each place in each block which prefix it holds the KV of.
+A wrong prefix hit, a block given away too early, a row that two sequences share, a token computed twice or never: each
+shows as a place with other content than the range of a plan needs.
+"""
+
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from services.engine.core import invariants
+from services.engine.core.core import Core
+from services.engine.core.plan import (
+    CoreLimits,
+    EngineFacts,
+    NewSequence,
+    SampledLogprobs,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+)
+from services.engine.core.request import Outcome, SequenceSpec
+from shared.blocks import chain_hashes, split_hashes
+from shared.codec import pack_ids
+from shared.errors import ServiceError
+from shared.sampling import SamplingParams
+
+EOS, STOP = 2, 9
+SAMPLED = (EOS, STOP, *range(10, 20))
+DRAIN_STEPS = 3000
+
+
+@dataclass
+class Row:
+    """A row of the worker's state table; `prefixes[i]` stands for the tokens up to and including the i-th."""
+
+    request_id: str
+    salt: bytes
+    tokens: list[int] = field(default_factory=list)
+    prefixes: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+
+    def append(self, token_ids: tuple[int, ...]) -> None:
+        for token_id in token_ids:
+            self.tokens.append(token_id)
+            self.prefixes.append(hash((self.prefixes[-1] if self.prefixes else self.salt, token_id)))
+
+
+class ModelWorker:
+    """Carries out plans in order and asserts that each finds the KV that it builds on."""
+
+    def __init__(self, facts: EngineFacts, max_num_seqs: int) -> None:
+        self.facts = facts
+        self.max_num_seqs = max_num_seqs
+        self.rows: dict[int, Row] = {}
+        self.kv: dict[tuple[int, int], int] = {}
+        """Block and offset to the prefix whose last token's KV is there."""
+
+    def run(self, plan: StepPlan, salts: dict[str, bytes], draw: random.Random, most_tokens: int) -> StepResult:
+        for row in plan.freed_rows:
+            del self.rows[row]
+        for new in plan.new:
+            self.fill(new, salts[new.request_id])
+        assert len({share.row for share in plan.scheduled}) == len(plan.scheduled), "a row twice in one plan"
+        for share in plan.scheduled:
+            self.rows[share.row].blocks += share.new_block_ids
+        for share in plan.scheduled:
+            self.compute(share)
+        sampled: list[tuple[int, ...]] = []
+        for share in plan.scheduled:
+            if share.samples:
+                sampled.append(tuple(draw.choices(SAMPLED, k=draw.randint(1, most_tokens))))
+                self.rows[share.row].append(sampled[-1])
+        logprobs = tuple(tuple(SampledLogprobs(-1.0) for _ in tokens) for tokens in sampled)
+        return StepResult(plan.step, tuple(sampled), logprobs)
+
+    def fill(self, new: NewSequence, salt: bytes) -> None:
+        assert 0 <= new.row < self.max_num_seqs
+        assert new.row not in self.rows, "the row is taken"
+        row = self.rows[new.row] = Row(new.request_id, salt, blocks=list(new.block_ids))
+        row.append(new.token_ids)
+
+    def compute(self, share: ScheduledSequence) -> None:
+        row, end = self.rows[share.row], share.start + share.num_tokens
+        assert share.num_tokens > 0
+        assert end <= len(row.tokens), "tokens that nobody knows"
+        assert share.samples == (end == len(row.tokens))
+        for position in range(share.start):
+            assert self.kv.get(self.place(row, position)) == row.prefixes[position], f"lost KV at {position}"
+        others = {block for other in self.rows.values() if other is not row for block in other.blocks}
+        for position in range(share.start, end):
+            place = self.place(row, position)
+            assert place[0] not in others, "writes into a shared block"
+            self.kv[place] = row.prefixes[position]
+
+    def place(self, row: Row, position: int) -> tuple[int, int]:
+        return row.blocks[position // self.facts.block_size], position % self.facts.block_size
+
+
+@dataclass
+class Known:
+    """What the submitter knows of a live sequence."""
+
+    spec: SequenceSpec
+    output: list[int]
+    cumulative: float = 0.0
+
+
+class EngineCoreMachine(RuleBasedStateMachine):
+    """Any order of operations; the invariants hold after each, and in the end everything has ended."""
+
+    @initialize(
+        num_blocks=st.integers(3, 14),
+        block_size=st.sampled_from([1, 2, 4]),
+        max_num_seqs=st.integers(1, 5),
+        budget=st.integers(1, 24),
+        caching=st.sampled_from([True, True, False]),
+        chunked=st.booleans(),
+        depth=st.integers(1, 3),
+        speculates=st.booleans(),
+    )
+    def start(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        budget: int,
+        caching: bool,
+        chunked: bool,
+        depth: int,
+        speculates: bool,
+    ) -> None:
+        self.limits = CoreLimits(max_num_seqs, max(budget, max_num_seqs), caching, chunked)
+        self.facts = EngineFacts(num_blocks, block_size, 40, 1000, frozenset({EOS}))
+        self.depth = 1 if speculates else depth
+        self.most_tokens = 3 if speculates else 1
+        self.core = Core(self.limits, self.facts)
+        self.worker = ModelWorker(self.facts, max_num_seqs)
+        self.live: dict[str, Known] = {}
+        self.salts: dict[str, bytes] = {}
+        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
+        self.ended: Counter[str] = Counter()
+        self.num_generated = 0
+
+    # --- operations ---------------------------------------------------------------------------------------------------
+
+    @rule(
+        family=st.sampled_from([0, 0, 0, 1]),
+        shared=st.sampled_from([0, 2, 4, 8, 8, 12]),
+        tail=st.lists(st.integers(20, 21), max_size=2),
+        output=st.lists(st.sampled_from([10, 11]), max_size=2),
+        max_tokens=st.integers(1, 12),
+        min_tokens=st.integers(0, 3),
+        flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+        salt=st.sampled_from([b"", b"", b"tenant"]),
+        priority=st.integers(-1, 1),
+        arrival=st.integers(0, 3),
+        num_hashes=st.sampled_from([0, 1, 99]),
+    )
+    def submit(
+        self,
+        family: int,
+        shared: int,
+        tail: list[int],
+        output: list[int],
+        max_tokens: int,
+        min_tokens: int,
+        flags: tuple[bool, bool, bool],
+        salt: bytes,
+        priority: int,
+        arrival: int,
+        num_hashes: int,
+    ) -> None:
+        prompt = (*range(100 * (family + 1), 100 * (family + 1) + shared), *tail)
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=min(min_tokens, max_tokens),
+            ignore_eos=flags[0],
+            stop_token_ids=(STOP,) if flags[1] else (),
+            logprobs=0 if flags[2] else None,
+        )
+        hashes = split_hashes(chain_hashes(pack_ids([*prompt, *output]), self.facts.block_size, salt))
+        request_id = f"s{len(self.salts)}"
+        self.salts[request_id] = salt
+        spec = SequenceSpec(
+            request_id, prompt, params, tuple(output), tuple(hashes[:num_hashes]), salt, priority, arrival
+        )
+        try:
+            self.core.add(spec)
+        except ServiceError:
+            room = min(self.facts.max_model_len, self.facts.num_blocks * self.facts.block_size + 1)
+            assert not prompt or len(prompt) + len(output) >= room or len(output) >= max_tokens
+        else:
+            self.live[request_id] = Known(spec, list(output))
+
+    @precondition(lambda self: self.live)
+    @rule(pick=st.integers(0, 1000))
+    def abort(self, pick: int) -> None:
+        request_id = sorted(self.live)[pick % len(self.live)]
+        del self.live[request_id]
+        self.ended["abort"] += 1
+        assert self.core.abort(request_id)
+        assert not self.core.abort(request_id)
+
+    @precondition(lambda self: len(self.in_flight) < self.depth)
+    @rule(seed=st.integers(0, 2**16))
+    def plan(self, seed: int) -> None:
+        oldest = self.core.scheduler.running[0] if self.core.scheduler.running else None
+        plan = self.core.schedule()
+        self.check_plan(plan)
+        if plan.empty:
+            assert plan == StepPlan(plan.step)
+            assert self.in_flight or not self.live, "work to do, none of it planned, and nothing to wait for"
+            return
+        if oldest and not self.in_flight and self.limits.enable_chunked_prefill:
+            assert oldest.num_in_flight == 1, "the oldest running sequence was passed over"
+        result = self.worker.run(plan, self.salts, random.Random(seed), self.most_tokens)
+        self.in_flight.append((plan, result))
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def apply(self) -> None:
+        plan, result = self.in_flight.popleft()
+        outcomes = self.core.apply(plan, result)
+        assert len({each.request_id for each in outcomes}) == len(outcomes)
+        for outcome in outcomes:
+            self.check_outcome(outcome)
+
+    # --- what must hold -----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def holds_together(self) -> None:
+        invariants.check(self.core)
+        assert self.core.sequences.keys() == self.live.keys()
+        counters = self.core.counters()
+        assert counters.num_running + counters.num_waiting == len(self.live)
+        assert dict(counters.finished) == {reason: self.ended[reason] for reason in ("stop", "length", "abort")}
+        assert counters.generation_tokens == self.num_generated
+        for sequence in self.core.sequences.values():
+            packed, salt = pack_ids(sequence.tokens), self.salts[sequence.request_id]
+            chain = split_hashes(chain_hashes(packed, self.facts.block_size, salt))
+            assert sequence.block_hashes == chain[: len(sequence.block_hashes)], "a hash of other tokens"
+
+    def check_plan(self, plan: StepPlan) -> None:
+        assert plan.num_tokens == sum(share.num_tokens for share in plan.scheduled)
+        assert len(plan.scheduled) <= self.limits.max_num_seqs
+        by_row = {share.row: share for share in plan.scheduled}
+        for new in plan.new:
+            assert list(new.token_ids) == [*self.live[new.request_id].spec.prompt_token_ids, *self.output_of(new)]
+            assert by_row[new.row].samples or self.limits.enable_chunked_prefill, "a part of a prompt was planned"
+        if plan.num_tokens > self.limits.max_num_batched_tokens:
+            assert not self.limits.enable_chunked_prefill
+            assert len(plan.scheduled) == len(plan.new) == 1, "more than the budget, and not one sequence alone"
+
+    def output_of(self, new: NewSequence) -> list[int]:
+        return self.live[new.request_id].output
+
+    def check_outcome(self, outcome: Outcome) -> None:
+        known = self.live[outcome.request_id]
+        params = known.spec.params
+        assert outcome.position == len(known.output), "a gap or a repeat"
+        assert outcome.token_ids
+        known.output += outcome.token_ids
+        known.cumulative -= len(outcome.token_ids)
+        self.num_generated += len(outcome.token_ids)
+        assert outcome.cumulative_logprob == known.cumulative
+        assert len(outcome.logprobs) == (len(outcome.token_ids) if params.logprobs is not None else 0)
+        assert outcome.num_cached_tokens <= len(known.spec.prompt_token_ids)
+        ends = [self.ending(known, position) for position in range(outcome.position, len(known.output))]
+        assert not any(ends[:-1]), "tokens after the end"
+        assert outcome.finish_reason == ends[-1]
+        if outcome.finish_reason:
+            self.ended[outcome.finish_reason] += 1
+            del self.live[outcome.request_id]
+
+    def ending(self, known: Known, position: int) -> str | None:
+        params, token_id = known.spec.params, known.output[position]
+        if position >= params.min_tokens:
+            if token_id == EOS and not params.ignore_eos:
+                return "stop"
+            if token_id in params.stop_token_ids:
+                return "stop"
+        room = min(self.facts.max_model_len, self.facts.num_blocks * self.facts.block_size + 1)
+        full = len(known.spec.prompt_token_ids) + position + 1 >= room
+        return "length" if full or position + 1 >= params.max_tokens else None
+
+    def teardown(self) -> None:
+        """Everything that was accepted ends, and everything that was taken is given back."""
+        if not hasattr(self, "core"):
+            return
+        for seed in range(DRAIN_STEPS):
+            if not self.live and not self.in_flight:
+                break
+            in_flight = len(self.in_flight)
+            if in_flight < self.depth:
+                self.plan(seed)
+            if self.in_flight and len(self.in_flight) in (in_flight, self.depth):
+                self.apply()
+            self.holds_together()
+        assert not self.live, f"{len(self.live)} sequences have not ended"
+        assert self.core.pool.num_free == self.facts.num_blocks
+        assert self.core.scheduler.rows.num_free == self.limits.max_num_seqs
+
+
+EngineCoreMachine.TestCase.settings = settings(
+    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestEngineCore = EngineCoreMachine.TestCase

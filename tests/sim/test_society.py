@@ -1,0 +1,258 @@
+"""The society of all four actors under faults, in virtual time: every request ends once, with the right tokens."""
+
+import asyncio
+
+import pytest
+
+from services.gateway.generation import GenerationRequest
+from shared import limits
+from shared.actors.simulation import run_simulation
+from shared.messages import TokenEvents
+from shared.sampling import SamplingParams
+from tests.sim.society import Answer, Society, make_tokenizer, next_token
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> str:
+    return make_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+def expected(prompt: str, count: int, salt: int = 0) -> list[int]:
+    tokens = list(prompt.encode())
+    for _ in range(count):
+        tokens.append(next_token(tokens, salt))
+    return tokens[len(prompt.encode()) :]
+
+
+def greedy(number: int, max_tokens: int = 20, **kwargs) -> GenerationRequest:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    return GenerationRequest(f"r{number}", "", params, texts=(f"prompt {number} of many",), **kwargs)
+
+
+def check(answer: Answer, number: int, max_tokens: int = 20) -> None:
+    assert answer.error is None, answer.error
+    want = expected(f"prompt {number} of many", max_tokens)
+    assert answer.token_ids == {0: want}
+    assert answer.texts[0] == bytes(want).decode()
+    assert answer.finish == {0: "length"}
+
+
+async def whole(model_dir: str, seed: int, **counts: int) -> Society:
+    society = Society(model_dir, seed)
+    for kind in ("gateway", "tokenizer", "detokenizer", "engine"):
+        for _ in range(counts.get(kind, 1)):
+            await society.start(kind)
+    if counts.get("engine", 1):
+        await society.ready()
+    return society
+
+
+async def settled(society: Society) -> None:
+    """After a run nothing is left anywhere."""
+    await asyncio.sleep(3 * limits.ORPHAN_S)
+    for engine in society.engines():
+        assert engine.actor.ledger.num_live == 0
+        assert len(engine.actor.ledger) == 0
+        counters = engine._core.counters()
+        assert counters.num_running == counters.num_waiting == 0
+        assert counters.num_free_blocks == engine._facts.num_blocks
+
+
+def simulate(model_dir: str, scenario, seed: int = 0, **counts: int):
+    async def main():
+        society = await whole(model_dir, seed, **counts)
+        await scenario(society)
+        await settled(society)
+        return society.bus.fingerprint
+
+    return run_simulation(main, seed)
+
+
+async def many(society: Society, count: int = 12) -> None:
+    answers = await asyncio.gather(*(society.ask(greedy(i)) for i in range(count)))
+    for number, answer in enumerate(answers):
+        check(answer, number)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_request_gets_its_own_tokens(model_dir, seed):
+    simulate(model_dir, many, seed)
+
+
+def test_replicas_share_the_work(model_dir):
+    async def scenario(society: Society) -> None:
+        await many(society)
+        for engine in society.engines():
+            assert engine._core.counters().generation_tokens > 0
+
+    simulate(model_dir, scenario, engine=2, detokenizer=2, tokenizer=2)
+
+
+def test_the_same_seed_gives_the_same_run(model_dir):
+    first, second, other = (simulate(model_dir, many, seed, engine=2) for seed in (7, 7, 8))
+    assert first == second
+    assert first != other
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("subject", ["antiphon.v1.det.*.*.tok", "antiphon.v1.gw.*.*.txt"])
+def test_lost_token_and_text_messages_are_repaired(model_dir, subject, seed):
+    async def scenario(society: Society) -> None:
+        fault = society.bus.drop(subject, 0.2)
+        await many(society)
+        assert fault.hits > 3
+        fault.remove()
+
+    simulate(model_dir, scenario, seed)
+
+
+@pytest.mark.parametrize("subject", ["antiphon.v1.det.*.*.tok", "antiphon.v1.gw.*.*.txt"])
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_a_lost_first_or_last_message_is_repaired(model_dir, subject, place):
+    async def scenario(society: Society) -> None:
+        fault = society.bus.drop(subject, lambda delivery: _is_edge(delivery, place) and fault.hits == 0)
+        check(await society.ask(greedy(1)), 1)
+        assert fault.hits == 1
+
+    simulate(model_dir, scenario)
+
+
+def _is_edge(delivery, place: str) -> bool:
+    from shared.codec import Decoder
+    from shared.messages import TextEvents
+
+    message = Decoder([TokenEvents, TextEvents]).decode(delivery.payload)
+    event = message.events[0]
+    return event.position == 0 if place == "first" else event.finish_reason is not None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_duplicated_and_reordered_messages_change_nothing(model_dir, seed):
+    async def scenario(society: Society) -> None:
+        society.bus.reordering = True
+        fault = society.bus.duplicate("antiphon.v1.>", 0.2)
+        slow = society.bus.delay("antiphon.v1.det.*.*.tok", 0.0, 0.05)
+        await many(society)
+        assert fault.hits > 10
+        assert slow.hits > 10
+
+    simulate(model_dir, scenario, seed)
+
+
+@pytest.mark.parametrize("subject", ["antiphon.v1.eng.*.*.ctl", "antiphon.v1.det.*.*.ctl", "antiphon.v1.inbox.>"])
+def test_lost_commands_and_answers_are_asked_again(model_dir, subject):
+    async def scenario(society: Society) -> None:
+        fault = society.bus.drop(subject, 0.2)
+        await many(society, 6)
+        fault.remove()
+
+    simulate(model_dir, scenario)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("victim", ["tokenizer0", "detokenizer0", "engine0"])
+def test_a_killed_replica_costs_nobody_a_token(model_dir, victim, seed):
+    async def scenario(society: Society) -> None:
+        asked = asyncio.create_task(many(society))
+        await asyncio.sleep(0.02 + 0.05 * seed)
+        society.kill(victim)
+        await asked
+
+    simulate(model_dir, scenario, seed, engine=2, detokenizer=2, tokenizer=2)
+
+
+@pytest.mark.parametrize("victim", ["tokenizer0", "detokenizer0", "engine0"])
+def test_a_frozen_replica_costs_nobody_a_token(model_dir, victim):
+    async def scenario(society: Society) -> None:
+        asked = asyncio.create_task(many(society))
+        await asyncio.sleep(0.1)
+        society.bus.freeze(victim)
+        await asked
+        society.bus.thaw(victim)
+
+    simulate(model_dir, scenario, engine=2, detokenizer=2, tokenizer=2)
+
+
+def test_the_only_engine_comes_back_and_the_streams_go_on(model_dir):
+    async def scenario(society: Society) -> None:
+        asked = asyncio.create_task(many(society, 4))
+        await asyncio.sleep(0.1)
+        society.kill("engine0")
+        await asyncio.sleep(2.0)
+        await society.start("engine", "engine0")
+        await asked
+
+    simulate(model_dir, scenario)
+
+
+def test_without_any_engine_a_running_request_ends_with_an_error_and_a_new_one_is_refused(model_dir):
+    async def scenario(society: Society) -> None:
+        asked = asyncio.create_task(society.ask(greedy(1)))
+        await asyncio.sleep(0.1)
+        society.kill("engine0")
+        answer = await asked
+        assert answer.error is not None
+        assert answer.error.code == "no_engine"
+        refused = society.members["gateway0"].service.actor
+        with pytest.raises(Exception, match="No engine is ready"):
+            refused.generate(greedy(2))
+
+    simulate(model_dir, scenario)
+
+
+def test_a_cancelled_request_frees_its_blocks(model_dir):
+    async def scenario(society: Society) -> None:
+        gateway = society.members["gateway0"].service.actor
+        generation = gateway.generate(greedy(1, max_tokens=100))
+        updates = generation.updates()
+        await anext(updates)
+        await generation.cancel("the client left")
+        await asyncio.sleep(0.2)
+        assert society.engines()[0]._core.counters().num_running == 0
+
+    simulate(model_dir, scenario)
+
+
+def test_what_a_killed_gateway_owned_is_dropped(model_dir):
+    async def scenario(society: Society) -> None:
+        generation = society.members["gateway0"].service.actor.generate(greedy(1, max_tokens=100))
+        await anext(generation.updates())
+        society.kill("gateway0")
+        await asyncio.sleep(0.2)
+
+    simulate(model_dir, scenario, gateway=2)
+
+
+def test_a_stop_string_ends_a_sequence_at_the_string(model_dir):
+    async def scenario(society: Society) -> None:
+        text = bytes(expected("prompt 1 of many", 20)).decode()
+        stop = text[8:11]
+        answer = await society.ask(greedy(1, stop=(stop,)))
+        assert answer.error is None
+        assert answer.texts[0] == text[: text.index(stop)]
+        assert answer.finish == {0: "stop"}
+
+    simulate(model_dir, scenario)
+
+
+def test_choices_differ_and_prompts_keep_their_order(model_dir):
+    async def scenario(society: Society) -> None:
+        params = SamplingParams(max_tokens=8, temperature=1.0, seed=5)
+        request = GenerationRequest("r1", "", params, texts=("one", "two"), n=2)
+        answer = await society.ask(request)
+        assert answer.error is None
+        assert answer.token_ids[0] == expected("one", 8, salt=5)
+        assert answer.token_ids[2] == expected("two", 8, salt=5)
+        assert len({tuple(ids) for ids in answer.token_ids.values()}) == 4
+
+    simulate(model_dir, scenario)
+
+
+def test_a_small_block_pool_preempts_and_still_gives_the_same_tokens(model_dir):
+    async def scenario(society: Society) -> None:
+        await society.start("engine", num_blocks=24)
+        await society.ready()
+        await many(society, 10)
+        assert society.engines()[0]._core.counters().preemptions > 0
+
+    simulate(model_dir, scenario, engine=0)

@@ -1,0 +1,273 @@
+"""`antiphon serve` as a user starts it: real processes, the openai client, broken parts, an orderly end."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from antiphon.http_probe import get
+from tests.models import make_model
+
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
+ROOT = Path(__file__).resolve().parents[2]
+READY_S, END_S = 60.0, 30.0
+ASK = {"messages": [{"role": "user", "content": "Tell me something"}], "temperature": 0, "max_tokens": 24}
+
+
+class Served:
+    """One `antiphon serve` and what it printed."""
+
+    def __init__(self, model: Path, *flags: str) -> None:
+        argv = [sys.executable, "-m", "antiphon", "serve", "--port=0", f"--model={model}", *flags]
+        self.process = subprocess.Popen(
+            [*argv, "--served-model-name=tiny", "--kv-cache-memory-gb=0.05"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"URL +(\S+)", self.output)
+        assert found, self.output
+        return found[1]
+
+    def pids(self) -> dict[str, int]:
+        """Of the children that run now, by their name."""
+        found: dict[str, int] = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, IndexError):
+                parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+                words = (path / "cmdline").read_text().split("\0")
+                if parent == self.process.pid:
+                    named = [word.partition("=")[2] for word in words if word.startswith("--service-id=")]
+                    found[named[0] if named else Path(words[0]).name] = int(path.name)
+        return found
+
+    def descendants(self) -> list[int]:
+        """Process ids of the children, their children, and so on."""
+        parents: dict[int, int] = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, IndexError):
+                parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+        found = [self.process.pid]
+        for pid in found:
+            found += [child for child, parent in parents.items() if parent == pid]
+        return found[1:]
+
+    def wait_for(self, text: str, timeout_s: float = READY_S) -> None:
+        wait_until(lambda: text in self.output or self.process.poll() is not None, timeout_s, lambda: self.output)
+        assert text in self.output, self.output
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            return self.process.wait(END_S)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self._reader.join()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, why: Callable[[], str] = str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def served(model: Path) -> Iterator[Served]:
+    """Shared by the tests that leave it as it was."""
+    started = Served(model)
+    try:
+        started.wait_for("Antiphon is ready")
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=served.url, api_key="EMPTY", max_retries=0, timeout=60) as made:
+        yield made
+
+
+@pytest.mark.spec("S-DEP-042")
+def test_the_openai_client_gets_the_same_answer_whole_and_streamed(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model="tiny", **ASK)
+    chunks = list(client.chat.completions.create(model="tiny", stream=True, **ASK))
+    streamed = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert whole.choices[0].message.content
+    assert streamed == whole.choices[0].message.content
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens <= 24
+
+
+async def test_64_requests_at_once_all_get_the_answer_they_get_alone(served: Served) -> None:
+    async with openai.AsyncOpenAI(base_url=served.url, api_key="EMPTY", max_retries=0, timeout=90) as client:
+
+        async def complete(n: int) -> str:
+            done = await client.completions.create(model="tiny", prompt=f"Number {n} is", max_tokens=16, temperature=0)
+            return done.choices[0].text
+
+        alone = [await complete(n) for n in range(4)]
+        together = await asyncio.gather(*(complete(n % 4) for n in range(64)))
+    assert together == [alone[n % 4] for n in range(64)]
+
+
+def test_a_wrong_request_gets_an_error_that_says_what_is_wrong(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="temperature") as refused:
+        client.chat.completions.create(model="tiny", messages=ASK["messages"], temperature=-1)
+    assert refused.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="unknown", messages=ASK["messages"])
+
+
+def test_the_ready_message_has_what_a_newcomer_needs(served: Served) -> None:
+    block = served.output.partition("Antiphon is ready")[2]
+    for word in ("/v1", "tiny", "curl", "antiphon chat", "gateway-1", "engine-1", "Ctrl-C"):
+        assert word in block
+
+
+def test_the_curl_line_works_as_printed(served: Served) -> None:
+    line = next(line for line in served.lines if " curl http" in line)
+    command = line[line.index("curl") :] + " --silent --fail"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert '"choices"' in done.stdout
+
+
+def test_the_terminal_client_talks_to_it(served: Served) -> None:
+    argv = [sys.executable, "-m", "antiphon", "chat", "--server", served.url, "--max-tokens=8"]
+    done = subprocess.run(argv, cwd=ROOT, input="Hello\n", capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"User: Assistant: .+\nUser: ", done.stdout, re.DOTALL)
+
+
+@pytest.mark.parametrize("name", ["tokenizer-1", "detokenizer-1", "engine-1", "gateway-1", "nats-server"])
+def test_a_killed_process_is_replaced_and_requests_work_again(name: str, served: Served, client: openai.OpenAI) -> None:
+    before = client.chat.completions.create(model="tiny", **ASK).choices[0].message.content
+    killed = served.pids()[name]
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: served.pids().get(name, killed) != killed, 20, lambda: served.output)
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            after = client.chat.completions.create(model="tiny", **ASK).choices[0].message.content
+            break
+        except (openai.InternalServerError, openai.APIConnectionError):
+            assert time.monotonic() < deadline, served.output
+            time.sleep(0.1)
+    assert after == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_0_and_leaves_no_process(model: Path, number: signal.Signals) -> None:
+    started = Served(model)
+    try:
+        started.wait_for("Antiphon is ready")
+        assert set(started.pids()) == {"nats-server", "gateway-1", "tokenizer-1", "engine-1", "detokenizer-1"}
+        pids = started.descendants()
+        started.process.send_signal(number)
+        assert started.process.wait(END_S) == 0, started.output
+        assert not [pid for pid in pids if alive(pid)]
+        assert "is killed" not in started.output
+    finally:
+        started.stop()
+
+
+def test_requests_in_flight_are_finished_before_the_end(model: Path) -> None:
+    started = Served(model)
+    try:
+        started.wait_for("Antiphon is ready")
+        with openai.OpenAI(base_url=started.url, api_key="EMPTY", max_retries=0, timeout=60) as client:
+            long = {"max_tokens": 400, "temperature": 0, "extra_body": {"ignore_eos": True}}
+            stream = client.completions.create(model="tiny", prompt="Once", stream=True, **long)
+            first = next(iter(stream))
+            started.process.terminate()
+            chunks = [first, *stream]
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert started.process.wait(END_S) == 0, started.output
+    finally:
+        started.stop()
+
+
+def test_no_process_survives_a_launcher_that_is_killed(model: Path) -> None:
+    started = Served(model)
+    try:
+        started.wait_for("Antiphon is ready")
+        pids = started.descendants()
+        assert len(pids) >= 5
+        started.process.kill()
+        wait_until(lambda: not any(alive(pid) for pid in pids), 10, lambda: str(pids))
+    finally:
+        started.stop()
+
+
+async def test_two_of_each_share_the_work(model: Path) -> None:
+    started = Served(model, "--gateways=2", "--tokenizers=2", "--engines=2", "--detokenizers=2")
+    try:
+        await asyncio.to_thread(started.wait_for, "Antiphon is ready")
+        assert len(started.pids()) == 9
+        async with openai.AsyncOpenAI(base_url=started.url, api_key="EMPTY", max_retries=0) as client:
+            more = {"model": "tiny", "max_tokens": 24}
+            every = (client.completions.create(prompt=f"{n} is a number and", **more) for n in range(24))
+            assert all(answer.usage for answer in await asyncio.gather(*every))
+        # Each GET is a new connection, which either gateway may get: odds of 1 in 8 million that one gets all 24.
+        port = int(started.url.split(":")[2].split("/")[0])
+        pages = [(await get("127.0.0.1", port, "/metrics")).body.decode() for _ in range(24)]
+        assert len({re.findall(r"^process_start_time_seconds (\S+)", page, re.MULTILINE)[0] for page in pages}) == 2
+        worked = re.findall(r'engine_generation_tokens_total{engine="([^"]+)".*} [1-9]', pages[-1])
+        assert sorted(worked) == ["engine-1", "engine-2"]
+        started.process.terminate()
+        assert await asyncio.to_thread(started.process.wait, END_S) == 0, started.output
+    finally:
+        started.stop()
+
+
+def test_an_impossible_setting_ends_it_with_78_and_the_reason(model: Path) -> None:
+    started = Served(model, "--max-model-len=100000000")
+    try:
+        assert started.process.wait(READY_S) == 78, started.output
+        assert "max-model-len" in started.output
+    finally:
+        started.stop()

@@ -1,0 +1,147 @@
+"""What `antiphon serve` starts: every child's command line, environment and place on the bus."""
+
+import argparse
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon import launcher
+from antiphon.launcher import Plan, engine_threads, make_plan, serve
+from antiphon.processes import ChildSpec
+from antiphon.settings import SERVICES, ServeSettings, check, child_environment, of_service
+from shared.config import DetokenizerSettings, EngineSettings, SettingsError, add_flags, parse
+
+
+@pytest.fixture
+def listeners() -> Iterator[list[socket.socket]]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    yield sockets
+    for each in sockets:
+        each.close()
+
+
+@pytest.fixture
+def planned(listeners: list[socket.socket], tmp_path: Path):
+    def plan(settings: ServeSettings, binary: str = "/usr/bin/nats-server", **environ: str) -> Plan:
+        return make_plan(settings, {"PATH": "/bin", **environ}, listeners, tmp_path, binary)
+
+    return plan
+
+
+def settings_of(spec: ChildSpec) -> Any:
+    """What the child will understand."""
+    kind = SERVICES[spec.service]
+    parser = argparse.ArgumentParser()
+    add_flags(parser, kind)
+    return parse(kind, parser.parse_args(list(spec.argv)[3:]), spec.environ)
+
+
+def test_a_plan_has_the_bus_and_as_many_of_each_service_as_asked(planned) -> None:
+    plan = planned(ServeSettings(gateways=2, tokenizers=1, engines=3, detokenizers=2))
+    names = [spec.name for spec in plan.specs]
+    assert names == [
+        "nats", "gateway-1", "gateway-2", "tokenizer-1",
+        "engine-1", "engine-2", "engine-3", "detokenizer-1", "detokenizer-2",
+    ]  # fmt: skip
+
+
+def test_a_child_gets_by_flags_exactly_what_the_user_chose(planned) -> None:
+    chosen = ServeSettings(max_num_seqs=7, dtype="float32", enable_prefix_caching=False, keep_alive_s=3.5, engines=1)
+    for spec in planned(chosen).specs[1:]:
+        parsed = settings_of(spec)
+        expected = of_service(chosen, SERVICES[spec.service])
+        same = {"nats", "nats_credentials", "service_id", "listen_fd"}
+        assert (
+            replace(parsed, **{name: getattr(expected, name) for name in same if hasattr(expected, name)}) == expected
+        )
+        assert parsed.service_id == spec.name
+
+
+def test_a_variable_cannot_undo_a_flag_that_gives_the_default(planned) -> None:
+    plan = planned(ServeSettings(dtype="auto"), DTYPE="bfloat16", MODEL_PATH="/other", OPENAI_API_KEYS="old")
+    for spec in plan.specs:
+        assert not {"DTYPE", "MODEL_PATH", "OPENAI_API_KEYS"} & set(spec.environ)
+        assert spec.environ["PATH"] == "/bin"
+
+
+@pytest.mark.spec("S-SRV-013")
+def test_keys_and_passwords_are_on_no_command_line(planned, tmp_path: Path) -> None:
+    plan = planned(ServeSettings(api_keys="secret-1, secret-2"))
+    elsewhere = planned(ServeSettings(nats="nats://user:secret@bus"), binary="")
+    assert settings_of(elsewhere.specs[1]).nats == "nats://user:secret@bus"
+    assert not any("secret" in word for spec in elsewhere.specs for word in spec.argv)
+    password = (tmp_path / "nats.credentials").read_text().split(":")[1]
+    for spec in plan.specs:
+        assert not any("secret" in word or password in word for word in spec.argv)
+        assert ("OPENAI_API_KEYS" in spec.environ) == (spec.service == "gateway")
+    assert plan.token == "secret-1"
+
+
+def test_credentials_and_configuration_are_private_files(planned, tmp_path: Path) -> None:
+    planned(ServeSettings())
+    for name in ("nats.conf", "nats.credentials"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+
+
+def test_with_a_bus_elsewhere_none_is_started_and_names_are_unique_across_launchers(planned) -> None:
+    plan = planned(ServeSettings(nats="nats://bus:4222", nats_credentials="/secret"), binary="")
+    assert [spec.service for spec in plan.specs] == list(SERVICES)
+    parsed = settings_of(plan.specs[2])
+    assert (parsed.nats, parsed.nats_credentials) == ("nats://bus:4222", "/secret")
+    assert parsed.service_id.endswith(f"-{os.getpid()}-engine-1")
+    assert len(parsed.service_id) <= 64
+
+
+def test_each_gateway_inherits_a_listening_socket_of_its_own(planned, listeners: list[socket.socket]) -> None:
+    gateways = [spec for spec in planned(ServeSettings(gateways=3)).specs if spec.service == "gateway"]
+    assert [spec.pass_fds for spec in gateways] == [(each.fileno(),) for each in listeners]
+    assert [settings_of(s).listen_fd for s in gateways] == [s.fileno() for s in listeners]
+
+
+def test_engines_share_the_cores_unless_threads_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher.os, "sched_getaffinity", lambda _pid: set(range(8)))
+    assert engine_threads(ServeSettings(engines=1)) == 0
+    assert engine_threads(ServeSettings(engines=3)) == 2
+    assert engine_threads(ServeSettings(engines=16)) == 1
+    assert engine_threads(ServeSettings(engines=3, threads=5)) == 5
+
+
+def test_a_service_gets_no_settings_of_another() -> None:
+    part = of_service(ServeSettings(max_num_seqs=7, model="/m"), DetokenizerSettings)
+    assert part == DetokenizerSettings(model="/m")
+    assert of_service(ServeSettings(), EngineSettings, threads=3).threads == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (ServeSettings(engines=0), "--engines"),
+        (ServeSettings(gateways=65), "--gateways"),
+        (ServeSettings(port=70000), "--port"),
+        (ServeSettings(nats_credentials="/f"), "--nats"),
+    ],
+)
+def test_impossible_counts_and_ports_are_refused_by_name(settings: ServeSettings, named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        check(settings)
+
+
+def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="missing"):
+        serve(ServeSettings(model=str(tmp_path / "missing")), {})
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, listeners: list[socket.socket]) -> None:
+    port = listeners[0].getsockname()[1]
+    with pytest.raises(SettingsError, match=f"port {port} is in use"):
+        serve(ServeSettings(model=str(tmp_path), port=port), {})
+
+
+def test_the_environment_keeps_what_no_setting_reads() -> None:
+    assert child_environment({"HOME": "/h", "MODEL_PATH": "/m"}, EXTRA="1") == {"HOME": "/h", "EXTRA": "1"}

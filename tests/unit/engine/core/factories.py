@@ -1,0 +1,85 @@
+"""Small cores, sequences and results for tests of the engine core: no model, made-up tokens, blocks of four tokens."""
+
+from services.engine.core import invariants
+from services.engine.core.core import Core
+from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
+from services.engine.core.request import Outcome, SequenceSpec
+from shared.sampling import SamplingParams
+
+EOS = 2
+VOCAB_SIZE = 1000
+
+
+def make_core(
+    num_blocks: int = 32,
+    *,
+    block_size: int = 4,
+    max_num_seqs: int = 4,
+    budget: int = 64,
+    chunked: bool = True,
+    caching: bool = True,
+    max_model_len: int = 256,
+) -> Core:
+    limits = CoreLimits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=caching,
+        enable_chunked_prefill=chunked,
+    )
+    return Core(limits, EngineFacts(num_blocks, block_size, max_model_len, VOCAB_SIZE, frozenset({EOS})))
+
+
+def prompt_of(length: int, first: int = 100) -> tuple[int, ...]:
+    """A prompt that shares no block with one of another `first`, a hundred away."""
+    return tuple(range(first, first + length))
+
+
+def spec(
+    request_id: str,
+    prompt: tuple[int, ...],
+    *,
+    max_tokens: int = 50,
+    output: tuple[int, ...] = (),
+    hashes: tuple[bytes, ...] = (),
+    salt: bytes = b"",
+    priority: int = 0,
+    arrival: int = 0,
+    **params: object,
+) -> SequenceSpec:
+    return SequenceSpec(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        params=SamplingParams(max_tokens=max_tokens, **params),  # type: ignore[arg-type]
+        output_token_ids=output,
+        block_hashes=hashes,
+        cache_salt=salt,
+        priority=priority,
+        arrival=arrival,
+    )
+
+
+def answer(plan: StepPlan, *token_ids: int | tuple[int, ...], logprob: float = -0.5) -> StepResult:
+    """A result with the given tokens for the plan's samples in order; the last one serves all that follow."""
+    num_samples = sum(share.samples for share in plan.scheduled)
+    given = [token if isinstance(token, tuple) else (token,) for token in token_ids or (7,)]
+    tokens = tuple(given[min(index, len(given) - 1)] for index in range(num_samples))
+    return StepResult(plan.step, tokens, tuple((SampledLogprobs(logprob),) * len(each) for each in tokens))
+
+
+def step(core: Core, *token_ids: int | tuple[int, ...]) -> tuple[StepPlan, list[Outcome]]:
+    """One whole step, checked on the way."""
+    plan = core.schedule()
+    invariants.check(core)
+    outcomes = core.apply(plan, answer(plan, *token_ids))
+    invariants.check(core)
+    return plan, outcomes
+
+
+def shares(plan: StepPlan) -> list[tuple[int, int, int, bool]]:
+    """Row, start, number of tokens and whether it samples, of each scheduled sequence."""
+    return [(share.row, share.start, share.num_tokens, share.samples) for share in plan.scheduled]
+
+
+def joined(plan: StepPlan) -> dict[str, tuple[int, ...]]:
+    """The block tables of the sequences that join, by request id."""
+    return {new.request_id: new.block_ids for new in plan.new}

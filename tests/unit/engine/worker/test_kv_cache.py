@@ -1,0 +1,86 @@
+from typing import Any
+
+import pytest
+import torch
+
+from services.engine.models.description import DecoderDescription, RopeParameters
+from services.engine.worker import kv_cache
+from services.engine.worker.kv_cache import allocate_kv_cache, bytes_per_block, cpu_budget, plan_kv_cache
+from shared.config import EngineSettings
+from shared.errors import ServiceError
+
+DESCRIPTION = DecoderDescription(
+    family="llama",
+    vocab_size=50,
+    hidden_size=32,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    intermediate_size=64,
+    max_positions=256,
+    rope=RopeParameters(8),
+    dtype="float32",
+    sliding_windows=(None,) * 3,
+)
+BLOCK_BYTES = 3 * 2 * 16 * 2 * 8 * 4
+
+
+def plan(budget_blocks: int, **overrides: Any) -> tuple[int, int]:
+    settings = EngineSettings(**{"max_num_seqs": 4, **overrides})
+    given = plan_kv_cache(settings, DESCRIPTION, torch.float32, budget_blocks * BLOCK_BYTES)
+    return given.num_blocks, given.max_model_len
+
+
+def test_a_block_is_keys_and_values_in_every_layer() -> None:
+    assert bytes_per_block(DESCRIPTION, 16, torch.float32) == BLOCK_BYTES
+    assert bytes_per_block(DESCRIPTION, 16, torch.bfloat16) == BLOCK_BYTES // 2
+
+
+def test_there_are_never_more_blocks_than_the_rows_can_use() -> None:
+    assert plan(10_000) == (4 * 16, 256)
+    assert plan(10_000, max_model_len=100) == (4 * 7, 100)
+    assert plan(40) == (40, 256)
+
+
+def test_the_models_own_context_is_shortened_to_what_fits(caplog: pytest.LogCaptureFixture) -> None:
+    assert plan(10) == (10, 160)
+    assert plan(40, num_gpu_blocks_override=5) == (5, 80)
+    assert "from 256 to 160 tokens" in caplog.text
+
+
+@pytest.mark.parametrize("overrides", [{"max_model_len": 200}, {"max_model_len": 200, "num_gpu_blocks_override": 12}])
+def test_a_context_that_was_asked_for_and_does_not_fit_is_refused_with_a_way_out(overrides: dict[str, Any]) -> None:
+    with pytest.raises(ServiceError, match=r"room for \d+ tokens.*--kv-cache-memory-gb.*--max-model-len"):
+        plan(10, **overrides)
+
+
+def test_no_room_at_all_is_refused() -> None:
+    with pytest.raises(ServiceError, match="room for 0 tokens"):
+        plan(0)
+
+
+@pytest.mark.spec("S-SRV-032")
+@pytest.mark.parametrize("length", [257, 0, -5])
+def test_a_context_beyond_the_models_own_is_refused(length: int) -> None:
+    with pytest.raises(ServiceError, match="this model allows 1 to 256 tokens"):
+        plan(100, max_model_len=length)
+
+
+def test_main_memory_is_taken_as_set_but_at_most_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "free_bytes", lambda: 1000 * 2**20)
+    assert cpu_budget(EngineSettings(kv_cache_memory_gb=0.5)) == 512 * 2**20
+    assert cpu_budget(EngineSettings(kv_cache_memory_gb=4.0)) == int(1000 * 2**20 * kv_cache.FREE_SHARE_MAX)
+
+
+def test_free_memory_is_measured() -> None:
+    assert 2**20 < kv_cache.free_bytes() < 2**50
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_caches_are_zeroed_and_apart(dtype: torch.dtype) -> None:
+    cache = allocate_kv_cache(DESCRIPTION, 5, 16, dtype, torch.device("cpu"))
+    tensors = cache.key_caches + cache.value_caches
+    assert [(tuple(t.shape), t.dtype, t.any().item()) for t in tensors] == [((5, 16, 2, 8), dtype, False)] * 6
+    tensors[0].fill_(1)
+    assert not any(t.any() for t in tensors[1:])

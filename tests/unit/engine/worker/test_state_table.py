@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from services.engine.core.plan import NewSequence, ScheduledSequence, StepPlan
+from services.engine.worker.inputs import flatten
+from services.engine.worker.state_table import StateTable
+from shared.sampling import SamplingParams
+
+BLOCK_SIZE = 4
+
+
+def make_table() -> StateTable:
+    return StateTable(4, 32, BLOCK_SIZE, 50, frozenset({1}))
+
+
+def joins(row: int, tokens: range, blocks: tuple[int, ...], num_prompt: int | None = None) -> NewSequence:
+    prompt = len(tokens) if num_prompt is None else num_prompt
+    params = SamplingParams(presence_penalty=1.0, seed=-1)
+    return NewSequence(row, f"r{row}", tuple(tokens), prompt, blocks, params)
+
+
+def test_a_plan_of_chunks_and_decodes_becomes_flat_arrays() -> None:
+    table = make_table()
+    new = (joins(2, range(10, 16), (7, 3)), joins(0, range(20, 23), (5,)), joins(3, range(30, 39), (1, 2, 9)))
+    shares = (
+        ScheduledSequence(2, 4, 2, True),
+        ScheduledSequence(0, 2, 1, True),
+        ScheduledSequence(3, 0, 6, False),
+    )
+    plan = StepPlan(0, new=new, scheduled=shares, num_tokens=9)
+    table.apply(plan)
+    step = flatten(plan, table, BLOCK_SIZE)
+    assert step.ids.tolist() == [14, 15, 22, 30, 31, 32, 33, 34, 35]
+    assert step.positions.tolist() == [4, 5, 2, 0, 1, 2, 3, 4, 5]
+    assert step.slot_mapping.tolist() == [12, 13, 22, 4, 5, 6, 7, 8, 9]
+    assert step.query_start_loc.tolist() == [0, 2, 3, 9]
+    assert step.seq_lens.tolist() == [6, 3, 6]
+    assert step.block_tables[:, :2].tolist() == [[7, 3], [5, 0], [1, 2]]
+    assert step.logit_tokens.tolist() == [1, 2]
+    assert step.rows.tolist() == [2, 0]
+
+
+def test_a_sampled_token_is_the_next_steps_input_in_a_new_block() -> None:
+    table = make_table()
+    table.apply(StepPlan(0, new=(joins(1, range(10, 14), (6,)),)))
+    table.append(np.array([1]), np.array([44]))
+    plan = StepPlan(1, scheduled=(ScheduledSequence(1, 4, 1, True, new_block_ids=(8,)),), num_tokens=1)
+    table.apply(plan)
+    step = flatten(plan, table, BLOCK_SIZE)
+    assert (step.ids.tolist(), step.positions.tolist(), step.slot_mapping.tolist()) == ([44], [4], [32])
+
+
+def test_a_row_that_is_taken_again_keeps_nothing_of_its_last_sequence() -> None:
+    table = make_table()
+    table.apply(StepPlan(0, new=(joins(1, range(10, 30), (1, 2, 3, 4, 5), num_prompt=2),)))
+    table.apply(StepPlan(1, freed_rows=(1,), new=(joins(1, range(40, 43), (9,), num_prompt=1),)))
+    batch = table.sampling(np.array([1]))
+    counts, in_prompt = batch.penalty_counts
+    assert np.flatnonzero(counts[0]).tolist() == [41, 42]
+    assert np.flatnonzero(in_prompt[0]).tolist() == [40]
+    assert batch.output_positions.tolist() == [2]
+    assert table.num_tokens[1] == 3
+
+
+def test_penalty_counts_grow_with_the_output() -> None:
+    table = make_table()
+    table.apply(StepPlan(0, new=(joins(0, range(10, 12), (1,)),)))
+    for token in (5, 6, 5):
+        table.append(np.array([0]), np.array([token]))
+    batch = table.sampling(np.array([0]))
+    assert batch.penalty_counts[0][0, [5, 6, 10]].tolist() == [2, 1, 0]
+    assert batch.output_positions.tolist() == [3]
+
+
+def test_a_token_that_fills_a_row_to_its_end_is_not_kept() -> None:
+    table = make_table()
+    table.apply(StepPlan(0, new=(joins(0, range(32), tuple(range(8))),)))
+    table.append(np.array([0]), np.array([7]))
+    assert table.num_tokens[0] == 32
+
+
+def test_a_plan_past_the_known_tokens_is_a_broken_invariant() -> None:
+    table = make_table()
+    plan = StepPlan(0, new=(joins(0, range(3), (1,)),), scheduled=(ScheduledSequence(0, 3, 1, True),), num_tokens=1)
+    table.apply(plan)
+    with pytest.raises(AssertionError, match="past the known tokens"):
+        flatten(plan, table, BLOCK_SIZE)

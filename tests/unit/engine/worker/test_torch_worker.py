@@ -1,0 +1,129 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.engine.core.plan import NewSequence, ScheduledSequence, StepPlan
+from services.engine.worker import load
+from services.engine.worker.load import choose_device, load_worker, model_directory
+from services.engine.worker.model_files import eos_token_ids, read_config
+from services.engine.worker.torch_worker import TorchWorker, choose_dtype, describe_model
+from shared.config import EngineSettings
+from shared.errors import ServiceError
+from shared.sampling import SamplingParams
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def settings(directory: Path | str = "", **overrides: Any) -> EngineSettings:
+    base = {"model": str(directory), "device": "cpu", "threads": 1, "kv_cache_memory_gb": 0.01, "max_num_seqs": 4}
+    return EngineSettings(**{**base, **overrides})
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "device", "chosen"),
+    [
+        ("auto", "float32", CPU, torch.float32),
+        ("auto", "bfloat16", CPU, torch.bfloat16),
+        ("auto", "float16", CPU, torch.bfloat16),
+        ("auto", "float32", CUDA, torch.float16),
+        ("auto", "float16", CUDA, torch.float16),
+        ("auto", "bfloat16", CUDA, torch.bfloat16),
+        ("float", "bfloat16", CPU, torch.float32),
+        ("half", "float32", CPU, torch.float16),
+        ("bfloat16", "float32", CPU, torch.bfloat16),
+    ],
+)
+def test_the_type_is_the_one_asked_for_or_follows_from_checkpoint_and_device(
+    asked: str, stored: Any, device: torch.device, chosen: torch.dtype
+) -> None:
+    assert choose_dtype(asked, stored, device) == chosen
+
+
+def test_facts_say_what_loading_learnt(checkpoint: Callable[..., Path]) -> None:
+    directory = checkpoint(eos_token_id=[1, 5])
+    facts = load_worker(settings(directory, max_model_len=40)).facts()
+    assert (facts.num_blocks, facts.block_size, facts.max_model_len, facts.vocab_size) == (12, 16, 40, 53)
+    assert facts.eos_token_ids == {1, 5}
+
+
+@pytest.mark.parametrize("where", ["added_tokens_decoder", "tokenizer.json"])
+def test_end_tokens_come_from_both_configs_and_the_tokenizer(checkpoint: Callable[..., Path], where: str) -> None:
+    directory = checkpoint(eos_token_id=1)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 3]}))
+    facts: dict[str, Any] = {"eos_token": {"content": "<end>"}}
+    added = [{"id": 7, "content": "<start>"}, {"id": 8, "content": "<end>"}]
+    if where == "tokenizer.json":
+        facts["eos_token"] = "<end>"
+        (directory / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    else:
+        facts["added_tokens_decoder"] = {str(entry["id"]): entry for entry in added}
+    (directory / "tokenizer_config.json").write_text(json.dumps(facts))
+    assert eos_token_ids(directory, describe_model(directory)) == {1, 2, 3, 8}
+
+
+def test_a_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match=r"it has no config\.json"):
+        read_config(tmp_path)
+    for text in ("{", "[]"):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ServiceError, match=r"config\.json"):
+            read_config(tmp_path)
+    with pytest.raises(ServiceError, match="is not a directory"):
+        model_directory(settings(tmp_path / "nowhere"))
+
+
+def test_without_a_model_the_demo_model_is_taken() -> None:
+    assert load._DEMO_MODEL.parts[-2:] == ("antiphon", "demo")
+    assert load._DEMO_MODEL.parents[1] == Path(load.__file__).parents[3]
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == choose_device("cpu") == CPU
+    with pytest.raises(ServiceError, match="no CUDA device"):
+        choose_device("cuda")
+
+
+def joins(row: int, length: int, blocks: tuple[int, ...], **params: Any) -> NewSequence:
+    tokens = tuple((row * 11 + 3 * i) % 53 for i in range(length))
+    return NewSequence(row, f"r{row}", tokens, length, blocks, SamplingParams(temperature=0.0, **params))
+
+
+def test_results_are_in_plan_order_and_only_of_sequences_that_sample(checkpoint: Callable[..., Path]) -> None:
+    directory = checkpoint()
+    alone = []
+    for row, length, blocks in ((3, 9, (4,)), (1, 5, (2,))):
+        worker = TorchWorker(settings(directory), directory)
+        share = ScheduledSequence(row, 0, length, True)
+        plan = StepPlan(0, new=(joins(row, length, blocks),), scheduled=(share,), num_tokens=length)
+        alone.append(worker.run(plan).token_ids[0])
+    worker = TorchWorker(settings(directory), directory)
+    new = (joins(3, 9, (4,), logprobs=2), joins(0, 8, (1,)), joins(1, 5, (2,)))
+    shares = (ScheduledSequence(3, 0, 9, True), ScheduledSequence(0, 0, 6, False), ScheduledSequence(1, 0, 5, True))
+    result = worker.run(StepPlan(7, new=new, scheduled=shares, num_tokens=20))
+    assert result.step == 7
+    assert list(result.token_ids) == alone
+    assert [len(reports[0].top_token_ids) for reports in result.logprobs] == [2, 0]
+    assert result.logprobs[0][0].top_token_ids[0] == alone[0][0]
+
+
+def test_a_step_without_samples_or_without_sequences_gives_no_tokens(checkpoint: Callable[..., Path]) -> None:
+    directory = checkpoint()
+    worker = TorchWorker(settings(directory), directory)
+    share = ScheduledSequence(0, 0, 4, False)
+    assert worker.run(StepPlan(0, new=(joins(0, 8, (1,)),), scheduled=(share,), num_tokens=4)).token_ids == ()
+    assert worker.run(StepPlan(1, freed_rows=(0,))).token_ids == ()
+    worker.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_every_type_runs(checkpoint: Callable[..., Path], dtype: str) -> None:
+    directory = checkpoint()
+    worker = TorchWorker(settings(directory, dtype=dtype), directory)
+    share = ScheduledSequence(0, 0, 5, True)
+    result = worker.run(StepPlan(0, new=(joins(0, 5, (1,)),), scheduled=(share,), num_tokens=5))
+    assert result.logprobs[0][0].logprob < 0

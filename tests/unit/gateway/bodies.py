@@ -1,0 +1,38 @@
+"""Shorthands for the tests of request bodies."""
+
+import json
+from typing import Any
+
+import pytest
+
+from services.gateway import chat_schema, completion_schema, parameters, refused
+from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.openai_api import read_body, read_fields
+from shared.errors import ServiceError
+
+CARD = ModelCard(name="toy", path="/models/toy", max_model_len=512, vocab_size=300, created=1)
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def completion(**fields: Any) -> GenerationRequest:
+    """A completion request as the edge reads it. `prompt` has a default."""
+    data = json.dumps({"prompt": "hello", **fields}).encode()
+    refused.check(read_fields(data))
+    return parameters.completion(read_body(data, completion_schema.DECODER), CARD, "r" * 22)
+
+
+def chat(**fields: Any) -> GenerationRequest:
+    """A chat request as the edge reads it. `messages` has a default."""
+    data = json.dumps({"messages": HELLO, **fields}).encode()
+    refused.check(read_fields(data))
+    return parameters.chat(read_body(data, chat_schema.DECODER), CARD, "r" * 22)
+
+
+def refusal(read: Any, code: str, param: str, **fields: Any) -> ServiceError:
+    """The error with which a body is refused, checked for code, parameter and a message that names it."""
+    with pytest.raises(ServiceError) as raised:
+        read(**fields)
+    error = raised.value
+    assert (error.code, error.param) == (code, param), error.message
+    assert param.split(".")[-1].split("[")[0] in error.message
+    return error

@@ -1,0 +1,110 @@
+import asyncio
+from typing import Any
+
+import pytest
+
+from services.gateway import request_body
+from services.gateway.disconnect import ClientGoneError, unless_gone
+from shared import limits
+from shared.errors import ServiceError
+
+
+async def silent() -> Any:
+    await asyncio.Event().wait()
+
+
+async def leaving() -> Any:
+    return {"type": "http.disconnect"}
+
+
+def sender(*chunks: bytes, leaves: bool = False) -> tuple[Any, list[bytes]]:
+    """A receive callable, and what is left of its chunks."""
+    left = list(chunks)
+
+    async def receive() -> Any:
+        if not left:
+            assert leaves, "read beyond the end"
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left) or leaves}
+
+    return receive, left
+
+
+async def test_work_that_ends_gives_its_result():
+    async def work() -> int:
+        return 5
+
+    assert await unless_gone(silent, work()) == 5
+
+
+async def test_work_that_fails_raises_its_error():
+    async def work() -> int:
+        raise ServiceError("timeout", "x")
+
+    with pytest.raises(ServiceError, match="x"):
+        await unless_gone(silent, work())
+
+
+async def test_work_is_cancelled_when_the_client_leaves():
+    cancelled = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    with pytest.raises(ClientGoneError):
+        await unless_gone(leaving, work())
+    assert cancelled.is_set()
+
+
+async def test_nothing_keeps_running_when_the_waiting_task_is_cancelled():
+    before = asyncio.all_tasks()
+    waiter = asyncio.create_task(unless_gone(silent, silent(), silent()))
+    await asyncio.sleep(0)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_body_is_joined_from_its_parts():
+    receive, _ = sender(b"ab", b"", b"c")
+    assert await request_body.read([], receive) == b"abc"
+
+
+async def test_a_body_of_just_the_limit_is_read():
+    receive, _ = sender(b"x" * limits.BODY_BYTES_MAX)
+    assert len(await request_body.read([], receive)) == limits.BODY_BYTES_MAX
+
+
+@pytest.mark.parametrize("size", [limits.BODY_BYTES_MAX + 1, 10**30])
+async def test_an_announced_body_over_the_limit_is_refused(size: int):
+    receive, left = sender(b"x", b"y")
+    with pytest.raises(ServiceError) as raised:
+        await request_body.read([(b"content-length", str(size).encode())], receive)
+    assert raised.value.code == "request_too_large"
+    assert left == []
+
+
+async def test_a_body_that_grows_over_the_limit_is_refused_and_not_read_for_ever():
+    part = b"x" * 2**20
+    receive, left = sender(*[part] * 100)
+    with pytest.raises(ServiceError) as raised:
+        await request_body.read([], receive)
+    assert raised.value.code == "request_too_large"
+    assert 100 - len(left) == 8 * limits.BODY_BYTES_MAX // 2**20
+
+
+async def test_a_client_that_leaves_while_it_sends_is_gone():
+    receive, _ = sender(b"ab", leaves=True)
+    with pytest.raises(ClientGoneError):
+        await request_body.read([], receive)
+
+
+async def test_a_body_that_does_not_arrive_is_a_timeout(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(request_body, "READ_S", 0.01)
+    with pytest.raises(ServiceError) as raised:
+        await request_body.read([], silent)
+    assert raised.value.code == "timeout"

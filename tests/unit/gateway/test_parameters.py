@@ -1,0 +1,297 @@
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared import limits
+from shared.codec import encode
+from shared.errors import ServiceError
+from shared.messages import Submit
+from tests.unit.gateway.bodies import CARD, HELLO, chat, completion, refusal
+
+BOTH = pytest.mark.parametrize("read", [completion, chat])
+
+
+@pytest.mark.spec(
+    "S-API-013", "S-API-014", "S-API-015", "S-API-016", "S-API-017", "S-API-018", "S-API-022", "S-API-023"
+)
+@pytest.mark.spec("S-API-024", "S-API-033")
+def test_what_a_request_leaves_out_has_the_defaults_of_the_api():
+    request = completion()
+    params = request.params
+    assert params.max_tokens == 16
+    assert params.min_tokens == 0
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (1.0, 1.0, -1, 0.0)
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.0, 0.0, 1.0)
+    assert (params.stop_token_ids, params.ignore_eos, params.logprobs) == ((), False, None)
+    assert (request.n, request.stop, request.priority, request.cache_salt) == (1, (), 0, b"")
+    assert (request.skip_special_tokens, request.add_special_tokens) == (True, True)
+    assert not request.include_stop_str_in_output
+
+
+@pytest.mark.spec("S-API-013")
+def test_a_chat_generates_as_many_tokens_as_fit_unless_told_otherwise():
+    assert chat().params.max_tokens == 0
+    assert chat(max_tokens=9).params.max_tokens == 9
+    assert chat(max_tokens=9, max_completion_tokens=7).params.max_tokens == 7
+
+
+def test_a_chat_template_writes_the_special_tokens_itself():
+    assert not chat().add_special_tokens
+    assert chat(add_special_tokens=True).add_special_tokens
+    assert chat().add_generation_prompt
+
+
+@BOTH
+def test_null_means_the_default_for_every_parameter(read: Any):
+    names = [
+        *("model", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "n", "best_of", "stop"),
+        *("stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "echo", "stream"),
+        *("stream_options", "user", "priority", "cache_salt", "logprobs", "add_special_tokens"),
+    ]
+    plain, nulls = read(seed=1), read(**dict.fromkeys(names))
+    assert nulls.params.seed != plain.params.seed
+    assert (nulls.n, nulls.stop, nulls.params.temperature) == (plain.n, plain.stop, plain.params.temperature)
+
+
+@pytest.mark.spec("S-API-029")
+def test_a_seed_is_passed_on_and_one_is_drawn_where_there_is_none():
+    assert completion(seed=7).params.seed == 7
+    assert completion().params.seed != completion().params.seed
+    refusal(completion, "invalid_value", "seed", seed=2**63)
+    refusal(completion, "invalid_value", "seed", seed=10**40)
+
+
+RANGES = [
+    ("temperature", -0.1, 2.1, (0, 2.0, 1)),
+    ("top_p", 0, 1.01, (0.01, 1)),
+    ("min_p", -0.1, 1.1, (0, 1)),
+    ("presence_penalty", -2.1, 2.1, (-2, 2)),
+    ("frequency_penalty", -2.1, 2.1, (-2, 2)),
+    ("repetition_penalty", 0, 2.1, (0.5, 1, 2)),
+]
+
+
+@pytest.mark.spec("S-API-015", "S-API-016", "S-API-022", "S-API-023", "S-API-024", "S-API-058", "S-API-081")
+@BOTH
+@pytest.mark.parametrize(("name", "low", "high", "fine"), RANGES)
+def test_numbers_out_of_range_are_refused_by_name(read: Any, name: str, low: float, high: float, fine: Any):
+    for value in fine:
+        assert getattr(read(**{name: value}).params, name) == value
+    refusal(read, "invalid_value", name, **{name: low})
+    refusal(read, "invalid_value", name, **{name: high})
+    refusal(read, "invalid_value", name, **{name: True})
+    refusal(read, "invalid_value", name, **{name: "1"})
+    refusal(read, "invalid_value", name, **{name: [1]})
+
+
+@pytest.mark.spec("S-API-017")
+def test_top_k_is_minus_one_or_at_least_one():
+    assert completion(top_k=-1).params.top_k == -1
+    assert completion(top_k=5).params.top_k == 5
+    assert completion(top_k=10**30).params.top_k == CARD.vocab_size
+    for value in (0, -2, -(10**30)):
+        refusal(completion, "invalid_value", "top_k", top_k=value)
+    refusal(completion, "invalid_value", "top_k", top_k=1.0)
+
+
+@pytest.mark.spec("S-API-013", "S-API-059")
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_max_tokens_is_at_least_one_and_within_the_context(name: str):
+    assert completion(**{name: 512}).params.max_tokens == 512
+    refusal(completion, "invalid_value", name, **{name: 0})
+    refusal(completion, "context_length_exceeded", name, **{name: 513})
+    refusal(completion, "context_length_exceeded", name, **{name: 10**30})
+
+
+@pytest.mark.spec("S-API-014")
+def test_min_tokens_must_not_exceed_max_tokens():
+    assert completion(min_tokens=4, max_tokens=4).params.min_tokens == 4
+    assert chat(min_tokens=400).params.min_tokens == 400
+    refusal(completion, "invalid_value", "min_tokens", min_tokens=5, max_tokens=4)
+    refusal(chat, "invalid_value", "min_tokens", min_tokens=513)
+    refusal(completion, "invalid_value", "min_tokens", min_tokens=-1)
+
+
+@pytest.mark.spec("S-API-018", "S-API-050")
+def test_several_choices_need_sampling():
+    assert completion(n=3).n == 3
+    refusal(completion, "invalid_value", "n", n=2, temperature=0)
+    refusal(completion, "invalid_value", "n", n=2, top_k=1)
+    refusal(completion, "invalid_value", "n", n=0)
+    refusal(completion, "invalid_value", "n", n=limits.CHOICES_MAX + 1)
+
+
+def test_prompts_times_choices_are_bounded():
+    many = ["x"] * limits.PROMPTS_MAX
+    fits = limits.SEQUENCES_PER_REQUEST_MAX // limits.PROMPTS_MAX
+    assert completion(prompt=many, n=fits).n == fits
+    refusal(completion, "invalid_value", "n", prompt=many, n=fits + 1)
+
+
+@pytest.mark.spec("S-API-019", "S-API-057")
+def test_best_of_is_accepted_when_it_asks_for_nothing_more_than_n():
+    assert completion(n=2, best_of=2).n == 2
+    assert completion(best_of=1).n == 1
+    refusal(completion, "invalid_value", "best_of", n=3, best_of=2)
+    refusal(completion, "unsupported_parameter", "best_of", n=2, best_of=3)
+
+
+@pytest.mark.spec("S-API-011")
+def test_a_prompt_is_a_text_or_token_ids_or_a_batch_of_either():
+    assert completion(prompt="a").texts == ("a",)
+    assert completion(prompt=["a", "b"]).texts == ("a", "b")
+    assert completion(prompt=[1, 2]).token_ids == ((1, 2),)
+    assert completion(prompt=[[1, 2], [3]]).token_ids == ((1, 2), (3,))
+
+
+@pytest.mark.parametrize(
+    "prompt", [[], [[]], [1, "a"], [[1], "a"], [[1], 2], 5, True, {}, [1.5], [-1], [300], [[300]], [["a"]], ["a"] * 33]
+)
+@pytest.mark.spec("S-API-081")
+def test_any_other_prompt_is_refused(prompt: Any):
+    with pytest.raises(Exception, match="prompt") as raised:
+        completion(prompt=prompt)
+    assert raised.value.code == "invalid_value"
+    assert raised.value.param.startswith("prompt")
+
+
+def test_a_completion_without_a_prompt_is_told_so():
+    refusal(completion, "missing_required_parameter", "prompt", prompt=None)
+    refusal(chat, "missing_required_parameter", "messages", messages=None)
+
+
+@pytest.mark.spec("S-API-030")
+def test_stop_is_a_string_or_a_few():
+    assert completion(stop="\n").stop == ("\n",)
+    assert completion(stop=["a", "b"]).stop == ("a", "b")
+    assert completion(stop=[]).stop == ()
+    refusal(completion, "invalid_value", "stop", stop="")
+    refusal(completion, "invalid_value", "stop", stop=["a", ""])
+    refusal(completion, "invalid_value", "stop", stop=["a"] * (limits.STOP_STRINGS_MAX + 1))
+    refusal(completion, "invalid_value", "stop", stop="x" * (limits.STOP_STRING_CHARS_MAX + 1))
+    refusal(completion, "invalid_value", "stop[1]", stop=["a", 1])
+
+
+@pytest.mark.spec("S-API-031")
+def test_stop_token_ids_are_passed_on():
+    assert completion(stop_token_ids=[7, 8]).params.stop_token_ids == (7, 8)
+    refusal(completion, "invalid_value", "stop_token_ids", stop_token_ids=[-1])
+    refusal(completion, "invalid_value", "stop_token_ids", stop_token_ids=[10**20])
+    refusal(completion, "invalid_value", "stop_token_ids", stop_token_ids=[1] * (limits.STOP_TOKEN_IDS_MAX + 1))
+
+
+@pytest.mark.spec("S-API-026", "S-API-056")
+def test_completions_report_up_to_five_candidates():
+    assert completion(logprobs=0).params.logprobs == 0
+    assert completion(logprobs=5).params.logprobs == 5
+    refusal(completion, "invalid_value", "logprobs", logprobs=6)
+    refusal(completion, "invalid_value", "logprobs", logprobs=-1)
+    refusal(completion, "invalid_value", "logprobs", logprobs=True)
+
+
+@pytest.mark.spec("S-API-026")
+def test_chat_takes_a_boolean_with_top_logprobs_or_a_number():
+    assert chat(logprobs=True).params.logprobs == 0
+    assert chat(logprobs=True, top_logprobs=20).params.logprobs == 20
+    assert chat(logprobs=3).params.logprobs == 3
+    assert chat(logprobs=False).params.logprobs is None
+    assert chat(logprobs=False, top_logprobs=0).params.logprobs is None
+    refusal(chat, "invalid_value", "top_logprobs", top_logprobs=2)
+    refusal(chat, "invalid_value", "top_logprobs", logprobs=True, top_logprobs=21)
+    refusal(chat, "invalid_value", "logprobs", logprobs=6)
+
+
+@pytest.mark.spec("S-API-027")
+def test_an_echo_cannot_be_combined_with_logprobs():
+    completion(echo=True)
+    refusal(completion, "unsupported_parameter", "logprobs", echo=True, logprobs=0)
+
+
+@pytest.mark.spec("S-API-035")
+def test_stream_options_need_a_stream():
+    completion(stream=True, stream_options={"include_usage": True})
+    refusal(completion, "invalid_value", "stream_options", stream_options={"include_usage": True})
+    refusal(chat, "invalid_value", "stream_options", stream=False, stream_options={})
+
+
+@pytest.mark.spec("S-API-036")
+def test_the_user_field_and_unknown_fields_have_no_effect():
+    plain, extra = completion(seed=1), completion(seed=1, user="someone", store=True, metadata={"a": [1]}, new_field=1)
+    assert plain == extra
+
+
+def test_priority_and_cache_salt_are_bounded():
+    assert completion(priority=-5).priority == -5
+    assert completion(cache_salt="tenant").cache_salt == b"tenant"
+    refusal(completion, "invalid_value", "priority", priority=2**31)
+    refusal(completion, "invalid_value", "cache_salt", cache_salt="")
+    refusal(completion, "invalid_value", "cache_salt", cache_salt="x" * 257)
+
+
+@pytest.mark.spec("S-API-040")
+def test_roles_are_system_first_then_user_and_assistant():
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": "hi", "name": "ann"},
+        {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": ""},
+    ]
+    turns = chat(messages=messages).messages
+    assert [turn.role for turn in turns] == ["system", "user", "assistant", "user"]
+    assert turns[1].name == "ann"
+    refusal(chat, "invalid_value", "messages[1].role", messages=[*HELLO, {"role": "system", "content": "x"}])
+    refusal(chat, "invalid_value", "messages[0].role", messages=[{"role": "User", "content": "x"}])
+    refusal(chat, "missing_required_parameter", "messages[0].role", messages=[{"content": "x"}])
+    refusal(chat, "unsupported_parameter", "messages[1].role", messages=[*HELLO, {"role": "tool", "content": "x"}])
+
+
+@pytest.mark.spec("S-API-012", "S-API-041")
+def test_content_is_text_or_token_ids_or_text_parts():
+    def content(value: Any) -> Any:
+        return chat(messages=[{"role": "user", "content": value}]).messages[0]
+
+    assert content("hi").content == "hi"
+    assert content([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]).content == "a\nb"
+    assert content([]).content == ""
+    assert content([258, 1]).token_ids == bytes([2, 1, 0, 0, 1, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "param"),
+    [
+        (None, "missing_required_parameter", "messages[0].content"),
+        (5, "invalid_value", "messages[0].content"),
+        ([1, {"type": "text", "text": "a"}], "invalid_value", "messages[0].content"),
+        ([{"type": "text", "text": "a"}, 1], "invalid_value", "messages[0].content[1]"),
+        ([999], "invalid_value", "messages[0].content"),
+        ([{"type": "text"}], "missing_required_parameter", "messages[0].content[0].text"),
+        ([{"text": "a"}], "missing_required_parameter", "messages[0].content[0].type"),
+        ([{"type": "image_url", "image_url": {"url": "x"}}], "unsupported_parameter", "messages[0].content[0].type"),
+    ],
+)
+@pytest.mark.spec("S-API-041", "S-API-043")
+def test_other_content_is_refused_where_it_stands(content: Any, code: str, param: str):
+    with pytest.raises(Exception, match=r".") as raised:
+        chat(messages=[{"role": "user", "content": content}])
+    assert (raised.value.code, raised.value.param) == (code, param)
+
+
+def test_conversations_are_bounded_and_hold_no_tool_calls():
+    refusal(chat, "invalid_value", "messages", messages=[])
+    refusal(chat, "invalid_value", "messages", messages=HELLO * (limits.MESSAGES_MAX + 1))
+    call = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
+    with pytest.raises(Exception, match="tools") as raised:
+        chat(messages=call)
+    assert raised.value.param == "messages[1].tool_calls"
+
+
+@settings(max_examples=200)
+@given(st.dictionaries(st.sampled_from(["n", "top_k", "seed", "min_tokens", "priority", "max_tokens"]), st.integers()))
+def test_whatever_integers_come_the_request_fits_into_a_message(fields: dict[str, int]):
+    with contextlib.suppress(ServiceError):
+        request = completion(**fields)
+        encode(Submit("r", 1, "g", "b", "s", b"", request.params, priority=request.priority))

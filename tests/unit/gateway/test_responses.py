@@ -1,0 +1,82 @@
+import json
+
+import pytest
+
+from services.gateway import responses
+from services.gateway.exchange import Exchange, system_fingerprint
+from services.gateway.generation import ModelCard, SequenceUpdate
+from services.gateway.tally import Tally
+from tests.unit.gateway.bodies import CARD
+from tests.unit.gateway.exchanges import ID, exchange, position, update
+
+
+def answer(one: Exchange, *updates: SequenceUpdate):
+    tally = Tally(len(one.echoes), one.request.n)
+    for item in updates:
+        tally.choices[item.index].add(item)
+        tally.choices[item.index].text.append(item.text)
+    return json.loads(responses.answer(one, tally, ((1, 2, 3),) * len(one.echoes)))
+
+
+@pytest.mark.spec("S-API-001", "S-API-070", "S-API-071", "S-API-072", "S-API-073", "S-API-074", "S-API-076")
+def test_a_completion_has_the_fields_of_the_api():
+    last = update("day", finish_reason="stop", stop_reason="\n", cumulative_logprob=-1.5)
+    body = answer(exchange("completion"), update("Good "), last)
+    assert body["id"] == f"cmpl-{ID}"
+    assert (body["object"], body["created"], body["model"]) == ("text_completion", 1_700_000_000, "toy")
+    assert body["system_fingerprint"].startswith("fp_")
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "text": "Good day",
+            "logprobs": None,
+            "finish_reason": "stop",
+            "stop_reason": "\n",
+            "sentence_length": 8,
+            "cum_log_probs": -1.5,
+        }
+    ]
+
+
+@pytest.mark.spec("S-API-002", "S-API-071", "S-API-074")
+def test_a_chat_completion_has_a_message():
+    body = answer(exchange(), update("hi", finish_reason="length"))
+    assert (body["id"], body["object"]) == (f"chatcmpl-{ID}", "chat.completion")
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "hi"}
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.spec("S-API-077", "S-API-078")
+def test_length_and_log_probability_are_told_for_the_first_choice_and_for_each():
+    body = answer(
+        exchange(n=2),
+        update("köln", 0, finish_reason="stop", cumulative_logprob=-1.0),
+        update("😀", 1, finish_reason="stop", cumulative_logprob=-2.0),
+    )
+    assert (body["sentence_length"], body["cum_log_probs"]) == (4, -1.0)
+    assert [(one["sentence_length"], one["cum_log_probs"]) for one in body["choices"]] == [(4, -1.0), (1, -2.0)]
+
+
+@pytest.mark.spec("S-API-011", "S-API-018")
+def test_choices_are_ordered_by_prompt():
+    body = answer(
+        exchange("completion", prompts=2, n=2, echoes=("p", "q")),
+        *(update(str(index), index, finish_reason="stop") for index in (3, 1, 0, 2)),
+    )
+    assert [(one["index"], one["text"]) for one in body["choices"]] == [(0, "p0"), (1, "p1"), (2, "q2"), (3, "q3")]
+    assert body["usage"]["prompt_tokens"] == 6
+
+
+def test_logprobs_are_an_object_only_when_asked_for():
+    body = answer(exchange(logprobs=0), update("a", logprobs=(position("a", -1.0),), finish_reason="stop"))
+    assert [one["token"] for one in body["choices"][0]["logprobs"]["content"]] == ["a"]
+    legacy = exchange("completion", logprobs=0)
+    body = answer(legacy, update("a", logprobs=(position("a", -1.0),), finish_reason="stop"))
+    assert body["choices"][0]["logprobs"]["tokens"] == ["a"]
+
+
+@pytest.mark.spec("S-API-076")
+def test_the_fingerprint_changes_with_the_model():
+    other = ModelCard("toy", "/models/other", 512, 300, 1)
+    assert system_fingerprint(CARD) == system_fingerprint(CARD)
+    assert system_fingerprint(CARD) != system_fingerprint(other)

@@ -1,0 +1,94 @@
+"""The checks of the source: each finds what it is for, and passes what is right."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKS = Path(__file__).resolve().parents[3] / "infra" / "checks"
+ROW = "| S-API-001 | x |\n| S-API-002a | y |\n| S-SRV-003 | z |\n"
+
+
+def check(root: Path, folder: str, source: str) -> subprocess.CompletedProcess[str]:
+    path = root / folder / "module.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(source)
+    return run("house_limits.py", str(root))
+
+
+def run(script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, str(CHECKS / script), *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+def function(lines: int, comment: str = "") -> str:
+    return f"def long():  {comment}\n" + "    x = 1\n" * (lines - 1)
+
+
+def test_a_function_of_60_lines_passes_and_one_of_61_does_not(tmp_path: Path) -> None:
+    assert check(tmp_path / "a", "services", function(60)).returncode == 0
+    done = check(tmp_path / "b", "services", function(61))
+    assert done.returncode == 1
+    assert "services/module.py:1 long: 61 lines" in done.stdout
+
+
+def test_a_long_function_with_a_reason_passes(tmp_path: Path) -> None:
+    assert check(tmp_path, "tests", function(90, "# long: a table in code")).returncode == 0
+
+
+def test_a_file_over_400_lines_does_not_pass(tmp_path: Path) -> None:
+    assert check(tmp_path / "a", "shared", "x = 1\n" * 400).returncode == 0
+    assert "401 lines" in check(tmp_path / "b", "shared", "x = 1\n" * 401).stdout
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle\n",
+        "from pickle import loads\n",
+        "import torch\ntorch.load('f')\n",
+        "eval('1')\n",
+        "exec('1')\n",
+        "import yaml\nyaml.load(text)\n",
+        "import subprocess\nsubprocess.run('ls', shell=True)\n",
+        "import os\nos.system('ls')\n",
+    ],
+)
+def test_the_product_runs_nothing_that_it_reads(tmp_path: Path, source: str) -> None:
+    assert check(tmp_path / "a", "services", source).returncode == 1
+    assert check(tmp_path / "b", "tests", source).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import yaml\nyaml.load(text, Loader=yaml.SafeLoader)\n", "model.eval()\n", "run('ls', shell=False)\n"],
+)
+def test_what_only_looks_like_it_passes(tmp_path: Path, source: str) -> None:
+    assert check(tmp_path, "services", source).returncode == 0
+
+
+def test_coverage_of_the_specification_counts_rows_and_names_the_missing(tmp_path: Path) -> None:
+    (tmp_path / "spec").mkdir()
+    (tmp_path / "spec" / "api.md").write_text(ROW)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_x.py").write_text('@pytest.mark.spec("S-API-002a")\ndef test_x(): pass\n')
+    done = run("spec_coverage.py", str(tmp_path / "spec"), str(tmp_path / "tests"))
+    assert done.returncode == 0
+    assert "S-API    1 of   2 rows" in done.stdout
+    assert "without: S-API-001" in done.stdout
+    assert "total  1 of 3" in done.stdout
+
+
+def test_a_test_that_names_no_row_is_found(tmp_path: Path) -> None:
+    (tmp_path / "api.md").write_text(ROW)
+    (tmp_path / "test_x.py").write_text('@pytest.mark.spec("S-API-999")\ndef test_x(): pass\n')
+    done = run("spec_coverage.py", str(tmp_path), str(tmp_path))
+    assert done.returncode == 1
+    assert "S-API-999" in done.stdout
+
+
+def test_a_missing_specification_says_how_to_name_it(tmp_path: Path) -> None:
+    done = run("spec_coverage.py", str(tmp_path / "none"))
+    assert done.returncode == 2
+    assert "SPEC=" in done.stdout

@@ -1,0 +1,120 @@
+"""What is installed where: dependency groups, exact versions, images, and the compose file, read as data."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SERVICES = ("gateway", "tokenizer", "engine", "detokenizer")
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+def requirements(*groups: str) -> set[str]:
+    script = ROOT / "infra/docker/group_requirements.py"
+    argv = [sys.executable, str(script), str(ROOT / "pyproject.toml"), *groups]
+    return set(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split("\n")) - {""}
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[<>=~!;\[ ]", requirement)[0].lower().replace("_", "-")
+
+
+def dockerfile(service: str) -> str:
+    return (ROOT / f"infra/docker/{service}.Dockerfile").read_text()
+
+
+def test_the_groups_of_the_services_and_the_launcher_make_up_the_project() -> None:
+    assert requirements(*SERVICES, "launcher") == set(PYPROJECT["project"]["dependencies"])
+    assert requirements("project") == set(PYPROJECT["project"]["dependencies"])
+
+
+def test_only_the_engine_has_torch() -> None:
+    holders = [service for service in SERVICES if "torch" in {name_of(r) for r in requirements(service)}]
+    assert holders == ["engine"]
+
+
+def test_every_requirement_has_an_exact_version() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.]*", line) for line in lines), "not exact"
+    pinned = {name_of(line) for line in lines}
+    assert {name_of(r) for r in requirements("project", "dev")} <= pinned
+    assert "torch==2.13.0" in lines
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_image_copies_its_service_alone_and_runs_it_as_no_root(service: str) -> None:
+    text = dockerfile(service)
+    copied = set(re.findall(r"^COPY services/(\w+) ", text, re.MULTILINE))
+    assert copied == {service}
+    assert f"pyproject.toml {service} >" in text
+    assert re.search(r"^USER 10001$", text, re.MULTILINE)
+    assert f'ENTRYPOINT ["python", "-m", "services.{service}"]' in text
+    assert f'"healthcheck.py", "{service}"' in text
+
+
+def test_what_the_images_copy_is_in_the_build_context() -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    for service in SERVICES:
+        for sources in re.findall(r"^COPY (.+) \S+$", dockerfile(service), re.MULTILINE):
+            for source in sources.split():
+                assert (ROOT / source).exists()
+                assert any(source == a or source.startswith(f"{a}/") for a in allowed), source
+
+
+def test_the_compose_file_holds_no_password_and_bounds_every_service() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    assert not re.search(r"password\s*[:=]\s*\S", text, re.IGNORECASE)
+    for service in SERVICES:
+        settings = COMPOSE["services"][service]
+        assert settings["restart"] == "unless-stopped"
+        assert settings["stop_grace_period"] == "30s"
+        assert settings["read_only"] is True
+        assert settings["cap_drop"] == ["ALL"]
+        assert settings["depends_on"]["nats"] == {"condition": "service_healthy"}
+
+
+def test_gateways_have_room_for_ten_on_the_host() -> None:
+    assert COMPOSE["services"]["gateway"]["ports"] == ["8000-8009:8000"]
+
+
+def test_the_bus_password_is_random_and_each_file_has_one_reader(tmp_path: Path) -> None:
+    script = ROOT / "infra/nats/make_credentials.sh"
+    # Only root may give a file away; for others a harmless stand-in does.
+    (tmp_path / "chown").write_text("#!/bin/sh\n")
+    (tmp_path / "chown").chmod(0o755)
+    passwords: set[str] = set()
+    for name in ("a", "b"):
+        folder = tmp_path / name
+        folder.mkdir()
+        argv = ["env", f"PATH={tmp_path}:/usr/bin:/bin", "sh", str(script), str(folder)]
+        subprocess.run(argv, check=True)
+        first = (folder / "credentials").read_text()
+        subprocess.run(argv, check=True)
+        assert (folder / "credentials").read_text() == first
+        user, password = first.split(":")
+        assert f'user: "{user}", password: "{password}"' in (folder / "authorization.conf").read_text()
+        assert all((folder / f).stat().st_mode & 0o077 == 0 for f in ("credentials", "authorization.conf"))
+        passwords.add(password)
+    assert len(passwords) == 2
+    assert min(map(len, passwords)) >= 32
+
+
+def test_traces_can_be_added_without_touching_the_compose_file() -> None:
+    extra = yaml.safe_load((ROOT / "infra/docker/tracing.yml").read_text())["services"]
+    assert set(extra) == {"jaeger", *SERVICES}
+    assert {"16686:16686", "4318:4318"} <= set(extra["jaeger"]["ports"])
+    assert "jaeger" not in COMPOSE["services"]
+
+
+def test_every_command_of_the_makefile_is_in_its_help() -> None:
+    text = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)
+    assert phony
+    shown = subprocess.run(["make", "-s", "-C", str(ROOT)], capture_output=True, text=True, check=True).stdout
+    assert set(phony[1].split()) == set(re.findall(r"^  make ([a-z-]+)", shown, re.MULTILINE))

@@ -1,0 +1,133 @@
+"""Settings: flags beat the environment, the environment beats defaults, mistakes are named."""
+
+import argparse
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.config import (
+    BusSettings,
+    DetokenizerSettings,
+    EngineSettings,
+    GatewaySettings,
+    SettingsError,
+    TokenizerSettings,
+    add_flags,
+    normalise,
+    parse,
+    to_argv,
+)
+
+KINDS = [BusSettings, EngineSettings, TokenizerSettings, DetokenizerSettings, GatewaySettings]
+
+
+def read(kind, argv=(), environ=None):
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    add_flags(parser, kind)
+    return parse(kind, parser.parse_args(normalise(argv)), environ or {})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_flags_and_environment_everything_has_its_default(kind):
+    assert read(kind) == kind()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_setting_has_a_help_text(kind, capsys):
+    parser = argparse.ArgumentParser()
+    add_flags(parser, kind)
+    text = " ".join(parser.format_help().split())
+    for item in dataclasses.fields(kind):
+        assert f"--{item.name.replace('_', '-')}" in text
+        assert item.metadata["help"]
+
+
+def test_a_flag_beats_the_environment_and_the_environment_beats_the_default():
+    environ = {"MAX_MODEL_LEN": "100", "DTYPE": "float32"}
+    settings = read(EngineSettings, ["--max-model-len", "200"], environ)
+    assert (settings.max_model_len, settings.dtype, settings.seed) == (200, "float32", 0)
+
+
+def test_an_empty_variable_counts_as_unset():
+    assert read(EngineSettings, [], {"MAX_MODEL_LEN": "", "DTYPE": ""}) == EngineSettings()
+
+
+def test_dashes_and_underscores_in_flags_are_the_same():
+    for spelling in ("--max-num-seqs", "--max_num_seqs", "--max_num-seqs"):
+        assert read(EngineSettings, [spelling, "7"]).max_num_seqs == 7
+        assert read(EngineSettings, [f"{spelling}=7"]).max_num_seqs == 7
+
+
+def test_underscores_in_values_are_kept():
+    assert read(EngineSettings, ["--served-model-name=my_model"]).served_model_name == "my_model"
+    assert normalise(["--a_b=c_d", "e_f"]) == ["--a-b=c_d", "e_f"]
+
+
+def test_an_alias_sets_the_same_field():
+    assert read(EngineSettings, ["--model-path", "/m"]).model == "/m"
+    assert read(GatewaySettings, ["--api-key", "k"]).api_keys == "k"
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["--enable-prefix-caching"], True),
+        (["--enable-prefix-caching=false"], False),
+        (["--enable-prefix-caching", "0"], False),
+        (["--enable-prefix-caching", "TRUE"], True),
+    ],
+)
+def test_a_boolean_flag_stands_alone_or_has_a_value(words, value):
+    assert read(EngineSettings, words).enable_prefix_caching is value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("MAX_MODEL_LEN", "many"), ("DTYPE", "float8"), ("GPU_MEMORY_UTILIZATION", "half")]
+)
+def test_a_malformed_variable_is_named_with_its_value(name, text):
+    with pytest.raises(SettingsError, match=f"{name}.*{text}"):
+        read(EngineSettings, [], {name: text})
+
+
+@pytest.mark.parametrize(
+    "words", [["--dtype", "float8"], ["--max-num-seqs", "many"], ["--enable-prefix-caching", "yes"]]
+)
+def test_a_malformed_flag_is_refused(words):
+    with pytest.raises(argparse.ArgumentError):
+        read(EngineSettings, words)
+
+
+def test_settings_cannot_be_changed_afterwards():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        read(EngineSettings).seed = 1
+
+
+def test_a_launcher_that_has_a_flag_already_keeps_it():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=1)
+    add_flags(parser, GatewaySettings, skip=frozenset({"listen_fd"}))
+    options = parser.parse_args([])
+    assert options.port == 1
+    assert not hasattr(options, "listen_fd")
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
+
+
+@given(
+    st.builds(
+        EngineSettings,
+        nats=TEXT,
+        model=TEXT,
+        served_model_name=TEXT,
+        dtype=st.sampled_from(["auto", "float32"]),
+        max_model_len=st.none() | st.integers(1, 10**6),
+        gpu_memory_utilization=st.floats(0.1, 1.0),
+        enable_prefix_caching=st.booleans(),
+        seed=st.integers(),
+    )
+)
+def test_settings_as_flags_give_the_same_settings_again(settings):
+    assert read(EngineSettings, to_argv(settings)) == settings

@@ -1,0 +1,293 @@
+"""Who is alive: leases, incarnations, one's own broken link, and the senders of heartbeats."""
+
+import asyncio
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared import codec
+from shared.actors.host import Host
+from shared.actors.memory import MemoryBus
+from shared.actors.nats import NatsTransport
+from shared.actors.presence import HeartbeatTask, HeartbeatThread, Members
+from shared.actors.simulation import SimClock, run_simulation
+from shared.clock import SystemClock
+from shared.errors import ServiceError
+from shared.messages import Heartbeat, StreamStatus
+from shared.subjects import Subjects
+
+LEASE_S = 0.6
+
+
+def beat(member_id: str = "d1", boot: str = "b1", sequence: int = 1, service: str = "detokenizer") -> Heartbeat:
+    return Heartbeat(service, member_id, boot, 1, "ready", sequence, 0.1, StreamStatus())
+
+
+def ids(heartbeats: list[Heartbeat]) -> list[tuple[str, str]]:
+    return [(heartbeat.id, heartbeat.boot) for heartbeat in heartbeats]
+
+
+@pytest.fixture
+def members() -> Members:
+    return Members(LEASE_S)
+
+
+def test_a_member_is_alive_for_one_lease_after_its_last_heartbeat(members):
+    members.observe(beat(), 10.0)
+    assert ids(members.alive("detokenizer", 10.0 + LEASE_S)) == [("d1", "b1")]
+    assert members.expire(10.0 + LEASE_S) == []
+    assert members.alive("detokenizer", 10.7) == []
+    assert ids(members.expire(10.7)) == [("d1", "b1")]
+    assert members.expire(10.7) == []
+    assert members.get("detokenizer", "d1") is None
+
+
+def test_a_later_heartbeat_renews_the_lease_and_replaces_the_status(members):
+    members.observe(beat(sequence=1), 10.0)
+    assert members.observe(beat(sequence=2), 10.5) == []
+    assert members.expire(11.0) == []
+    assert members.get("detokenizer", "d1").sequence == 2
+
+
+def test_members_are_kept_by_service_and_sorted_by_id(members):
+    for heartbeat in (beat("z"), beat("a"), beat("a", service="engine")):
+        members.observe(heartbeat, 1.0)
+    assert ids(members.alive("detokenizer", 1.0)) == [("a", "b1"), ("z", "b1")]
+    assert ids(members.alive("engine", 1.0)) == [("a", "b1")]
+    assert members.alive("gateway", 1.0) == []
+
+
+def test_a_new_boot_replaces_the_old_one_and_reports_it_as_lost(members):
+    members.observe(beat(boot="b1", sequence=50), 1.0)
+    assert ids(members.observe(beat(boot="b2", sequence=1), 1.1)) == [("d1", "b1")]
+    assert ids(members.alive("detokenizer", 1.1)) == [("d1", "b2")]
+    assert members.expire(1.1) == []
+
+
+def test_a_late_heartbeat_of_a_replaced_incarnation_changes_nothing(members):
+    members.observe(beat(boot="b1"), 1.0)
+    members.observe(beat(boot="b2"), 1.1)
+    assert members.observe(beat(boot="b1", sequence=99), 1.2) == []
+    assert ids(members.alive("detokenizer", 1.2)) == [("d1", "b2")]
+
+
+def test_a_heartbeat_out_of_order_does_not_renew_the_lease(members):
+    members.observe(beat(sequence=5), 1.0)
+    members.observe(beat(sequence=4), 1.5)
+    assert ids(members.expire(1.7)) == [("d1", "b1")]
+
+
+def test_a_member_that_was_only_silent_comes_back(members):
+    members.observe(beat(sequence=1), 1.0)
+    assert len(members.expire(3.0)) == 1
+    assert members.observe(beat(sequence=2), 4.0) == []
+    assert ids(members.alive("detokenizer", 4.0)) == [("d1", "b1")]
+
+
+def test_a_member_found_dead_in_another_way_is_forgotten_unless_it_restarted_meanwhile(members):
+    members.observe(beat(boot="b1"), 1.0)
+    assert not members.forget("detokenizer", "d1", "b0")
+    assert members.forget("detokenizer", "d1", "b1")
+    assert not members.forget("detokenizer", "d1", "b1")
+    assert members.expire(9.0) == []
+
+
+def test_no_lease_runs_while_the_own_link_is_down_and_each_gets_a_whole_one_afterwards(members):
+    members.observe(beat(), 1.0)
+    members.suspend(1.2)
+    members.suspend(50.0)
+    assert members.expire(100.0) == []
+    assert ids(members.alive("detokenizer", 100.0)) == [("d1", "b1")]
+    members.resume(100.0)
+    members.resume(100.1)
+    assert members.expire(100.0 + LEASE_S) == []
+    assert ids(members.expire(100.7)) == [("d1", "b1")]
+
+
+def test_who_was_silent_before_the_link_broke_gets_no_new_lease(members):
+    members.observe(beat("dead"), 1.0)
+    members.observe(beat("alive"), 1.6)
+    members.suspend(1.7)
+    members.resume(5.0)
+    assert ids(members.expire(5.0)) == [("dead", "b1")]
+    assert ids(members.alive("detokenizer", 5.0)) == [("alive", "b1")]
+
+
+PAUSES_S = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7])
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("beat"), st.sampled_from("ab"), st.integers(0, 3), PAUSES_S),
+        st.tuples(st.sampled_from(["suspend", "resume", "expire"]), st.just(""), st.just(0), PAUSES_S),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(EVENTS)
+def test_an_incarnation_is_lost_once_and_a_replaced_one_never_comes_back(events):
+    members, now = Members(LEASE_S), 0.0
+    known: dict[str, str] = {}
+    replaced: set[tuple[str, str]] = set()
+    for sequence, (event, name, number, pause_s) in enumerate(events, 1):
+        now += pause_s
+        if event == "beat":
+            boot = f"b{number}"
+            lost = members.observe(beat(name, boot, sequence), now)
+            expected = [] if (name, boot) in replaced or known.get(name) in (None, boot) else [(name, known[name])]
+            assert ids(lost) == expected
+            replaced.update(expected)
+            if (name, boot) not in replaced:
+                known[name] = boot
+        elif event == "expire":
+            for lost_id, lost_boot in ids(members.expire(now)):
+                assert known.pop(lost_id) == lost_boot
+        else:
+            getattr(members, event)(now)
+        assert dict(ids(members.alive("detokenizer", now))).items() <= known.items()
+    members.resume(now)
+    assert dict(ids(members.expire(now + 2 * LEASE_S))) == known
+
+
+class Detokenizer:
+    name = "detokenizer"
+
+    def __init__(self) -> None:
+        self.streams = 0
+
+    def status(self) -> StreamStatus:
+        return StreamStatus(num_streams=self.streams)
+
+
+def listen(transport, heard: list[tuple[float, Heartbeat]]):
+    decoder, loop = codec.Decoder((Heartbeat,)), asyncio.get_running_loop()
+    receive = lambda delivery: heard.append((loop.time(), decoder.decode(delivery.payload)))  # noqa: E731
+    return transport.subscribe(Subjects().heartbeats("detokenizer"), receive)
+
+
+def simulated(scenario):
+    """Runs `scenario(bus, sender, service, heard)` in virtual time and returns what was heard."""
+
+    async def main():
+        bus, heard, service = MemoryBus(), [], Detokenizer()
+        host = Host(bus.connect("d1"), Subjects(), SimClock(), "d1", "b1")
+        await listen(bus.connect("watcher"), heard)
+        await scenario(bus, HeartbeatTask(host, service, interval_s=0.1), service, heard)
+        await asyncio.sleep(0.001)
+        return [(round(at, 6), heartbeat) for at, heartbeat in heard]
+
+    return run_simulation(main)
+
+
+def test_heartbeats_come_at_once_and_then_at_their_interval_with_state_and_load():
+    async def scenario(bus, sender, service, heard):
+        await sender.start("ready")
+        await asyncio.sleep(0.15)
+        service.streams = 3
+        await asyncio.sleep(0.1)
+        await sender.stop()
+
+    heard = simulated(scenario)
+    assert [at for at, _ in heard] == [0.0, 0.1, 0.2, 0.25]
+    assert [h.sequence for _, h in heard] == [1, 2, 3, 4]
+    assert [h.status.num_streams for _, h in heard] == [0, 0, 3, 3]
+    assert [h.state for _, h in heard] == ["ready", "ready", "ready", "draining"]
+    assert {(h.service, h.id, h.boot, h.protocol, h.interval_s) for _, h in heard} == {
+        ("detokenizer", "d1", "b1", 1, 0.1)
+    }
+
+
+def test_a_change_of_state_is_announced_at_once():
+    async def scenario(bus, sender, service, heard):
+        await sender.start("ready")
+        await asyncio.sleep(0.03)
+        await sender.announce("draining")
+        await asyncio.sleep(0.1)
+
+    assert [(at, h.state) for at, h in simulated(scenario)] == [(0.0, "ready"), (0.03, "draining"), (0.1, "draining")]
+
+
+def test_no_heartbeat_is_kept_for_later_while_the_bus_is_away():
+    async def scenario(bus, sender, service, heard):
+        await sender.start("ready")
+        await asyncio.sleep(0.05)
+        bus.partition("d1")
+        await asyncio.sleep(1.0)
+        bus.heal("d1")
+        await asyncio.sleep(0.1)
+
+    assert [at for at, _ in simulated(scenario)] == [0.0, 1.1]
+
+
+def test_a_status_that_fails_ends_the_heartbeats_and_says_why():
+    async def scenario(bus, sender, service, heard):
+        service.status = lambda: 1 // 0
+        await sender.start("ready")
+        with pytest.raises(ZeroDivisionError):
+            await sender.failed()
+
+    assert simulated(scenario) == []
+
+
+# --- the thread, on a real server -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def threaded(nats_server, nats_connect, subjects):
+    """A heartbeat thread, the queue of what it says, and the connection that hears it."""
+    heard: asyncio.Queue[Heartbeat] = asyncio.Queue()
+    decoder = codec.Decoder((Heartbeat,))
+    watcher = await nats_connect(nats_server, "watcher")
+    await watcher.subscribe(
+        subjects.heartbeats("detokenizer"), lambda delivery: heard.put_nowait(decoder.decode(delivery.payload))
+    )
+    await watcher.barrier()
+    host = Host(watcher, subjects, SystemClock(), "d1", "b1")
+
+    async def connect() -> NatsTransport:
+        return await NatsTransport.connect(
+            [nats_server.url], name="beats", inbox_prefix="beats", credentials=nats_server.credentials
+        )
+
+    sender = HeartbeatThread(host, Detokenizer(), connect, interval_s=0.02)
+    yield sender, heard, watcher
+    await sender.stop()
+
+
+@pytest.mark.nats
+async def test_the_thread_sends_while_the_main_loop_is_busy(threaded):
+    sender, heard, watcher = threaded
+    await sender.start("ready")
+    first = await asyncio.wait_for(heard.get(), 5)
+    time.sleep(0.3)  # noqa: ASYNC251 - a step that blocks the loop
+    await watcher.barrier()  # the bus has delivered what was sent meanwhile
+    assert heard.qsize() >= 5
+    assert (await heard.get()).sequence == first.sequence + 1
+
+
+@pytest.mark.nats
+async def test_the_thread_announces_a_state_and_says_a_last_word(threaded):
+    sender, heard, _ = threaded
+    await sender.start("ready")
+    await sender.announce("draining")
+    await sender.stop()
+    await sender.failed()
+    states = []
+    while not states or states[-1] != "draining":
+        states.append((await asyncio.wait_for(heard.get(), 5)).state)
+    assert states[0] == "ready"
+
+
+@pytest.mark.nats
+async def test_a_thread_that_cannot_connect_says_so_at_the_start(subjects, unused_port):
+    def connect():
+        url = f"nats://127.0.0.1:{unused_port}"
+        return NatsTransport.connect([url], name="beats", inbox_prefix="beats", wait_s=0.1)
+
+    host = Host(MemoryBus().connect("d1"), subjects, SystemClock(), "d1", "b1")
+    sender = HeartbeatThread(host, Detokenizer(), connect)
+    with pytest.raises(ServiceError):
+        await sender.start("ready")
+    await sender.stop()

@@ -1,0 +1,307 @@
+"""The tokenizer's shell on the bus within the process: who is answered when, and what is refused."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.tokenizer.actor import INLINE_CHARS_MAX, TokenizerActor
+from services.tokenizer.encode import TextCodec
+from services.tokenizer.renderer import Renderer, WorkerPool
+from services.tokenizer.service import TokenizerService
+from shared import telemetry
+from shared.actors.actor import ask
+from shared.actors.host import Host
+from shared.actors.memory import MemoryBus
+from shared.clock import SystemClock
+from shared.codec import Decoder, pack_ids, unpack_ids
+from shared.config import SettingsError, TokenizerSettings
+from shared.errors import ServiceError
+from shared.messages import (
+    ChatMessage,
+    DetokenizeReply,
+    DetokenizeRequest,
+    ErrorReply,
+    Message,
+    TokenizeReply,
+    TokenizeRequest,
+)
+from shared.subjects import Subjects
+from tests.tokenizer_files import byte_level, write_tokenizer_files
+
+REPLIES = Decoder([TokenizeReply, DetokenizeReply, ErrorReply])
+CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+LONG = "long text " * INLINE_CHARS_MAX
+
+
+class SlowRenderer:
+    """Renders when it is told to."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.closed = False
+
+    async def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        self.begun.set()
+        await self.go.wait()
+        if messages[0]["content"] == "assert":
+            raise AssertionError("broken")
+        if messages[0]["content"] == "raise":
+            raise RuntimeError("unexpected")
+        return "<s>" + messages[0]["content"]
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.bus = MemoryBus()
+        self.own, self.peer = self.bus.connect("tokenizer"), self.bus.connect("peer")
+        self.subjects = Subjects()
+        self.host = Host(self.own, self.subjects, SystemClock(), "t1", "b1")
+        self.codec = TextCodec(byte_level())
+
+    async def start(self, renderer: Renderer, **options: Any) -> None:
+        self.actor = TokenizerActor(self.host, self.codec, renderer, "<s>", "m", **options)
+        await self.actor.listen()
+        self.task = asyncio.create_task(self.actor.run())
+
+    async def ask(self, message: Message, subject: str = "") -> Message:
+        return await ask(self.peer, subject or self.subjects.tokenize(), message, REPLIES, timeout_s=20)
+
+    async def tokenize(self, *prompts: str, **options: Any) -> list[str]:
+        reply = await self.ask(TokenizeRequest("r", "m", prompts, **options))
+        assert isinstance(reply, TokenizeReply)
+        return [self.codec.decode(unpack_ids(prompt.token_ids)) for prompt in reply.prompts]
+
+    async def chat(self, content: str, **options: Any) -> list[str]:
+        return await self.tokenize(messages=(ChatMessage("user", content),), **options)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    rig = Rig()
+    yield rig
+    if not rig.task.done():
+        await rig.actor.stop()
+        await rig.task
+    await rig.own.close()
+    await rig.peer.close()
+
+
+async def test_short_long_and_batched_texts_are_answered(rig: Rig) -> None:
+    await rig.start(SlowRenderer())
+    assert await rig.tokenize("one", "two") == ["one", "two"]
+    assert await rig.tokenize(LONG) == [LONG]
+    assert rig.actor.num_requests == 2
+    assert rig.actor.num_tokens > 0
+
+
+async def test_a_replica_answers_on_its_own_subject_too(rig: Rig) -> None:
+    await rig.start(SlowRenderer())
+    reply = await rig.ask(TokenizeRequest("r", "", ("x",)), rig.subjects.tokenizer_direct("t1", "b1"))
+    assert isinstance(reply, TokenizeReply)
+
+
+async def test_token_ids_become_text(rig: Rig) -> None:
+    await rig.start(SlowRenderer())
+    for text in ("short", LONG):
+        (ids,) = rig.codec.encode([text], add_special_tokens=False)
+        assert await rig.ask(DetokenizeRequest("r", "m", pack_ids(ids))) == DetokenizeReply("r", text)
+
+
+async def test_a_slow_conversation_does_not_stand_before_a_short_prompt(rig: Rig) -> None:
+    renderer = SlowRenderer()
+    await rig.start(renderer)
+    chat = asyncio.create_task(rig.chat("hello"))
+    await renderer.begun.wait()
+    assert await rig.tokenize("quick") == ["quick"]
+    assert not chat.done()
+    renderer.go.set()
+    assert await chat == ["<s>hello"]
+
+
+async def test_a_begin_token_that_the_template_wrote_is_not_added_again(rig: Rig) -> None:
+    renderer = SlowRenderer()
+    renderer.go.set()
+    await rig.start(renderer)
+    assert await rig.chat("hello", add_special_tokens=True) == ["<s>hello"]
+
+
+async def test_requests_under_way_are_bounded_and_one_more_is_refused(rig: Rig) -> None:
+    renderer = SlowRenderer()
+    await rig.start(renderer, jobs_max=2)
+    waiting = [asyncio.create_task(rig.chat(str(n))) for n in range(2)]
+    await renderer.begun.wait()
+    while len(rig.actor._jobs) < 2:
+        await asyncio.sleep(0)
+    with pytest.raises(ServiceError) as full:
+        await rig.chat("one more")
+    assert (full.value.code, full.value.retryable) == ("server_is_overloaded", True)
+    renderer.go.set()
+    assert await asyncio.gather(*waiting) == [["<s>0"], ["<s>1"]]
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (TokenizeRequest("r", "other", ("x",)), "model_not_found"),
+        (DetokenizeRequest("r", "other", b""), "model_not_found"),
+        (TokenizeRequest("r", "m"), "missing_required_parameter"),
+        (TokenizeRequest("r", "m", (LONG,), max_model_len=8), "context_length_exceeded"),
+        (TokenizeRequest("r", "m", ("short but too long",), max_model_len=2), "context_length_exceeded"),
+        (DetokenizeRequest("r", "m", pack_ids([10**6] * 10_000)), "invalid_value"),
+        (TokenizeRequest("r", "m", messages=(ChatMessage("user", "raise"),)), "internal_error"),
+    ],
+)
+async def test_every_refusal_is_an_answer(rig: Rig, message: Message, code: str) -> None:
+    renderer = SlowRenderer()
+    renderer.go.set()
+    await rig.start(renderer)
+    with pytest.raises(ServiceError) as refused:
+        await rig.ask(message)
+    assert refused.value.code == code
+    assert await rig.tokenize("still there") == ["still there"]
+
+
+async def test_a_reply_too_large_for_the_bus_is_an_answer_too(rig: Rig) -> None:
+    await rig.start(SlowRenderer())
+    with pytest.raises(ServiceError) as refused:
+        await rig.tokenize("\x01" * 300_000)
+    assert refused.value.code == "request_too_large"
+
+
+async def test_a_broken_invariant_in_a_job_is_told_to_the_service(rig: Rig) -> None:
+    renderer = SlowRenderer()
+    renderer.go.set()
+    await rig.start(renderer)
+    lost = asyncio.create_task(rig.chat("assert"))
+    with pytest.raises(AssertionError, match="broken"):
+        await rig.actor.broken
+    lost.cancel()
+
+
+async def test_stopping_finishes_what_has_arrived(rig: Rig) -> None:
+    renderer = SlowRenderer()
+    await rig.start(renderer)
+    chat, long = asyncio.create_task(rig.chat("last")), asyncio.create_task(rig.tokenize(LONG))
+    await renderer.begun.wait()
+    await rig.actor.stop()
+    renderer.go.set()
+    assert await chat == ["<s>last"]
+    assert await long == [LONG]
+    await rig.task
+    assert renderer.closed
+
+
+async def test_encoding_a_long_text_leaves_the_event_loop_free(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, threads = threading.Event(), list[threading.Thread]()
+    encode = rig.codec.encode
+
+    def slow(*args: Any, **options: Any) -> list[list[int]]:
+        if len(args[0][0]) > INLINE_CHARS_MAX:
+            threads.append(threading.current_thread())
+            release.wait(20)
+        return encode(*args, **options)
+
+    monkeypatch.setattr(rig.codec, "encode", slow)
+    await rig.start(SlowRenderer())
+    long = asyncio.create_task(rig.tokenize(LONG))
+    assert await rig.tokenize("quick") == ["quick"]
+    assert not long.done()
+    release.set()
+    assert await long == [LONG]
+    assert threads[0] is not threading.main_thread()
+
+
+# --- the service ------------------------------------------------------------------------------------------------------
+
+Settings = Callable[..., TokenizerSettings]
+
+
+async def serve(settings: TokenizerSettings, message: Message) -> Message:
+    """One request to a whole service, which is then drained."""
+    bus = MemoryBus()
+    own, peer, subjects = bus.connect("tokenizer"), bus.connect("peer"), Subjects()
+    service = TokenizerService(settings)
+    await service.start(Host(own, subjects, SystemClock(), "t1", "b1"))
+    run = asyncio.create_task(service.run())
+    try:
+        return await ask(peer, subjects.tokenize(), message, REPLIES, timeout_s=20)
+    finally:
+        await service.drain()
+        await run
+        await own.close()
+        await peer.close()
+
+
+CHAT = TokenizeRequest("r", "served", messages=(ChatMessage("user", "hi"),), add_special_tokens=False)
+
+
+async def chat_text(settings: TokenizerSettings) -> str:
+    reply = await serve(settings, CHAT)
+    assert isinstance(reply, TokenizeReply)
+    return byte_level().decode(unpack_ids(reply.prompts[0].token_ids), skip_special_tokens=False)
+
+
+@pytest.mark.spec("S-SRV-021", "S-SRV-029")
+async def test_the_service_serves_the_tokenizer_and_template_that_its_settings_name(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    directory = str(write_tokenizer_files(tmp_path / "tokenizer", byte_level(), chat_template=CHATML))
+    settings = TokenizerSettings(model=directory, served_model_name="served")
+    assert await chat_text(settings) == "<user>hi<a>"
+    settings = TokenizerSettings(model=str(tmp_path / "model"), tokenizer=directory, served_model_name="served")
+    assert await chat_text(settings) == "<user>hi<a>"
+    settings = TokenizerSettings(model=directory, served_model_name="served", chat_template="{{ 'given' }}")
+    assert await chat_text(settings) == "given"
+
+
+async def test_a_model_without_a_template_serves_prompts_and_explains_itself_to_chats(tmp_path: Path) -> None:
+    directory = str(write_tokenizer_files(tmp_path, byte_level()))
+    settings = TokenizerSettings(model=directory, served_model_name="served")
+    assert isinstance(await serve(settings, TokenizeRequest("r", "served", ("hi",))), TokenizeReply)
+    with pytest.raises(ServiceError, match="--chat-template"):
+        await serve(settings, CHAT)
+
+
+async def test_a_directory_without_a_tokenizer_ends_the_start_with_a_settings_error(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"tokenizer\.json"):
+        await serve(TokenizerSettings(model=str(tmp_path)), CHAT)
+
+
+def test_a_missing_directory_is_a_settings_error_before_anything_starts() -> None:
+    with pytest.raises(SettingsError, match="--model"):
+        TokenizerService(TokenizerSettings(model="/no/such/model"))
+    with pytest.raises(SettingsError, match="--tokenizer"):
+        TokenizerService(TokenizerSettings(tokenizer="/no/such/tokenizer"))
+
+
+async def test_a_span_covers_each_tokenize_request(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans: list[tuple[str, dict[str, Any]]] = []
+
+    class Recording(telemetry.Span):
+        def __init__(self, name: str, **options: Any) -> None:
+            self.values: dict[str, Any] = options
+            spans.append((name, self.values))
+
+        def set(self, name: str, value: telemetry.Attribute) -> None:
+            self.values[name] = value
+
+    monkeypatch.setattr(telemetry, "start_span", Recording)
+    await rig.start(SlowRenderer())
+    headers = {"traceparent": "00-1-2-01"}
+    for prompt in ("short", LONG):
+        message = TokenizeRequest("r", "m", (prompt,))
+        await ask(rig.peer, rig.subjects.tokenize(), message, REPLIES, timeout_s=20, headers=headers)
+    assert [(name, values["parent"]) for name, values in spans] == [("tokenize", headers)] * 2
+    assert [values[telemetry.Names.USAGE_INPUT_TOKENS] > 0 for _, values in spans] == [True, True]
+
+
+def test_a_worker_pool_is_a_renderer() -> None:
+    renderer: Renderer = WorkerPool("", {})
+    assert renderer

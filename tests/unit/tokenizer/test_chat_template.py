@@ -1,0 +1,140 @@
+import re
+from typing import Any
+
+import pytest
+
+from services.tokenizer.chat_template import ChatTemplate, TemplateFailedError
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi! <b>&amp;</b> \"quoted\" 'é' 好"},
+    {"role": "assistant", "content": "Hello.", "name": "Ann"},
+    {"role": "user", "content": "Bye"},
+]
+CONSTANTS = {"bos_token": "<s>", "eos_token": "</s>"}
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{{ message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA_2 = """{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}
+{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}
+{% set system_message = false %}{% endif %}{% for message in loop_messages %}
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}
+{% if loop.index0 == 0 and system_message != false %}
+{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}
+{% else %}{% set content = message['content'] %}{% endif %}
+{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}
+{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"""
+FEATURES = """{%- set ns = namespace(count=0, last=none) -%}
+{%- macro turn(m) -%}
+[{{ m.role | upper }}: {{ m.content | trim }}{{ ' (' ~ m.name ~ ')' if m.name is defined }}]{%- endmacro -%}
+    {% if tools %}
+    tools
+    {% endif %}
+{% for m in messages %}
+  {% if m.role == 'system' %}{% continue %}{% endif %}
+    {% generation %}{{ turn(m) }}{% endgeneration %}
+  {% set ns.count = ns.count + 1 %}
+  {% if loop.index > 8 %}{% break %}{% endif %}
+{% endfor %}
+{{ ns.count }} {{ messages | tojson }} {{ messages[0] | tojson(indent=2) }} {{ dict(a=1) }} {{ undefined_name }}
+{{- messages | map(attribute='role') | join(',') }} {{ strftime_now('%%') }}"""
+
+
+def render(source: str, messages: list[dict[str, str]] = MESSAGES, generate: bool = True, **options: Any) -> str:
+    return ChatTemplate(source, CONSTANTS, options.get("limit", 10_000)).render(messages, generate)
+
+
+def test_a_conversation_becomes_the_models_prompt() -> None:
+    text = render(CHATML, MESSAGES[:1])
+    assert text == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>assistant\n"
+    assert render(CHATML, MESSAGES[:1], generate=False) == "<|im_start|>system\nBe brief.<|im_end|>\n"
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("source", [CHATML, LLAMA_2, FEATURES])
+@pytest.mark.parametrize("generate", [True, False])
+def test_the_dialect_is_that_of_transformers(source: str, generate: bool) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    rendered, _ = render_jinja_template([MESSAGES], chat_template=source, add_generation_prompt=generate, **CONSTANTS)
+    assert render(source, generate=generate) == rendered[0]
+
+
+def test_a_templates_refusal_is_passed_on_in_its_own_words() -> None:
+    messages = [{"role": "assistant", "content": "I first"}]
+    with pytest.raises(TemplateFailedError, match=r"refuses these messages: Conversation roles must alternate"):
+        render(LLAMA_2, messages)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% for %}", "not valid Jinja"),
+        ("{% unknown %}", "not valid Jinja"),
+        ("{{ messages.nothing.at_all }}", "UndefinedError"),
+        ("{{ 1 / 0 }}", "failed|cannot be compiled"),
+        ("{{ messages[0]['content'] + 1 }}", "TypeError"),
+        ("{{ '\ud800' }}".encode("utf-16", "surrogatepass").decode("utf-16", "replace"), ""),
+    ],
+)
+def test_a_template_that_fails_says_so(source: str, message: str) -> None:
+    if not message:
+        assert render(source)
+        return
+    with pytest.raises(TemplateFailedError, match=message):
+        render(source)
+
+
+def test_half_a_character_is_refused() -> None:
+    with pytest.raises(TemplateFailedError, match="Unicode"):
+        render("{{ '\\ud800' }}")
+
+
+def test_output_is_bounded() -> None:
+    assert render("{% for i in range(10) %}0123456789{% endfor %}", limit=100) == "0123456789" * 10
+    with pytest.raises(TemplateFailedError, match="longer than 99 characters"):
+        render("{% for i in range(10) %}0123456789{% endfor %}", limit=99)
+
+
+ESCAPES = (
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ messages.__class__.__base__ }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ strftime_now.__globals__['__builtins__'] }}",
+    "{{ self.__init__.__globals__ }}",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "{{ joiner.__init__.__globals__ }}",
+    "{{ namespace.__init__.__globals__ }}",
+    "{{ (messages | attr('__class__')) }}",
+    "{{ '{0.__class__.__mro__}'.format(messages) }}",
+    "{{ '{x.__class__}'.format_map({'x': messages}) }}",
+    "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+    "{{ namespace(__init__=1) }}",
+    "{{ messages.append({'role': 'x'}) }}",
+    "{{ messages[0].update({'role': 'x'}) }}",
+    "{{ messages.sort() }}",
+    "{% import 'os' as os %}",
+    "{% include '/etc/passwd' %}",
+    "{% extends '/etc/passwd' %}",
+    "{{ lipsum.__globals__ }}",
+    "{{ dict.__base__.__subclasses__() }}",
+    "{{ (1).__class__.__base__ }}",
+    "{{ range.__self__ }}",
+    "{{ messages | map('attr', '__class__') | list }}",
+    "{{ messages | map(attribute='__class__.__mro__') | list }}",
+    "{{ request.application.__globals__ }}",
+)
+
+
+@pytest.mark.parametrize("source", ESCAPES)
+def test_a_template_cannot_reach_python(source: str) -> None:
+    before = [dict(message) for message in MESSAGES]
+    try:
+        text = render(source)
+    except TemplateFailedError as error:
+        text = str(error)
+    assert not re.search(r"<class|<module|<function|<slot|uid=|root:|mappingproxy|builtins", text), text
+    assert before == MESSAGES

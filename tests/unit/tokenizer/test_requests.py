@@ -1,0 +1,114 @@
+import pytest
+
+from services.tokenizer.encode import TextCodec
+from services.tokenizer.requests import check_model, check_request, detokenize, plain_messages, tokenize
+from shared import limits
+from shared.blocks import chain_hashes
+from shared.codec import pack_ids, unpack_ids
+from shared.errors import ServiceError
+from shared.messages import ChatMessage, DetokenizeRequest, TokenizeRequest
+from tests.tokenizer_files import byte_level
+
+CODEC = TextCodec(byte_level())
+USER = (ChatMessage("user", "hello"),)
+
+
+def ids_of(text: str) -> list[int]:
+    return CODEC.encode([text], add_special_tokens=False)[0]
+
+
+def test_a_batch_gives_one_item_for_each_prompt_in_order() -> None:
+    reply = tokenize(CODEC, TokenizeRequest("r", "m"), ("one", "", "two"))
+    assert [unpack_ids(prompt.token_ids) for prompt in reply.prompts] == [ids_of("one"), [], ids_of("two")]
+    assert all(prompt.block_hashes == b"" and prompt.tokens == () for prompt in reply.prompts)
+
+
+def test_block_hashes_chain_over_full_blocks_under_the_salt() -> None:
+    request = TokenizeRequest("r", "m", block_size=4, cache_salt=b"tenant")
+    (prompt,) = tokenize(CODEC, request, ("a rather long sentence of words",)).prompts
+    assert prompt.block_hashes == chain_hashes(prompt.token_ids, 4, b"tenant")
+    assert len(prompt.block_hashes) // 16 == len(prompt.token_ids) // 16
+
+
+def test_each_tokens_text_is_returned_when_asked_for() -> None:
+    (prompt,) = tokenize(CODEC, TokenizeRequest("r", "m", return_tokens=True), ("one voice",)).prompts
+    assert "".join(prompt.tokens) == "one voice"
+    assert len(prompt.tokens) == len(prompt.token_ids) // 4
+
+
+@pytest.mark.parametrize(("max_tokens", "fits"), [(0, True), (1, True), (5, True), (6, False), (2**31, False)])
+def test_prompt_and_output_must_fit_the_context(max_tokens: int, fits: bool) -> None:
+    count = len(ids_of("hello you"))
+    request = TokenizeRequest("r", "m", ("hello you",), max_model_len=count + 5, max_tokens=max_tokens)
+    if fits:
+        assert tokenize(CODEC, request, request.prompts)
+        return
+    with pytest.raises(ServiceError) as error:
+        tokenize(CODEC, request, request.prompts)
+    assert (error.value.code, error.value.param) == ("context_length_exceeded", "prompt")
+    assert error.value.message == (
+        f"This model's maximum context length is {count + 5} tokens. However, you requested {count + max_tokens} "
+        f"tokens ({count} in the prompt, {max_tokens} in the completion). "
+        "Please reduce the length of the prompt or completion."
+    )
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_even_without_max_tokens() -> None:
+    count = len(ids_of("hello"))
+    request = TokenizeRequest("r", "m", messages=USER, max_model_len=count)
+    with pytest.raises(ServiceError, match=f"your messages resulted in {count} tokens") as error:
+        tokenize(CODEC, request, ("hello",))
+    assert (error.value.code, error.value.param) == ("context_length_exceeded", "messages")
+
+
+def test_without_a_context_length_nothing_is_checked() -> None:
+    assert tokenize(CODEC, TokenizeRequest("r", "m", max_tokens=2**31), ("hello",))
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "param"),
+    [
+        (TokenizeRequest("r", "m"), "missing_required_parameter", "prompt"),
+        (TokenizeRequest("r", "m", ("a",), USER), "missing_required_parameter", "messages"),
+        (TokenizeRequest("r", "m", ("a",) * (limits.PROMPTS_MAX + 1)), "request_too_large", "prompt"),
+        (TokenizeRequest("r", "m", messages=USER * (limits.MESSAGES_MAX + 1)), "request_too_large", "messages"),
+        (TokenizeRequest("r", "m", ("a" * limits.PROMPT_CHARS_MAX, "b")), "request_too_large", "prompt"),
+    ],
+)
+def test_a_request_without_text_or_with_too_much_is_refused(request_: TokenizeRequest, code: str, param: str) -> None:
+    with pytest.raises(ServiceError) as error:
+        check_request(request_)
+    assert (error.value.code, error.value.param) == (code, param)
+
+
+def test_another_model_than_the_pools_is_not_found() -> None:
+    check_model("mine", "mine")
+    check_model("", "mine")
+    with pytest.raises(ServiceError) as error:
+        check_model("other", "mine")
+    assert (error.value.code, error.value.param, error.value.status) == ("model_not_found", "model", 404)
+
+
+@pytest.mark.spec("S-API-041")
+def test_a_pre_tokenised_turn_is_decoded_for_the_template() -> None:
+    packed = pack_ids([*ids_of("zażółć"), byte_level().token_to_id("<|end|>")])
+    messages = (ChatMessage("user", "", token_ids=packed), ChatMessage("assistant", "ok", "Ann"))
+    assert plain_messages(CODEC, messages) == [
+        {"role": "user", "content": "zażółć<|end|>"},
+        {"role": "assistant", "content": "ok", "name": "Ann"},
+    ]
+
+
+@pytest.mark.parametrize("packed", [pack_ids([10**6]), b"odd"])
+def test_ids_outside_the_vocabulary_are_refused_by_name(packed: bytes) -> None:
+    with pytest.raises(ServiceError) as chat:
+        plain_messages(CODEC, (ChatMessage("user", "", token_ids=packed),))
+    with pytest.raises(ServiceError) as tokens:
+        detokenize(CODEC, DetokenizeRequest("r", "m", packed))
+    assert (chat.value.code, chat.value.param) == ("invalid_value", "messages")
+    assert (tokens.value.code, tokens.value.param) == ("invalid_value", "tokens")
+
+
+def test_detokenizing_keeps_special_tokens() -> None:
+    packed = pack_ids([*ids_of("é"), byte_level().token_to_id("<|end|>")])
+    assert detokenize(CODEC, DetokenizeRequest("r", "m", packed)) == "é<|end|>"
