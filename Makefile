@@ -4,7 +4,6 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 COMPOSE ?= $(shell command -v docker-compose || echo docker compose)
-SPEC ?= docs/spec
 SCALE ?= --scale gateway=1 --scale tokenizer=1 --scale engine=1 --scale detokenizer=1
 COMPOSE_FILES := -f docker-compose.yml $(if $(TRACING),-f infra/docker/tracing.yml)
 # The type checker's own tool comes with the environment and downloads nothing.
@@ -38,12 +37,13 @@ check: install  ## format, lint, types, imports, house limits
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python infra/checks/house_limits.py
+	$(BIN)/python -m infra.checks.spec_coverage --check
 
 bench: install  ## every figure of this machine in one table (ARGS="--results FILE")
 	$(BIN)/python -m bench.run $(ARGS)
 
-coverage-of-spec: install  ## which rows of the specification have a test (SPEC=folder)
-	$(BIN)/python infra/checks/spec_coverage.py $(SPEC)
+coverage-of-spec: install  ## which rows of the specification have a test
+	$(BIN)/python -m infra.checks.spec_coverage
 
 demo-model: install  ## train the demo model anew
 	$(BIN)/python -m infra.demo_model.train $(ARGS)

@@ -1,4 +1,4 @@
-"""The context length: prompt and output share it. Asked by the tokenizer for text, by the gateway for given token ids."""
+"""The context length: prompt and output share it. The tokenizer asks for text, the gateway for given token ids."""
 
 from shared.errors import ServiceError
 

@@ -21,6 +21,11 @@ LOGPROBS_MAX = 20
 COMPLETION_LOGPROBS_MAX = 5
 GATEWAY_REQUESTS_MAX = 1024
 """Requests in the gateway at once; more are refused with 503 and a time to retry after."""
+CACHE_SALT_CHARS_MAX = 256
+BODY_READ_S = 60.0
+"""Longest time for a request's body to arrive."""
+CLIENT_STALL_S = 60.0
+"""Longest time for a client to take what was written; the server holds at most 64 KiB for it meanwhile."""
 SLOW_CLIENT_EVENTS_MAX = 65536
 """Undelivered text events of one request before its client counts as gone."""
 QUEUE_WAIT_S = 30.0
@@ -36,16 +41,12 @@ OUTBOUND_BYTES_MAX = 8 * 2**20
 """Client-side buffer while disconnected."""
 MAILBOX_MAX = 4096
 """Messages waiting for one actor."""
-DECODE_DEPTH_MAX = 32
 
 # --- timers, seconds; none of them is needed for safety, only for speed of recovery ---
 HEARTBEAT_INTERVAL_S = 0.1
 GATEWAY_HEARTBEAT_INTERVAL_S = 0.25
 LEASE_S = 0.6
 """Silence after which a member counts as dead."""
-TOKENIZE_TIMEOUT_S = 1.0
-"""Before a tokenize request is sent to another replica; grows with the size of the text."""
-TOKENIZE_TRIES = 4
 SUBMIT_TIMEOUT_S = 0.5
 OPEN_TIMEOUT_S = 0.5
 RESEND_INTERVAL_S = 0.02
@@ -73,6 +74,10 @@ STEP_REPORTS_MAX = 64
 
 # --- detokenizer ---
 STREAMS_MAX = 8192
+STREAM_EVENT_TOKENS_MAX = 64
+"""Tokens in one text event: a replay of a long output is cut up, so that with log probabilities it fits the bus."""
+HELD_TOKENS_MAX = 8
+"""Tokens whose text is held back because it may be an unfinished character."""
 HELD_EVENTS_MAX = 64
 """Token events of one stream held behind a gap."""
 PROMPT_TAIL_TOKENS = 8
@@ -82,3 +87,11 @@ PROMPT_TAIL_TOKENS = 8
 PROMPT_CHARS_MAX = 4 * 2**20
 TEMPLATE_OUTPUT_CHARS_MAX = 4 * 2**20
 TEMPLATE_WALL_S = 2.0
+TOKENIZER_INLINE_CHARS_MAX = 2048
+"""Longest text encoded on the event loop: about half a millisecond."""
+TOKENIZER_INLINE_TOKENS_MAX = 4096
+"""Longest list decoded on the event loop."""
+TOKENIZER_JOBS_MAX = 512
+"""Long texts and conversations under way in one tokenizer; one more is refused."""
+TEMPLATE_WORKERS_MAX = 2
+TEMPLATE_START_S = 10.0

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from services.detokenizer.vocabulary import Vocabulary
+from shared import limits
 
 REPLACEMENT = "\ufffd"
-HELD_TOKENS_MAX = 8
-"""Tokens held for a character that may still become whole: it has at most 4 bytes, a token mostly one or more."""
 
 
 class Detokenizer(Protocol):
@@ -105,7 +104,7 @@ class WindowDetokenizer:
     def _push_one(self, token_id: int) -> str:
         self._ids.append(token_id)
         text = self._text()
-        if text.endswith(REPLACEMENT) and self._num_held < HELD_TOKENS_MAX:
+        if text.endswith(REPLACEMENT) and self._num_held < limits.HELD_TOKENS_MAX:
             self._num_held += 1
             return ""
         self._num_held = 0

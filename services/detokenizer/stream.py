@@ -14,11 +14,9 @@ from services.detokenizer.incremental import Detokenizer, start_detokenizer
 from services.detokenizer.sequencer import Sequencer
 from services.detokenizer.stop_strings import StopStrings
 from services.detokenizer.vocabulary import UnknownTokenError, Vocabulary
+from shared import limits
 from shared.codec import unpack_ids
 from shared.messages import FinishReason, OpenStream, PositionLogprobs, TextEvent, TokenEvent, TokenLogprobs, TokenText
-
-EVENT_TOKENS_MAX = 64
-"""Tokens in one text event: a replay of a long output is cut up, so that with log probabilities it fits the bus."""
 
 
 class TextStream:
@@ -104,9 +102,9 @@ class TextStream:
 
     def _take(self, event: TokenEvent, skip: int, texts: list[TextEvent]) -> None:
         end = len(event.token_ids)
-        while end - skip > EVENT_TOKENS_MAX and not self.finished:
-            texts.append(self._take_range(event, skip, skip + EVENT_TOKENS_MAX))
-            skip += EVENT_TOKENS_MAX
+        while end - skip > limits.STREAM_EVENT_TOKENS_MAX and not self.finished:
+            texts.append(self._take_range(event, skip, skip + limits.STREAM_EVENT_TOKENS_MAX))
+            skip += limits.STREAM_EVENT_TOKENS_MAX
         if not self.finished:
             texts.append(self._take_range(event, skip, end))
 

@@ -22,7 +22,6 @@ from shared.sampling import SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 AS_MANY_AS_FIT = 0
-CACHE_SALT_CHARS_MAX = 256
 _INT32 = 2**31
 
 
@@ -200,8 +199,8 @@ def _cache_salt(body: SamplingFields) -> bytes:
     salt = body.cache_salt
     if salt is None:
         return b""
-    if not 1 <= len(salt) <= CACHE_SALT_CHARS_MAX:
-        refuse("cache_salt", f"must have between 1 and {CACHE_SALT_CHARS_MAX} characters")
+    if not 1 <= len(salt) <= limits.CACHE_SALT_CHARS_MAX:
+        refuse("cache_salt", f"must have between 1 and {limits.CACHE_SALT_CHARS_MAX} characters")
     return salt.encode()
 
 

@@ -9,8 +9,6 @@ from services.gateway.disconnect import ClientGoneError
 from shared import limits
 from shared.errors import ServiceError
 
-READ_S = 60.0
-"""Longest time for a body to arrive."""
 _DISCARD_BYTES_MAX = 8 * limits.BODY_BYTES_MAX
 """Of a body that is too large, so much is still taken in and thrown away: a client that is sending reads no answer."""
 
@@ -18,10 +16,12 @@ _DISCARD_BYTES_MAX = 8 * limits.BODY_BYTES_MAX
 async def read(headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> bytes:
     """The whole body. Raises ServiceError when it is too large or too slow, ClientGoneError when the client leaves."""
     try:
-        async with asyncio.timeout(READ_S):
+        async with asyncio.timeout(limits.BODY_READ_S):
             return await _read(_announced(headers), receive)
     except TimeoutError:
-        raise ServiceError("timeout", f"The request body did not arrive within {READ_S:g} seconds.") from None
+        raise ServiceError(
+            "timeout", f"The request body did not arrive within {limits.BODY_READ_S:g} seconds."
+        ) from None
 
 
 async def _read(announced: int, receive: Receive) -> bytes:

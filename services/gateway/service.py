@@ -93,6 +93,8 @@ def _listen(settings: GatewaySettings) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    # A client that takes nothing any more loses its connection; accepted sockets inherit the option.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * limits.CLIENT_STALL_S))
     try:
         listener.bind((settings.host, settings.port))
     except OSError as error:

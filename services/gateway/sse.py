@@ -12,6 +12,7 @@ from typing import NoReturn
 from starlette.types import Send
 
 from services.gateway.disconnect import ClientGoneError
+from shared import limits
 
 DATA = b"data: "
 END = b"\n\n"
@@ -22,8 +23,6 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-STALL_S = 60.0
-"""Longest time for a client to take what was written. The server holds at most 64 KiB for it meanwhile."""
 
 
 def event(data: bytes) -> bytes:
@@ -34,7 +33,7 @@ def event(data: bytes) -> bytes:
 class EventChannel:
     """A stream of events to one client."""
 
-    def __init__(self, send: Send, *, keep_alive_s: float, stall_s: float = STALL_S) -> None:
+    def __init__(self, send: Send, *, keep_alive_s: float, stall_s: float = limits.CLIENT_STALL_S) -> None:
         """`keep_alive_s`: silence before a comment is sent; 0: never."""
         self.started = False
         self._send = send

@@ -26,7 +26,7 @@ from services.tokenizer.requests import (
     plain_messages,
     tokenize,
 )
-from shared import telemetry
+from shared import limits, telemetry
 from shared.actors.actor import Actor, Envelope, error_reply, handles
 from shared.actors.host import Host
 from shared.codec import encode
@@ -36,12 +36,6 @@ from shared.subjects import TOKENIZER_QUEUE
 from shared.telemetry import Names
 
 log = logging.getLogger(__name__)
-INLINE_CHARS_MAX = 2048
-"""Longest text encoded on the event loop: about half a millisecond."""
-INLINE_TOKENS_MAX = 4096
-"""Longest list decoded on the event loop."""
-JOBS_MAX = 512
-"""Requests under way beside the mailbox."""
 THREADS_MAX = 4
 RETRY_AFTER_S = 1.0
 
@@ -50,7 +44,14 @@ class TokenizerActor(Actor):
     """One replica. `num_requests` and `num_tokens` count what it has answered."""
 
     def __init__(
-        self, host: Host, codec: TextCodec, renderer: Renderer, bos_token: str, model: str, *, jobs_max: int = JOBS_MAX
+        self,
+        host: Host,
+        codec: TextCodec,
+        renderer: Renderer,
+        bos_token: str,
+        model: str,
+        *,
+        jobs_max: int = limits.TOKENIZER_JOBS_MAX,
     ) -> None:
         super().__init__(f"tokenizer {host.id}", host.transport)
         self.num_requests = self.num_tokens = 0
@@ -81,7 +82,7 @@ class TokenizerActor(Actor):
         if request.messages:
             self._start_job(envelope, lambda: self._tokenize_conversation(request, envelope))
             return None
-        if num_characters(request) > INLINE_CHARS_MAX:
+        if num_characters(request) > limits.TOKENIZER_INLINE_CHARS_MAX:
             self._start_job(envelope, lambda: self._tokenize_long(request, envelope))
             return None
         with self._span(envelope) as span:
@@ -93,7 +94,7 @@ class TokenizerActor(Actor):
         request = envelope.message
         assert isinstance(request, DetokenizeRequest)
         check_model(request.model, self._model)
-        if len(request.token_ids) > 4 * INLINE_TOKENS_MAX:
+        if len(request.token_ids) > 4 * limits.TOKENIZER_INLINE_TOKENS_MAX:
             self._start_job(envelope, lambda: self._detokenize_long(request))
             return None
         self.num_requests += 1
@@ -120,7 +121,7 @@ class TokenizerActor(Actor):
             if self._bos_token and text.startswith(self._bos_token):
                 # The template wrote it; the tokenizer must not write it again.
                 request = msgspec.structs.replace(request, add_special_tokens=False)
-            if len(text) <= INLINE_CHARS_MAX:
+            if len(text) <= limits.TOKENIZER_INLINE_CHARS_MAX:
                 return self._counted(tokenize(self._codec, request, (text,)), span)
             return self._counted(await self._on_thread(request, (text,)), span)
 

@@ -21,9 +21,6 @@ from shared import limits
 from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
-WORKERS_MAX = 2
-START_S = 10.0
-"""Longest start of a worker: generous, as it may have to wait for a processor."""
 FRAME_BYTES_MAX = 4 * limits.TEMPLATE_OUTPUT_CHARS_MAX + 1024
 
 
@@ -60,7 +57,7 @@ class WorkerPool:
         template: str,
         constants: Mapping[str, str],
         *,
-        workers_max: int = WORKERS_MAX,
+        workers_max: int = limits.TEMPLATE_WORKERS_MAX,
         wall_s: float = limits.TEMPLATE_WALL_S,
     ) -> None:
         self._setup = RenderSetup(template, dict(constants), limits.TEMPLATE_OUTPUT_CHARS_MAX, wall_s)
@@ -120,7 +117,7 @@ class WorkerPool:
             raise _refusal(self._broken)
         worker = _Worker(await _spawn())
         try:
-            answer = await worker.ask(self._setup, START_S)
+            answer = await worker.ask(self._setup, limits.TEMPLATE_START_S)
         except _WorkerLostError as lost:
             raise _refusal(f"The chat template {lost} while it was compiled.") from None
         finally:

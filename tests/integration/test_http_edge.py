@@ -168,7 +168,6 @@ async def test_a_body_over_the_limit_is_refused_while_it_is_read():
         assert (await call(port, "POST", "/v1/chat/completions", CHAT)).status == 200
 
 
-@pytest.mark.spec("S-API-083")
 async def test_refusals_say_when_to_come_back():
     backend = ScriptedBackend(refusal=ServiceError("server_is_overloaded", "Too many requests.", retry_after_s=3.0))
     async with serving(backend) as port:

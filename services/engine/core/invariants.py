@@ -89,6 +89,7 @@ def _check_queues(core: Core) -> None:
         )
         assert not sequence.block_table, f"{sequence.request_id} waits with blocks"
         assert sequence.row < 0, f"{sequence.request_id} waits with a row"
+        assert sequence.num_scheduled_tokens == 0, f"{sequence.request_id} waits with scheduled tokens"
 
 
 def _check_counters(core: Core, sequence: Sequence) -> None:

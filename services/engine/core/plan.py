@@ -11,6 +11,8 @@ sampled token to its own row, so that the next step's input is already there. To
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from shared.sampling import SamplingParams
 
 
@@ -30,8 +32,7 @@ class NewSequence:
     params: SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     """One sequence's share of a step. `new_block_ids` extend the row's block table before the step runs.
 
     For a sequence that joins in this plan they are empty: `NewSequence.block_ids` has all of them.
@@ -53,7 +54,7 @@ class StepPlan:
     new: tuple[NewSequence, ...] = ()
     scheduled: tuple[ScheduledSequence, ...] = ()
     num_tokens: int = 0
-    """Sum of the scheduled tokens: at most the token budget."""
+    """Sum of the scheduled tokens: at most the token budget, but for one long prompt alone without chunked prefill."""
 
     @property
     def empty(self) -> bool:
@@ -61,8 +62,7 @@ class StepPlan:
         return not self.scheduled
 
 
-@dataclass(frozen=True, slots=True)
-class SampledLogprobs:
+class SampledLogprobs(msgspec.Struct, frozen=True, gc=False):
     """Of one sampled token: its own log probability and the best candidates, best first (raw distribution)."""
 
     logprob: float

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from services.engine.core.plan import SampledLogprobs
 from shared.messages import FinishReason
 from shared.sampling import SamplingParams
@@ -25,8 +27,7 @@ class SequenceSpec:
     arrival: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """What a step gave one sequence: tokens at output positions [position, position + len(token_ids))."""
 
     request_id: str

@@ -3,9 +3,10 @@ from typing import Any
 
 import pytest
 
-from services.detokenizer.stream import EVENT_TOKENS_MAX, TextStream
+from services.detokenizer.stream import TextStream
 from services.detokenizer.vocabulary import UnknownTokenError, Vocabulary
 from shared.codec import pack_ids
+from shared.limits import STREAM_EVENT_TOKENS_MAX
 from shared.messages import OpenStream, TextEvent, TokenEvent, TokenLogprobs, TopLogprob
 from tests.tokenizer_files import byte_level, decoder_of
 
@@ -197,7 +198,7 @@ def test_a_long_replay_is_cut_into_several_events() -> None:
     logprobs = tuple(TokenLogprobs(-1.0) for _ in token_ids)
     whole = event(0, token_ids, logprobs=logprobs, cumulative_logprob=-160.0, finish_reason="length")
     texts = open_stream().push(whole)
-    assert [len(text.token_ids) for text in texts] == [EVENT_TOKENS_MAX, EVENT_TOKENS_MAX, 32]
+    assert [len(text.token_ids) for text in texts] == [STREAM_EVENT_TOKENS_MAX, STREAM_EVENT_TOKENS_MAX, 32]
     assert joined(texts) == "abcdefgh" * 20
     assert [text.cumulative_logprob for text in texts] == [-64.0, -128.0, -160.0]
     assert [text.finish_reason for text in texts] == [None, None, "length"]

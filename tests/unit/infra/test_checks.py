@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 CHECKS = Path(__file__).resolve().parents[3] / "infra" / "checks"
-ROW = "| S-API-001 | x |\n| S-API-002a | y |\n| S-SRV-003 | z |\n"
 
 
 def check(root: Path, folder: str, source: str) -> subprocess.CompletedProcess[str]:
@@ -68,27 +67,34 @@ def test_what_only_looks_like_it_passes(tmp_path: Path, source: str) -> None:
     assert check(tmp_path, "services", source).returncode == 0
 
 
-def test_coverage_of_the_specification_counts_rows_and_names_the_missing(tmp_path: Path) -> None:
-    (tmp_path / "spec").mkdir()
-    (tmp_path / "spec" / "api.md").write_text(ROW)
+def project(tmp_path: Path, test: str) -> Path:
+    """A project with two rows of a specification and one test."""
+    (tmp_path / "docs").mkdir()
     (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_x.py").write_text('@pytest.mark.spec("S-API-002a")\ndef test_x(): pass\n')
-    done = run("spec_coverage.py", str(tmp_path / "spec"), str(tmp_path / "tests"))
+    (tmp_path / "docs" / "spec_rows.tsv").write_text("S-API-001\tone\nS-API-002a\ttwo\n")
+    (tmp_path / "tests" / "test_x.py").write_text(test)
+    return tmp_path
+
+
+def test_coverage_of_the_specification_names_each_rows_tests(tmp_path: Path) -> None:
+    root = project(tmp_path, '@pytest.mark.spec("S-API-002a")\ndef test_x(): pass\n')
+    done = run("spec_coverage.py", "--root", str(root))
     assert done.returncode == 0
-    assert "S-API    1 of   2 rows" in done.stdout
-    assert "without: S-API-001" in done.stdout
-    assert "total  1 of 3" in done.stdout
+    assert "1 of 2 rows" in done.stdout
+    document = (root / "docs" / "coverage.md").read_text()
+    assert "| S-API-001 | one | – |" in document
+    assert "| S-API-002a | two | `tests/test_x.py::test_x` |" in document
 
 
 def test_a_test_that_names_no_row_is_found(tmp_path: Path) -> None:
-    (tmp_path / "api.md").write_text(ROW)
-    (tmp_path / "test_x.py").write_text('@pytest.mark.spec("S-API-999")\ndef test_x(): pass\n')
-    done = run("spec_coverage.py", str(tmp_path), str(tmp_path))
+    root = project(tmp_path, '@pytest.mark.spec("S-API-999")\ndef test_x(): pass\n')
+    done = run("spec_coverage.py", "--root", str(root))
     assert done.returncode == 1
     assert "S-API-999" in done.stdout
 
 
-def test_a_missing_specification_says_how_to_name_it(tmp_path: Path) -> None:
-    done = run("spec_coverage.py", str(tmp_path / "none"))
-    assert done.returncode == 2
-    assert "SPEC=" in done.stdout
+def test_a_document_that_is_out_of_date_is_found(tmp_path: Path) -> None:
+    root = project(tmp_path, '@pytest.mark.spec("S-API-001")\ndef test_x(): pass\n')
+    assert run("spec_coverage.py", "--root", str(root), "--check").returncode == 1
+    assert run("spec_coverage.py", "--root", str(root)).returncode == 0
+    assert run("spec_coverage.py", "--root", str(root), "--check").returncode == 0

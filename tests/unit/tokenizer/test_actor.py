@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.tokenizer.actor import INLINE_CHARS_MAX, TokenizerActor
+from services.tokenizer.actor import TokenizerActor
 from services.tokenizer.encode import TextCodec
 from services.tokenizer.renderer import Renderer, WorkerPool
 from services.tokenizer.service import TokenizerService
@@ -20,6 +20,7 @@ from shared.clock import SystemClock
 from shared.codec import Decoder, pack_ids, unpack_ids
 from shared.config import SettingsError, TokenizerSettings
 from shared.errors import ServiceError
+from shared.limits import TOKENIZER_INLINE_CHARS_MAX
 from shared.messages import (
     ChatMessage,
     DetokenizeReply,
@@ -34,7 +35,7 @@ from tests.tokenizer_files import byte_level, write_tokenizer_files
 
 REPLIES = Decoder([TokenizeReply, DetokenizeReply, ErrorReply])
 CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
-LONG = "long text " * INLINE_CHARS_MAX
+LONG = "long text " * TOKENIZER_INLINE_CHARS_MAX
 
 
 class SlowRenderer:
@@ -204,7 +205,7 @@ async def test_encoding_a_long_text_leaves_the_event_loop_free(rig: Rig, monkeyp
     encode = rig.codec.encode
 
     def slow(*args: Any, **options: Any) -> list[list[int]]:
-        if len(args[0][0]) > INLINE_CHARS_MAX:
+        if len(args[0][0]) > TOKENIZER_INLINE_CHARS_MAX:
             threads.append(threading.current_thread())
             release.wait(20)
         return encode(*args, **options)

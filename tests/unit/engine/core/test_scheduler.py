@@ -142,6 +142,7 @@ def test_a_row_is_freed_and_filled_again_in_one_plan() -> None:
     assert plan.freed_rows == (1,)
     assert [(new.row, new.request_id) for new in plan.new] == [(1, "c")]
     assert shares(plan) == [(0, 3, 1, True), (1, 0, 3, True)]
+    assert step(core)[0].freed_rows == ()
 
 
 def test_rows_freed_when_there_is_nothing_to_compute_are_announced_with_the_next_step() -> None:
@@ -247,13 +248,15 @@ def test_several_are_preempted_if_one_is_not_enough() -> None:
 
 
 def test_nobody_joins_in_the_step_of_a_preemption() -> None:
-    core = make_core(num_blocks=4, max_num_seqs=2)
-    add(core, 7, 7, 1)
+    core = make_core(num_blocks=4, max_num_seqs=3)
+    add(core, 7, 7)
     step(core)
     step(core)
+    core.add(spec("urgent", prompt_of(1, 900), priority=-1))
     plan, _ = step(core)
     assert shares(plan) == [(0, 8, 1, True)]
     assert plan.new == ()
+    assert list(joined(step(core)[0])) == ["urgent"]
 
 
 def test_a_preempted_sequence_comes_back_before_older_ones_that_never_ran_and_goes_on_where_it_was() -> None:

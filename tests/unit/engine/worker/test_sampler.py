@@ -155,7 +155,6 @@ def test_top_k_is_applied_before_top_p() -> None:
     assert set(run(rows).token_ids.tolist()) == {0}
 
 
-@pytest.mark.spec("S-API-014")
 def test_nothing_that_ends_a_sequence_is_sampled_before_min_tokens() -> None:
     logits = np.zeros(VOCAB, np.float32)
     logits[[1, 2, 9]] = 50.0
