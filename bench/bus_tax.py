@@ -1,7 +1,7 @@
 """The bus tax: output tokens/s through gateway, NATS and detokenizer against the same engine driven in process.
 
-Both sides get the same prompts, lengths and number of streams, on the same threads, in turn (A B A B …); the figure is
-the median of the ratios pair by pair. Beside it, the CPU time that each process took for a token: where the tax goes.
+Both sides get the same requests, a given number at a time, on the same threads, in turn (A B A B …); the figure is the
+median of the ratios pair by pair. Beside it, the CPU time that each process took for a token: where the tax goes.
 """
 
 import argparse
@@ -17,18 +17,24 @@ from bench.client import run
 from bench.serving import ROOT, Serving
 
 
-def prompts(count: int, length: int, vocab: int, seed: int) -> list[list[int]]:
-    """Random token ids: no two runs share a prefix."""
+def workload(options: argparse.Namespace, vocab: int, seed: int) -> list[tuple[list[int], int]]:
+    """(prompt, output length) of each request: random ids, so that no two share a prefix, and mixed lengths."""
     draw = random.Random(seed)
-    return [[draw.randrange(16, vocab) for _ in range(length)] for _ in range(count)]
+    low, high = options.output // 2, options.output * 3 // 2
+    return [
+        ([draw.randrange(16, vocab) for _ in range(options.input)], draw.randrange(low, high))
+        for _ in range(options.requests)
+    ]
 
 
 def through_the_bus(
     serving: Serving, options: argparse.Namespace, seed: int, vocab: int
 ) -> tuple[float, dict[str, float]]:
     """Tokens/s, and CPU microseconds a token by process."""
-    shared = {"max_tokens": options.output, "ignore_eos": True, "temperature": 0}
-    bodies = [{**shared, "prompt": ids} for ids in prompts(options.streams, options.input, vocab, seed)]
+    bodies = [
+        {"prompt": ids, "max_tokens": length, "ignore_eos": True, "temperature": 0}
+        for ids, length in workload(options, vocab, seed)
+    ]
     before = serving.cpu_seconds()
     result = asyncio.run(run(serving.host, serving.port, bodies, options.streams))
     if result.errors:
@@ -37,37 +43,58 @@ def through_the_bus(
     return result.tokens_per_s, {name: 1e6 * (used[name] - before[name]) / result.output_tokens for name in used}
 
 
-def in_process(options: argparse.Namespace, seed: int) -> float:
-    """Tokens/s of the core and the worker alone, in a process of their own."""
-    command = [
-        sys.executable, "-m", "bench.engine_stream", "--streams", str(options.streams), "--input", str(options.input),
-        "--output", str(options.output), "--seed", str(seed), *(["--model", options.model] if options.model else []),
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])["tokens_per_s"]
+class Alone:
+    """Core and worker alone, in a process of their own that sleeps between its turns."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        names = ("model", "streams", "requests", "input", "output", "threads")
+        flags = [f"--{name}={getattr(options, name)}" for name in names]
+        command = [sys.executable, "-m", "bench.engine_stream", *flags]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def turn(self, seed: int) -> float:
+        """Tokens/s."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{seed}\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """Ends it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
 
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
-    """Pairs in turn."""
+    """Pairs in turn, after one that is not counted. While one side has its turn the other is idle."""
     config = Path(options.model or ROOT / "antiphon" / "demo") / "config.json"
     vocab = json.loads(config.read_text(encoding="utf-8"))["vocab_size"]
-    ratios, bus, alone, profiles = [], [], [], []
-    for pair in range(options.pairs):
-        # The server is stopped while the engine runs alone, so that neither side shares the cores with the other.
-        with Serving(*(["--model", options.model] if options.model else [])) as serving:
-            through_the_bus(serving, options, 1000 + pair, vocab)
-            rate, profile = through_the_bus(serving, options, pair, vocab)
-        bus.append(rate)
-        profiles.append(profile)
-        alone.append(in_process(options, pair))
-        ratios.append(bus[-1] / alone[-1])
+    bus, alone, profiles = [], [], []
+    engine = Alone(options)
+    with Serving(f"--model={options.model}", f"--threads={options.threads}") as serving:
+        for seed in range(options.pairs + 1):
+            rate, profile = through_the_bus(serving, options, seed, vocab)
+            bus.append(rate)
+            profiles.append(profile)
+            alone.append(engine.turn(seed))
+    engine.close()
+    return summary(options, bus[1:], alone[1:], profiles[1:])
+
+
+def summary(
+    options: argparse.Namespace, bus: list[float], alone: list[float], profiles: list[dict[str, float]]
+) -> dict[str, object]:
+    """Medians, and the ratios pair by pair."""
+    taxes = sorted(100 * (1 - b / a) for b, a in zip(bus, alone, strict=True))
     names = sorted({name for profile in profiles for name in profile})
     return {
         "streams": options.streams,
         "bus_tokens_per_s": round(statistics.median(bus), 1),
         "engine_tokens_per_s": round(statistics.median(alone), 1),
-        "tax_percent": round(100 * (1 - statistics.median(ratios)), 1),
-        "tax_percent_range": [round(100 * (1 - max(ratios)), 1), round(100 * (1 - min(ratios)), 1)],
+        "tax_percent": round(statistics.median(taxes), 1),
+        "tax_percent_quartiles": [round(taxes[len(taxes) // 4], 1), round(taxes[-1 - len(taxes) // 4], 1)],
         "cpu_us_per_token": {n: round(statistics.median(p.get(n, 0.0) for p in profiles), 1) for n in names},
     }
 
@@ -77,9 +104,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="", help="model directory (default: the demo model)")
     parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--input", type=int, default=64)
-    parser.add_argument("--output", type=int, default=128)
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--output", type=int, default=128, help="mean length; each request has half to one and a half")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--pairs", type=int, default=9)
     return parser.parse_args(argv)
 
 

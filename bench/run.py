@@ -45,7 +45,7 @@ def main() -> int:
     """Runs everything."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="", help="also measure the bus tax with this model directory")
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--results", type=Path, default=None)
     options = parser.parse_args()
     results: dict[str, object] = {"machine": {**machine(), "date": time.strftime("%Y-%m-%d")}}

@@ -25,6 +25,8 @@ from services.engine.worker.state_table import StateTable
 from services.engine.worker.weights import load_weights
 from shared.config import EngineSettings
 
+SMALL_MODEL_BYTES = 64 * 2**20
+"""Weights below this are read in a millisecond or two."""
 _DTYPES: dict[str, torch.dtype] = {
     "half": torch.float16,
     "float16": torch.float16,
@@ -41,7 +43,7 @@ class TorchWorker:
         """Loads the model. Raises `ServiceError` for a model or settings that cannot work."""
         self._device = device or torch.device("cpu")
         if self._device.type == "cpu":
-            torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
+            torch.set_num_threads(settings.threads or useful_threads(model_dir))
         config = read_config(model_dir)
         family = find_family(config)
         self._description = family.describe(config)
@@ -115,6 +117,16 @@ def choose_dtype(asked: str, stored: DtypeName, device: torch.device) -> torch.d
     if device.type == "cpu":
         return torch.bfloat16 if stored == "float16" else _DTYPES[stored]
     return torch.float16 if stored == "float32" else _DTYPES[stored]
+
+
+def useful_threads(model_dir: Path) -> int:
+    """Threads to compute with when the user leaves it open: every core, but for a small model one.
+
+    A small model's operations are too short to be worth sharing out: while the other services use a core too, the
+    threads wait for each other longer than they compute.
+    """
+    size = sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
+    return 1 if size < SMALL_MODEL_BYTES else len(os.sched_getaffinity(0))
 
 
 def describe_model(model_dir: Path) -> DecoderDescription:
