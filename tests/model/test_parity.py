@@ -185,13 +185,19 @@ def test_preemption_gives_the_same_tokens(
     assert len(joined) > len(prompts), "nothing was preempted"
 
 
+@pytest.mark.parametrize("variant", FAMILY_VARIANTS)
 def test_thirty_two_sequences_at_once_give_the_same_tokens(
-    models: Models, reference: Callable[[str, list[int]], list[int]]
+    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
 ) -> None:
-    prompts = [make_prompt(1 + 7 * i % 60, seed=i) for i in range(32)]
-    engine = Engine(models("qwen2"), CoreLimits(32, 128, enable_prefix_caching=False))
-    assert engine.generate(prompts) == [reference("qwen2", prompt) for prompt in prompts]
-    assert max(len(plan.scheduled) for plan in engine.plans) == 32
+    """Plain first; then everything at once: chunks, prefix hits and a pool so small that sequences are preempted."""
+    prompts = [make_prompt(1 + 7 * i % 60, seed=i) for i in range(16)] * 2
+    expected = [reference(variant, prompt) for prompt in prompts]
+    plain = Engine(models(variant), CoreLimits(32, 128, enable_prefix_caching=False))
+    assert plain.generate(prompts) == expected
+    assert max(len(plan.scheduled) for plan in plain.plans) == 32
+    crowded = Engine(models(variant), CoreLimits(32, 48), num_gpu_blocks_override=60)
+    assert crowded.generate(prompts) == expected
+    assert crowded.core.counters().preemptions > 0
 
 
 def test_seeded_sequences_give_the_same_tokens_alone_in_a_batch_and_under_preemption(models: Models) -> None:

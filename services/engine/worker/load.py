@@ -1,6 +1,4 @@
-"""Chooses the model directory, the device and the backend for an engine's settings. Called by the engine's shells."""
-
-from pathlib import Path
+"""Chooses the device and the backend for an engine's settings. Called by the engine's shells."""
 
 import torch
 
@@ -8,22 +6,12 @@ from services.engine.worker.seam import ModelWorker
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings
 from shared.errors import ServiceError
-
-_DEMO_MODEL = Path(__file__).resolve().parents[3] / "antiphon" / "demo"
-"""Beside the services both in a checkout and in an installed package."""
+from shared.model_files import model_directory
 
 
 def load_worker(settings: EngineSettings) -> ModelWorker:
-    """A loaded worker. Raises `ServiceError` for settings or a model that cannot work."""
+    """A loaded worker. Raises `SettingsError` or `ServiceError` for settings or a model that cannot work."""
     return TorchWorker(settings, model_directory(settings), choose_device(settings.device))
-
-
-def model_directory(settings: EngineSettings) -> Path:
-    """The directory that the settings name, or the demo model's."""
-    directory = Path(settings.model) if settings.model else _DEMO_MODEL
-    if not directory.is_dir():
-        raise ServiceError("invalid_value", f"--model: {directory} is not a directory.", param="model")
-    return directory
 
 
 def choose_device(asked: str) -> torch.device:

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from services.engine.core.plan import NewSequence, ScheduledSequence, StepPlan
-from services.engine.worker import load
-from services.engine.worker.load import choose_device, load_worker, model_directory
+from services.engine.worker.load import choose_device, load_worker
 from services.engine.worker.model_files import eos_token_ids, read_config
 from services.engine.worker.torch_worker import TorchWorker, choose_dtype, describe_model
-from shared.config import EngineSettings
+from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
 from shared.sampling import SamplingParams
 
@@ -72,13 +71,8 @@ def test_a_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ServiceError, match=r"config\.json"):
             read_config(tmp_path)
-    with pytest.raises(ServiceError, match="is not a directory"):
-        model_directory(settings(tmp_path / "nowhere"))
-
-
-def test_without_a_model_the_demo_model_is_taken() -> None:
-    assert load._DEMO_MODEL.parts[-2:] == ("antiphon", "demo")
-    assert load._DEMO_MODEL.parents[1] == Path(load.__file__).parents[3]
+    with pytest.raises(SettingsError, match="there is no directory"):
+        load_worker(settings(tmp_path / "nowhere"))
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
