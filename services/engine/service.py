@@ -12,7 +12,7 @@ from services.engine.loop import Driver, StepLoop, StepReport, ThreadedLoop
 from services.engine.worker.seam import ModelWorker
 from shared import limits
 from shared.actors.host import Host
-from shared.config import EngineSettings
+from shared.config import EngineSettings, SettingsError
 from shared.messages import EngineStatus, ServiceName
 from shared.model_files import DEMO_NAME, model_name
 
@@ -145,11 +145,17 @@ class EngineService:
 
 
 def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
-    """The scheduler's bounds, with defaults filled in."""
+    """The scheduler's bounds, with defaults filled in. Raises SettingsError for bounds that contradict each other."""
     chunked = settings.enable_chunked_prefill
+    least = max(settings.max_num_seqs, 1 if chunked else facts.max_model_len)
     budget = settings.max_num_batched_tokens
     if budget is None:
-        budget = DEFAULT_BATCHED_TOKENS if chunked else max(DEFAULT_BATCHED_TOKENS, facts.max_model_len)
+        budget = max(DEFAULT_BATCHED_TOKENS, least)
+    if budget < least:
+        raise SettingsError(
+            f"--max-num-batched-tokens: {budget} is less than --max-num-seqs ({settings.max_num_seqs}) or, with "
+            f"--enable-chunked-prefill=false, less than the context ({facts.max_model_len} tokens)"
+        )
     return CoreLimits(settings.max_num_seqs, budget, settings.enable_prefix_caching, chunked)
 
 
