@@ -72,7 +72,7 @@ async def _events(reader: asyncio.StreamReader, result: Result, started: float) 
         previous = now
         if b'"usage":{' in line:
             usage = json.loads(line[6:])["usage"]
-        elif b'"error"' in line:
+        elif line.startswith(b'data: {"error"'):
             result.errors.append(line.decode())
     if usage is None:
         result.errors.append("a stream ended without usage")
