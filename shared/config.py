@@ -82,7 +82,9 @@ class EngineSettings(ModelSettings):
         None, "longest context, prompt and output (default: the model's)", env="MAX_MODEL_LEN", group="engine"
     )
     max_num_seqs: int = flag(256, "most sequences running at once", group="engine")
-    max_num_batched_tokens: int | None = flag(None, "most tokens computed in one step (default: 2048)", group="engine")
+    max_num_batched_tokens: int | None = flag(
+        None, "most tokens computed in one step (default: 2048, or a prompt in one piece needs more)", group="engine"
+    )
     block_size: int = flag(16, "tokens in one KV block, a power of two", group="engine")
     num_gpu_blocks_override: int | None = flag(
         None, "number of KV blocks instead of deriving it from memory", group="engine"
@@ -94,7 +96,9 @@ class EngineSettings(ModelSettings):
         1.0, "memory for the KV cache on a CPU, GiB (at most what is free)", group="engine"
     )
     enable_prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes", group="engine")
-    enable_chunked_prefill: bool = flag(True, "split long prompts over steps", group="engine")
+    enable_chunked_prefill: bool = flag(
+        True, "split long prompts over steps (off: each prompt in one step)", group="engine"
+    )
     seed: int = flag(0, "seed of the engine's own draws (dummy weights)", env="SEED", group="engine")
     device: str = flag("auto", "where the model runs", choices=("auto", "cpu", "cuda"), group="engine")
     threads: int = flag(0, "threads that compute on a CPU (0: one for each core)", group="engine")

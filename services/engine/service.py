@@ -13,6 +13,7 @@ from services.engine.worker.seam import ModelWorker
 from shared import limits
 from shared.actors.host import Host
 from shared.config import EngineSettings
+from shared.engine_rules import check_engine, check_token_budget
 from shared.messages import EngineStatus, ServiceName
 from shared.model_files import DEMO_NAME, model_name
 
@@ -21,13 +22,17 @@ JOIN_S = 5.0
 
 
 class EngineService:
-    """One engine. `make_worker` loads the model; it runs on a thread, so the bus is reached meanwhile."""
+    """One engine. `make_worker` loads the model; it runs on a thread, so the bus is reached meanwhile.
+
+    Raises SettingsError for settings that cannot be.
+    """
 
     name: ServiceName = "engine"
 
     def __init__(
         self, settings: EngineSettings, make_worker: Callable[[EngineSettings], ModelWorker] | None = None
     ) -> None:
+        check_engine(settings)
         self._settings = settings
         self._make_worker = make_worker or _load_worker
         self._status: EngineStatus | None = None
@@ -145,11 +150,12 @@ class EngineService:
 
 
 def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
-    """The scheduler's bounds, with defaults filled in."""
+    """The scheduler's bounds, with defaults filled in. Raises SettingsError where they do not fit the model."""
     chunked = settings.enable_chunked_prefill
     budget = settings.max_num_batched_tokens
     if budget is None:
-        budget = DEFAULT_BATCHED_TOKENS if chunked else max(DEFAULT_BATCHED_TOKENS, facts.max_model_len)
+        budget = max(DEFAULT_BATCHED_TOKENS, settings.max_num_seqs, 0 if chunked else facts.max_model_len)
+    check_token_budget(budget, facts.max_model_len, chunked=chunked)
     return CoreLimits(settings.max_num_seqs, budget, settings.enable_prefix_caching, chunked)
 
 
