@@ -95,6 +95,21 @@ class EngineSettings(ModelSettings):
     kv_cache_memory_gb: float = flag(
         1.0, "memory for the KV cache on a CPU, GiB (at most what is free)", group="engine"
     )
+    kv_cache_ratio: float | None = flag(
+        None,
+        "share of the KV blocks up to which new requests are let in beside running ones, 0 to 1 (default: 1)",
+        group="engine",
+    )
+    swap_space: float | None = flag(
+        None,
+        "host memory for preempted requests, GiB (default: 4, or half of what is free; 0: they are computed again)",
+        group="engine",
+    )
+    scheduler_delay_factor: float = flag(
+        0.0,
+        "hold new requests back beside running ones for this many times the last step that let some in",
+        group="engine",
+    )
     enable_prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes", group="engine")
     enable_chunked_prefill: bool = flag(
         True, "split long prompts over steps (off: each prompt in one step)", group="engine"

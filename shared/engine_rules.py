@@ -27,6 +27,9 @@ def _check_bounds(settings: EngineSettings) -> None:
     _at_least(1, "max-num-batched-tokens", settings.max_num_batched_tokens)
     _at_least(1, "max-model-len", settings.max_model_len)
     _at_least(0, "threads", settings.threads)
+    delay = settings.scheduler_delay_factor
+    if not 0.0 <= delay < float("inf"):
+        raise SettingsError(f"--scheduler-delay-factor: {delay:g} is not 0 or more")
     budget = settings.max_num_batched_tokens
     if budget is not None and budget < settings.max_num_seqs:
         raise SettingsError(
@@ -43,6 +46,11 @@ def _check_memory(settings: EngineSettings) -> None:
     if size < 1 or size & (size - 1):
         raise SettingsError(f"--block-size: {size} is not a power of two, such as 16")
     _at_least(1, "num-gpu-blocks-override", settings.num_gpu_blocks_override)
+    ratio = settings.kv_cache_ratio
+    if ratio is not None and not 0.0 <= ratio <= 1.0:
+        raise SettingsError(f"--kv-cache-ratio: {ratio:g} is not a share between 0 and 1, such as 0.75")
+    if settings.swap_space is not None and not 0.0 <= settings.swap_space < float("inf"):
+        raise SettingsError(f"--swap-space: {settings.swap_space:g} is not 0 GiB or more")
     if not settings.kv_cache_memory_gb > 0.0:
         raise SettingsError(f"--kv-cache-memory-gb: {settings.kv_cache_memory_gb:g} is not above 0 GiB")
 

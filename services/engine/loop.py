@@ -65,7 +65,7 @@ class StepLoop:
         """One pass. False when there was nothing to compute."""
         self._work.clear()
         refused = self._receive()
-        plan = self.core.schedule()
+        plan = self.core.schedule(self._clock.monotonic())
         if plan.empty:
             if refused:
                 self._report(self._summary(plan, [], refused, self._clock.time_ns()))
@@ -74,7 +74,7 @@ class StepLoop:
         result = self.worker.run(plan)
         # Aborts that came while the step ran take effect before its tokens are given out.
         refused += self._receive()
-        outcomes = self.core.apply(plan, result)
+        outcomes = self.core.apply(plan, result, self._clock.monotonic())
         self._report(self._summary(plan, outcomes, refused, started_ns))
         return True
 

@@ -156,7 +156,14 @@ def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
     if budget is None:
         budget = max(DEFAULT_BATCHED_TOKENS, settings.max_num_seqs, 0 if chunked else facts.max_model_len)
     check_token_budget(budget, facts.max_model_len, chunked=chunked)
-    return CoreLimits(settings.max_num_seqs, budget, settings.enable_prefix_caching, chunked)
+    return CoreLimits(
+        settings.max_num_seqs,
+        budget,
+        settings.enable_prefix_caching,
+        chunked,
+        settings.kv_cache_ratio,
+        settings.scheduler_delay_factor,
+    )
 
 
 def _load_worker(settings: EngineSettings) -> ModelWorker:

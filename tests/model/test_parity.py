@@ -179,10 +179,46 @@ def test_preemption_gives_the_same_tokens(
     variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
 ) -> None:
     prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
-    engine = Engine(models(variant), CoreLimits(4, 64, enable_prefix_caching=False), num_gpu_blocks_override=11)
+    limits = CoreLimits(4, 64, enable_prefix_caching=False)
+    engine = Engine(models(variant), limits, num_gpu_blocks_override=11, swap_space=0.0)
     assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
     joined = [sequence.request_id for plan in engine.plans for sequence in plan.new]
     assert len(joined) > len(prompts), "nothing was preempted"
+
+
+@pytest.mark.spec("S-SRV-044")
+@pytest.mark.parametrize("variant", FAMILY_VARIANTS)
+def test_swapping_to_the_host_gives_the_same_tokens_and_computes_none_twice(
+    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
+) -> None:
+    prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
+    engine = Engine(models(variant), CoreLimits(4, 64, enable_prefix_caching=False), num_gpu_blocks_override=11)
+    assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
+    assert sum(len(plan.swap_in) for plan in engine.plans) > 0
+    assert engine.core.counters().preemptions > 0
+    computed = sum(plan.num_tokens for plan in engine.plans)
+    assert computed == sum(len(prompt) + NUM_TOKENS - 1 for prompt in prompts)
+
+
+def test_forks_of_a_running_sequence_give_what_they_give_alone(models: Models) -> None:
+    prompt = make_prompt(37)
+    params = [SamplingParams(max_tokens=NUM_TOKENS, seed=seed, ignore_eos=True) for seed in range(4)]
+    limits = CoreLimits(4, 64, enable_prefix_caching=False)
+    alone = [Engine(models("qwen3"), limits).generate([prompt], each)[0] for each in params]
+    engine = Engine(models("qwen3"), limits)
+    output: dict[str, list[int]] = {str(number): [] for number in range(4)}
+    engine.core.add(SequenceSpec("0", tuple(prompt), params[0]))
+    while engine.core.sequences or not output["3"]:
+        plan = engine.core.schedule()
+        engine.plans.append(plan)
+        for outcome in engine.core.apply(plan, engine.worker.run(plan)):
+            output[outcome.request_id] += outcome.token_ids
+        if len(engine.plans) == 2:
+            for number in (1, 2, 3):
+                engine.core.fork("0", SequenceSpec(str(number), tuple(prompt), params[number]))
+    assert list(output.values()) == alone
+    assert sum(plan.num_tokens for plan in engine.plans) == len(prompt) + 4 * NUM_TOKENS - 1
+    assert len(engine.plans[2].copies) == 3
 
 
 @pytest.mark.parametrize("variant", FAMILY_VARIANTS)

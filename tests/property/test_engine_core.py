@@ -60,10 +60,13 @@ class ModelWorker:
         self.rows: dict[int, Row] = {}
         self.kv: dict[tuple[int, int], int] = {}
         """Block and offset to the prefix whose last token's KV is there."""
+        self.host: dict[int, dict[int, int]] = {}
+        """Host block to offset to prefix."""
 
     def run(self, plan: StepPlan, salts: dict[str, bytes], draw: random.Random, most_tokens: int) -> StepResult:
         for row in plan.freed_rows:
             del self.rows[row]
+        self.copy(plan)
         for new in plan.new:
             self.fill(new, salts[new.request_id])
         assert len({share.row for share in plan.scheduled}) == len(plan.scheduled), "a row twice in one plan"
@@ -78,6 +81,29 @@ class ModelWorker:
                 self.rows[share.row].append(sampled[-1])
         logprobs = tuple(tuple(SampledLogprobs(-1.0) for _ in tokens) for tokens in sampled)
         return StepResult(plan.step, tuple(sampled), logprobs)
+
+    def copy(self, plan: StepPlan) -> None:
+        for pairs in (plan.swap_out, plan.swap_in, plan.copies):
+            assert len({target for _, target in pairs}) == len(pairs), "two copies to one block"
+        for block, host_block in plan.swap_out:
+            assert 0 <= host_block < self.facts.num_host_blocks
+            self.host[host_block] = self.content(block)
+        held = {block for row in self.rows.values() for block in row.blocks}
+        for host_block, block in plan.swap_in:
+            assert block not in held, "copied into a block that is held"
+            self.put(block, self.host[host_block])
+        for source, block in plan.copies:
+            assert block not in held, "copied into a block that is held"
+            self.put(block, self.content(source))
+
+    def content(self, block: int) -> dict[int, int]:
+        places = ((offset, self.kv.get((block, offset))) for offset in range(self.facts.block_size))
+        return {offset: prefix for offset, prefix in places if prefix is not None}
+
+    def put(self, block: int, content: dict[int, int]) -> None:
+        for offset in range(self.facts.block_size):
+            self.kv.pop((block, offset), None)
+        self.kv.update({(block, offset): prefix for offset, prefix in content.items()})
 
     def fill(self, new: NewSequence, salt: bytes) -> None:
         assert 0 <= new.row < self.max_num_seqs
@@ -123,6 +149,9 @@ class EngineCoreMachine(RuleBasedStateMachine):
         chunked=st.booleans(),
         depth=st.integers(1, 3),
         speculates=st.booleans(),
+        num_host_blocks=st.sampled_from([0, 1, 3, 20]),
+        ratio=st.sampled_from([None, None, 0.0, 0.5, 1.0]),
+        delay=st.sampled_from([0.0, 0.0, 2.0]),
     )
     def start(
         self,
@@ -134,9 +163,13 @@ class EngineCoreMachine(RuleBasedStateMachine):
         chunked: bool,
         depth: int,
         speculates: bool,
+        num_host_blocks: int,
+        ratio: float | None,
+        delay: float,
     ) -> None:
-        self.limits = CoreLimits(max_num_seqs, max(budget, max_num_seqs), caching, chunked)
-        self.facts = EngineFacts(num_blocks, block_size, 40, 1000, frozenset({EOS}))
+        self.limits = CoreLimits(max_num_seqs, max(budget, max_num_seqs), caching, chunked, ratio, delay)
+        self.facts = EngineFacts(num_blocks, block_size, 40, 1000, frozenset({EOS}), num_host_blocks)
+        self.now_s = 0.0
         self.depth = 1 if speculates else depth
         self.most_tokens = 3 if speculates else 1
         self.core = Core(self.limits, self.facts)
@@ -161,6 +194,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         arrival=st.integers(0, 3),
         num_hashes=st.sampled_from([0, 1, 99]),
+        source=st.none() | st.integers(0, 1000),
     )
     def submit(
         self,
@@ -175,8 +209,14 @@ class EngineCoreMachine(RuleBasedStateMachine):
         priority: int,
         arrival: int,
         num_hashes: int,
+        source: int | None,
     ) -> None:
         prompt = (*range(100 * (family + 1), 100 * (family + 1) + shared), *tail)
+        forked = sorted(self.live)[source % len(self.live)] if self.live and source is not None else None
+        if forked is not None:
+            known = self.live[forked]
+            prompt, salt = known.spec.prompt_token_ids, known.spec.cache_salt
+            output = known.output[: len(known.output) - len(output)]
         params = SamplingParams(
             max_tokens=max_tokens,
             min_tokens=min(min_tokens, max_tokens),
@@ -191,7 +231,10 @@ class EngineCoreMachine(RuleBasedStateMachine):
             request_id, prompt, params, tuple(output), tuple(hashes[:num_hashes]), salt, priority, arrival
         )
         try:
-            self.core.add(spec)
+            if forked is None:
+                self.core.add(spec)
+            else:
+                self.core.fork(forked, spec)
         except ServiceError:
             room = min(self.facts.max_model_len, self.facts.num_blocks * self.facts.block_size + 1)
             assert not prompt or len(prompt) + len(output) >= room or len(output) >= max_tokens
@@ -211,7 +254,8 @@ class EngineCoreMachine(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 2**16))
     def plan(self, seed: int) -> None:
         oldest = self.core.scheduler.running[0] if self.core.scheduler.running else None
-        plan = self.core.schedule()
+        self.now_s += seed % 3
+        plan = self.core.schedule(self.now_s)
         self.check_plan(plan)
         if plan.empty:
             assert plan == StepPlan(plan.step)
@@ -226,7 +270,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
     @rule()
     def apply(self) -> None:
         plan, result = self.in_flight.popleft()
-        outcomes = self.core.apply(plan, result)
+        outcomes = self.core.apply(plan, result, self.now_s)
         assert len({each.request_id for each in outcomes}) == len(outcomes)
         for outcome in outcomes:
             self.check_outcome(outcome)
@@ -304,6 +348,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
             self.holds_together()
         assert not self.live, f"{len(self.live)} sequences have not ended"
         assert self.core.pool.num_free == self.facts.num_blocks
+        assert self.core.swap.pool.num_free == self.facts.num_host_blocks
         assert self.core.scheduler.rows.num_free == self.limits.max_num_seqs
 
 

@@ -19,6 +19,8 @@ class Tally:
     prefix_cache_hits: int = 0
     """Those of them found in the cache."""
     preemptions: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
     finished: dict[FinishReason, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
 
 
@@ -36,4 +38,6 @@ class Counters:
     prefix_cache_queries: int
     prefix_cache_hits: int
     preemptions: int
+    swapped_out_blocks: int
+    swapped_in_blocks: int
     finished: tuple[tuple[FinishReason, int], ...]

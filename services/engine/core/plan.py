@@ -47,12 +47,22 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Order of effects: rows freed, rows filled, blocks added, sequences computed, tokens sampled."""
+    """One step. Order of effects: rows freed, blocks copied, rows filled, blocks added, computed, tokens sampled.
+
+    All copies out to the host come first, then those in from the host, then those from block to block. No block is the
+    target of two copies of a plan, so that each of the three groups may be one operation.
+    """
 
     step: int
     freed_rows: tuple[int, ...] = ()
     new: tuple[NewSequence, ...] = ()
     scheduled: tuple[ScheduledSequence, ...] = ()
+    swap_out: tuple[tuple[int, int], ...] = ()
+    """(block, host block)"""
+    swap_in: tuple[tuple[int, int], ...] = ()
+    """(host block, block)"""
+    copies: tuple[tuple[int, int], ...] = ()
+    """(block, block): for a sequence that goes on where another has filled a block only in part."""
     num_tokens: int = 0
     """Sum of the scheduled tokens: at most the token budget, but for one long prompt alone without chunked prefill."""
 
@@ -92,6 +102,8 @@ class EngineFacts:
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int] = field(default_factory=frozenset[int])
+    num_host_blocks: int = 0
+    """Blocks in the host's memory for preempted sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +114,7 @@ class CoreLimits:
     max_num_batched_tokens: int = 2048
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
+    kv_cache_ratio: float | None = None
+    """Share of the blocks up to which sequences are let in beside running ones; None: all of them."""
+    scheduler_delay_factor: float = 0.0
+    """See `delay`."""

@@ -37,6 +37,11 @@ class PrefixCache:
         """The hash whose publication would lengthen a lookup that gave `num_hits` blocks; None: no hash would."""
         return self._hash(sequence, num_hits) if num_hits < self._cacheable_blocks(sequence) else None
 
+    def know(self, sequence: Sequence, num_blocks: int) -> None:
+        """Has the hashes of the leading blocks worked out, for blocks that were not found by them."""
+        if self._enabled and num_blocks:
+            self._hash(sequence, num_blocks - 1)
+
     def publish(self, sequence: Sequence) -> None:
         """Names the blocks that have been filled and computed since the last call."""
         num_full = sequence.num_computed_tokens // self._block_size

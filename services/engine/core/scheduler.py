@@ -4,14 +4,16 @@ There is no prefill phase and no decode phase. Of every sequence some tokens are
 step lets the second number catch up with the first under one token budget; chunked prefill, prefix hits, preemption and
 resumption are all the same case. Running sequences come first, oldest first, then waiting ones in queue order while
 rows, blocks and budget last; none overtakes the head of the queue. A running sequence that finds no block takes those
-of the youngest one, which waits again and recomputes (preemption), so the oldest always gets on.
+of the youngest one, which waits again and comes back from the host's memory or recomputes (preemption, `swap`), so the
+oldest always gets on.
 
 Plans may be made ahead: `schedule` counts what is in flight as if it had come true, and the worker's own row supplies
 the tokens that are not known here yet. Rows and blocks of a sequence are given back only when no plan in flight names
 it, and a sequence in flight is not preempted: planning pauses for it instead. What a plan did to a sequence is read
 from the plan when it lands, so there is no record of a "last plan".
 
-Not here: stop conditions and results (`core`), block contents (`prefix_cache`). Called by `core`.
+Not here: stop conditions and results (`core`), block contents (`prefix_cache`), what a joining sequence need not
+compute (`reuse`). Called by `core`.
 """
 
 from bisect import bisect_left, insort
@@ -21,10 +23,13 @@ from operator import attrgetter
 
 from services.engine.core.block_pool import BlockPool
 from services.engine.core.counters import Tally
+from services.engine.core.delay import AdmissionDelay
 from services.engine.core.plan import CoreLimits, NewSequence, ScheduledSequence, StepPlan
 from services.engine.core.prefix_cache import PrefixCache
+from services.engine.core.reuse import Reusable, find_reusable
 from services.engine.core.rows import RowTable
 from services.engine.core.sequence import Sequence, Status
+from services.engine.core.swap import SwapSpace
 from services.engine.core.waiting import WaitingQueue
 
 _AGE = attrgetter("age")
@@ -36,8 +41,10 @@ class _Draft:
 
     step: int
     budget: int
+    now_s: float
     scheduled: list[ScheduledSequence] = field(default_factory=list[ScheduledSequence])
     joined: list[Sequence] = field(default_factory=list[Sequence])
+    copies: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     num_tokens: int = 0
 
     def add(self, sequence: Sequence, num_tokens: int, new_blocks: Iterable[int] = ()) -> None:
@@ -67,7 +74,13 @@ class Scheduler:
     """Owns the queue, the running sequences and the rows; shares the block pool and the prefix cache with `core`."""
 
     def __init__(
-        self, limits: CoreLimits, block_size: int, pool: BlockPool, prefix_cache: PrefixCache, tally: Tally
+        self,
+        limits: CoreLimits,
+        block_size: int,
+        pool: BlockPool,
+        prefix_cache: PrefixCache,
+        swap: SwapSpace,
+        tally: Tally,
     ) -> None:
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
@@ -77,6 +90,10 @@ class Scheduler:
         self._block_size = block_size
         self._pool = pool
         self._prefix_cache = prefix_cache
+        self._swap = swap
+        ratio = limits.kv_cache_ratio
+        self._reserve = 0 if ratio is None else pool.num_blocks - int(ratio * pool.num_blocks)
+        self._delay = AdmissionDelay(limits.scheduler_delay_factor)
         self._tally = tally
         self._shortage: _Shortage | None = None
         self._head_went_first = False
@@ -85,13 +102,19 @@ class Scheduler:
         """Queues a new sequence."""
         self.waiting.push(sequence)
 
-    def schedule(self) -> StepPlan:
-        """Plans a step. An empty plan takes no step number, and the rows freed stay for the next one."""
-        draft = _Draft(self._tally.step + 1, self._limits.max_num_batched_tokens)
-        self._schedule_large_head(draft)
-        if self._schedule_running(draft):
+    def schedule(self, now_s: float) -> StepPlan:
+        """Plans a step. An empty plan takes no step number; rows freed and copies out stay for the next one."""
+        draft = _Draft(self._tally.step + 1, self._limits.max_num_batched_tokens, now_s)
+        may_join = self._may_join(now_s)
+        if may_join:
+            self._schedule_large_head(draft)
+        if self._schedule_running(draft) and may_join:
             self._schedule_waiting(draft)
         return self._close(draft)
+
+    def landed(self, step: int, now_s: float) -> None:
+        """A step's result is in; its shares land one by one."""
+        self._delay.landed(step, now_s)
 
     def land(self, share: ScheduledSequence) -> Sequence:
         """Takes in that a share of the oldest plan in flight was computed. Returns its sequence, which may be finished.
@@ -116,6 +139,7 @@ class Scheduler:
             self._release_unless_in_flight(sequence)
         else:
             self.waiting.forget(sequence)
+            self._swap.drop(sequence)
 
     # --- running sequences --------------------------------------------------------------------------------------------
 
@@ -157,6 +181,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         sequence.move_to(Status.PREEMPTED)
         self._leave_running(sequence)
+        self._swap.store(sequence)
         self._release_unless_in_flight(sequence)
         sequence.start_at(0)
         self.waiting.push(sequence)
@@ -164,12 +189,16 @@ class Scheduler:
 
     # --- waiting sequences --------------------------------------------------------------------------------------------
 
+    def _may_join(self, now_s: float) -> bool:
+        return self.waiting.head() is not None and (self._delay.passed(now_s) or not self.running)
+
     def _schedule_waiting(self, draft: _Draft) -> None:
         while draft.budget > 0 and self.rows.num_free and (sequence := self.waiting.head()):
-            hits = self._hits_of_fitting(sequence, draft.budget)
-            if hits is None:
+            alone = not self.running and not draft.joined
+            found = self._reusable_of_fitting(sequence, draft.budget, 0 if alone else self._reserve)
+            if found is None:
                 return
-            self._join(sequence, hits, draft)
+            self._join(sequence, found, draft)
 
     def _schedule_large_head(self, draft: _Draft) -> None:
         """Without chunked prefill: lets the head go before the running ones if these would never leave room for it.
@@ -183,10 +212,11 @@ class Scheduler:
         if head is None or not self.rows.num_free or head.num_tokens + len(self.running) <= draft.budget:
             return
         tokens, blocks = self._demand_of_running()
-        hits = self._hits_of_fitting(head, max(draft.budget, head.num_tokens), spare_blocks=blocks)
-        if hits is None or head.num_tokens - len(hits) * self._block_size + tokens <= draft.budget:
+        spare = blocks + (self._reserve if self.running else 0)
+        found = self._reusable_of_fitting(head, max(draft.budget, head.num_tokens), spare)
+        if found is None or head.num_tokens - found.num_tokens + tokens <= draft.budget:
             return
-        self._join(head, hits, draft)
+        self._join(head, found, draft)
         self._head_went_first = True
 
     def _demand_of_running(self) -> tuple[int, int]:
@@ -198,22 +228,23 @@ class Scheduler:
             blocks += self._blocks_for(sequence.num_scheduled_tokens + wanted) - len(sequence.block_table)
         return tokens, blocks
 
-    def _hits_of_fitting(self, sequence: Sequence, budget: int, spare_blocks: int = 0) -> list[int] | None:
-        """The cached blocks of a waiting sequence, or None if it does not fit now.
+    def _reusable_of_fitting(self, sequence: Sequence, budget: int, spare_blocks: int) -> Reusable | None:
+        """What a waiting sequence need not compute, or None if it does not fit now.
 
         It fits if all its known tokens find blocks (even if only a part of them is to be scheduled now: a prefill that
-        is preempted half-way is work lost) and if the budget has room for them, or for any when prefill is chunked.
+        is preempted half-way is work lost), `spare_blocks` left free, and if the budget has room for them, or for any
+        when prefill is chunked.
         """
         num_free = self._pool.num_free - spare_blocks
         if not self._worth_a_lookup(sequence, budget, num_free):
             return None
-        hits = self._prefix_cache.lookup(sequence)
-        num_free_hits = sum(map(self._pool.is_free, hits))
-        num_blocks = self._blocks_for(sequence.num_tokens) - len(hits) + num_free_hits
-        num_tokens = 1 if self._limits.enable_chunked_prefill else sequence.num_tokens - len(hits) * self._block_size
+        found = find_reusable(sequence, self._prefix_cache, self._block_size)
+        num_free_hits = sum(map(self._pool.is_free, found.shared))
+        num_blocks = self._blocks_for(sequence.num_tokens) - len(found.shared) + num_free_hits
+        num_tokens = 1 if self._limits.enable_chunked_prefill else sequence.num_tokens - found.num_tokens
         if num_blocks <= num_free and num_tokens <= budget:
-            return hits
-        first_miss = self._prefix_cache.first_miss(sequence, len(hits))
+            return found
+        first_miss = self._prefix_cache.first_miss(sequence, len(found.shared))
         self._shortage = _Shortage(sequence, num_blocks, num_tokens, first_miss)
         return None
 
@@ -226,20 +257,24 @@ class Scheduler:
             return True
         return shortage.first_miss is not None and self._pool.find(shortage.first_miss) is not None
 
-    def _join(self, head: Sequence, hits: list[int], draft: _Draft) -> None:
+    def _join(self, head: Sequence, found: Reusable, draft: _Draft) -> None:
         """Gives the head of the queue a row and blocks and schedules as much of it as the budget or the mode allows."""
         self._shortage = None
         self.waiting.pop()
-        start = len(hits) * self._block_size
+        start, num_shared = found.num_tokens, len(found.shared)
         num_tokens = head.num_tokens - start
         if self._limits.enable_chunked_prefill:
             num_tokens = min(num_tokens, draft.budget)
-        self._pool.share(hits)
-        new_blocks = self._pool.allocate(self._blocks_for(start + num_tokens) - len(hits))
+        self._pool.share(found.shared)
+        new_blocks = self._pool.allocate(self._blocks_for(start + num_tokens) - num_shared)
         assert new_blocks is not None, "a sequence that fits found no blocks"
         self.rows.take(head)
-        head.block_table = hits + new_blocks
-        head.num_published_blocks = len(hits)
+        head.block_table = found.shared + new_blocks
+        head.num_published_blocks = num_shared
+        if found.copied is not None:
+            draft.copies.append((found.copied, new_blocks[0]))
+        self._swap.bring_back(head, first=num_shared)
+        head.fork_source = None
         head.start_at(start)
         self._note_first_run(head, draft.step)
         head.move_to(Status.RUNNING)
@@ -263,11 +298,17 @@ class Scheduler:
         for sequence in draft.joined:
             insort(self.running, sequence, key=_AGE)
         self._tally.step = draft.step
+        if draft.joined:
+            self._delay.joined(draft.step, draft.now_s)
+        swap_out, swap_in = self._swap.announce()
         return StepPlan(
             step=draft.step,
             freed_rows=self.rows.announce(),
             new=tuple(map(_joining, draft.joined)),
             scheduled=tuple(draft.scheduled),
+            swap_out=swap_out,
+            swap_in=swap_in,
+            copies=tuple(draft.copies),
             num_tokens=draft.num_tokens,
         )
 

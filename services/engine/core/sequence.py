@@ -23,7 +23,7 @@ class Status(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
-    """Waiting again, without row and blocks."""
+    """Waiting again, without row and blocks, or with blocks of the host."""
     FINISHED = "finished"
 
 
@@ -56,6 +56,12 @@ class Sequence:
     status: Status = Status.WAITING
     row: int = -1
     block_table: list[int] = field(default_factory=list[int])
+    host_blocks: list[int] = field(default_factory=list[int])
+    """While preempted and swapped out: copies of the blocks of the first `num_host_tokens`."""
+    num_host_tokens: int = 0
+    fork_source: "Sequence | None" = None
+    """While waiting: the sequence whose KV it may share, of their first `num_forked_tokens`."""
+    num_forked_tokens: int = 0
     num_published_blocks: int = 0
     """Leading blocks that the prefix cache has been told of."""
     num_computed_tokens: int = 0

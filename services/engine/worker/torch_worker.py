@@ -17,6 +17,7 @@ from services.engine.kernels.paged_attention import AttentionShape, plan_attenti
 from services.engine.models.decoder import Decoder, StepInputs
 from services.engine.models.description import DecoderDescription, DtypeName
 from services.engine.models.registry import find_family
+from services.engine.worker.host_cache import copy_blocks, plan_host_blocks
 from services.engine.worker.inputs import FlatStep, flatten
 from services.engine.worker.kv_cache import allocate_kv_cache, cpu_budget, cuda_budget, plan_kv_cache
 from services.engine.worker.model_files import eos_token_ids, read_config
@@ -61,6 +62,7 @@ class TorchWorker:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """See `ModelWorker`."""
+        copy_blocks(plan, self._cache, self._host_cache)
         self._table.apply(plan)
         if plan.empty:
             return StepResult(plan.step)
@@ -77,7 +79,7 @@ class TorchWorker:
 
     def close(self) -> None:
         """See `ModelWorker`."""
-        del self._decoder, self._cache, self._table
+        del self._decoder, self._cache, self._host_cache, self._table
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -88,8 +90,14 @@ class TorchWorker:
         budget = cpu_budget(settings) if on_cpu else cuda_budget(settings, description, self._device)
         kv = plan_kv_cache(settings, description, dtype, budget)
         self._cache = allocate_kv_cache(description, kv.num_blocks, settings.block_size, dtype, self._device)
+        num_host_blocks = plan_host_blocks(settings, description, kv, dtype)
+        self._host_cache = allocate_kv_cache(
+            description, num_host_blocks, settings.block_size, dtype, torch.device("cpu")
+        )
         vocab_size = description.vocab_size
-        self._facts = EngineFacts(kv.num_blocks, settings.block_size, kv.max_model_len, vocab_size, eos)
+        self._facts = EngineFacts(
+            kv.num_blocks, settings.block_size, kv.max_model_len, vocab_size, eos, num_host_blocks
+        )
         self._table = StateTable(settings.max_num_seqs, kv.max_model_len, settings.block_size, vocab_size, eos)
         bytes_per_slot = description.kv_size * dtype.itemsize
         self._shape = AttentionShape(settings.block_size, bytes_per_slot, dtype, self._device)

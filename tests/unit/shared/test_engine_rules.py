@@ -25,6 +25,10 @@ from shared.engine_rules import check_engine, check_token_budget
         ({"block_size": 0}, "--block-size: 0 is not a power of two"),
         ({"num_gpu_blocks_override": 0}, "--num-gpu-blocks-override: 0 is less than 1"),
         ({"kv_cache_memory_gb": 0.0}, "--kv-cache-memory-gb: 0 is not above 0"),
+        ({"kv_cache_ratio": 1.5}, "--kv-cache-ratio: 1.5 is not a share between 0 and 1"),
+        ({"kv_cache_ratio": -0.1}, "--kv-cache-ratio"),
+        ({"swap_space": -1.0}, "--swap-space: -1 is not 0 GiB or more"),
+        ({"scheduler_delay_factor": -1.0}, "--scheduler-delay-factor: -1 is not 0 or more"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named_with_its_value_and_what_is_allowed(changes, said):
