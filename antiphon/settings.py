@@ -17,7 +17,6 @@ from shared.config import (
     TokenizerSettings,
     flag,
 )
-from shared.engine_rules import check_engine
 
 T = TypeVar("T", bound=BusSettings)
 REPLICAS_MAX = 64
@@ -57,7 +56,6 @@ def check(serve: ServeSettings) -> None:
         raise SettingsError(f"--port: {serve.port} is not between 0 (any free port) and 65535")
     if serve.nats_credentials and not serve.nats:
         raise SettingsError("--nats-credentials needs --nats: the server that is started here has its own")
-    check_engine(serve)
 
 
 def child_environment(environ: Mapping[str, str], **extra: str) -> dict[str, str]:

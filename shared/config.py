@@ -10,7 +10,7 @@ import dataclasses
 import os
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, TypeVar
 
@@ -22,12 +22,35 @@ class SettingsError(ValueError):
     """A flag or variable with an impossible value; the message names it and what is allowed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a value must be; `text` goes on after "is not"."""
+
+    text: str
+    holds: Callable[[Any], bool]
+
+
+AT_LEAST_1 = Rule("at least 1", lambda value: value >= 1)
+NOT_NEGATIVE = Rule("at least 0", lambda value: 0 <= value < float("inf"))
+SHARE = Rule("above 0 and at most 1", lambda value: 0 < value <= 1)
+FRACTION = Rule("between 0 and 1", lambda value: 0 <= value <= 1)
+POSITIVE = Rule("above 0", lambda value: value > 0)
+POWER_OF_TWO = Rule("a power of two", lambda value: value >= 1 and value & (value - 1) == 0)
+
+
 def flag(
-    default: Any, help: str, *, env: str = "", choices: Sequence[str] = (), alias: Sequence[str] = (), group: str = ""
+    default: Any,
+    help: str,
+    *,
+    env: str = "",
+    choices: Sequence[str] = (),
+    rule: Rule | None = None,
+    alias: Sequence[str] = (),
+    group: str = "",
 ) -> Any:
-    """A settings field. `group` heads it in `--help`."""
+    """A settings field. `group` heads it in `--help`; `rule` is checked where the value is read."""
     metadata = {"help": help, "env": env, "choices": tuple(choices), "alias": tuple(alias), "group": group}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={**metadata, "rule": rule})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,44 +102,53 @@ class EngineSettings(ModelSettings):
         group="engine",
     )
     max_model_len: int | None = flag(
-        None, "longest context, prompt and output (default: the model's)", env="MAX_MODEL_LEN", group="engine"
+        None,
+        "longest context, prompt and output (default: the model's)",
+        env="MAX_MODEL_LEN",
+        rule=AT_LEAST_1,
+        group="engine",
     )
-    max_num_seqs: int = flag(256, "most sequences running at once", group="engine")
+    max_num_seqs: int = flag(256, "most sequences running at once", rule=AT_LEAST_1, group="engine")
     max_num_batched_tokens: int | None = flag(
-        None, "most tokens computed in one step (default: 2048, or a prompt in one piece needs more)", group="engine"
+        None, "most tokens computed in one step (default: 2048)", rule=AT_LEAST_1, group="engine"
     )
-    block_size: int = flag(16, "tokens in one KV block, a power of two", group="engine")
+    block_size: int = flag(16, "tokens in one KV block, a power of two", rule=POWER_OF_TWO, group="engine")
     num_gpu_blocks_override: int | None = flag(
-        None, "number of KV blocks instead of deriving it from memory", group="engine"
+        None, "number of KV blocks instead of deriving it from memory", rule=AT_LEAST_1, group="engine"
     )
     gpu_memory_utilization: float = flag(
-        0.9, "share of the device's memory to use, above 0 up to 1", env="GPU_MEMORY_UTILIZATION", group="engine"
+        0.9,
+        "share of the device's memory to use, above 0 up to 1",
+        env="GPU_MEMORY_UTILIZATION",
+        rule=SHARE,
+        group="engine",
     )
     kv_cache_memory_gb: float = flag(
-        1.0, "memory for the KV cache on a CPU, GiB (at most what is free)", group="engine"
+        1.0, "memory for the KV cache on a CPU, GiB (at most what is free)", rule=POSITIVE, group="engine"
     )
     kv_cache_ratio: float | None = flag(
         None,
-        "share of the KV blocks up to which new requests are let in beside running ones, 0 to 1 (default: 1)",
+        "share of the KV blocks up to which new requests are let in beside running ones (default: 1)",
+        rule=FRACTION,
         group="engine",
     )
     swap_space: float | None = flag(
         None,
         "host memory for preempted requests, GiB (default: 4, or half of what is free; 0: they are computed again)",
+        rule=NOT_NEGATIVE,
         group="engine",
     )
     scheduler_delay_factor: float = flag(
         0.0,
         "hold new requests back beside running ones for this many times the last step that let some in",
+        rule=NOT_NEGATIVE,
         group="engine",
     )
     enable_prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes", group="engine")
-    enable_chunked_prefill: bool = flag(
-        True, "split long prompts over steps (off: each prompt in one step)", group="engine"
-    )
+    enable_chunked_prefill: bool = flag(True, "split long prompts over steps", group="engine")
     seed: int = flag(0, "seed of the engine's own draws (dummy weights)", env="SEED", group="engine")
     device: str = flag("auto", "where the model runs", choices=("auto", "cpu", "cuda"), group="engine")
-    threads: int = flag(0, "threads that compute on a CPU (0: one for each core)", group="engine")
+    threads: int = flag(0, "threads that compute on a CPU (0: one for each core)", rule=NOT_NEGATIVE, group="engine")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,11 +195,13 @@ def parse(settings: type[T], options: argparse.Namespace, environ: Mapping[str, 
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     for item in fields(settings):
-        given = getattr(options, item.name, None)
+        given, source = getattr(options, item.name, None), _option_names(item)[0]
         name = item.metadata["env"]
         if given is None and name and environ.get(name, "") != "":
-            given = _convert(item, environ[name], f"environment variable {name}")
+            source = f"environment variable {name}"
+            given = _convert(item, environ[name], source)
         if given is not None:
+            _check(item, given, source)
             values[item.name] = given
     return settings(**values)
 
@@ -210,6 +244,12 @@ def _option_arguments(item: "Field[Any]") -> dict[str, Any]:
     if item.metadata["choices"]:
         return {**arguments, "choices": item.metadata["choices"]}
     return {**arguments, "type": kind, "metavar": kind.__name__.upper()}
+
+
+def _check(item: "Field[Any]", value: Any, source: str) -> None:
+    rule: Rule | None = item.metadata["rule"]
+    if rule is not None and not rule.holds(value):
+        raise SettingsError(f"{source}: {value} is not {rule.text}")
 
 
 def _convert(item: "Field[Any]", text: str, source: str) -> Any:

@@ -24,6 +24,9 @@ GATEWAY_REQUESTS_MAX = 1024
 CACHE_SALT_CHARS_MAX = 256
 BODY_READ_S = 60.0
 """Longest time for a request's body to arrive."""
+IDLE_CONNECTION_S = 75.0
+"""How long a connection without a request stays open. Longer than clients keep theirs (5 to 60 s): whoever closes first
+must be the client, or its next request meets a closing connection and is lost."""
 CLIENT_STALL_S = 60.0
 """Longest time for a client to take what was written; the server holds at most 64 KiB for it meanwhile."""
 SLOW_CLIENT_EVENTS_MAX = 65536

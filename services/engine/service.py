@@ -12,8 +12,7 @@ from services.engine.loop import Driver, StepLoop, StepReport, ThreadedLoop
 from services.engine.worker.seam import ModelWorker
 from shared import limits
 from shared.actors.host import Host
-from shared.config import EngineSettings
-from shared.engine_rules import check_engine, check_token_budget
+from shared.config import EngineSettings, SettingsError
 from shared.messages import EngineStatus, ServiceName
 from shared.model_files import DEMO_NAME, model_name
 
@@ -22,17 +21,13 @@ JOIN_S = 5.0
 
 
 class EngineService:
-    """One engine. `make_worker` loads the model; it runs on a thread, so the bus is reached meanwhile.
-
-    Raises SettingsError for settings that cannot be.
-    """
+    """One engine. `make_worker` loads the model; it runs on a thread, so the bus is reached meanwhile."""
 
     name: ServiceName = "engine"
 
     def __init__(
         self, settings: EngineSettings, make_worker: Callable[[EngineSettings], ModelWorker] | None = None
     ) -> None:
-        check_engine(settings)
         self._settings = settings
         self._make_worker = make_worker or _load_worker
         self._status: EngineStatus | None = None
@@ -150,12 +145,17 @@ class EngineService:
 
 
 def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
-    """The scheduler's bounds, with defaults filled in. Raises SettingsError where they do not fit the model."""
+    """The scheduler's bounds, with defaults filled in. Raises SettingsError for bounds that contradict each other."""
     chunked = settings.enable_chunked_prefill
+    least = max(settings.max_num_seqs, 1 if chunked else facts.max_model_len)
     budget = settings.max_num_batched_tokens
     if budget is None:
-        budget = max(DEFAULT_BATCHED_TOKENS, settings.max_num_seqs, 0 if chunked else facts.max_model_len)
-    check_token_budget(budget, facts.max_model_len, chunked=chunked)
+        budget = max(DEFAULT_BATCHED_TOKENS, least)
+    if budget < least:
+        raise SettingsError(
+            f"--max-num-batched-tokens: {budget} is less than --max-num-seqs ({settings.max_num_seqs}) or, with "
+            f"--enable-chunked-prefill=false, less than the context ({facts.max_model_len} tokens)"
+        )
     return CoreLimits(
         settings.max_num_seqs,
         budget,

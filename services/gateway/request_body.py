@@ -26,7 +26,8 @@ async def read(headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> byte
 
 async def _read(announced: int, receive: Receive) -> bytes:
     if announced > limits.BODY_BYTES_MAX:
-        await _discard(0, receive)
+        # More than would be thrown away is refused before it comes: it may never come.
+        await _discard(announced if announced > _DISCARD_BYTES_MAX else 0, receive)
     body, more = bytearray(), True
     while more:
         chunk, more = await _next(receive)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
+from fastapi import FastAPI
 
 from services.gateway.actor import GatewayActor
 from services.gateway.app import create_app
@@ -34,7 +35,8 @@ class GatewayService:
         await self._actor.listen()
         self._actor_task = asyncio.create_task(self._actor.run())
         self._watch_task = asyncio.create_task(self._actor.watch())
-        self._server = _Server(_config(self._actor, self._settings))
+        app = create_app(self._actor, self._settings, heartbeats=self._actor.engines)
+        self._server = _Server(server_config(app))
         self._server_task = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     def status(self) -> GatewayStatus:
@@ -72,15 +74,17 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(actor: GatewayActor, settings: GatewaySettings) -> uvicorn.Config:
+def server_config(app: FastAPI) -> uvicorn.Config:
+    """The HTTP server around the application. Signals, logging and the socket are the process's own."""
     return uvicorn.Config(
-        create_app(actor, settings, heartbeats=actor.engines),
+        app,
         log_config=None,
         access_log=False,
         lifespan="off",
         http="httptools",
         ws="none",
         timeout_graceful_shutdown=int(limits.DRAIN_S),
+        timeout_keep_alive=int(limits.IDLE_CONNECTION_S),
         server_header=False,
     )
 

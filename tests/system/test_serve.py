@@ -1,134 +1,22 @@
 """`antiphon serve` as a user starts it: real processes, the openai client, broken parts, an orderly end."""
 
 import asyncio
-import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import openai
 import pytest
 
 from antiphon.http_probe import get
-from tests.models import make_model
+from tests.system.served import END_S, READY_S, ROOT, Served, alive, has_opentelemetry, serve_tiny, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
-ROOT = Path(__file__).resolve().parents[2]
-READY_S, END_S = 60.0, 30.0
 ASK = {"messages": [{"role": "user", "content": "Tell me something"}], "temperature": 0, "max_tokens": 24}
-
-
-class Served:
-    """One `antiphon serve` and what it printed."""
-
-    def __init__(self, model: Path, *flags: str) -> None:
-        argv = [sys.executable, "-m", "antiphon", "serve", "--port=0", f"--model={model}", *flags]
-        self.process = subprocess.Popen(
-            [*argv, "--served-model-name=tiny", "--kv-cache-memory-gb=0.05"],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    @property
-    def output(self) -> str:
-        return "\n".join(self.lines)
-
-    @property
-    def url(self) -> str:
-        found = re.search(r"URL +(\S+)", self.output)
-        assert found, self.output
-        return found[1]
-
-    def pids(self) -> dict[str, int]:
-        """Of the children that run now, by their name."""
-        found: dict[str, int] = {}
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError, IndexError):
-                parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-                words = (path / "cmdline").read_text().split("\0")
-                if parent == self.process.pid:
-                    named = [word.partition("=")[2] for word in words if word.startswith("--service-id=")]
-                    found[named[0] if named else Path(words[0]).name] = int(path.name)
-        return found
-
-    def descendants(self) -> list[int]:
-        """Process ids of the children, their children, and so on."""
-        parents: dict[int, int] = {}
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError, IndexError):
-                parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-        found = [self.process.pid]
-        for pid in found:
-            found += [child for child, parent in parents.items() if parent == pid]
-        return found[1:]
-
-    def wait_for(self, text: str, timeout_s: float = READY_S) -> None:
-        wait_until(lambda: text in self.output or self.process.poll() is not None, timeout_s, lambda: self.output)
-        assert text in self.output, self.output
-
-    def stop(self) -> int:
-        if self.process.poll() is None:
-            self.process.terminate()
-        try:
-            return self.process.wait(END_S)
-        finally:
-            self.process.kill()
-            self.process.wait()
-            self._reader.join()
-            assert self.process.stdout is not None
-            self.process.stdout.close()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float, why: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def served(model: Path) -> Iterator[Served]:
-    """Shared by the tests that leave it as it was."""
-    started = Served(model)
-    try:
-        started.wait_for("Antiphon is ready")
-        yield started
-    finally:
-        started.stop()
-
-
-@pytest.fixture
-def client(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=served.url, api_key="EMPTY", max_retries=0, timeout=60) as made:
-        yield made
 
 
 @pytest.mark.spec("S-DEP-042")
@@ -183,6 +71,12 @@ def test_the_terminal_client_talks_to_it(served: Served) -> None:
     assert re.match(r"User: Assistant: .+\nUser: ", done.stdout, re.DOTALL)
 
 
+def test_without_a_collector_no_service_loads_opentelemetry(served: Served) -> None:
+    services = {name: pid for name, pid in served.pids().items() if name != "nats-server"}
+    assert len(services) == 4
+    assert not [name for name, pid in services.items() if has_opentelemetry(pid)]
+
+
 @pytest.mark.parametrize("name", ["tokenizer-1", "detokenizer-1", "engine-1", "gateway-1", "nats-server"])
 def test_a_killed_process_is_replaced_and_requests_work_again(name: str, served: Served, client: openai.OpenAI) -> None:
     before = client.chat.completions.create(model="tiny", **ASK).choices[0].message.content
@@ -202,7 +96,7 @@ def test_a_killed_process_is_replaced_and_requests_work_again(name: str, served:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_with_0_and_leaves_no_process(model: Path, number: signal.Signals) -> None:
-    started = Served(model)
+    started = serve_tiny(model)
     try:
         started.wait_for("Antiphon is ready")
         assert set(started.pids()) == {"nats-server", "gateway-1", "tokenizer-1", "engine-1", "detokenizer-1"}
@@ -216,7 +110,7 @@ def test_a_signal_ends_it_with_0_and_leaves_no_process(model: Path, number: sign
 
 
 def test_requests_in_flight_are_finished_before_the_end(model: Path) -> None:
-    started = Served(model)
+    started = serve_tiny(model)
     try:
         started.wait_for("Antiphon is ready")
         with openai.OpenAI(base_url=started.url, api_key="EMPTY", max_retries=0, timeout=60) as client:
@@ -232,7 +126,7 @@ def test_requests_in_flight_are_finished_before_the_end(model: Path) -> None:
 
 
 def test_no_process_survives_a_launcher_that_is_killed(model: Path) -> None:
-    started = Served(model)
+    started = serve_tiny(model)
     try:
         started.wait_for("Antiphon is ready")
         pids = started.descendants()
@@ -244,7 +138,7 @@ def test_no_process_survives_a_launcher_that_is_killed(model: Path) -> None:
 
 
 async def test_two_of_each_share_the_work(model: Path) -> None:
-    started = Served(model, "--gateways=2", "--tokenizers=2", "--engines=2", "--detokenizers=2")
+    started = serve_tiny(model, "--gateways=2", "--tokenizers=2", "--engines=2", "--detokenizers=2")
     try:
         await asyncio.to_thread(started.wait_for, "Antiphon is ready")
         assert len(started.pids()) == 9
@@ -252,8 +146,7 @@ async def test_two_of_each_share_the_work(model: Path) -> None:
             more = {"model": "tiny", "max_tokens": 24}
             every = (client.completions.create(prompt=f"{n} is a number and", **more) for n in range(24))
             assert all(answer.usage for answer in await asyncio.gather(*every))
-        port = int(started.url.split(":")[2].split("/")[0])
-        page = (await get("127.0.0.1", port, "/metrics")).body.decode()
+        page = (await get("127.0.0.1", started.port, "/metrics")).body.decode()
         # The page of either gateway: odds of 1 in 8 million that all 24 connections went to one.
         took = re.findall(r'^http_requests_total{handler="/v1/completions",.*} (\S+)', page, re.MULTILINE)
         assert 0 < float(took[0]) < 24
@@ -266,7 +159,7 @@ async def test_two_of_each_share_the_work(model: Path) -> None:
 
 
 def test_an_impossible_setting_ends_it_with_78_and_the_reason(model: Path) -> None:
-    started = Served(model, "--max-model-len=100000000")
+    started = serve_tiny(model, "--max-model-len=100000000")
     try:
         assert started.process.wait(READY_S) == 78, started.output
         assert "max-model-len" in started.output

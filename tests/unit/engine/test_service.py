@@ -1,41 +1,49 @@
-"""The engine service's settings: bounds of the scheduler from flags and from the model; what is refused."""
+"""What an engine makes of its settings once it knows its model."""
 
 import dataclasses
 from typing import Any
 
 import pytest
 
-from services.engine.core.plan import CoreLimits, EngineFacts
+from services.engine.core.plan import EngineFacts
 from services.engine.service import EngineService, core_limits
 from shared.actors.service import EXIT_CONFIG, main
 from shared.config import EngineSettings, SettingsError
 
-FACTS = EngineFacts(num_blocks=64, block_size=16, max_model_len=4000, vocab_size=100)
+FACTS = EngineFacts(1000, 16, 4096, 300, frozenset())
+"""A context of 4096 tokens."""
 
 
-def limits(**settings: object) -> CoreLimits:
-    return core_limits(EngineSettings(**settings), FACTS)  # type: ignore[arg-type]
+def budget(**settings: Any) -> int:
+    return core_limits(EngineSettings(**settings), FACTS).max_num_batched_tokens
 
 
-@pytest.mark.spec("S-SRV-051")
-def test_the_token_budget_has_room_for_every_sequence_and_without_chunks_for_every_prompt() -> None:
-    assert limits().max_num_batched_tokens == 2048
-    assert limits(max_num_seqs=3000).max_num_batched_tokens == 3000
-    assert limits(enable_chunked_prefill=False).max_num_batched_tokens == 4000
-    assert limits(max_num_batched_tokens=300).max_num_batched_tokens == 300
+def test_the_budget_of_a_step_is_large_enough_for_what_has_to_fit() -> None:
+    assert budget() == 2048
+    assert budget(enable_chunked_prefill=False) == 4096
+    assert budget(max_num_seqs=3000) == 3000
+    assert budget(max_num_batched_tokens=256) == 256
+    assert budget(max_num_batched_tokens=5000, enable_chunked_prefill=False) == 5000
 
 
-@pytest.mark.spec("S-SRV-100")
-def test_a_budget_below_the_models_context_is_refused_unless_prompts_are_split() -> None:
-    assert limits(max_num_batched_tokens=3999).enable_chunked_prefill
-    with pytest.raises(SettingsError, match=r"3999 is less than the context of 4000 tokens.*--enable-chunked-prefill"):
-        limits(max_num_batched_tokens=3999, enable_chunked_prefill=False)
+@pytest.mark.spec("S-SRV-051", "S-SRV-100")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_num_batched_tokens": 4095, "enable_chunked_prefill": False},
+        {"max_num_batched_tokens": 255, "max_num_seqs": 256},
+    ],
+)
+def test_a_budget_that_is_too_small_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=f"--max-num-batched-tokens: {settings['max_num_batched_tokens']} "):
+        core_limits(EngineSettings(**settings), FACTS)
 
 
 @pytest.mark.spec("S-SRV-046", "S-SRV-052")
 def test_prefix_caching_and_chunked_prefill_are_on_and_can_be_switched_off() -> None:
-    assert (limits().enable_prefix_caching, limits().enable_chunked_prefill) == (True, True)
-    off = limits(enable_prefix_caching=False, enable_chunked_prefill=False)
+    on = core_limits(EngineSettings(), FACTS)
+    assert (on.enable_prefix_caching, on.enable_chunked_prefill) == (True, True)
+    off = core_limits(EngineSettings(enable_prefix_caching=False, enable_chunked_prefill=False), FACTS)
     assert (off.enable_prefix_caching, off.enable_chunked_prefill) == (False, False)
 
 
@@ -53,7 +61,19 @@ def test_a_choice_that_is_none_ends_the_process_with_78_and_the_allowed_values(
     assert all(text in printed for text in (flag, "no-such", *item.metadata["choices"])), printed
 
 
-def test_an_impossible_value_is_refused_before_a_model_is_loaded() -> None:
-    for changes in ({"block_size": 24}, {"gpu_memory_utilization": 1.5}, {"num_gpu_blocks_override": 0}):
-        with pytest.raises(SettingsError, match=next(iter(changes)).replace("_", "-")):
-            EngineService(EngineSettings(**changes), lambda _settings: pytest.fail("a model was loaded"))
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param("--kv-cache-ratio=1.5", "1.5 is not between 0 and 1", marks=pytest.mark.spec("S-SRV-043")),
+        ("--kv-cache-ratio=-0.1", "-0.1 is not between 0 and 1"),
+        pytest.param("--swap-space=-1", "-1.0 is not at least 0", marks=pytest.mark.spec("S-SRV-044")),
+        ("--swap-space=inf", "inf is not at least 0"),
+        ("--scheduler-delay-factor=-1", "-1.0 is not at least 0"),
+        ("--scheduler-delay-factor=nan", "nan is not at least 0"),
+    ],
+)
+def test_an_impossible_value_ends_the_process_with_78_and_what_is_allowed(
+    words: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main("engine", EngineSettings, EngineService, [words]) == EXIT_CONFIG
+    assert f"{words.partition('=')[0]}: {said}" in capfd.readouterr().err

@@ -99,6 +99,36 @@ def test_a_malformed_flag_is_refused(words):
         read(EngineSettings, words)
 
 
+@pytest.mark.spec("S-SRV-041", "S-SRV-042", "S-SRV-050", "S-SRV-106")
+@pytest.mark.parametrize(
+    ("name", "fine", "wrong"),
+    [
+        ("gpu_memory_utilization", ["0.01", "1"], ["0", "1.01", "-1", "nan"]),
+        ("block_size", ["1", "16", "64"], ["0", "12", "-4"]),
+        ("num_gpu_blocks_override", ["1"], ["0"]),
+        ("max_num_seqs", ["1"], ["0", "-1"]),
+        ("max_num_batched_tokens", ["1"], ["0"]),
+        ("max_model_len", ["1"], ["0"]),
+        ("kv_cache_memory_gb", ["0.1"], ["0", "nan"]),
+        ("threads", ["0", "4"], ["-1"]),
+    ],
+)
+def test_a_value_out_of_its_range_is_named_with_the_rule(name, fine, wrong):
+    word = f"--{name.replace('_', '-')}"
+    for value in fine:
+        assert getattr(read(EngineSettings, [f"{word}={value}"]), name) == float(value)
+    for value in wrong:
+        with pytest.raises(SettingsError, match=f"{word}: .* is not (at least|above|a power)"):
+            read(EngineSettings, [f"{word}={value}"])
+
+
+def test_a_variable_out_of_its_range_is_named_too():
+    with pytest.raises(SettingsError, match=r"GPU_MEMORY_UTILIZATION: 2\.0 is not above 0 and at most 1"):
+        read(EngineSettings, [], {"GPU_MEMORY_UTILIZATION": "2"})
+    flag_beats = read(EngineSettings, ["--gpu-memory-utilization=1"], {"GPU_MEMORY_UTILIZATION": "2"})
+    assert (flag_beats.gpu_memory_utilization, EngineSettings().gpu_memory_utilization) == (1.0, 0.9)
+
+
 def test_settings_cannot_be_changed_afterwards():
     with pytest.raises(dataclasses.FrozenInstanceError):
         read(EngineSettings).seed = 1

@@ -1,0 +1,151 @@
+"""A system under test: `antiphon serve` as a user starts it, and ways to wait for it and ask it. No fixtures."""
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+READY_S, END_S = 60.0, 30.0
+
+
+class Served:
+    """One `antiphon serve` and what it printed. `environ` is added to the environment."""
+
+    def __init__(self, *flags: str, environ: Mapping[str, str] | None = None) -> None:
+        argv = [sys.executable, "-m", "antiphon", "serve", "--port=0", "--kv-cache-memory-gb=0.05", *flags]
+        self.process = subprocess.Popen(
+            argv,
+            cwd=ROOT,
+            env={**os.environ, **(environ or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"URL +(\S+)", self.output)
+        assert found, self.output
+        return found[1]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.split(":")[2].split("/")[0])
+
+    def pids(self) -> dict[str, int]:
+        """Of the children that run now, by their name."""
+        found: dict[str, int] = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, IndexError):
+                parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+                words = (path / "cmdline").read_text().split("\0")
+                if parent == self.process.pid:
+                    named = [word.partition("=")[2] for word in words if word.startswith("--service-id=")]
+                    found[named[0] if named else Path(words[0]).name] = int(path.name)
+        return found
+
+    def descendants(self) -> list[int]:
+        """Process ids of the children, their children, and so on."""
+        parents: dict[int, int] = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, IndexError):
+                parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+        found = [self.process.pid]
+        for pid in found:
+            found += [child for child, parent in parents.items() if parent == pid]
+        return found[1:]
+
+    def wait_for(self, text: str, timeout_s: float = READY_S) -> None:
+        wait_until(lambda: text in self.output or self.process.poll() is not None, timeout_s, lambda: self.output)
+        assert text in self.output, self.output
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            return self.process.wait(END_S)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self._reader.join()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, why: Callable[[], str] = str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def serve_tiny(model: Path, *flags: str, environ: Mapping[str, str] | None = None) -> Served:
+    """Serves a small model under the name `tiny`; returns at once."""
+    return Served(f"--model={model}", "--served-model-name=tiny", *flags, environ=environ)
+
+
+@contextlib.contextmanager
+def until_the_end(started: Served) -> Iterator[Served]:
+    """Waits until it is ready; stops it at the end."""
+    try:
+        started.wait_for("Antiphon is ready")
+        yield started
+    finally:
+        started.stop()
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def fetch(served: Served, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+    """A plain HTTP request to the system."""
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    try:
+        data = None if body is None else json.dumps(body)
+        connection.request(method, path, data, {"Content-Type": "application/json", **headers})
+        response = connection.getresponse()
+        return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+    finally:
+        connection.close()
+
+
+def has_opentelemetry(pid: int) -> bool:
+    """Whether a process has loaded the OTLP exporter: it is Python, but what it encodes with is a shared library."""
+    return "google/_upb" in Path(f"/proc/{pid}/maps").read_text()
