@@ -144,6 +144,15 @@ class EngineSettings(ModelSettings):
         rule=NOT_NEGATIVE,
         group="engine",
     )
+    num_scheduler_steps: int = flag(
+        1,
+        "steps whose tokens leave together: above 1, fewer messages and less even streams",
+        rule=AT_LEAST_1,
+        group="engine",
+    )
+    disable_async_output_proc: bool = flag(
+        False, "publish a step's tokens before the next step, not beside it", group="engine"
+    )
     enable_prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes", group="engine")
     enable_chunked_prefill: bool = flag(True, "split long prompts over steps", group="engine")
     seed: int = flag(0, "seed of the engine's own draws (dummy weights)", env="SEED", group="engine")

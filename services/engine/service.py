@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable
 
 from services.engine.actor import EngineActor
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts
 from services.engine.loop import Driver, StepLoop, StepReport, ThreadedLoop
+from services.engine.reports import ReportQueue
 from services.engine.worker.seam import ModelWorker
 from shared import limits
 from shared.actors.host import Host
@@ -40,15 +40,14 @@ class EngineService:
         worker = await self._load()
         self._facts = worker.facts()
         self._core = Core(core_limits(self._settings, self._facts), self._facts)
-        self._steps = StepLoop(self._core, worker, host.clock, self._on_report)
+        self._reports = ReportQueue(self._report, wait=self._settings.disable_async_output_proc)
+        self._steps = StepLoop(self._core, worker, host.clock, self._reports.put, self._settings.num_scheduler_steps)
         self.actor = EngineActor(host, self._steps.add, self._steps.abort)
         self._refresh()
         await self.actor.listen()
         self._actor_task = asyncio.create_task(self.actor.run())
         self._housekeeping = asyncio.create_task(self._keep_house())
-        self._reports: asyncio.Queue[StepReport] = asyncio.Queue()
-        self._room = threading.Semaphore(limits.STEP_REPORTS_MAX)
-        self._publisher = asyncio.create_task(self._publish())
+        self._publisher = asyncio.create_task(self._reports.run())
         self._thread = self._drive()
 
     def status(self) -> EngineStatus:
@@ -71,7 +70,7 @@ class EngineService:
         finally:
             self._thread.stop()
             await self._thread.join(JOIN_S)
-            await self._reports.join()
+            await self._reports.empty()
             for task in (self._housekeeping, self._publisher):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -82,23 +81,13 @@ class EngineService:
     async def _load(self) -> ModelWorker:
         return await asyncio.to_thread(self._make_worker, self._settings)
 
+    async def _report(self, report: StepReport) -> None:
+        await self.actor.report(report)
+
     def _drive(self) -> Driver:
         thread = ThreadedLoop(self._steps, self._on_exit)
         thread.start()
         return thread
-
-    def _on_report(self, report: StepReport) -> None:
-        """Called on the step thread; blocks it when publishing falls behind."""
-        self._room.acquire()
-        self._event_loop.call_soon_threadsafe(self._reports.put_nowait, report)
-
-    async def _publish(self) -> None:
-        # One task, so that a sequence's events leave in order.
-        while True:
-            report = await self._reports.get()
-            await self.actor.report(report)
-            self._room.release()
-            self._reports.task_done()
 
     def _on_exit(self, error: BaseException | None) -> None:
         """Called on the step thread."""
