@@ -132,6 +132,19 @@ class EngineSettings(ModelSettings):
         rule=FRACTION,
         group="engine",
     )
+    kv_cache_dtype: str = flag(
+        "auto",
+        "type of the KV cache: the model's, or 8 bits, twice the context in the same memory (fp8: fp8_e4m3)",
+        choices=("auto", "fp8", "fp8_e4m3", "fp8_e5m2"),
+        group="engine",
+    )
+    cpu_offload_gb: float = flag(
+        0.0,
+        "weights in host memory, GiB (on a CPU they all are; not supported on other devices)",
+        rule=NOT_NEGATIVE,
+        group="engine",
+    )
+    use_warmup: bool = flag(False, "run made-up requests before the engine counts as ready", group="engine")
     swap_space: float | None = flag(
         None,
         "host memory for preempted requests, GiB (default: 4, or half of what is free; 0: they are computed again)",
@@ -144,6 +157,20 @@ class EngineSettings(ModelSettings):
         rule=NOT_NEGATIVE,
         group="engine",
     )
+    use_lookahead: bool = flag(
+        False,
+        "guess tokens from the request's own text and check several in one step; the output stays the same",
+        env="USE_LOOKAHEAD",
+        group="engine",
+    )
+    num_speculative_tokens: int = flag(
+        8,
+        "most tokens guessed in a step, with --use-lookahead",
+        env="NUM_SPECULATIVE_TOKENS",
+        rule=AT_LEAST_1,
+        group="engine",
+    )
+    use_v2_block_manager: bool = flag(False, "required together with --use-lookahead", group="engine")
     num_scheduler_steps: int = flag(
         1,
         "steps whose tokens leave together: above 1, fewer messages and less even streams",

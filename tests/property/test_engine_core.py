@@ -50,6 +50,12 @@ class Row:
             self.tokens.append(token_id)
             self.prefixes.append(hash((self.prefixes[-1] if self.prefixes else self.salt, token_id)))
 
+    def with_guesses(self, token_ids: tuple[int, ...]) -> list[int]:
+        """The prefixes as they are if the guesses are right."""
+        guessed = Row("", self.salt, list(self.tokens), list(self.prefixes))
+        guessed.append(token_ids)
+        return guessed.prefixes
+
 
 class ModelWorker:
     """Carries out plans in order and asserts that each finds the KV that it builds on."""
@@ -63,7 +69,7 @@ class ModelWorker:
         self.host: dict[int, dict[int, int]] = {}
         """Host block to offset to prefix."""
 
-    def run(self, plan: StepPlan, salts: dict[str, bytes], draw: random.Random, most_tokens: int) -> StepResult:
+    def run(self, plan: StepPlan, salts: dict[str, bytes], draw: random.Random) -> StepResult:
         for row in plan.freed_rows:
             del self.rows[row]
         self.copy(plan)
@@ -77,10 +83,17 @@ class ModelWorker:
         sampled: list[tuple[int, ...]] = []
         for share in plan.scheduled:
             if share.samples:
-                sampled.append(tuple(draw.choices(SAMPLED, k=draw.randint(1, most_tokens))))
+                sampled.append(self.sample(share.draft_token_ids, draw))
                 self.rows[share.row].append(sampled[-1])
         logprobs = tuple(tuple(SampledLogprobs(-1.0) for _ in tokens) for tokens in sampled)
         return StepResult(plan.step, tuple(sampled), logprobs)
+
+    def sample(self, guesses: tuple[int, ...], draw: random.Random) -> tuple[int, ...]:
+        """Some of the guesses and one token more, which is not the next guess."""
+        right = guesses[: draw.randint(0, len(guesses))]
+        wrong = guesses[len(right) : len(right) + 1]
+        few = draw.choice([SAMPLED, (10, 11)])
+        return (*right, draw.choice([token for token in few if token not in wrong]))
 
     def copy(self, plan: StepPlan) -> None:
         for pairs in (plan.swap_out, plan.swap_in, plan.copies):
@@ -114,15 +127,18 @@ class ModelWorker:
     def compute(self, share: ScheduledSequence) -> None:
         row, end = self.rows[share.row], share.start + share.num_tokens
         assert share.num_tokens > 0
-        assert end <= len(row.tokens), "tokens that nobody knows"
-        assert share.samples == (end == len(row.tokens))
+        num_known = end - len(share.draft_token_ids)
+        assert num_known <= len(row.tokens), "tokens that nobody knows"
+        assert share.samples == (num_known == len(row.tokens))
+        assert share.samples or not share.draft_token_ids
+        prefixes = row.with_guesses(share.draft_token_ids)
         for position in range(share.start):
             assert self.kv.get(self.place(row, position)) == row.prefixes[position], f"lost KV at {position}"
         others = {block for other in self.rows.values() if other is not row for block in other.blocks}
         for position in range(share.start, end):
             place = self.place(row, position)
             assert place[0] not in others, "writes into a shared block"
-            self.kv[place] = row.prefixes[position]
+            self.kv[place] = prefixes[position]
 
     def place(self, row: Row, position: int) -> tuple[int, int]:
         return row.blocks[position // self.facts.block_size], position % self.facts.block_size
@@ -148,7 +164,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, False]),
         chunked=st.booleans(),
         depth=st.integers(1, 3),
-        speculates=st.booleans(),
+        num_guesses=st.sampled_from([0, 1, 4]),
         num_host_blocks=st.sampled_from([0, 1, 3, 20]),
         ratio=st.sampled_from([None, None, 0.0, 0.5, 1.0]),
         delay=st.sampled_from([0.0, 0.0, 2.0]),
@@ -162,16 +178,15 @@ class EngineCoreMachine(RuleBasedStateMachine):
         caching: bool,
         chunked: bool,
         depth: int,
-        speculates: bool,
+        num_guesses: int,
         num_host_blocks: int,
         ratio: float | None,
         delay: float,
     ) -> None:
-        self.limits = CoreLimits(max_num_seqs, max(budget, max_num_seqs), caching, chunked, ratio, delay)
+        self.limits = CoreLimits(max_num_seqs, max(budget, max_num_seqs), caching, chunked, ratio, delay, num_guesses)
         self.facts = EngineFacts(num_blocks, block_size, 40, 1000, frozenset({EOS}), num_host_blocks)
         self.now_s = 0.0
-        self.depth = 1 if speculates else depth
-        self.most_tokens = 3 if speculates else 1
+        self.depth = depth
         self.core = Core(self.limits, self.facts)
         self.worker = ModelWorker(self.facts, max_num_seqs)
         self.live: dict[str, Known] = {}
@@ -263,7 +278,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
             return
         if oldest and not self.in_flight and self.limits.enable_chunked_prefill:
             assert oldest.num_in_flight == 1, "the oldest running sequence was passed over"
-        result = self.worker.run(plan, self.salts, random.Random(seed), self.most_tokens)
+        result = self.worker.run(plan, self.salts, random.Random(seed))
         self.in_flight.append((plan, result))
 
     @precondition(lambda self: self.in_flight)

@@ -14,6 +14,7 @@ from array import array
 
 from services.engine.core.block_pool import BlockPool
 from services.engine.core.counters import Counters, Tally
+from services.engine.core.lookahead import Lookahead
 from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
 from services.engine.core.prefix_cache import PrefixCache
 from services.engine.core.request import Outcome, SequenceSpec
@@ -41,6 +42,7 @@ class Core:
         # The last token of a sequence is sampled and never computed, so it needs no place in a block.
         self.max_model_len = min(facts.max_model_len, facts.num_blocks * facts.block_size + 1)
         """Longest prompt and output together: the model's limit, or what the pool holds of a sequence that is alone."""
+        self.num_speculative_tokens = limits.num_speculative_tokens
         self._num_added = 0
         self._num_applied = 0
 
@@ -58,6 +60,8 @@ class Core:
         self._check(spec)
         rules = rules_for(spec.params, len(spec.prompt_token_ids), self.max_model_len, self.facts.eos_token_ids)
         sequence = from_spec(spec, rules, self._num_added, self.facts.block_size)
+        if self.num_speculative_tokens:
+            sequence.lookahead = Lookahead(self.num_speculative_tokens)
         self._num_added += 1
         self.sequences[spec.request_id] = sequence
         self.scheduler.add(sequence)
@@ -93,8 +97,8 @@ class Core:
 
         `now_s` is the caller's clock, in seconds; it matters with a scheduler delay only.
 
-        Every plan that is not empty must be run and applied, in order. The next one may be planned before that, but not
-        if the worker may give several tokens a step: what follows them is only known from the result.
+        Every plan that is not empty must be run and applied, in order. The next one may be planned before that; it then
+        leaves out sequences with guesses in flight: what follows them is only known from the result.
         """
         return self.scheduler.schedule(now_s)
 
@@ -114,8 +118,8 @@ class Core:
         samples = zip(result.token_ids, result.logprobs, strict=True)
         outcomes: list[Outcome] = []
         for share in plan.scheduled:
-            sequence = self.scheduler.land(share)
             sampled = next(samples) if share.samples else None
+            sequence = self.scheduler.land(share, len(sampled[0]) if sampled is not None else 0)
             if sequence.status is Status.FINISHED:
                 continue
             self.prefix_cache.publish(sequence)
@@ -139,6 +143,8 @@ class Core:
             preemptions=tally.preemptions,
             swapped_out_blocks=tally.swapped_out_blocks,
             swapped_in_blocks=tally.swapped_in_blocks,
+            drafted_tokens=tally.drafted_tokens,
+            accepted_tokens=tally.accepted_tokens,
             finished=tuple(tally.finished.items()),
         )
 

@@ -21,6 +21,10 @@ class Tally:
     preemptions: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
+    drafted_tokens: int = 0
+    """Tokens guessed."""
+    accepted_tokens: int = 0
+    """Those of them that were right."""
     finished: dict[FinishReason, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
 
 
@@ -40,4 +44,6 @@ class Counters:
     preemptions: int
     swapped_out_blocks: int
     swapped_in_blocks: int
+    drafted_tokens: int
+    accepted_tokens: int
     finished: tuple[tuple[FinishReason, int], ...]

@@ -109,7 +109,7 @@ def _check_queues(core: Core) -> None:
 
 
 def _check_counters(core: Core, sequence: Sequence) -> None:
-    """Counters are in order, and the table has exactly the blocks of the scheduled tokens."""
+    """Counters are in order, and the table has the blocks of the scheduled tokens and of guesses at most."""
     name, block_size = sequence.request_id, core.facts.block_size
     computed, scheduled = sequence.num_computed_tokens, sequence.num_scheduled_tokens
     assert 0 <= computed <= scheduled, f"{name}: {computed} computed, {scheduled} scheduled"
@@ -117,8 +117,9 @@ def _check_counters(core: Core, sequence: Sequence) -> None:
     known = sequence.num_tokens + sequence.num_pending_tokens
     assert sequence.num_published_blocks * block_size <= computed, f"{name}: blocks published before they were computed"
     assert sequence.num_tokens <= core.max_model_len, f"{name}: {sequence.num_tokens} tokens"
-    num_blocks = -(-scheduled // block_size)
-    assert len(sequence.block_table) == num_blocks, f"{name}: {len(sequence.block_table)} blocks for {scheduled} tokens"
+    least, most = (-(-count // block_size) for count in (scheduled, scheduled + core.num_speculative_tokens))
+    num_blocks = len(sequence.block_table)
+    assert least <= num_blocks <= most, f"{name}: {num_blocks} blocks for {scheduled} tokens"
     if sequence.status is Status.RUNNING:
         assert scheduled <= known, f"{name}: {scheduled} of {known} tokens scheduled"
         assert sequence.num_unscheduled_tokens > 0 or sequence.num_in_flight, f"{name} runs and has nothing to do"

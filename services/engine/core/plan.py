@@ -7,6 +7,9 @@ sampled token to its own row, so that the next step's input is already there. To
     [0, start)                  computed: KV is in the blocks
     [start, start + num_tokens) computed by this step
     `samples`                   true when the range ends at the last known token, so that the next one is sampled
+    `draft_token_ids`           guesses of what follows the last known token: the end of the range, computed like known
+                                ones. The worker samples after the last known token and after each guess, and gives the
+                                sampled tokens up to the first that differs from its guess: at least one
 """
 
 from dataclasses import dataclass, field
@@ -43,6 +46,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     num_tokens: int
     samples: bool
     new_block_ids: tuple[int, ...] = ()
+    draft_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,8 @@ class SampledLogprobs(msgspec.Struct, frozen=True, gc=False):
 class StepResult:
     """What a step gave: for each scheduled sequence with `samples`, in plan order, one tuple of new tokens.
 
-    A tuple, because a speculating worker may accept several. `logprobs` holds the chosen tokens' log probabilities,
-    parallel to `token_ids`; it is always there, candidates only for sequences that asked.
+    A tuple, because several are accepted where guesses were right. `logprobs` holds the chosen tokens' log
+    probabilities, parallel to `token_ids`; it is always there, candidates only for sequences that asked.
     """
 
     step: int
@@ -118,3 +122,5 @@ class CoreLimits:
     """Share of the blocks up to which sequences are let in beside running ones; None: all of them."""
     scheduler_delay_factor: float = 0.0
     """See `delay`."""
+    num_speculative_tokens: int = 0
+    """Most tokens that are guessed for a sequence in a step; see `lookahead`."""

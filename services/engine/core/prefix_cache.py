@@ -44,8 +44,9 @@ class PrefixCache:
 
     def publish(self, sequence: Sequence) -> None:
         """Names the blocks that have been filled and computed since the last call."""
-        num_full = sequence.num_computed_tokens // self._block_size
-        if not self._enabled or num_full == sequence.num_published_blocks:
+        # Guesses that were right are computed before they are known here.
+        num_full = min(sequence.num_computed_tokens, sequence.num_tokens) // self._block_size
+        if not self._enabled or num_full <= sequence.num_published_blocks:
             return
         for index in range(sequence.num_published_blocks, num_full):
             self._pool.register(sequence.block_table[index], self._hash(sequence, index))

@@ -47,14 +47,17 @@ class _Draft:
     copies: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     num_tokens: int = 0
 
-    def add(self, sequence: Sequence, num_tokens: int, new_blocks: Iterable[int] = ()) -> None:
-        """Schedules the sequence's next `num_tokens`; its blocks are there."""
+    def add(
+        self, sequence: Sequence, num_tokens: int, new_blocks: Iterable[int] = (), guesses: tuple[int, ...] = ()
+    ) -> None:
+        """Schedules the sequence's next `num_tokens` and the guesses behind them; its blocks are there."""
         start = sequence.num_scheduled_tokens
-        end = start + num_tokens
-        samples = end == len(sequence.tokens) + sequence.num_pending_tokens
-        self.scheduled.append(ScheduledSequence(sequence.row, start, num_tokens, samples, tuple(new_blocks)))
-        sequence.num_scheduled_tokens = end
-        sequence.num_pending_tokens += samples
+        samples = start + num_tokens == len(sequence.tokens) + sequence.num_pending_tokens
+        num_tokens += len(guesses)
+        self.scheduled.append(ScheduledSequence(sequence.row, start, num_tokens, samples, tuple(new_blocks), guesses))
+        sequence.num_scheduled_tokens = start + num_tokens
+        sequence.num_pending_tokens += samples + len(guesses)
+        sequence.num_drafted_tokens = len(guesses)
         sequence.num_in_flight += 1
         self.num_tokens += num_tokens
         self.budget = max(0, self.budget - num_tokens)
@@ -116,16 +119,22 @@ class Scheduler:
         """A step's result is in; its shares land one by one."""
         self._delay.landed(step, now_s)
 
-    def land(self, share: ScheduledSequence) -> Sequence:
-        """Takes in that a share of the oldest plan in flight was computed. Returns its sequence, which may be finished.
+    def land(self, share: ScheduledSequence, num_given: int) -> Sequence:
+        """Takes in that a share of the oldest plan in flight was computed and gave `num_given` tokens.
 
-        The last share of a finished sequence gives its row and blocks back.
+        Returns its sequence, which may be finished: then the last share gives its row and blocks back. Guesses that
+        were wrong count as never scheduled; blocks that were added for them stay, for the tokens to come.
         """
         sequence = self.rows[share.row]
         sequence.num_in_flight -= 1
-        sequence.num_pending_tokens -= share.samples
         assert sequence.num_computed_tokens == share.start, f"plans were applied out of order: {share}"
-        sequence.num_computed_tokens = share.start + share.num_tokens
+        num_guesses = len(share.draft_token_ids)
+        sequence.num_pending_tokens -= share.samples + num_guesses
+        num_wrong = 0
+        if num_guesses:
+            num_wrong = self._judge(sequence, num_guesses, num_given - 1)
+        sequence.num_scheduled_tokens -= num_wrong
+        sequence.num_computed_tokens = share.start + share.num_tokens - num_wrong
         if sequence.status is Status.FINISHED:
             self._release_unless_in_flight(sequence)
         return sequence
@@ -152,12 +161,33 @@ class Scheduler:
             sequence = self.running[index]
             num_tokens = min(sequence.num_unscheduled_tokens, draft.budget)
             if num_tokens > 0:
-                new_blocks = self._grow(sequence, num_tokens)
+                guesses = self._guess(sequence, draft.budget - (len(self.running) - index))
+                new_blocks = self._grow(sequence, num_tokens + len(guesses))
                 if new_blocks is None:
                     return False
-                draft.add(sequence, num_tokens, new_blocks)
+                draft.add(sequence, num_tokens, new_blocks, guesses)
             index += 1
         return len(self.running) == num_running
+
+    def _guess(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
+        """Guesses for a sequence with one token to compute, never at the cost of another sequence's token or blocks."""
+        if sequence.lookahead is None or sequence.num_in_flight or sequence.num_unscheduled_tokens != 1:
+            return ()
+        # One token comes in any case, and none after the last one that the sequence may have.
+        most = min(budget, sequence.rules.max_tokens - sequence.num_output_tokens - 1)
+        room = (len(sequence.block_table) + self._pool.num_free) * self._block_size - sequence.num_tokens
+        guesses = sequence.lookahead.draft(sequence.tokens, min(most, room))
+        self._tally.drafted_tokens += len(guesses)
+        return guesses
+
+    def _judge(self, sequence: Sequence, num_guesses: int, num_right: int) -> int:
+        """Takes in how many guesses were right; returns how many were wrong."""
+        assert 0 <= num_right <= num_guesses, f"{sequence.request_id}: {num_right} of {num_guesses} guesses right"
+        assert sequence.lookahead is not None, f"{sequence.request_id} does not guess"
+        sequence.lookahead.judge(num_guesses, num_right)
+        sequence.num_drafted_tokens = 0
+        self._tally.accepted_tokens += num_right
+        return num_guesses - num_right
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> list[int] | tuple[()] | None:
         """Extends the block table for the next `num_tokens`, at the cost of younger sequences. Returns the new blocks.
@@ -166,7 +196,7 @@ class Scheduler:
         flight; either way nothing younger may be scheduled in this step, or the sequence would be passed over for ever.
         """
         count = self._blocks_for(sequence.num_scheduled_tokens + num_tokens) - len(sequence.block_table)
-        if count == 0:
+        if count <= 0:
             return ()
         while (new_blocks := self._pool.allocate(count)) is None:
             youngest = self.running[-1]
@@ -225,7 +255,7 @@ class Scheduler:
         for sequence in self.running:
             wanted = sequence.num_unscheduled_tokens
             tokens += wanted
-            blocks += self._blocks_for(sequence.num_scheduled_tokens + wanted) - len(sequence.block_table)
+            blocks += max(0, self._blocks_for(sequence.num_scheduled_tokens + wanted) - len(sequence.block_table))
         return tokens, blocks
 
     def _reusable_of_fitting(self, sequence: Sequence, budget: int, spare_blocks: int) -> Reusable | None:

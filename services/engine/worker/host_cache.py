@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from services.engine.core.plan import StepPlan
+from services.engine.kernels.storage import as_moved
 from services.engine.models.description import DecoderDescription
 from services.engine.worker.kv_cache import KvCache, KvPlan, bytes_per_block, free_bytes
 from shared.config import EngineSettings, SettingsError
@@ -49,4 +50,5 @@ def _copy(pairs: tuple[tuple[int, int], ...], sources: tuple[Tensor, ...], targe
     numbers = torch.tensor(pairs, dtype=torch.int64)
     of_source, of_target = (numbers[:, column].to(each[0].device) for column, each in enumerate((sources, targets)))
     for source, target in zip(sources, targets, strict=True):
-        target.index_copy_(0, of_target, source.index_select(0, of_source).to(target.device))
+        moved = as_moved(source).index_select(0, of_source).to(target.device)
+        as_moved(target).index_copy_(0, of_target, moved)

@@ -61,6 +61,24 @@ def test_a_choice_that_is_none_ends_the_process_with_78_and_the_allowed_values(
     assert all(text in printed for text in (flag, "no-such", *item.metadata["choices"])), printed
 
 
+@pytest.mark.spec("S-SRV-056", "S-SRV-102")
+def test_lookahead_needs_the_v2_block_manager_and_says_so() -> None:
+    with pytest.raises(SettingsError, match="--use-lookahead needs --use-v2-block-manager: add it"):
+        EngineService(EngineSettings(use_lookahead=True))
+    EngineService(EngineSettings(use_lookahead=True, use_v2_block_manager=True))
+    EngineService(EngineSettings(use_v2_block_manager=True))
+
+
+@pytest.mark.spec("S-SRV-058")
+def test_eight_tokens_are_guessed_unless_told_otherwise_and_none_without_lookahead() -> None:
+    def guesses(**settings: Any) -> int:
+        return core_limits(EngineSettings(**settings), FACTS).num_speculative_tokens
+
+    assert guesses(use_lookahead=True) == 8
+    assert guesses(use_lookahead=True, num_speculative_tokens=12) == 12
+    assert guesses(num_speculative_tokens=12) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
