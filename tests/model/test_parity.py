@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from services.engine.core.core import Core
+from services.engine.core.lookahead import Lookahead
 from services.engine.core.plan import CoreLimits, StepPlan
 from services.engine.core.request import SequenceSpec
 from services.engine.models.config_fields import rope_parameters
@@ -179,10 +180,151 @@ def test_preemption_gives_the_same_tokens(
     variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
 ) -> None:
     prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
-    engine = Engine(models(variant), CoreLimits(4, 64, enable_prefix_caching=False), num_gpu_blocks_override=11)
+    limits = CoreLimits(4, 64, enable_prefix_caching=False)
+    engine = Engine(models(variant), limits, num_gpu_blocks_override=11, swap_space=0.0)
     assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
     joined = [sequence.request_id for plan in engine.plans for sequence in plan.new]
     assert len(joined) > len(prompts), "nothing was preempted"
+
+
+@pytest.mark.spec("S-SRV-044")
+@pytest.mark.parametrize("variant", FAMILY_VARIANTS)
+def test_swapping_to_the_host_gives_the_same_tokens_and_computes_none_twice(
+    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
+) -> None:
+    prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
+    engine = Engine(models(variant), CoreLimits(4, 64, enable_prefix_caching=False), num_gpu_blocks_override=11)
+    assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
+    assert sum(len(plan.swap_in) for plan in engine.plans) > 0
+    assert engine.core.counters().preemptions > 0
+    computed = sum(plan.num_tokens for plan in engine.plans)
+    assert computed == sum(len(prompt) + NUM_TOKENS - 1 for prompt in prompts)
+
+
+REPETITIVE = [3, 4, 5, 6, 7, 8, 9, 10] * 5
+
+
+@pytest.mark.spec("S-SRV-057", "S-SRV-058")
+@pytest.mark.parametrize("variant", FAMILY_VARIANTS)
+@pytest.mark.parametrize("num_guesses", [1, 8])
+def test_lookahead_gives_the_same_greedy_tokens(
+    variant: str, num_guesses: int, models: Models, reference: Callable[[str, list[int]], list[int]]
+) -> None:
+    """Also in a crowded pool, in chunks and after prefix hits."""
+    prompts = [make_prompt(30), make_prompt(50), REPETITIVE, make_prompt(33)]
+    expected = [reference(variant, prompt) for prompt in prompts]
+    limits = CoreLimits(4, 48, num_speculative_tokens=num_guesses)
+    engine = Engine(models(variant), limits, num_gpu_blocks_override=12, max_model_len=160)
+    for prompt, tokens in zip(prompts, expected, strict=True):
+        ask_an_oracle(engine, prompt + tokens, num_guesses)
+    assert engine.generate(prompts) == expected
+    assert engine.generate(prompts) == expected
+    counters = engine.core.counters()
+    assert counters.drafted_tokens > counters.accepted_tokens > 0
+    assert counters.preemptions > 0
+
+
+@pytest.mark.spec("S-SRV-057")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 7, "temperature": 0.4},
+        {"seed": 8, "temperature": 0.2, "top_k": 5, "min_p": 0.01},
+        {"temperature": 0.0, "repetition_penalty": 1.3},
+        {"temperature": 0.0, "frequency_penalty": 0.3, "presence_penalty": 0.2},
+        {"temperature": 0.0, "min_tokens": 12, "ignore_eos": False, "stop_token_ids": tuple(range(100, 200))},
+    ],
+    ids=str,
+)
+def test_lookahead_gives_the_same_seeded_penalised_and_held_back_tokens(
+    changes: dict[str, Any], models: Models
+) -> None:
+    params = SamplingParams(**{"max_tokens": 60, "ignore_eos": True, "logprobs": 2, **changes})
+    prompts = [REPETITIVE, make_prompt(20) * 2]
+    plain = Engine(models("qwen3"), CoreLimits(2, 64)).generate(prompts, params)
+    ahead = Engine(models("qwen3"), CoreLimits(2, 64, num_speculative_tokens=4))
+    for prompt, tokens in zip(prompts, plain, strict=True):
+        ask_an_oracle(ahead, prompt + tokens, 4)
+    assert ahead.generate(prompts, params) == plain
+    assert ahead.core.counters().accepted_tokens > 10
+
+
+def ask_an_oracle(engine: Engine, whole: list[int], most: int) -> None:
+    """Has the core guess what the sequence will be, and now and then something else."""
+    add = engine.core.add
+
+    def add_with_oracle(spec: SequenceSpec) -> None:
+        add(spec)
+        sequence = engine.core.sequences[spec.request_id]
+        if sequence.lookahead is not None and tuple(whole[: len(spec.prompt_token_ids)]) == spec.prompt_token_ids:
+            sequence.lookahead = Oracle(whole, most)
+
+    engine.core.add = add_with_oracle  # type: ignore[method-assign]
+
+
+class Oracle(Lookahead):
+    """Knows the output; every third guess goes wrong at its end."""
+
+    def __init__(self, whole: list[int], most: int) -> None:
+        super().__init__(most)
+        self._whole, self._most = whole, most
+        self._count = 0
+
+    def draft(self, tokens: Any, most: int) -> tuple[int, ...]:
+        self._count += 1
+        guesses = self._whole[len(tokens) : len(tokens) + min(most, self._most)]
+        if self._count % 3 == 0 and guesses:
+            guesses[-1] = (guesses[-1] + 1) % VOCAB_SIZE
+        return tuple(guesses)
+
+
+@pytest.mark.spec("S-SRV-036")
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2"])
+def test_an_8_bit_cache_gives_the_same_tokens_however_the_work_is_cut_up(kind: str, models: Models) -> None:
+    prompts = [make_prompt(length) for length in (15, 31, 64)]
+    whole = Engine(models("llama"), CoreLimits(4, 512, enable_prefix_caching=False), kv_cache_dtype=kind)
+    expected = whole.generate(prompts)
+    chunked = Engine(
+        models("llama"), CoreLimits(4, 20), kv_cache_dtype=kind, num_gpu_blocks_override=9, max_model_len=120
+    )
+    assert chunked.generate(prompts) == expected
+    assert chunked.generate(prompts) == expected
+    assert chunked.core.counters().preemptions > 0
+
+
+@pytest.mark.spec("S-SRV-036")
+def test_an_8_bit_cache_moves_log_probabilities_a_little(models: Models) -> None:
+    prompt, reports = make_prompt(60), {}
+    for kind in ("auto", "fp8", "fp8_e4m3", "fp8_e5m2"):
+        engine = Engine(models("llama"), CoreLimits(1, 64), kv_cache_dtype=kind)
+        engine.core.add(SequenceSpec("a", tuple(prompt), SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)))
+        (outcome,) = engine.core.apply(plan := engine.core.schedule(), engine.worker.run(plan))
+        reports[kind] = outcome.logprobs[0].logprob
+    assert reports["fp8"] == reports["fp8_e4m3"]
+    errors = [abs(reports[kind] - reports["auto"]) for kind in ("fp8_e4m3", "fp8_e5m2")]
+    assert 0.0 < errors[0] < 0.2
+    assert 0.0 < errors[1] < 0.4
+
+
+def test_forks_of_a_running_sequence_give_what_they_give_alone(models: Models) -> None:
+    prompt = make_prompt(37)
+    params = [SamplingParams(max_tokens=NUM_TOKENS, seed=seed, ignore_eos=True) for seed in range(4)]
+    limits = CoreLimits(4, 64, enable_prefix_caching=False)
+    alone = [Engine(models("qwen3"), limits).generate([prompt], each)[0] for each in params]
+    engine = Engine(models("qwen3"), limits)
+    output: dict[str, list[int]] = {str(number): [] for number in range(4)}
+    engine.core.add(SequenceSpec("0", tuple(prompt), params[0]))
+    while engine.core.sequences or not output["3"]:
+        plan = engine.core.schedule()
+        engine.plans.append(plan)
+        for outcome in engine.core.apply(plan, engine.worker.run(plan)):
+            output[outcome.request_id] += outcome.token_ids
+        if len(engine.plans) == 2:
+            for number in (1, 2, 3):
+                engine.core.fork("0", SequenceSpec(str(number), tuple(prompt), params[number]))
+    assert list(output.values()) == alone
+    assert sum(plan.num_tokens for plan in engine.plans) == len(prompt) + 4 * NUM_TOKENS - 1
+    assert len(engine.plans[2].copies) == 3
 
 
 @pytest.mark.parametrize("variant", FAMILY_VARIANTS)

@@ -26,6 +26,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.engine.kernels.storage import as_moved, as_stored
+
 TILE_QUERIES = 512
 """Queries of a chunk that share a mask: bounds the mask's size."""
 PADDING_SLOTS_MAX = 512
@@ -86,8 +88,8 @@ class AttentionBatch:
 
 def write_kv(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
     """Puts the step's keys and values into their slots. `slot_mapping` [num_tokens] int64."""
-    key_cache.flatten(0, 1).index_copy_(0, slot_mapping, keys)
-    value_cache.flatten(0, 1).index_copy_(0, slot_mapping, values)
+    for new, cache in ((keys, key_cache), (values, value_cache)):
+        as_moved(cache).flatten(0, 1).index_copy_(0, slot_mapping, as_moved(as_stored(new, cache.dtype)))
 
 
 def paged_attention(
@@ -190,8 +192,8 @@ def _tiles(
 
 def _decode(queries: Tensor, key_cache: Tensor, value_cache: Tensor, batch: DecodeBatch) -> Tensor:
     """Queries [n, heads, head_dim] → [n, heads, head_dim]."""
-    keys = _gather(key_cache, batch.blocks, batch.count)
-    values = _gather(value_cache, batch.blocks, batch.count)
+    keys = _gather(key_cache, batch.blocks, batch.count, queries.dtype)
+    values = _gather(value_cache, batch.blocks, batch.count, queries.dtype)
     kv_heads, head_dim = key_cache.shape[2:]
     grouped = queries.reshape(batch.count, kv_heads, -1, head_dim)
     return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=batch.mask).reshape(queries.shape)
@@ -206,9 +208,12 @@ def _chunk(
     """
     if tile.blocks is None:
         ends = tile.key_start, tile.key_start + tile.num_keys
-        keys, values = (x[ends[0] : ends[1]].transpose(0, 1) for x in (keys, values))
+        # What later steps will read: the result must not depend on how a prompt is cut up.
+        rounded = (as_stored(x[ends[0] : ends[1]], key_cache.dtype).to(queries.dtype) for x in (keys, values))
+        keys, values = (x.transpose(0, 1) for x in rounded)
     else:
-        keys, values = (_gather(cache, tile.blocks, 1)[0, :, : tile.num_keys] for cache in (key_cache, value_cache))
+        caches = (key_cache, value_cache)
+        keys, values = (_gather(cache, tile.blocks, 1, queries.dtype)[0, :, : tile.num_keys] for cache in caches)
     rows, kv_heads = tile.end - tile.start, keys.shape[0]
     grouped = queries[tile.start : tile.end].unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
     expanded = [x.unsqueeze(1).expand(-1, grouped.shape[1], -1, -1) for x in (keys, values)]
@@ -218,9 +223,9 @@ def _chunk(
     return attended.permute(2, 0, 1, 3).reshape(rows, -1, queries.shape[-1])
 
 
-def _gather(cache: Tensor, blocks: Tensor, count: int) -> Tensor:
+def _gather(cache: Tensor, blocks: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """The keys or values in `count` equally long lists of blocks: [count, kv_heads, slots, head_dim]."""
-    gathered = cache.flatten(1).index_select(0, blocks)
+    gathered = as_moved(cache).flatten(1).index_select(0, blocks).view(cache.dtype).to(dtype)
     return gathered.view(count, -1, *cache.shape[2:]).transpose(1, 2)
 
 

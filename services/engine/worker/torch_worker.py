@@ -4,6 +4,7 @@ Loads the model, sizes the cache, keeps the rows, computes and samples. Knows no
 scheduling or of the bus. Called by the step loop, from one thread.
 """
 
+import logging
 import os
 from pathlib import Path
 
@@ -17,13 +18,17 @@ from services.engine.kernels.paged_attention import AttentionShape, plan_attenti
 from services.engine.models.decoder import Decoder, StepInputs
 from services.engine.models.description import DecoderDescription, DtypeName
 from services.engine.models.registry import find_family
+from services.engine.worker.acceptance import accept
+from services.engine.worker.host_cache import copy_blocks, plan_host_blocks
 from services.engine.worker.inputs import FlatStep, flatten
 from services.engine.worker.kv_cache import allocate_kv_cache, cpu_budget, cuda_budget, plan_kv_cache
 from services.engine.worker.model_files import eos_token_ids, read_config
 from services.engine.worker.sampler import sample
 from services.engine.worker.state_table import StateTable
 from services.engine.worker.weights import load_weights
-from shared.config import EngineSettings
+from shared.config import EngineSettings, SettingsError
+
+logger = logging.getLogger(__name__)
 
 SMALL_MODEL_BYTES = 64 * 2**20
 """Weights below this are read in a millisecond or two."""
@@ -42,6 +47,7 @@ class TorchWorker:
     def __init__(self, settings: EngineSettings, model_dir: Path, device: torch.device | None = None) -> None:
         """Loads the model. Raises `ServiceError` for a model or settings that cannot work."""
         self._device = device or torch.device("cpu")
+        check_offload(settings, self._device)
         if self._device.type == "cpu":
             torch.set_num_threads(settings.threads or useful_threads(model_dir))
         config = read_config(model_dir)
@@ -61,6 +67,7 @@ class TorchWorker:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """See `ModelWorker`."""
+        copy_blocks(plan, self._cache, self._host_cache)
         self._table.apply(plan)
         if plan.empty:
             return StepResult(plan.step)
@@ -70,29 +77,37 @@ class TorchWorker:
             return StepResult(plan.step)
         if len(step.logit_tokens) < len(step.ids):
             hidden = hidden.index_select(0, self._tensor(step.logit_tokens))
-        sampled = sample(self._decoder.logits(hidden), self._table.sampling(step.rows))
+        sampled = sample(self._decoder.logits(hidden), self._table.sampling(step.rows, step.offsets))
+        if step.offsets.any():
+            return accept(plan, sampled, self._table)
         self._table.append(step.rows, sampled.token_ids)
         tokens = tuple((token,) for token in sampled.token_ids.tolist())
         return StepResult(plan.step, tokens, tuple((logprobs,) for logprobs in sampled.logprobs))
 
     def close(self) -> None:
         """See `ModelWorker`."""
-        del self._decoder, self._cache, self._table
+        del self._decoder, self._cache, self._host_cache, self._table
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _prepare_state(self, settings: EngineSettings, eos: frozenset[int]) -> None:
         """Sizes and makes the cache and the rows, and with them the facts."""
-        description, dtype = self._description, self._dtype
+        description, dtype = self._description, choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
         on_cpu = self._device.type == "cpu"
         budget = cpu_budget(settings) if on_cpu else cuda_budget(settings, description, self._device)
         kv = plan_kv_cache(settings, description, dtype, budget)
         self._cache = allocate_kv_cache(description, kv.num_blocks, settings.block_size, dtype, self._device)
+        num_host_blocks = plan_host_blocks(settings, description, kv, dtype)
+        self._host_cache = allocate_kv_cache(
+            description, num_host_blocks, settings.block_size, dtype, torch.device("cpu")
+        )
         vocab_size = description.vocab_size
-        self._facts = EngineFacts(kv.num_blocks, settings.block_size, kv.max_model_len, vocab_size, eos)
+        self._facts = EngineFacts(
+            kv.num_blocks, settings.block_size, kv.max_model_len, vocab_size, eos, num_host_blocks
+        )
         self._table = StateTable(settings.max_num_seqs, kv.max_model_len, settings.block_size, vocab_size, eos)
         bytes_per_slot = description.kv_size * dtype.itemsize
-        self._shape = AttentionShape(settings.block_size, bytes_per_slot, dtype, self._device)
+        self._shape = AttentionShape(settings.block_size, bytes_per_slot, self._dtype, self._device)
 
     def _step_inputs(self, step: FlatStep) -> StepInputs:
         attention = {
@@ -117,6 +132,25 @@ def choose_dtype(asked: str, stored: DtypeName, device: torch.device) -> torch.d
     if device.type == "cpu":
         return torch.bfloat16 if stored == "float16" else _DTYPES[stored]
     return torch.float16 if stored == "float32" else _DTYPES[stored]
+
+
+def choose_cache_dtype(asked: str, dtype: torch.dtype) -> torch.dtype:
+    """The type of the KV cache: the model's, or 8 bits, of which `fp8` alone means those with the longer mantissa."""
+    if asked == "auto":
+        return dtype
+    return torch.float8_e5m2 if asked == "fp8_e5m2" else torch.float8_e4m3fn
+
+
+def check_offload(settings: EngineSettings, device: torch.device) -> None:
+    """Weights in host memory: on a CPU they are. Anywhere else offloading them is a `SettingsError`."""
+    if not settings.cpu_offload_gb:
+        return
+    if device.type != "cpu":
+        raise SettingsError(
+            f"--cpu-offload-gb: {settings.cpu_offload_gb:g} GiB of weights cannot be kept in host memory on a "
+            f"{device.type} device. Leave it out, or use a smaller type (--dtype) or model."
+        )
+    logger.info("--cpu-offload-gb changes nothing on a CPU: all weights are in host memory")
 
 
 def useful_threads(model_dir: Path) -> int:
