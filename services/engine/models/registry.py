@@ -2,7 +2,26 @@
 
 from typing import Protocol
 
-from services.engine.models import llama, mistral, qwen2, qwen3
+from services.engine.models import (
+    baichuan,
+    chatglm,
+    falcon,
+    gemma,
+    glm,
+    gpt2,
+    gpt_neox,
+    internlm2,
+    llama,
+    mistral,
+    mixtral,
+    opt,
+    phi3,
+    qwen,
+    qwen2,
+    qwen3,
+    qwen_moe,
+    starcoder2,
+)
 from services.engine.models.config_fields import Config, config_error
 from services.engine.models.description import DecoderDescription
 from services.engine.models.layout import Parameter
@@ -22,12 +41,31 @@ class Family(Protocol):
         ...
 
     @staticmethod
-    def layout(description: DecoderDescription) -> tuple[Parameter, ...]:
+    def layout(description: DecoderDescription, /) -> tuple[Parameter, ...]:
         """The checkpoint's tensors behind every parameter."""
         ...
 
 
-FAMILIES: tuple[Family, ...] = (llama, mistral, qwen2, qwen3)
+FAMILIES: tuple[Family, ...] = (
+    baichuan,
+    chatglm,
+    falcon,
+    gemma,
+    glm,
+    gpt2,
+    gpt_neox,
+    internlm2,
+    llama,
+    mistral,
+    mixtral,
+    opt,
+    phi3,
+    qwen,
+    qwen2,
+    qwen3,
+    qwen_moe,
+    starcoder2,
+)
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
 
 

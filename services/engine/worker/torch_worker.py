@@ -4,6 +4,7 @@ Loads the model, sizes the cache, keeps the rows, computes and samples. Knows no
 scheduling or of the bus. Called by the step loop, from one thread.
 """
 
+import itertools
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from services.engine.kernels.alibi import alibi_slopes
 from services.engine.kernels.paged_attention import AttentionShape, plan_attention
 from services.engine.models.decoder import Decoder, StepInputs
 from services.engine.models.description import DecoderDescription, DtypeName
@@ -92,7 +94,8 @@ class TorchWorker:
         self._facts = EngineFacts(kv.num_blocks, settings.block_size, kv.max_model_len, vocab_size, eos)
         self._table = StateTable(settings.max_num_seqs, kv.max_model_len, settings.block_size, vocab_size, eos)
         bytes_per_slot = description.kv_size * dtype.itemsize
-        self._shape = AttentionShape(settings.block_size, bytes_per_slot, dtype, self._device)
+        slopes = scaled_slopes(description, self._device)
+        self._shape = AttentionShape(settings.block_size, bytes_per_slot, dtype, self._device, slopes)
 
     def _step_inputs(self, step: FlatStep) -> StepInputs:
         attention = {
@@ -119,13 +122,22 @@ def choose_dtype(asked: str, stored: DtypeName, device: torch.device) -> torch.d
     return torch.float16 if stored == "float32" else _DTYPES[stored]
 
 
+def scaled_slopes(description: DecoderDescription, device: torch.device) -> Tensor | None:
+    """The slopes of linear position biases, [kv_heads, heads / kv_heads]; None for a model without them."""
+    if description.alibi_scale is None:
+        return None
+    slopes = alibi_slopes(description.num_heads) * description.alibi_scale
+    return slopes.view(description.num_kv_heads, -1).to(device)
+
+
 def useful_threads(model_dir: Path) -> int:
     """Threads to compute with when the user leaves it open: every core, but for a small model one.
 
     A small model's operations are too short to be worth sharing out: while the other services use a core too, the
     threads wait for each other longer than they compute.
     """
-    size = sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
+    files = itertools.chain(model_dir.glob("*.safetensors"), model_dir.glob("pytorch_model*.bin"))
+    size = sum(path.stat().st_size for path in files)
     return 1 if size < SMALL_MODEL_BYTES else len(os.sched_getaffinity(0))
 
 
