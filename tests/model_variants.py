@@ -66,7 +66,13 @@ MORE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chatglm": ("chatglm", {}),
     "chatglm for long contexts": ("chatglm", {"rope_ratio": 50, "add_bias_linear": True}),
 }
+FOREIGN_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    name: (name, {}) for name in ("olmo2", "cohere", "granite", "exaone4")
+}
+"""Architectures without a family here."""
+MORE_VARIANTS.update(FOREIGN_VARIANTS)
 MORE_FAMILY_VARIANTS = (
+    *FOREIGN_VARIANTS,
     "mixtral",
     "qwen2 with experts",
     "qwen3 with experts",

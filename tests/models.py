@@ -71,6 +71,10 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": {},
     "gpt2": {"tie_word_embeddings": True},
     "opt": {"ffn_dim": 176, "word_embed_proj_dim": 64, "tie_word_embeddings": True},
+    "olmo2": {},
+    "cohere": {"tie_word_embeddings": True, "logit_scale": 0.5},
+    "granite": {"logits_scaling": 2.0, "embedding_multiplier": 3.0, "attention_multiplier": 0.2},
+    "exaone4": {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]},
     "starcoder2": {"tie_word_embeddings": True},
     "falcon": {"tie_word_embeddings": True, "ffn_hidden_size": 176},
 }

@@ -11,6 +11,7 @@ looked at in between. No state: weights are given, caches are in the step. Calle
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +67,18 @@ class StepInputs:
     value_caches: tuple[Tensor, ...]
 
 
+class LanguageModel(Protocol):
+    """A model as the worker runs it. Both calls write the step's keys and values; ids, positions [num_tokens] int64."""
+
+    def forward(self, ids: Tensor, positions: Tensor, step: StepInputs) -> object:
+        """A step in which nothing samples."""
+        ...
+
+    def step_logits(self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor | None) -> Tensor:
+        """Logits [n, vocab] float32 of the `tokens` [n] of the step, of all in order where it is None."""
+        ...
+
+
 Rotations = Mapping[RopeParameters, Rotation]
 
 
@@ -97,6 +110,11 @@ class Decoder:
         for index, layer in enumerate(self._weights.layers):
             hidden = self._block(index, layer, hidden, rotations, step)
         return self._weights.final_norm(hidden)
+
+    def step_logits(self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor | None) -> Tensor:
+        """See `LanguageModel`."""
+        hidden = self.forward(ids, positions, step)
+        return self.logits(hidden if tokens is None else hidden.index_select(0, tokens))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden [n, hidden] → [n, vocab] float32. Only for the rows that sample: the head is the widest matrix."""

@@ -69,6 +69,16 @@ FAMILIES: tuple[Family, ...] = (
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
 
 
+def supported_architectures() -> list[str]:
+    """The names that have a family, sorted."""
+    return sorted(_BY_ARCHITECTURE)
+
+
+def has_family(config: Config) -> bool:
+    """Whether `find_family` finds one."""
+    return any(name in _BY_ARCHITECTURE for name in config.get("architectures") or [])
+
+
 def find_family(config: Config) -> Family:
     """The family of the first architecture that is known. Raises `ServiceError` naming those that are supported."""
     names = config.get("architectures") or []
@@ -76,4 +86,4 @@ def find_family(config: Config) -> Family:
         if name in _BY_ARCHITECTURE:
             return _BY_ARCHITECTURE[name]
     asked = ", ".join(map(str, names)) or "none at all"
-    raise config_error(f"architecture {asked} is not supported; supported: {', '.join(sorted(_BY_ARCHITECTURE))}.")
+    raise config_error(f"architecture {asked} is not supported; supported: {', '.join(supported_architectures())}.")

@@ -6,7 +6,9 @@ scheduling or of the bus. Called by the step loop, from one thread.
 
 import itertools
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +18,10 @@ from torch import Tensor
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.kernels.alibi import alibi_slopes
 from services.engine.kernels.paged_attention import AttentionShape, plan_attention
-from services.engine.models.decoder import Decoder, StepInputs
+from services.engine.models.config_fields import weight_dtype
+from services.engine.models.decoder import Decoder, LanguageModel, StepInputs
 from services.engine.models.description import DecoderDescription, DtypeName
-from services.engine.models.registry import find_family
+from services.engine.models.registry import find_family, has_family
 from services.engine.worker.inputs import FlatStep, flatten
 from services.engine.worker.kv_cache import allocate_kv_cache, cpu_budget, cuda_budget, plan_kv_cache
 from services.engine.worker.model_files import eos_token_ids, read_config
@@ -47,13 +50,8 @@ class TorchWorker:
         if self._device.type == "cpu":
             torch.set_num_threads(settings.threads or useful_threads(model_dir))
         config = read_config(model_dir)
-        family = find_family(config)
-        self._description = family.describe(config)
-        self._dtype = choose_dtype(settings.dtype, self._description.dtype, self._device)
-        layout = family.layout(self._description)
-        with torch.inference_mode():
-            weights = load_weights(model_dir, self._description, layout, self._dtype, self._device)
-            self._decoder = Decoder(self._description, weights)
+        self._dtype = choose_dtype(settings.dtype, weight_dtype(config), self._device)
+        self._model, self._description = load_model(model_dir, config, self._dtype, self._device)
         self._prepare_state(settings, eos_token_ids(model_dir, self._description))
 
     def facts(self) -> EngineFacts:
@@ -67,19 +65,20 @@ class TorchWorker:
         if plan.empty:
             return StepResult(plan.step)
         step = flatten(plan, self._table, self._facts.block_size)
-        hidden = self._decoder.forward(self._tensor(step.ids), self._tensor(step.positions), self._step_inputs(step))
+        inputs = self._tensor(step.ids), self._tensor(step.positions), self._step_inputs(step)
         if not len(step.rows):
+            self._model.forward(*inputs)
             return StepResult(plan.step)
-        if len(step.logit_tokens) < len(step.ids):
-            hidden = hidden.index_select(0, self._tensor(step.logit_tokens))
-        sampled = sample(self._decoder.logits(hidden), self._table.sampling(step.rows))
+        every = len(step.logit_tokens) == len(step.ids)
+        logits = self._model.step_logits(*inputs, None if every else self._tensor(step.logit_tokens))
+        sampled = sample(logits, self._table.sampling(step.rows))
         self._table.append(step.rows, sampled.token_ids)
         tokens = tuple((token,) for token in sampled.token_ids.tolist())
         return StepResult(plan.step, tokens, tuple((logprobs,) for logprobs in sampled.logprobs))
 
     def close(self) -> None:
         """See `ModelWorker`."""
-        del self._decoder, self._cache, self._table
+        del self._model, self._cache, self._table
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -107,6 +106,23 @@ class TorchWorker:
 
     def _tensor(self, values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values).to(self._device)
+
+
+def load_model(
+    model_dir: Path, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+) -> tuple[LanguageModel, DecoderDescription]:
+    """A decoder of our own where there is a family for it, else one that transformers runs. Raises `ServiceError`."""
+    if not has_family(config):
+        # Imported here: it takes seconds, and most models do without.
+        from services.engine.worker.transformers_model import load_transformers_model
+
+        model = load_transformers_model(model_dir, config, dtype, device)
+        return model, model.description
+    family = find_family(config)
+    description = family.describe(config)
+    with torch.inference_mode():
+        weights = load_weights(model_dir, description, family.layout(description), dtype, device)
+        return Decoder(description, weights), description
 
 
 def choose_dtype(asked: str, stored: DtypeName, device: torch.device) -> torch.dtype:
