@@ -17,6 +17,7 @@ from services.engine.models.rope import inverse_frequencies
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings
 from shared.sampling import SamplingParams
+from tests.model_variants import MORE_FAMILY_VARIANTS, MORE_VARIANTS
 from tests.models import VOCAB_SIZE, greedy_reference, make_model
 
 pytestmark = pytest.mark.model
@@ -73,7 +74,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
     "qwen3 tied, with biases": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
 }
-FAMILY_VARIANTS = ("llama", "mistral with a window", "qwen2", "qwen3")
+VARIANTS.update(MORE_VARIANTS)
+FAMILY_VARIANTS = ("llama", "mistral with a window", "qwen2", "qwen3", *MORE_FAMILY_VARIANTS)
+CROWDED_VARIANTS = (
+    "llama",
+    "mistral with a window",
+    "qwen2",
+    "qwen3",
+    "mixtral",
+    "gemma2",
+    "falcon with biases for positions",
+)
+ROUNDED_VARIANTS = ("llama", "mistral with a window", "qwen2", "qwen3", "qwen2 with experts", "glm", "gpt_neox")
 
 Models = Callable[[str], Path]
 
@@ -327,7 +339,7 @@ def test_forks_of_a_running_sequence_give_what_they_give_alone(models: Models) -
     assert len(engine.plans[2].copies) == 3
 
 
-@pytest.mark.parametrize("variant", FAMILY_VARIANTS)
+@pytest.mark.parametrize("variant", CROWDED_VARIANTS)
 def test_thirty_two_sequences_at_once_give_the_same_tokens(
     variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
 ) -> None:
@@ -359,7 +371,7 @@ def test_a_sharded_checkpoint_gives_the_same_tokens(tmp_path: Path) -> None:
     assert Engine(sharded, limits).generate([prompt]) == Engine(single, limits).generate([prompt])
 
 
-@pytest.mark.parametrize("variant", FAMILY_VARIANTS)
+@pytest.mark.parametrize("variant", ROUNDED_VARIANTS)
 def test_bfloat16_log_probabilities_are_near_those_of_float32_weights(
     variant: str, models: Models, tmp_path: Path
 ) -> None:
@@ -384,7 +396,10 @@ def test_bfloat16_log_probabilities_are_near_those_of_float32_weights(
     assert errors.abs().mean() < 0.03
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if "positions" in name])
+@pytest.mark.parametrize(
+    "variant",
+    [name for name, (_, fields) in VARIANTS.items() if name.startswith("llama") and "rope_parameters" in fields],
+)
 def test_rotary_frequencies_are_those_of_transformers_to_the_last_bit(variant: str) -> None:
     from transformers import AutoConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
