@@ -74,6 +74,17 @@ def test_a_tied_checkpoint_may_hold_a_head_of_its_own_and_old_buffers(checkpoint
     load(checkpoint(change, tie_word_embeddings=True))
 
 
+def test_names_may_lack_their_first_part(checkpoint: Callable[..., Path]) -> None:
+    def change(tensors: dict[str, Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("model.")] = tensors.pop(name)
+
+    bare, x = load(checkpoint(change)), torch.randn(2, 32)
+    whole = load(checkpoint())
+    assert torch.equal(bare.embedding, whole.embedding)
+    assert torch.equal(bare.head(x), whole.head(x))
+
+
 def test_missing_tensors_are_named(checkpoint: Callable[..., Path]) -> None:
     def change(tensors: dict[str, Tensor]) -> None:
         del tensors["model.layers.1.mlp.up_proj.weight"], tensors["lm_head.weight"]
