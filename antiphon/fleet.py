@@ -39,16 +39,20 @@ class RestartPolicy:
         self._starts = Backoff()
         self._crashes = Backoff(crashes_max=CRASHES_MAX, window_s=WINDOW_S, max_s=1.0)
 
-    def after(self, exit_code: int, uptime_s: float, now: float) -> float | Failure:
-        """Seconds to wait before the next start, or why there is none. `now`: monotonic seconds."""
+    def after(self, exit_code: int, uptime_s: float, now: float, last_error: str = "") -> float | Failure:
+        """Seconds to wait before the next start, or why there is none.
+
+        `now`: monotonic seconds. `last_error`: what the child said last, so that it stands below all other output.
+        """
         if exit_code == CONFIGURATION_ERROR:
-            return Failure(f"{self._name} refused its configuration: see its message above.", CONFIGURATION_ERROR)
+            why = last_error or "see its message above"
+            return Failure(f"{self._name} refused its configuration: {why}", CONFIGURATION_ERROR)
         wait_s = self._crashes.crashed(now)
         if uptime_s < STABLE_S and wait_s is not None:
             wait_s = self._starts.crashed(now)
         if wait_s is None:
             reason = f"{self._name} ends again and again ({describe(exit_code)} the last time)"
-            return Failure(f"{reason}: its output above says why.", 1)
+            return Failure(f"{reason}: {last_error or 'its output above says why'}", 1)
         return wait_s
 
 
@@ -112,7 +116,7 @@ class Fleet:
             if member.stopping.is_set():
                 return
             now = time.monotonic()
-            verdict = policy.after(exit_code, now - started, now)
+            verdict = policy.after(exit_code, now - started, now, member.child.last_error if member.child else "")
             if isinstance(verdict, Failure):
                 self._give_up(member, verdict)
                 return

@@ -145,7 +145,7 @@ async def _shut_down(fleet: Fleet, failure: Failure | None) -> None:
     await fleet.stop(("gateway",), grace_s)
     await fleet.stop(BACK_SERVICES, grace_s)
     await fleet.stop(("nats",), BUS_GRACE_S)
-    _print_line("antiphon", "stopped")
+    _print_line("antiphon", f"stopped: {failure.message}" if failure else "stopped")
 
 
 async def _signalled(fleet: Fleet) -> None:

@@ -6,6 +6,7 @@ Not a supervisor: what happens when a child ends is decided in `antiphon.fleet`.
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,10 @@ class ChildSpec:
     """Which lines of output are worth forwarding."""
 
 
+_ERROR = re.compile(r" (?:ERROR|CRITICAL) \S+ (.+)")
+"""A line of `shared.actors.logs`: time, level, service, message."""
+
+
 class Child:
     """A process between `start` and the end of `wait`."""
 
@@ -43,6 +48,8 @@ class Child:
         self.spec = spec
         self._sink = sink
         self._process: asyncio.subprocess.Process | None = None
+        self.last_error = ""
+        """The last message that it logged as an error."""
 
     @property
     def pid(self) -> int:
@@ -98,6 +105,8 @@ class Child:
 
     def _show(self, lines: list[str]) -> None:
         for line in lines:
+            if (error := _ERROR.search(line)) is not None:
+                self.last_error = error[1]
             if self.spec.show(line):
                 self._sink(self.spec.name, line)
 

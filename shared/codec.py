@@ -28,8 +28,11 @@ def encode(message: Message) -> bytes:
     """Raises ServiceError('request_too_large') when the message does not fit into one bus message."""
     data = _ENCODER.encode(message)
     if len(data) > PAYLOAD_BYTES_MAX:
-        kind = type(message).__name__
-        raise ServiceError("request_too_large", f"The request is too large for the bus ({kind}: {len(data)} bytes).")
+        raise ServiceError(
+            "request_too_large",
+            f"The request is too large to be passed on: {len(data)} bytes as {type(message).__name__}, at most "
+            f"{PAYLOAD_BYTES_MAX}. Make the prompt shorter.",
+        )
     return data
 
 

@@ -11,6 +11,9 @@ import msgspec
 from shared import limits
 from shared.errors import ServiceError
 
+REPETITION_PENALTY_MIN = 0.01
+"""Logits are divided by it: a smaller one would leave the range of float32."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """Parameters of one sequence; the defaults are those of the OpenAI API with everything else off."""
@@ -48,8 +51,7 @@ def check(params: SamplingParams) -> None:
     _within(params.min_p, 0.0, 1.0, "min_p")
     _within(params.presence_penalty, -2.0, 2.0, "presence_penalty")
     _within(params.frequency_penalty, -2.0, 2.0, "frequency_penalty")
-    _within(params.repetition_penalty, 0.0, 2.0, "repetition_penalty")
-    _require(params.repetition_penalty > 0.0, "repetition_penalty", "must be greater than 0 and at most 2")
+    _within(params.repetition_penalty, REPETITION_PENALTY_MIN, 2.0, "repetition_penalty")
     _require(-(2**63) <= params.seed < 2**63, "seed", "must be a 64-bit integer")
     _require(len(params.stop_token_ids) <= limits.STOP_TOKEN_IDS_MAX, "stop_token_ids", "has too many entries")
     _require(

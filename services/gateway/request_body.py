@@ -1,6 +1,7 @@
 """Reads a request's body, never more of it than allowed."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 
 from starlette.types import Receive
@@ -11,6 +12,8 @@ from shared.errors import ServiceError
 
 _DISCARD_BYTES_MAX = 8 * limits.BODY_BYTES_MAX
 """Of a body that is too large, so much is still taken in and thrown away: a client that is sending reads no answer."""
+DISCARD_S = 5.0
+"""Longest time for that, in seconds: what was announced may never come."""
 
 
 async def read(headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> bytes:
@@ -26,8 +29,7 @@ async def read(headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> byte
 
 async def _read(announced: int, receive: Receive) -> bytes:
     if announced > limits.BODY_BYTES_MAX:
-        # More than would be thrown away is refused before it comes: it may never come.
-        await _discard(announced if announced > _DISCARD_BYTES_MAX else 0, receive)
+        await _discard(0, receive)
     body, more = bytearray(), True
     while more:
         chunk, more = await _next(receive)
@@ -41,9 +43,11 @@ async def _read(announced: int, receive: Receive) -> bytes:
 
 async def _discard(size: int, receive: Receive) -> None:
     more = True
-    while more and size < _DISCARD_BYTES_MAX:
-        chunk, more = await _next(receive)
-        size += len(chunk)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            while more and size < _DISCARD_BYTES_MAX:
+                chunk, more = await _next(receive)
+                size += len(chunk)
     raise ServiceError("request_too_large", f"The request body is larger than {limits.BODY_BYTES_MAX} bytes.")
 
 

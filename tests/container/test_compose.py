@@ -7,8 +7,10 @@ import asyncio
 import json
 import os
 import shutil
+import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -55,7 +57,13 @@ class Stack:
     """One `docker-compose up` under a project name of its own."""
 
     def __init__(self, model: Path) -> None:
-        self._environ = {"MODEL_DIR": str(model), "ENGINE_THREADS": "1", "OPENAI_API_KEYS": ""}
+        self._port = free_port()
+        self._environ = {
+            "MODEL_DIR": str(model),
+            "ENGINE_THREADS": "1",
+            "OPENAI_API_KEYS": "",
+            "PORT": str(self._port),
+        }
         self._compose = ("docker-compose",) if shutil.which("docker-compose") else ("docker", "compose")
 
     def compose(self, *words: str, check: bool = True) -> str:
@@ -76,9 +84,13 @@ class Stack:
         wait_until(lambda: all(self.healthy(s) == 2 for s in SERVICES), timeout_s, self.describe)
 
     def gateways(self) -> list[str]:
-        """Base URLs, one for each gateway."""
-        ports = [run("docker", "port", c, "8000/tcp").splitlines()[0] for c in self.containers("gateway")]
-        return [f"http://127.0.0.1:{port.rpartition(':')[2]}/v1" for port in ports]
+        """Base URLs, one for each gateway, past the common port."""
+        form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+        return [f"http://{run('docker', 'inspect', '-f', form, c)}:8000/v1" for c in self.containers("gateway")]
+
+    def front(self) -> str:
+        """Base URL of the port that all gateways share."""
+        return f"http://127.0.0.1:{self._port}/v1"
 
     def statuses(self) -> dict[str, dict[str, int]]:
         """Work done by each member of each service, from their heartbeats."""
@@ -95,6 +107,12 @@ class Stack:
 
     def describe(self) -> str:
         return self.compose("ps", check=False) + self.compose("logs", "--tail=30", check=False)[-8000:]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, why: Callable[[], str]) -> None:
@@ -119,6 +137,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield made
     finally:
         made.compose("down", "-v", "--remove-orphans", "-t", "30")
+
+
+def served(url: str) -> float:
+    """Chat requests that one gateway has answered."""
+    with urllib.request.urlopen(url.replace("/v1", "/metrics"), timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    counts = [line.rpartition(" ")[2] for line in lines if line.startswith("http_requests_total") and "chat" in line]
+    return sum(map(float, counts))
 
 
 async def load(urls: list[str], count: int, *, during: Callable[[], None] | None = None) -> list[str]:
@@ -191,10 +217,26 @@ def test_each_gateway_answers_the_openai_client_whole_and_streamed(stack: Stack)
     assert len(answers) == 1
 
 
+def test_one_port_serves_both_gateways_and_says_when_there_is_none(stack: Stack) -> None:
+    with openai.OpenAI(base_url=stack.front(), api_key="EMPTY", max_retries=0, timeout=60) as client:
+        ask = {"model": NAME, "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}
+        whole = client.chat.completions.create(**ask).choices[0].message.content
+        chunks = client.chat.completions.create(**ask, stream=True)
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole
+    stack.compose("stop", "-t", "30", "gateway")
+    with openai.OpenAI(base_url=stack.front(), api_key="EMPTY", max_retries=0, timeout=60) as client:
+        with pytest.raises(openai.InternalServerError, match="No gateway is running") as error:
+            client.models.list()
+        assert error.value.status_code == 503
+    stack.compose("start", "gateway")
+    stack.wait_until_healthy(RESTART_S)
+
+
 async def test_every_replica_takes_work(stack: Stack) -> None:
     before = stack.statuses()
-    await load(stack.gateways(), 48)
+    await load([stack.front()] * 48, 48)
     after = stack.statuses()
+    assert all(served(url) for url in stack.gateways()), "a gateway got no connection from the common port"
     for service in ("tokenizer", "engine", "detokenizer"):
         assert len(after[service]) == 2
         for member, work in after[service].items():

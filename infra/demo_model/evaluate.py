@@ -1,0 +1,159 @@
+"""Measures a model: accuracy per task on held-out instances, perplexity on unseen text.
+
+What it is not: bound to the training model.  ``accuracy`` and ``perplexity`` take
+callables, so that any engine or quantized model can be measured by the same code.  It
+is run by hand (``python -m infra.demo_model.evaluate --json``) and imported by benches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import torch
+
+from infra.demo_model.corpus import long_text
+from infra.demo_model.generate import GenerateFn, LogprobFn, decoder
+from infra.demo_model.newcomers import CONVERSATIONS, FIRST_PROMPTS
+from infra.demo_model.sample import Expect, Message, Sample, passes, user
+from infra.demo_model.stories import story
+from infra.demo_model.tasks import draw, task_names
+from infra.demo_model.tokenizer import DEMO
+
+EncodeFn = Callable[[str], Sequence[int]]
+
+#: A seed of its own: training draws from streams named "<seed>/<step>".
+_SEED = "held out"
+
+
+def held_out(per_task: int = 50, names: Sequence[str] | None = None) -> list[Sample]:
+    """The same held-out instances on every call; doubles within a task are dropped."""
+    found: list[Sample] = []
+    for name in names or task_names():
+        rng = Random(f"{_SEED}/{name}")
+        drawn = {
+            sample.messages[-1]["content"]: sample for sample in (draw(name, rng, "held out") for _ in range(per_task))
+        }
+        found += drawn.values()
+    return found
+
+
+def accuracy(
+    generate_fn: GenerateFn, per_task: int = 50, names: Sequence[str] | None = None
+) -> dict[str, tuple[int, int]]:
+    """Right answers and instances per task; ``generate_fn`` should decode greedily."""
+    samples = held_out(per_task, names)
+    answers = generate_fn([sample.messages for sample in samples])
+    table: dict[str, tuple[int, int]] = {}
+    for sample, answer in zip(samples, answers, strict=True):
+        right, total = table.get(sample.task, (0, 0))
+        table[sample.task] = (right + passes(sample.judged_by, answer), total + 1)
+    return table
+
+
+def failures(
+    generate_fn: GenerateFn, per_task: int = 50, names: Sequence[str] | None = None
+) -> list[tuple[Sample, str]]:
+    """The held-out instances that were answered wrongly, with the answers."""
+    samples = held_out(per_task, names)
+    answers = generate_fn([sample.messages for sample in samples])
+    return [pair for pair in zip(samples, answers, strict=True) if not passes(pair[0].judged_by, pair[1])]
+
+
+def _newcomer_cases() -> list[tuple[Sequence[Message], Expect]]:
+    return [*(((user(text),), expect) for text, expect in FIRST_PROMPTS), *CONVERSATIONS]
+
+
+def newcomers(generate_fn: GenerateFn) -> list[tuple[str, str, bool]]:
+    """The hand-written prompts: last message, answer, and whether it is right."""
+    cases = _newcomer_cases()
+    answers = generate_fn([messages for messages, _ in cases])
+    return [
+        (messages[-1]["content"], answer, passes(expect, answer))
+        for (messages, expect), answer in zip(cases, answers, strict=True)
+    ]
+
+
+def unseen_stories(count: int = 200) -> list[str]:
+    """Stories from a stream of their own; the grammar is the one trained on."""
+    rng = Random(f"{_SEED}/stories")
+    return [story(rng) for _ in range(count)]
+
+
+def unseen_long_texts(count: int = 20) -> list[str]:
+    rng = Random(f"{_SEED}/long")
+    return [long_text(rng) for _ in range(count)]
+
+
+def perplexity(
+    logprob_fn: LogprobFn, encode: EncodeFn, texts: Sequence[str] | None = None, start: int = 0, stop: int | None = None
+) -> float:
+    """Perplexity over texts (unseen stories by default), at token positions ``start`` to ``stop``."""
+    total, count = 0.0, 0
+    for text in texts if texts is not None else unseen_stories():
+        values = logprob_fn(list(encode(text))[:1024])[start:stop]
+        total -= sum(values)
+        count += len(values)
+    return math.exp(total / max(count, 1))
+
+
+def measure(folder: Path, per_task: int) -> dict[str, object]:
+    """Everything that ``results.json`` records about one model directory."""
+    model = decoder(folder)
+    encode: EncodeFn = lambda text: model.tokenizer.encode(text).ids  # noqa: E731
+    table = accuracy(model.answers, per_task)
+    seen = newcomers(model.answers)
+    right = sum(pair[0] for pair in table.values())
+    total = sum(pair[1] for pair in table.values())
+    long = unseen_long_texts()
+    return {
+        "accuracy": {name: {"right": pair[0], "of": pair[1]} for name, pair in table.items()},
+        "all tasks": {"right": right, "of": total, "share": round(right / total, 4)},
+        "newcomers": {"right": sum(case[2] for case in seen), "of": len(seen)},
+        "newcomer failures": [{"prompt": case[0], "answer": case[1]} for case in seen if not case[2]],
+        "perplexity": {
+            "unseen stories": round(perplexity(model.logprobs, encode), 4),
+            "long texts, tokens 0-255": round(perplexity(model.logprobs, encode, long, 0, 255), 4),
+            "long texts, tokens 512-1023": round(perplexity(model.logprobs, encode, long, 511, 1023), 4),
+        },
+        "parameters": sum(weight.numel() for weight in model.model.parameters()),
+        "bytes": sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
+    }
+
+
+def _show(found: dict[str, object]) -> None:
+    for name, value in found.items():
+        if isinstance(value, dict):
+            print(name)
+            for key, inner in value.items():
+                shown = f"{inner['right']}/{inner['of']}" if isinstance(inner, dict) else inner
+                print(f"  {key}: {shown}")
+        else:
+            print(f"{name}: {value}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=DEMO)
+    parser.add_argument("--per-task", type=int, default=50)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--failures", action="store_true", help="print wrong answers instead of figures")
+    arguments = parser.parse_args()
+    torch.set_num_threads(2)
+    if arguments.failures:
+        for sample, answer in failures(decoder(arguments.model).answers, arguments.per_task):
+            print(f"[{sample.task}] {sample.messages[-1]['content']!r} gave {answer!r}, not {sample.answer!r}")
+        return
+    found = measure(arguments.model, arguments.per_task)
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        _show(found)
+
+
+if __name__ == "__main__":
+    main()

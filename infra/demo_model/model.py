@@ -1,0 +1,168 @@
+"""The training model: a plain Llama decoder whose parameter names are those of HF.
+
+What it is not: the model the server runs.  It has no key/value cache across calls
+except the simple one in ``generate.py``'s batched loop, and no quantization.  It is
+called by ``train.py``, ``generate.py`` and ``export.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of the network, named as in an HF ``config.json``."""
+
+    vocab_size: int = 4096
+    hidden_size: int = 256
+    intermediate_size: int = 768
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int = 64
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-5
+    max_position_embeddings: int = 2048
+
+
+def rope_tables(shape: Shape, length: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of rotary angles, each ``[length, head_dim]``."""
+    steps = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), shape.rope_theta**-steps)
+    doubled = torch.cat((angles, angles), dim=-1)
+    return doubled.cos(), doubled.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply the half-split rotation that HF Llama uses."""
+    left, right = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-right, left), dim=-1) * sin
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm computed in float32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input at unit scale, times the weight."""
+        wide = x.float()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight.to(x.dtype) * (wide * scale).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        wide = shape.num_attention_heads * shape.head_dim
+        narrow = shape.num_key_value_heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.hidden_size, wide, bias=False)
+        self.k_proj = nn.Linear(shape.hidden_size, narrow, bias=False)
+        self.v_proj = nn.Linear(shape.hidden_size, narrow, bias=False)
+        self.o_proj = nn.Linear(wide, shape.hidden_size, bias=False)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], x.shape[1], -1, self.shape.head_dim).transpose(1, 2)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        """Mix the positions that ``mask`` lets see each other."""
+        query = rotate(self._heads(self.q_proj(x)), cos, sin)
+        key = rotate(self._heads(self.k_proj(x)), cos, sin)
+        value = self._heads(self.v_proj(x))
+        group = self.shape.num_attention_heads // self.shape.num_key_value_heads
+        key = key.repeat_interleave(group, dim=1)
+        value = value.repeat_interleave(group, dim=1)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.o_proj(mixed.transpose(1, 2).reshape(x.shape[0], x.shape[1], -1))
+
+
+class MLP(nn.Module):
+    """The SwiGLU feed-forward block."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Gate, widen, narrow."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """One decoder layer: attention and feed-forward, each behind a norm."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape)
+        self.mlp = MLP(shape)
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        """Both blocks, each added to the stream."""
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Trunk(nn.Module):
+    """Embedding, layers and final norm: everything under HF's ``model.`` prefix."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+
+    def forward(self, ids: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        """Hidden states of token ids."""
+        x = self.embed_tokens(ids)
+        for layer in self.layers:
+            x = layer(x, cos, sin, mask)
+        return self.norm(x)
+
+
+class Llama(nn.Module):
+    """The whole network; logits come from the tied embedding."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = Trunk(shape)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        deep = (2 * self.shape.num_hidden_layers) ** -0.5
+        for name, weight in self.named_parameters():
+            if weight.dim() < 2:
+                continue
+            # Projections back into the residual stream start smaller, so that its
+            # variance does not grow with depth.
+            scale = deep if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+            nn.init.normal_(weight, std=0.04 * scale)
+
+    def hidden(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Final hidden states; ``mask`` defaults to plain causal attention."""
+        length = ids.shape[1]
+        cos, sin = rope_tables(self.shape, length)
+        if mask is None:
+            mask = torch.ones(length, length, dtype=torch.bool).tril()
+        dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else torch.float32
+        hidden: Tensor = self.model(ids, cos.to(dtype), sin.to(dtype), mask)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Vocabulary scores of the given hidden states."""
+        return F.linear(hidden, self.model.embed_tokens.weight)

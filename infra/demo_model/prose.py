@@ -1,0 +1,53 @@
+"""Real English sentences: the docstrings of the Python standard library.
+
+What it is not: a corpus the model learns to write.  The sentences only widen the
+vocabulary and serve as material inside prompts (to repeat, to answer "I do not know"
+to).  They come from the running interpreter, licence PSF-2.0 (see the README).  It is
+called by ``tasks_words.py``, ``tasks_unknown.py`` and ``corpus.py``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sysconfig
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+_SKIPPED = ("test", "tests", "idlelib", "lib2to3", "site-packages", "turtledemo", "encodings", "__pycache__")
+_PLAIN = re.compile(r"[A-Z][A-Za-z ,;'()-]{20,110}\.")
+
+
+def _sources() -> list[Path]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    found = (path for path in root.rglob("*.py") if not set(path.relative_to(root).parts) & set(_SKIPPED))
+    return sorted(found)
+
+
+def _docstrings_of(path: Path) -> list[str]:
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError, ValueError):
+        return []
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds))
+    return [text for text in texts if text]
+
+
+@lru_cache(maxsize=1)
+def docstrings() -> tuple[str, ...]:
+    """Every docstring of the standard library, in a fixed order, without doubles."""
+    return tuple(dict.fromkeys(text for path in _sources() for text in _docstrings_of(path)))
+
+
+@lru_cache(maxsize=1)
+def sentences() -> tuple[str, ...]:
+    """The plain sentences among them: words and commas only, of moderate length."""
+    flat = (re.sub(r"\s+", " ", text) for text in docstrings())
+    return tuple(dict.fromkeys(found for text in flat for found in _PLAIN.findall(text)))
+
+
+def sentence(rng: Random) -> str:
+    """One plain sentence."""
+    return rng.choice(sentences())
