@@ -1,162 +1,34 @@
 """The engine's core and torch worker against transformers: the same tokens, however the work is cut up."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from services.engine.core.core import Core
-from services.engine.core.lookahead import Lookahead
-from services.engine.core.plan import CoreLimits, StepPlan
+from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.models.config_fields import rope_parameters
 from services.engine.models.rope import inverse_frequencies
-from services.engine.worker.torch_worker import TorchWorker
-from shared.config import EngineSettings
 from shared.sampling import SamplingParams
-from tests.model_variants import MORE_FAMILY_VARIANTS, MORE_VARIANTS
-from tests.models import VOCAB_SIZE, greedy_reference, make_model
+from tests.model.harness import (
+    CROWDED_VARIANTS,
+    FAMILY_VARIANTS,
+    NUM_TOKENS,
+    ROUNDED_VARIANTS,
+    VARIANTS,
+    Engine,
+    Models,
+    Reference,
+    make_prompt,
+)
+from tests.models import make_model
 
 pytestmark = pytest.mark.model
-
-NUM_TOKENS = 20
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "llama tied, three layers": ("llama", {"tie_word_embeddings": True, "num_hidden_layers": 3}),
-    "llama without groups": ("llama", {"num_key_value_heads": 4}),
-    "llama with one key head": ("llama", {"num_key_value_heads": 1}),
-    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama with its own head size": ("llama", {"head_dim": 24}),
-    "llama, linear positions": (
-        "llama",
-        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
-    ),
-    "llama, llama3 positions": (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            }
-        },
-    ),
-    "llama, yarn positions": (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
-                "original_max_position_embeddings": 64,
-            }
-        },
-    ),
-    "llama, dynamic positions": (
-        "llama",
-        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
-    ),
-    "mistral": ("mistral", {}),
-    "mistral with a window": ("mistral", {"sliding_window": 23}),
-    "mistral with a window of one block": ("mistral", {"sliding_window": 16, "num_key_value_heads": 4}),
-    "qwen2": ("qwen2", {}),
-    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
-    "qwen2, a window in some layers": (
-        "qwen2",
-        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1, "num_hidden_layers": 3},
-    ),
-    "qwen3": ("qwen3", {}),
-    "qwen3 tied, with biases": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
-}
-VARIANTS.update(MORE_VARIANTS)
-FAMILY_VARIANTS = ("llama", "mistral with a window", "qwen2", "qwen3", *MORE_FAMILY_VARIANTS)
-CROWDED_VARIANTS = (
-    "llama",
-    "mistral with a window",
-    "qwen2",
-    "qwen3",
-    "mixtral",
-    "gemma2",
-    "falcon with biases for positions",
-)
-ROUNDED_VARIANTS = ("llama", "mistral with a window", "qwen2", "qwen3", "qwen2 with experts", "glm", "gpt_neox")
-
-Models = Callable[[str], Path]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """Makes each variant once."""
-    made: dict[str, Path] = {}
-
-    def make(variant: str) -> Path:
-        if variant not in made:
-            family, overrides = VARIANTS[variant]
-            made[variant] = make_model(tmp_path_factory.mktemp("model"), family, **overrides)
-        return made[variant]
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def reference(models: Models) -> Callable[[str, list[int]], list[int]]:
-    """What transformers generates, once for each variant and prompt."""
-    known: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-
-    def generate(variant: str, prompt: list[int]) -> list[int]:
-        key = (variant, tuple(prompt))
-        if key not in known:
-            known[key] = greedy_reference(models(variant), prompt, NUM_TOKENS)
-        return known[key]
-
-    return generate
-
-
-def settings(directory: Path, **overrides: Any) -> EngineSettings:
-    return EngineSettings(
-        **{"model": str(directory), "device": "cpu", "threads": 1, "kv_cache_memory_gb": 0.05, **overrides}
-    )
-
-
-def make_prompt(length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng([length, seed]).integers(3, VOCAB_SIZE, length).tolist()
-
-
-def greedy(num_tokens: int = NUM_TOKENS) -> SamplingParams:
-    return SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
-
-
-class Engine:
-    """Core and worker in a plain loop."""
-
-    def __init__(self, directory: Path, limits: CoreLimits, **overrides: Any) -> None:
-        self.worker = TorchWorker(settings(directory, max_num_seqs=limits.max_num_seqs, **overrides), directory)
-        self.core = Core(limits, self.worker.facts())
-        self.plans: list[StepPlan] = []
-        self.cached: dict[str, int] = {}
-
-    def generate(self, prompts: list[list[int]], params: SamplingParams | None = None) -> list[list[int]]:
-        output: dict[str, list[int]] = {f"{len(self.plans)}-{i}": [] for i in range(len(prompts))}
-        for request_id, prompt in zip(output, prompts, strict=True):
-            self.core.add(SequenceSpec(request_id, tuple(prompt), params or greedy()))
-        while any(request_id in self.core for request_id in output):
-            plan = self.core.schedule()
-            self.plans.append(plan)
-            for outcome in self.core.apply(plan, self.worker.run(plan)):
-                output[outcome.request_id] += outcome.token_ids
-                self.cached[outcome.request_id] = outcome.num_cached_tokens
-        return list(output.values())
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_output_is_that_of_transformers_in_chunks_and_a_mixed_batch(
-    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
+    variant: str, models: Models, reference: Reference
 ) -> None:
     prompts = [make_prompt(length) for length in (1, 15, 16, 33, 90)]
     engine = Engine(models(variant), CoreLimits(8, 24, enable_prefix_caching=False))
@@ -166,9 +38,7 @@ def test_greedy_output_is_that_of_transformers_in_chunks_and_a_mixed_batch(
 
 
 @pytest.mark.parametrize("variant", FAMILY_VARIANTS)
-def test_a_prompt_in_one_step_gives_the_same_tokens(
-    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
-) -> None:
+def test_a_prompt_in_one_step_gives_the_same_tokens(variant: str, models: Models, reference: Reference) -> None:
     prompt = make_prompt(90)
     engine = Engine(models(variant), CoreLimits(1, 512, enable_prefix_caching=False))
     assert engine.generate([prompt]) == [reference(variant, prompt)]
@@ -176,9 +46,7 @@ def test_a_prompt_in_one_step_gives_the_same_tokens(
 
 
 @pytest.mark.parametrize("variant", FAMILY_VARIANTS)
-def test_a_prefix_hit_gives_the_same_tokens(
-    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
-) -> None:
+def test_a_prefix_hit_gives_the_same_tokens(variant: str, models: Models, reference: Reference) -> None:
     shared, tails = make_prompt(70), [make_prompt(5, seed=1), make_prompt(30, seed=2), []]
     engine = Engine(models(variant), CoreLimits(8, 64))
     engine.generate([shared])
@@ -188,9 +56,7 @@ def test_a_prefix_hit_gives_the_same_tokens(
 
 
 @pytest.mark.parametrize("variant", FAMILY_VARIANTS)
-def test_preemption_gives_the_same_tokens(
-    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
-) -> None:
+def test_preemption_gives_the_same_tokens(variant: str, models: Models, reference: Reference) -> None:
     prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
     limits = CoreLimits(4, 64, enable_prefix_caching=False)
     engine = Engine(models(variant), limits, num_gpu_blocks_override=11, swap_space=0.0)
@@ -202,7 +68,7 @@ def test_preemption_gives_the_same_tokens(
 @pytest.mark.spec("S-SRV-044")
 @pytest.mark.parametrize("variant", FAMILY_VARIANTS)
 def test_swapping_to_the_host_gives_the_same_tokens_and_computes_none_twice(
-    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
+    variant: str, models: Models, reference: Reference
 ) -> None:
     prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
     engine = Engine(models(variant), CoreLimits(4, 64, enable_prefix_caching=False), num_gpu_blocks_override=11)
@@ -211,83 +77,6 @@ def test_swapping_to_the_host_gives_the_same_tokens_and_computes_none_twice(
     assert engine.core.counters().preemptions > 0
     computed = sum(plan.num_tokens for plan in engine.plans)
     assert computed == sum(len(prompt) + NUM_TOKENS - 1 for prompt in prompts)
-
-
-REPETITIVE = [3, 4, 5, 6, 7, 8, 9, 10] * 5
-
-
-@pytest.mark.spec("S-SRV-057", "S-SRV-058")
-@pytest.mark.parametrize("variant", FAMILY_VARIANTS)
-@pytest.mark.parametrize("num_guesses", [1, 8])
-def test_lookahead_gives_the_same_greedy_tokens(
-    variant: str, num_guesses: int, models: Models, reference: Callable[[str, list[int]], list[int]]
-) -> None:
-    """Also in a crowded pool, in chunks and after prefix hits."""
-    prompts = [make_prompt(30), make_prompt(50), REPETITIVE, make_prompt(33)]
-    expected = [reference(variant, prompt) for prompt in prompts]
-    limits = CoreLimits(4, 48, num_speculative_tokens=num_guesses)
-    engine = Engine(models(variant), limits, num_gpu_blocks_override=12, max_model_len=160)
-    for prompt, tokens in zip(prompts, expected, strict=True):
-        ask_an_oracle(engine, prompt + tokens, num_guesses)
-    assert engine.generate(prompts) == expected
-    assert engine.generate(prompts) == expected
-    counters = engine.core.counters()
-    assert counters.drafted_tokens > counters.accepted_tokens > 0
-    assert counters.preemptions > 0
-
-
-@pytest.mark.spec("S-SRV-057")
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"seed": 7, "temperature": 0.4},
-        {"seed": 8, "temperature": 0.2, "top_k": 5, "min_p": 0.01},
-        {"temperature": 0.0, "repetition_penalty": 1.3},
-        {"temperature": 0.0, "frequency_penalty": 0.3, "presence_penalty": 0.2},
-        {"temperature": 0.0, "min_tokens": 12, "ignore_eos": False, "stop_token_ids": tuple(range(100, 200))},
-    ],
-    ids=str,
-)
-def test_lookahead_gives_the_same_seeded_penalised_and_held_back_tokens(
-    changes: dict[str, Any], models: Models
-) -> None:
-    params = SamplingParams(**{"max_tokens": 60, "ignore_eos": True, "logprobs": 2, **changes})
-    prompts = [REPETITIVE, make_prompt(20) * 2]
-    plain = Engine(models("qwen3"), CoreLimits(2, 64)).generate(prompts, params)
-    ahead = Engine(models("qwen3"), CoreLimits(2, 64, num_speculative_tokens=4))
-    for prompt, tokens in zip(prompts, plain, strict=True):
-        ask_an_oracle(ahead, prompt + tokens, 4)
-    assert ahead.generate(prompts, params) == plain
-    assert ahead.core.counters().accepted_tokens > 10
-
-
-def ask_an_oracle(engine: Engine, whole: list[int], most: int) -> None:
-    """Has the core guess what the sequence will be, and now and then something else."""
-    add = engine.core.add
-
-    def add_with_oracle(spec: SequenceSpec) -> None:
-        add(spec)
-        sequence = engine.core.sequences[spec.request_id]
-        if sequence.lookahead is not None and tuple(whole[: len(spec.prompt_token_ids)]) == spec.prompt_token_ids:
-            sequence.lookahead = Oracle(whole, most)
-
-    engine.core.add = add_with_oracle  # type: ignore[method-assign]
-
-
-class Oracle(Lookahead):
-    """Knows the output; every third guess goes wrong at its end."""
-
-    def __init__(self, whole: list[int], most: int) -> None:
-        super().__init__(most)
-        self._whole, self._most = whole, most
-        self._count = 0
-
-    def draft(self, tokens: Any, most: int) -> tuple[int, ...]:
-        self._count += 1
-        guesses = self._whole[len(tokens) : len(tokens) + min(most, self._most)]
-        if self._count % 3 == 0 and guesses:
-            guesses[-1] = (guesses[-1] + 1) % VOCAB_SIZE
-        return tuple(guesses)
 
 
 @pytest.mark.spec("S-SRV-036")
@@ -340,9 +129,7 @@ def test_forks_of_a_running_sequence_give_what_they_give_alone(models: Models) -
 
 
 @pytest.mark.parametrize("variant", CROWDED_VARIANTS)
-def test_thirty_two_sequences_at_once_give_the_same_tokens(
-    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
-) -> None:
+def test_thirty_two_sequences_at_once_give_the_same_tokens(variant: str, models: Models, reference: Reference) -> None:
     """Plain first; then everything at once: chunks, prefix hits and a pool so small that sequences are preempted."""
     prompts = [make_prompt(1 + 7 * i % 60, seed=i) for i in range(16)] * 2
     expected = [reference(variant, prompt) for prompt in prompts]
