@@ -31,8 +31,9 @@ class Rule:
 
 
 AT_LEAST_1 = Rule("at least 1", lambda value: value >= 1)
-NOT_NEGATIVE = Rule("at least 0", lambda value: value >= 0)
+NOT_NEGATIVE = Rule("at least 0", lambda value: 0 <= value < float("inf"))
 SHARE = Rule("above 0 and at most 1", lambda value: 0 < value <= 1)
+FRACTION = Rule("between 0 and 1", lambda value: 0 <= value <= 1)
 POSITIVE = Rule("above 0", lambda value: value > 0)
 POWER_OF_TWO = Rule("a power of two", lambda value: value >= 1 and value & (value - 1) == 0)
 
@@ -124,6 +125,60 @@ class EngineSettings(ModelSettings):
     )
     kv_cache_memory_gb: float = flag(
         1.0, "memory for the KV cache on a CPU, GiB (at most what is free)", rule=POSITIVE, group="engine"
+    )
+    kv_cache_ratio: float | None = flag(
+        None,
+        "share of the KV blocks up to which new requests are let in beside running ones (default: 1)",
+        rule=FRACTION,
+        group="engine",
+    )
+    kv_cache_dtype: str = flag(
+        "auto",
+        "type of the KV cache: the model's, or 8 bits, twice the context in the same memory (fp8: fp8_e4m3)",
+        choices=("auto", "fp8", "fp8_e4m3", "fp8_e5m2"),
+        group="engine",
+    )
+    cpu_offload_gb: float = flag(
+        0.0,
+        "weights in host memory, GiB (on a CPU they all are; not supported on other devices)",
+        rule=NOT_NEGATIVE,
+        group="engine",
+    )
+    use_warmup: bool = flag(False, "run made-up requests before the engine counts as ready", group="engine")
+    swap_space: float | None = flag(
+        None,
+        "host memory for preempted requests, GiB (default: 4, or half of what is free; 0: they are computed again)",
+        rule=NOT_NEGATIVE,
+        group="engine",
+    )
+    scheduler_delay_factor: float = flag(
+        0.0,
+        "hold new requests back beside running ones for this many times the last step that let some in",
+        rule=NOT_NEGATIVE,
+        group="engine",
+    )
+    use_lookahead: bool = flag(
+        False,
+        "guess tokens from the request's own text and check several in one step; the output stays the same",
+        env="USE_LOOKAHEAD",
+        group="engine",
+    )
+    num_speculative_tokens: int = flag(
+        8,
+        "most tokens guessed in a step, with --use-lookahead",
+        env="NUM_SPECULATIVE_TOKENS",
+        rule=AT_LEAST_1,
+        group="engine",
+    )
+    use_v2_block_manager: bool = flag(False, "required together with --use-lookahead", group="engine")
+    num_scheduler_steps: int = flag(
+        1,
+        "steps whose tokens leave together: above 1, fewer messages and less even streams",
+        rule=AT_LEAST_1,
+        group="engine",
+    )
+    disable_async_output_proc: bool = flag(
+        False, "publish a step's tokens before the next step, not beside it", group="engine"
     )
     enable_prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes", group="engine")
     enable_chunked_prefill: bool = flag(True, "split long prompts over steps", group="engine")

@@ -4,9 +4,12 @@ Nothing here is trained. The weights are drawn wide enough that greedy decoding 
 repeating one token, and biases and norms are random too: a bias that a loader forgets must change the output.
 """
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
+
+from tests.plain_decoders import PLAIN_FAMILIES, is_plain, plain_greedy, write_plain_model
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -51,13 +54,31 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": EOS_TOKEN_ID,
     "pad_token_id": BOS_TOKEN_ID,
 }
+_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": None},
     "qwen2": {},
     "qwen3": {"head_dim": 32},
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 80},
+    "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 72},
+    "qwen3_moe": {**_EXPERTS, "head_dim": 32},
+    "gemma": {"head_dim": 24, "tie_word_embeddings": True},
+    "gemma2": {"head_dim": 24, "tie_word_embeddings": True, "query_pre_attn_scalar": 20, "sliding_window": 20},
+    "gemma3_text": {"head_dim": 24, "tie_word_embeddings": True, "query_pre_attn_scalar": 20, "sliding_window": 20},
+    "phi3": {},
+    "glm": {"head_dim": 16},
+    "gpt_neox": {},
+    "gpt2": {"tie_word_embeddings": True},
+    "opt": {"ffn_dim": 176, "word_embed_proj_dim": 64, "tie_word_embeddings": True},
+    "olmo2": {},
+    "cohere": {"tie_word_embeddings": True, "logit_scale": 0.5},
+    "granite": {"logits_scaling": 2.0, "embedding_multiplier": 3.0, "attention_multiplier": 0.2},
+    "exaone4": {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]},
+    "starcoder2": {"tie_word_embeddings": True},
+    "falcon": {"tie_word_embeddings": True, "ffn_hidden_size": 176},
 }
-FAMILIES = tuple(_FAMILIES)
+FAMILIES = (*_FAMILIES, *PLAIN_FAMILIES)
 
 
 def make_model(
@@ -74,6 +95,10 @@ def make_model(
     `family` is one of `FAMILIES`; `overrides` are fields of its config (`num_hidden_layers=3`,
     `rope_parameters={…}`); a small `max_shard_size` such as "100KB" gives a sharded checkpoint with an index.
     """
+    if family in PLAIN_FAMILIES:
+        write_plain_model(directory, family, seed, dtype, **overrides)
+        write_tokenizer(directory)
+        return directory
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -86,11 +111,12 @@ def make_model(
 
 
 def greedy_reference(directory: Path, prompt_token_ids: list[int], num_tokens: int) -> list[int]:
-    """What transformers generates greedily from these ids, ignoring the end of sequence."""
+    """What transformers, or the plain reference, generates greedily from these ids, ignoring the end of sequence."""
+    if is_plain(directory):
+        return plain_greedy(directory, prompt_token_ids, num_tokens)
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
+    model = _loaded(directory)
     ids = list(prompt_token_ids)
     with torch.inference_mode():
         step = model(torch.tensor([ids]), use_cache=True)
@@ -98,6 +124,15 @@ def greedy_reference(directory: Path, prompt_token_ids: list[int], num_tokens: i
             ids.append(int(step.logits[0, -1].argmax()))
             step = model(torch.tensor([ids[-1:]]), past_key_values=step.past_key_values, use_cache=True)
     return ids[len(prompt_token_ids) :]
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(directory: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    # Falcon's eager attention adds the biases for positions twice.
+    biased = json.loads((directory / "config.json").read_text()).get("alibi", False)
+    return AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa" if biased else "eager").eval()
 
 
 def write_tokenizer(directory: Path, vocab_size: int = VOCAB_SIZE, max_length: int = 512) -> None:
@@ -150,6 +185,9 @@ def _randomise(model: Any, seed: int) -> None:
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() > 1:
-                parameter.copy_(noise * (0.1 if "embed" in name else 1.2 / parameter.shape[1] ** 0.5))
+                parameter.copy_(
+                    noise
+                    * (0.1 if "embed" in name or ".wpe" in name or ".wte" in name else 1.2 / parameter.shape[1] ** 0.5)
+                )
             else:
                 parameter.copy_(noise * 0.1 + (0.0 if name.endswith("bias") else 1.0))

@@ -20,6 +20,8 @@ SIZED = ("services", "shared", "antiphon", "infra", "bench", "tests")
 PRODUCT = ("services", "shared", "antiphon")
 _EXCUSE = re.compile(r"#\s*long:\s*\w+")
 _UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+_ALLOWED = {("services/engine/worker/checkpoint.py", "torch.load")}
+"""Calls that are safe where they stand: with `weights_only=True` torch.load builds tensors and refuses all else."""
 _UNSAFE_CALLS = {"eval", "exec", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load", "torch.load"}
 
 
@@ -45,7 +47,7 @@ def main() -> int:
         if (count := text.count("\n")) > FILE_LINES_MAX:
             problems.append(f"{name}: {count} lines, more than {FILE_LINES_MAX}")
         if name.parts[0] in PRODUCT:
-            problems += [f"{name}:{line}: {what}" for line, what in unsafe(tree)]
+            problems += [f"{name}:{line}: {what}" for line, what in unsafe(tree, name.as_posix())]
     problems += [
         f"{f.place}: {f.lines} lines, more than {FUNCTION_LINES_MAX}, and no comment `# long: WHY`"
         for f in functions
@@ -71,20 +73,26 @@ def measured(tree: ast.AST, text: str, name: str) -> Iterator[Function]:
             yield Function(end - node.lineno + 1, f"{name}:{node.lineno} {node.name}", excused)
 
 
-def unsafe(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, what) of everything that would run what it reads."""
+def unsafe(tree: ast.AST, name: str = "") -> Iterator[tuple[int, str]]:
+    """(line, what) of everything in the file `name` that would run what it reads."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             for module in imported(node):
                 if module.split(".")[0] in _UNSAFE_MODULES:
                     yield node.lineno, f"imports {module}"
-        elif isinstance(node, ast.Call):
+        elif isinstance(node, ast.Call) and not allowed(node, name):
             yield from ((node.lineno, what) for what in unsafe_call(node))
 
 
 def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
     """The modules that a statement imports."""
     return [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+
+
+def allowed(call: ast.Call, name: str) -> bool:
+    """Whether a call is one of the exceptions, and made in the safe way."""
+    restricted = any(k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in call.keywords)
+    return restricted and (name, ast.unparse(call.func)) in _ALLOWED
 
 
 def unsafe_call(call: ast.Call) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """The step loop: inbox, schedule, run, apply, report. Synchronous; a thread of its own drives it in production.
 
 It knows the core and a worker, nothing of the bus. Commands come through a thread-safe inbox; what a step gave leaves
-through one callback, once a step. `ThreadedLoop` runs it beside the event loop; the simulation calls `step` itself.
+through one callback, once a step or once for several (`--num-scheduler-steps`). `ThreadedLoop` runs it beside the event
+loop; the simulation calls `step` itself.
 """
 
 import asyncio
@@ -10,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from services.engine.core.core import Core
 from services.engine.core.plan import StepPlan
@@ -21,7 +24,10 @@ from shared.errors import ServiceError
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step did. Times are the clock's nanoseconds. `refused`: sequences that the core could not take."""
+    """What one step did, or several, whose outcomes are put together for each sequence; `step` is the last one.
+
+    Times are the clock's nanoseconds. `refused`: sequences that the core could not take.
+    """
 
     step: int
     outcomes: tuple[Outcome, ...]
@@ -33,13 +39,25 @@ class StepReport:
 
 
 class StepLoop:
-    """One engine's core and worker. `add` and `abort` may be called from any thread, `step` from one only."""
+    """One engine's core and worker. `add` and `abort` may be called from any thread, `step` from one only.
 
-    def __init__(self, core: Core, worker: ModelWorker, clock: Clock, report: Callable[[StepReport], None]) -> None:
+    `steps_a_report`: how many steps a pass takes at most. A step in which sequences join ends the pass, so that nobody
+    waits for a first token.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        worker: ModelWorker,
+        clock: Clock,
+        report: Callable[[StepReport], None],
+        steps_a_report: int = 1,
+    ) -> None:
         self.core = core
         self.worker = worker
         self._clock = clock
         self._report = report
+        self._steps_a_report = steps_a_report
         self._inbox: deque[SequenceSpec | str] = deque()
         self._work = threading.Event()
 
@@ -64,19 +82,28 @@ class StepLoop:
     def step(self) -> bool:
         """One pass. False when there was nothing to compute."""
         self._work.clear()
+        reports: list[StepReport] = []
+        while len(reports) < self._steps_a_report:
+            report = self._one_step()
+            reports.append(report)
+            if not report.num_tokens or report.joined:
+                break
+        whole = reports[0] if len(reports) == 1 else _put_together(reports)
+        if whole.num_tokens or whole.refused:
+            self._report(whole)
+        return whole.num_tokens > 0
+
+    def _one_step(self) -> StepReport:
         refused = self._receive()
-        plan = self.core.schedule()
-        if plan.empty:
-            if refused:
-                self._report(self._summary(plan, [], refused, self._clock.time_ns()))
-            return False
         started_ns = self._clock.time_ns()
+        plan = self.core.schedule(self._clock.monotonic())
+        if plan.empty:
+            return self._summary(plan, [], refused, started_ns)
         result = self.worker.run(plan)
         # Aborts that came while the step ran take effect before its tokens are given out.
         refused += self._receive()
-        outcomes = self.core.apply(plan, result)
-        self._report(self._summary(plan, outcomes, refused, started_ns))
-        return True
+        outcomes = self.core.apply(plan, result, self._clock.monotonic())
+        return self._summary(plan, outcomes, refused, started_ns)
 
     def _receive(self) -> list[tuple[str, ServiceError]]:
         refused: list[tuple[str, ServiceError]] = []
@@ -97,6 +124,32 @@ class StepLoop:
         joined = tuple(new.request_id for new in plan.new)
         ended_ns = self._clock.time_ns()
         return StepReport(plan.step, tuple(outcomes), tuple(refused), joined, plan.num_tokens, started_ns, ended_ns)
+
+
+def _put_together(reports: list[StepReport]) -> StepReport:
+    outcomes: dict[str, Outcome] = {}
+    for outcome in (outcome for report in reports for outcome in report.outcomes):
+        earlier = outcomes.get(outcome.request_id)
+        outcomes[outcome.request_id] = outcome if earlier is None else _join(earlier, outcome)
+    return StepReport(
+        step=reports[-1].step,
+        outcomes=tuple(outcomes.values()),
+        refused=tuple(each for report in reports for each in report.refused),
+        joined=tuple(each for report in reports for each in report.joined),
+        num_tokens=sum(report.num_tokens for report in reports),
+        started_ns=reports[0].started_ns,
+        ended_ns=reports[-1].ended_ns,
+    )
+
+
+def _join(earlier: Outcome, later: Outcome) -> Outcome:
+    assert later.position == earlier.position + len(earlier.token_ids), (earlier, later)
+    return msgspec.structs.replace(
+        later,
+        position=earlier.position,
+        token_ids=earlier.token_ids + later.token_ids,
+        logprobs=earlier.logprobs + later.logprobs,
+    )
 
 
 class Driver(Protocol):

@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
-import threading
+import logging
+import time
 from collections.abc import Callable
 
 from services.engine.actor import EngineActor
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts
 from services.engine.loop import Driver, StepLoop, StepReport, ThreadedLoop
+from services.engine.reports import ReportQueue
+from services.engine.warmup import warm_up
 from services.engine.worker.seam import ModelWorker
 from shared import limits
 from shared.actors.host import Host
@@ -16,18 +19,25 @@ from shared.config import EngineSettings, SettingsError
 from shared.messages import EngineStatus, ServiceName
 from shared.model_files import DEMO_NAME, model_name
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_BATCHED_TOKENS = 2048
 JOIN_S = 5.0
 
 
 class EngineService:
-    """One engine. `make_worker` loads the model; it runs on a thread, so the bus is reached meanwhile."""
+    """One engine. `make_worker` loads the model; it runs on a thread, so the bus is reached meanwhile.
+
+    Raises SettingsError for settings that contradict each other.
+    """
 
     name: ServiceName = "engine"
 
     def __init__(
         self, settings: EngineSettings, make_worker: Callable[[EngineSettings], ModelWorker] | None = None
     ) -> None:
+        if settings.use_lookahead and not settings.use_v2_block_manager:
+            raise SettingsError("--use-lookahead needs --use-v2-block-manager: add it")
         self._settings = settings
         self._make_worker = make_worker or _load_worker
         self._status: EngineStatus | None = None
@@ -39,16 +49,18 @@ class EngineService:
         self._ended = self._event_loop.create_future()
         worker = await self._load()
         self._facts = worker.facts()
-        self._core = Core(core_limits(self._settings, self._facts), self._facts)
-        self._steps = StepLoop(self._core, worker, host.clock, self._on_report)
+        bounds = core_limits(self._settings, self._facts)
+        if self._settings.use_warmup:
+            await self._warm_up(worker, bounds)
+        self._core = Core(bounds, self._facts)
+        self._reports = ReportQueue(self._report, wait=self._settings.disable_async_output_proc)
+        self._steps = StepLoop(self._core, worker, host.clock, self._reports.put, self._settings.num_scheduler_steps)
         self.actor = EngineActor(host, self._steps.add, self._steps.abort)
         self._refresh()
         await self.actor.listen()
         self._actor_task = asyncio.create_task(self.actor.run())
         self._housekeeping = asyncio.create_task(self._keep_house())
-        self._reports: asyncio.Queue[StepReport] = asyncio.Queue()
-        self._room = threading.Semaphore(limits.STEP_REPORTS_MAX)
-        self._publisher = asyncio.create_task(self._publish())
+        self._publisher = asyncio.create_task(self._reports.run())
         self._thread = self._drive()
 
     def status(self) -> EngineStatus:
@@ -71,7 +83,7 @@ class EngineService:
         finally:
             self._thread.stop()
             await self._thread.join(JOIN_S)
-            await self._reports.join()
+            await self._reports.empty()
             for task in (self._housekeeping, self._publisher):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -82,23 +94,18 @@ class EngineService:
     async def _load(self) -> ModelWorker:
         return await asyncio.to_thread(self._make_worker, self._settings)
 
+    async def _warm_up(self, worker: ModelWorker, bounds: CoreLimits) -> None:
+        started = time.monotonic()
+        steps = await asyncio.to_thread(warm_up, worker, bounds)
+        logger.info("warmed up with %d steps in %.2f s", steps, time.monotonic() - started)
+
+    async def _report(self, report: StepReport) -> None:
+        await self.actor.report(report)
+
     def _drive(self) -> Driver:
         thread = ThreadedLoop(self._steps, self._on_exit)
         thread.start()
         return thread
-
-    def _on_report(self, report: StepReport) -> None:
-        """Called on the step thread; blocks it when publishing falls behind."""
-        self._room.acquire()
-        self._event_loop.call_soon_threadsafe(self._reports.put_nowait, report)
-
-    async def _publish(self) -> None:
-        # One task, so that a sequence's events leave in order.
-        while True:
-            report = await self._reports.get()
-            await self.actor.report(report)
-            self._room.release()
-            self._reports.task_done()
 
     def _on_exit(self, error: BaseException | None) -> None:
         """Called on the step thread."""
@@ -156,7 +163,15 @@ def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
             f"--max-num-batched-tokens: {budget} is less than --max-num-seqs ({settings.max_num_seqs}) or, with "
             f"--enable-chunked-prefill=false, less than the context ({facts.max_model_len} tokens)"
         )
-    return CoreLimits(settings.max_num_seqs, budget, settings.enable_prefix_caching, chunked)
+    return CoreLimits(
+        settings.max_num_seqs,
+        budget,
+        settings.enable_prefix_caching,
+        chunked,
+        settings.kv_cache_ratio,
+        settings.scheduler_delay_factor,
+        settings.num_speculative_tokens if settings.use_lookahead else 0,
+    )
 
 
 def _load_worker(settings: EngineSettings) -> ModelWorker:

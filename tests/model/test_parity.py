@@ -1,149 +1,34 @@
 """The engine's core and torch worker against transformers: the same tokens, however the work is cut up."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits, StepPlan
+from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.models.config_fields import rope_parameters
 from services.engine.models.rope import inverse_frequencies
-from services.engine.worker.torch_worker import TorchWorker
-from shared.config import EngineSettings
 from shared.sampling import SamplingParams
-from tests.models import VOCAB_SIZE, greedy_reference, make_model
+from tests.model.harness import (
+    CROWDED_VARIANTS,
+    FAMILY_VARIANTS,
+    NUM_TOKENS,
+    ROUNDED_VARIANTS,
+    VARIANTS,
+    Engine,
+    Models,
+    Reference,
+    make_prompt,
+)
+from tests.models import make_model
 
 pytestmark = pytest.mark.model
-
-NUM_TOKENS = 20
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "llama tied, three layers": ("llama", {"tie_word_embeddings": True, "num_hidden_layers": 3}),
-    "llama without groups": ("llama", {"num_key_value_heads": 4}),
-    "llama with one key head": ("llama", {"num_key_value_heads": 1}),
-    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama with its own head size": ("llama", {"head_dim": 24}),
-    "llama, linear positions": (
-        "llama",
-        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
-    ),
-    "llama, llama3 positions": (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            }
-        },
-    ),
-    "llama, yarn positions": (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
-                "original_max_position_embeddings": 64,
-            }
-        },
-    ),
-    "llama, dynamic positions": (
-        "llama",
-        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
-    ),
-    "mistral": ("mistral", {}),
-    "mistral with a window": ("mistral", {"sliding_window": 23}),
-    "mistral with a window of one block": ("mistral", {"sliding_window": 16, "num_key_value_heads": 4}),
-    "qwen2": ("qwen2", {}),
-    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
-    "qwen2, a window in some layers": (
-        "qwen2",
-        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1, "num_hidden_layers": 3},
-    ),
-    "qwen3": ("qwen3", {}),
-    "qwen3 tied, with biases": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
-}
-FAMILY_VARIANTS = ("llama", "mistral with a window", "qwen2", "qwen3")
-
-Models = Callable[[str], Path]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """Makes each variant once."""
-    made: dict[str, Path] = {}
-
-    def make(variant: str) -> Path:
-        if variant not in made:
-            family, overrides = VARIANTS[variant]
-            made[variant] = make_model(tmp_path_factory.mktemp("model"), family, **overrides)
-        return made[variant]
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def reference(models: Models) -> Callable[[str, list[int]], list[int]]:
-    """What transformers generates, once for each variant and prompt."""
-    known: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-
-    def generate(variant: str, prompt: list[int]) -> list[int]:
-        key = (variant, tuple(prompt))
-        if key not in known:
-            known[key] = greedy_reference(models(variant), prompt, NUM_TOKENS)
-        return known[key]
-
-    return generate
-
-
-def settings(directory: Path, **overrides: Any) -> EngineSettings:
-    return EngineSettings(
-        **{"model": str(directory), "device": "cpu", "threads": 1, "kv_cache_memory_gb": 0.05, **overrides}
-    )
-
-
-def make_prompt(length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng([length, seed]).integers(3, VOCAB_SIZE, length).tolist()
-
-
-def greedy(num_tokens: int = NUM_TOKENS) -> SamplingParams:
-    return SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
-
-
-class Engine:
-    """Core and worker in a plain loop."""
-
-    def __init__(self, directory: Path, limits: CoreLimits, **overrides: Any) -> None:
-        self.worker = TorchWorker(settings(directory, max_num_seqs=limits.max_num_seqs, **overrides), directory)
-        self.core = Core(limits, self.worker.facts())
-        self.plans: list[StepPlan] = []
-        self.cached: dict[str, int] = {}
-
-    def generate(self, prompts: list[list[int]], params: SamplingParams | None = None) -> list[list[int]]:
-        output: dict[str, list[int]] = {f"{len(self.plans)}-{i}": [] for i in range(len(prompts))}
-        for request_id, prompt in zip(output, prompts, strict=True):
-            self.core.add(SequenceSpec(request_id, tuple(prompt), params or greedy()))
-        while any(request_id in self.core for request_id in output):
-            plan = self.core.schedule()
-            self.plans.append(plan)
-            for outcome in self.core.apply(plan, self.worker.run(plan)):
-                output[outcome.request_id] += outcome.token_ids
-                self.cached[outcome.request_id] = outcome.num_cached_tokens
-        return list(output.values())
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_output_is_that_of_transformers_in_chunks_and_a_mixed_batch(
-    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
+    variant: str, models: Models, reference: Reference
 ) -> None:
     prompts = [make_prompt(length) for length in (1, 15, 16, 33, 90)]
     engine = Engine(models(variant), CoreLimits(8, 24, enable_prefix_caching=False))
@@ -153,9 +38,7 @@ def test_greedy_output_is_that_of_transformers_in_chunks_and_a_mixed_batch(
 
 
 @pytest.mark.parametrize("variant", FAMILY_VARIANTS)
-def test_a_prompt_in_one_step_gives_the_same_tokens(
-    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
-) -> None:
+def test_a_prompt_in_one_step_gives_the_same_tokens(variant: str, models: Models, reference: Reference) -> None:
     prompt = make_prompt(90)
     engine = Engine(models(variant), CoreLimits(1, 512, enable_prefix_caching=False))
     assert engine.generate([prompt]) == [reference(variant, prompt)]
@@ -163,9 +46,7 @@ def test_a_prompt_in_one_step_gives_the_same_tokens(
 
 
 @pytest.mark.parametrize("variant", FAMILY_VARIANTS)
-def test_a_prefix_hit_gives_the_same_tokens(
-    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
-) -> None:
+def test_a_prefix_hit_gives_the_same_tokens(variant: str, models: Models, reference: Reference) -> None:
     shared, tails = make_prompt(70), [make_prompt(5, seed=1), make_prompt(30, seed=2), []]
     engine = Engine(models(variant), CoreLimits(8, 64))
     engine.generate([shared])
@@ -175,20 +56,80 @@ def test_a_prefix_hit_gives_the_same_tokens(
 
 
 @pytest.mark.parametrize("variant", FAMILY_VARIANTS)
-def test_preemption_gives_the_same_tokens(
-    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
-) -> None:
+def test_preemption_gives_the_same_tokens(variant: str, models: Models, reference: Reference) -> None:
     prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
-    engine = Engine(models(variant), CoreLimits(4, 64, enable_prefix_caching=False), num_gpu_blocks_override=11)
+    limits = CoreLimits(4, 64, enable_prefix_caching=False)
+    engine = Engine(models(variant), limits, num_gpu_blocks_override=11, swap_space=0.0)
     assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
     joined = [sequence.request_id for plan in engine.plans for sequence in plan.new]
     assert len(joined) > len(prompts), "nothing was preempted"
 
 
+@pytest.mark.spec("S-SRV-044")
 @pytest.mark.parametrize("variant", FAMILY_VARIANTS)
-def test_thirty_two_sequences_at_once_give_the_same_tokens(
-    variant: str, models: Models, reference: Callable[[str, list[int]], list[int]]
+def test_swapping_to_the_host_gives_the_same_tokens_and_computes_none_twice(
+    variant: str, models: Models, reference: Reference
 ) -> None:
+    prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
+    engine = Engine(models(variant), CoreLimits(4, 64, enable_prefix_caching=False), num_gpu_blocks_override=11)
+    assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
+    assert sum(len(plan.swap_in) for plan in engine.plans) > 0
+    assert engine.core.counters().preemptions > 0
+    computed = sum(plan.num_tokens for plan in engine.plans)
+    assert computed == sum(len(prompt) + NUM_TOKENS - 1 for prompt in prompts)
+
+
+@pytest.mark.spec("S-SRV-036")
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2"])
+def test_an_8_bit_cache_gives_the_same_tokens_however_the_work_is_cut_up(kind: str, models: Models) -> None:
+    prompts = [make_prompt(length) for length in (15, 31, 64)]
+    whole = Engine(models("llama"), CoreLimits(4, 512, enable_prefix_caching=False), kv_cache_dtype=kind)
+    expected = whole.generate(prompts)
+    chunked = Engine(
+        models("llama"), CoreLimits(4, 20), kv_cache_dtype=kind, num_gpu_blocks_override=9, max_model_len=120
+    )
+    assert chunked.generate(prompts) == expected
+    assert chunked.generate(prompts) == expected
+    assert chunked.core.counters().preemptions > 0
+
+
+@pytest.mark.spec("S-SRV-036")
+def test_an_8_bit_cache_moves_log_probabilities_a_little(models: Models) -> None:
+    prompt, reports = make_prompt(60), {}
+    for kind in ("auto", "fp8", "fp8_e4m3", "fp8_e5m2"):
+        engine = Engine(models("llama"), CoreLimits(1, 64), kv_cache_dtype=kind)
+        engine.core.add(SequenceSpec("a", tuple(prompt), SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)))
+        (outcome,) = engine.core.apply(plan := engine.core.schedule(), engine.worker.run(plan))
+        reports[kind] = outcome.logprobs[0].logprob
+    assert reports["fp8"] == reports["fp8_e4m3"]
+    errors = [abs(reports[kind] - reports["auto"]) for kind in ("fp8_e4m3", "fp8_e5m2")]
+    assert 0.0 < errors[0] < 0.2
+    assert 0.0 < errors[1] < 0.4
+
+
+def test_forks_of_a_running_sequence_give_what_they_give_alone(models: Models) -> None:
+    prompt = make_prompt(37)
+    params = [SamplingParams(max_tokens=NUM_TOKENS, seed=seed, ignore_eos=True) for seed in range(4)]
+    limits = CoreLimits(4, 64, enable_prefix_caching=False)
+    alone = [Engine(models("qwen3"), limits).generate([prompt], each)[0] for each in params]
+    engine = Engine(models("qwen3"), limits)
+    output: dict[str, list[int]] = {str(number): [] for number in range(4)}
+    engine.core.add(SequenceSpec("0", tuple(prompt), params[0]))
+    while engine.core.sequences or not output["3"]:
+        plan = engine.core.schedule()
+        engine.plans.append(plan)
+        for outcome in engine.core.apply(plan, engine.worker.run(plan)):
+            output[outcome.request_id] += outcome.token_ids
+        if len(engine.plans) == 2:
+            for number in (1, 2, 3):
+                engine.core.fork("0", SequenceSpec(str(number), tuple(prompt), params[number]))
+    assert list(output.values()) == alone
+    assert sum(plan.num_tokens for plan in engine.plans) == len(prompt) + 4 * NUM_TOKENS - 1
+    assert len(engine.plans[2].copies) == 3
+
+
+@pytest.mark.parametrize("variant", CROWDED_VARIANTS)
+def test_thirty_two_sequences_at_once_give_the_same_tokens(variant: str, models: Models, reference: Reference) -> None:
     """Plain first; then everything at once: chunks, prefix hits and a pool so small that sequences are preempted."""
     prompts = [make_prompt(1 + 7 * i % 60, seed=i) for i in range(16)] * 2
     expected = [reference(variant, prompt) for prompt in prompts]
@@ -217,7 +158,7 @@ def test_a_sharded_checkpoint_gives_the_same_tokens(tmp_path: Path) -> None:
     assert Engine(sharded, limits).generate([prompt]) == Engine(single, limits).generate([prompt])
 
 
-@pytest.mark.parametrize("variant", FAMILY_VARIANTS)
+@pytest.mark.parametrize("variant", ROUNDED_VARIANTS)
 def test_bfloat16_log_probabilities_are_near_those_of_float32_weights(
     variant: str, models: Models, tmp_path: Path
 ) -> None:
@@ -242,7 +183,10 @@ def test_bfloat16_log_probabilities_are_near_those_of_float32_weights(
     assert errors.abs().mean() < 0.03
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if "positions" in name])
+@pytest.mark.parametrize(
+    "variant",
+    [name for name, (_, fields) in VARIANTS.items() if name.startswith("llama") and "rope_parameters" in fields],
+)
 def test_rotary_frequencies_are_those_of_transformers_to_the_last_bit(variant: str) -> None:
     from transformers import AutoConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

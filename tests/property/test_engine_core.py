@@ -50,6 +50,12 @@ class Row:
             self.tokens.append(token_id)
             self.prefixes.append(hash((self.prefixes[-1] if self.prefixes else self.salt, token_id)))
 
+    def with_guesses(self, token_ids: tuple[int, ...]) -> list[int]:
+        """The prefixes as they are if the guesses are right."""
+        guessed = Row("", self.salt, list(self.tokens), list(self.prefixes))
+        guessed.append(token_ids)
+        return guessed.prefixes
+
 
 class ModelWorker:
     """Carries out plans in order and asserts that each finds the KV that it builds on."""
@@ -60,10 +66,13 @@ class ModelWorker:
         self.rows: dict[int, Row] = {}
         self.kv: dict[tuple[int, int], int] = {}
         """Block and offset to the prefix whose last token's KV is there."""
+        self.host: dict[int, dict[int, int]] = {}
+        """Host block to offset to prefix."""
 
-    def run(self, plan: StepPlan, salts: dict[str, bytes], draw: random.Random, most_tokens: int) -> StepResult:
+    def run(self, plan: StepPlan, salts: dict[str, bytes], draw: random.Random) -> StepResult:
         for row in plan.freed_rows:
             del self.rows[row]
+        self.copy(plan)
         for new in plan.new:
             self.fill(new, salts[new.request_id])
         assert len({share.row for share in plan.scheduled}) == len(plan.scheduled), "a row twice in one plan"
@@ -74,10 +83,40 @@ class ModelWorker:
         sampled: list[tuple[int, ...]] = []
         for share in plan.scheduled:
             if share.samples:
-                sampled.append(tuple(draw.choices(SAMPLED, k=draw.randint(1, most_tokens))))
+                sampled.append(self.sample(share.draft_token_ids, draw))
                 self.rows[share.row].append(sampled[-1])
         logprobs = tuple(tuple(SampledLogprobs(-1.0) for _ in tokens) for tokens in sampled)
         return StepResult(plan.step, tuple(sampled), logprobs)
+
+    def sample(self, guesses: tuple[int, ...], draw: random.Random) -> tuple[int, ...]:
+        """Some of the guesses and one token more, which is not the next guess."""
+        right = guesses[: draw.randint(0, len(guesses))]
+        wrong = guesses[len(right) : len(right) + 1]
+        few = draw.choice([SAMPLED, (10, 11)])
+        return (*right, draw.choice([token for token in few if token not in wrong]))
+
+    def copy(self, plan: StepPlan) -> None:
+        for pairs in (plan.swap_out, plan.swap_in, plan.copies):
+            assert len({target for _, target in pairs}) == len(pairs), "two copies to one block"
+        for block, host_block in plan.swap_out:
+            assert 0 <= host_block < self.facts.num_host_blocks
+            self.host[host_block] = self.content(block)
+        held = {block for row in self.rows.values() for block in row.blocks}
+        for host_block, block in plan.swap_in:
+            assert block not in held, "copied into a block that is held"
+            self.put(block, self.host[host_block])
+        for source, block in plan.copies:
+            assert block not in held, "copied into a block that is held"
+            self.put(block, self.content(source))
+
+    def content(self, block: int) -> dict[int, int]:
+        places = ((offset, self.kv.get((block, offset))) for offset in range(self.facts.block_size))
+        return {offset: prefix for offset, prefix in places if prefix is not None}
+
+    def put(self, block: int, content: dict[int, int]) -> None:
+        for offset in range(self.facts.block_size):
+            self.kv.pop((block, offset), None)
+        self.kv.update({(block, offset): prefix for offset, prefix in content.items()})
 
     def fill(self, new: NewSequence, salt: bytes) -> None:
         assert 0 <= new.row < self.max_num_seqs
@@ -88,15 +127,18 @@ class ModelWorker:
     def compute(self, share: ScheduledSequence) -> None:
         row, end = self.rows[share.row], share.start + share.num_tokens
         assert share.num_tokens > 0
-        assert end <= len(row.tokens), "tokens that nobody knows"
-        assert share.samples == (end == len(row.tokens))
+        num_known = end - len(share.draft_token_ids)
+        assert num_known <= len(row.tokens), "tokens that nobody knows"
+        assert share.samples == (num_known == len(row.tokens))
+        assert share.samples or not share.draft_token_ids
+        prefixes = row.with_guesses(share.draft_token_ids)
         for position in range(share.start):
             assert self.kv.get(self.place(row, position)) == row.prefixes[position], f"lost KV at {position}"
         others = {block for other in self.rows.values() if other is not row for block in other.blocks}
         for position in range(share.start, end):
             place = self.place(row, position)
             assert place[0] not in others, "writes into a shared block"
-            self.kv[place] = row.prefixes[position]
+            self.kv[place] = prefixes[position]
 
     def place(self, row: Row, position: int) -> tuple[int, int]:
         return row.blocks[position // self.facts.block_size], position % self.facts.block_size
@@ -119,10 +161,13 @@ class EngineCoreMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4]),
         max_num_seqs=st.integers(1, 5),
         budget=st.integers(1, 24),
-        caching=st.sampled_from([True, True, False]),
+        caching=st.booleans(),
         chunked=st.booleans(),
         depth=st.integers(1, 3),
-        speculates=st.booleans(),
+        num_guesses=st.sampled_from([0, 1, 4]),
+        num_host_blocks=st.sampled_from([0, 2, 20, 20]),
+        ratio=st.sampled_from([None, None, 0.0, 0.5, 1.0]),
+        delay=st.sampled_from([0.0, 0.0, 2.0]),
     )
     def start(
         self,
@@ -133,12 +178,15 @@ class EngineCoreMachine(RuleBasedStateMachine):
         caching: bool,
         chunked: bool,
         depth: int,
-        speculates: bool,
+        num_guesses: int,
+        num_host_blocks: int,
+        ratio: float | None,
+        delay: float,
     ) -> None:
-        self.limits = CoreLimits(max_num_seqs, max(budget, max_num_seqs), caching, chunked)
-        self.facts = EngineFacts(num_blocks, block_size, 40, 1000, frozenset({EOS}))
-        self.depth = 1 if speculates else depth
-        self.most_tokens = 3 if speculates else 1
+        self.limits = CoreLimits(max_num_seqs, max(budget, max_num_seqs), caching, chunked, ratio, delay, num_guesses)
+        self.facts = EngineFacts(num_blocks, block_size, 40, 1000, frozenset({EOS}), num_host_blocks)
+        self.now_s = 0.0
+        self.depth = depth
         self.core = Core(self.limits, self.facts)
         self.worker = ModelWorker(self.facts, max_num_seqs)
         self.live: dict[str, Known] = {}
@@ -161,6 +209,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         arrival=st.integers(0, 3),
         num_hashes=st.sampled_from([0, 1, 99]),
+        source=st.none() | st.integers(0, 1000),
     )
     def submit(
         self,
@@ -175,8 +224,14 @@ class EngineCoreMachine(RuleBasedStateMachine):
         priority: int,
         arrival: int,
         num_hashes: int,
+        source: int | None,
     ) -> None:
         prompt = (*range(100 * (family + 1), 100 * (family + 1) + shared), *tail)
+        forked = sorted(self.live)[source % len(self.live)] if self.live and source is not None else None
+        if forked is not None:
+            known = self.live[forked]
+            prompt, salt = known.spec.prompt_token_ids, known.spec.cache_salt
+            output = known.output[: len(known.output) - len(output)]
         params = SamplingParams(
             max_tokens=max_tokens,
             min_tokens=min(min_tokens, max_tokens),
@@ -191,7 +246,10 @@ class EngineCoreMachine(RuleBasedStateMachine):
             request_id, prompt, params, tuple(output), tuple(hashes[:num_hashes]), salt, priority, arrival
         )
         try:
-            self.core.add(spec)
+            if forked is None:
+                self.core.add(spec)
+            else:
+                self.core.fork(forked, spec)
         except ServiceError:
             room = min(self.facts.max_model_len, self.facts.num_blocks * self.facts.block_size + 1)
             assert not prompt or len(prompt) + len(output) >= room or len(output) >= max_tokens
@@ -211,7 +269,8 @@ class EngineCoreMachine(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 2**16))
     def plan(self, seed: int) -> None:
         oldest = self.core.scheduler.running[0] if self.core.scheduler.running else None
-        plan = self.core.schedule()
+        self.now_s += seed % 3
+        plan = self.core.schedule(self.now_s)
         self.check_plan(plan)
         if plan.empty:
             assert plan == StepPlan(plan.step)
@@ -219,14 +278,14 @@ class EngineCoreMachine(RuleBasedStateMachine):
             return
         if oldest and not self.in_flight and self.limits.enable_chunked_prefill:
             assert oldest.num_in_flight == 1, "the oldest running sequence was passed over"
-        result = self.worker.run(plan, self.salts, random.Random(seed), self.most_tokens)
+        result = self.worker.run(plan, self.salts, random.Random(seed))
         self.in_flight.append((plan, result))
 
     @precondition(lambda self: self.in_flight)
     @rule()
     def apply(self) -> None:
         plan, result = self.in_flight.popleft()
-        outcomes = self.core.apply(plan, result)
+        outcomes = self.core.apply(plan, result, self.now_s)
         assert len({each.request_id for each in outcomes}) == len(outcomes)
         for outcome in outcomes:
             self.check_outcome(outcome)
@@ -304,6 +363,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
             self.holds_together()
         assert not self.live, f"{len(self.live)} sequences have not ended"
         assert self.core.pool.num_free == self.facts.num_blocks
+        assert self.core.swap.pool.num_free == self.facts.num_host_blocks
         assert self.core.scheduler.rows.num_free == self.limits.max_num_seqs
 
 

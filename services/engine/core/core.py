@@ -1,6 +1,7 @@
 """The façade: sequences in, plans out, results in, outcomes out.
 
     core.add(spec)                    queue a sequence
+    core.fork(request_id, spec)       queue one that shares the computed tokens of another
     core.abort(request_id)            end one, at any moment
     plan = core.schedule()            decide the next step
     outcomes = core.apply(plan, r)    take in what the worker gave
@@ -9,14 +10,18 @@ It decides nothing about order or memory (`scheduler`, `block_pool`) and runs no
 `LLM` call it from one thread. Only `counters` may be read from another.
 """
 
+from array import array
+
 from services.engine.core.block_pool import BlockPool
 from services.engine.core.counters import Counters, Tally
+from services.engine.core.lookahead import Lookahead
 from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
 from services.engine.core.prefix_cache import PrefixCache
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.core.scheduler import Scheduler
 from services.engine.core.sequence import Sequence, Status, from_spec
 from services.engine.core.stopping import Verdict, rules_for
+from services.engine.core.swap import SwapSpace
 from shared.blocks import HASH_BYTES
 from shared.errors import ServiceError
 
@@ -30,12 +35,14 @@ class Core:
         self.tally = Tally()
         self.pool = BlockPool(facts.num_blocks)
         self.prefix_cache = PrefixCache(self.pool, facts.block_size, enabled=limits.enable_prefix_caching)
-        self.scheduler = Scheduler(limits, facts.block_size, self.pool, self.prefix_cache, self.tally)
+        self.swap = SwapSpace(facts.num_host_blocks, facts.block_size, self.pool, self.tally)
+        self.scheduler = Scheduler(limits, facts.block_size, self.pool, self.prefix_cache, self.swap, self.tally)
         self.sequences: dict[str, Sequence] = {}
         """Those that were added and have not ended, by request id."""
         # The last token of a sequence is sampled and never computed, so it needs no place in a block.
         self.max_model_len = min(facts.max_model_len, facts.num_blocks * facts.block_size + 1)
         """Longest prompt and output together: the model's limit, or what the pool holds of a sequence that is alone."""
+        self.num_speculative_tokens = limits.num_speculative_tokens
         self._num_added = 0
         self._num_applied = 0
 
@@ -53,9 +60,25 @@ class Core:
         self._check(spec)
         rules = rules_for(spec.params, len(spec.prompt_token_ids), self.max_model_len, self.facts.eos_token_ids)
         sequence = from_spec(spec, rules, self._num_added, self.facts.block_size)
+        if self.num_speculative_tokens:
+            sequence.lookahead = Lookahead(self.num_speculative_tokens)
         self._num_added += 1
         self.sequences[spec.request_id] = sequence
         self.scheduler.add(sequence)
+
+    def fork(self, source_id: str, spec: SequenceSpec) -> None:
+        """Queues a sequence that begins like a live one, for a further choice or a beam.
+
+        If the source is running when the new one joins, all that both have in common and that is computed by then is
+        shared, its last block, if it is not full, as a copy. Otherwise it is a sequence like any other. The same errors
+        as `add`; a source that is not live or has another cache salt is the caller's mistake.
+        """
+        source = self.sequences[source_id]
+        assert source.cache_salt == spec.cache_salt, "a fork across cache salts"
+        self.add(spec)
+        sequence = self.sequences[spec.request_id]
+        sequence.fork_source = source
+        sequence.num_forked_tokens = _common_length(source.tokens, sequence.tokens)
 
     def abort(self, request_id: str) -> bool:
         """Ends a sequence without an outcome; False if there is none of this id.
@@ -69,15 +92,17 @@ class Core:
         self.tally.finished["abort"] += 1
         return True
 
-    def schedule(self) -> StepPlan:
+    def schedule(self, now_s: float = 0.0) -> StepPlan:
         """Plans the next step; the plan is empty when there is nothing to compute, and is then not to be run.
 
-        Every plan that is not empty must be run and applied, in order. The next one may be planned before that, but not
-        if the worker may give several tokens a step: what follows them is only known from the result.
-        """
-        return self.scheduler.schedule()
+        `now_s` is the caller's clock, in seconds; it matters with a scheduler delay only.
 
-    def apply(self, plan: StepPlan, result: StepResult) -> list[Outcome]:
+        Every plan that is not empty must be run and applied, in order. The next one may be planned before that; it then
+        leaves out sequences with guesses in flight: what follows them is only known from the result.
+        """
+        return self.scheduler.schedule(now_s)
+
+    def apply(self, plan: StepPlan, result: StepResult, now_s: float = 0.0) -> list[Outcome]:
         """Takes in a step's result: one outcome for each sequence that got tokens and was not aborted, in plan order.
 
         A sequence whose outcome has a finish reason is gone, its row and blocks are free, unless a later plan in flight
@@ -87,13 +112,14 @@ class Core:
             return []
         assert plan.step == result.step == self._num_applied + 1, (plan.step, result.step, self._num_applied)
         self._num_applied = plan.step
+        self.scheduler.landed(plan.step, now_s)
         num_samples = sum(share.samples for share in plan.scheduled)
         assert len(result.token_ids) == len(result.logprobs) == num_samples, "the result is not that of the plan"
         samples = zip(result.token_ids, result.logprobs, strict=True)
         outcomes: list[Outcome] = []
         for share in plan.scheduled:
-            sequence = self.scheduler.land(share)
             sampled = next(samples) if share.samples else None
+            sequence = self.scheduler.land(share, len(sampled[0]) if sampled is not None else 0)
             if sequence.status is Status.FINISHED:
                 continue
             self.prefix_cache.publish(sequence)
@@ -115,6 +141,10 @@ class Core:
             prefix_cache_queries=tally.prefix_cache_queries,
             prefix_cache_hits=tally.prefix_cache_hits,
             preemptions=tally.preemptions,
+            swapped_out_blocks=tally.swapped_out_blocks,
+            swapped_in_blocks=tally.swapped_in_blocks,
+            drafted_tokens=tally.drafted_tokens,
+            accepted_tokens=tally.accepted_tokens,
             finished=tuple(tally.finished.items()),
         )
 
@@ -194,6 +224,13 @@ def _append(sequence: Sequence, token_ids: tuple[int, ...]) -> Verdict | None:
         if verdict := sequence.rules.verdict(token_id, position):
             return verdict
     return None
+
+
+def _common_length(first: "array[int]", second: "array[int]") -> int:
+    length = min(len(first), len(second))
+    if first[:length] == second[:length]:
+        return length
+    return next(index for index in range(length) if first[index] != second[index])
 
 
 def _require(ok: bool, param: str, message: str) -> None:

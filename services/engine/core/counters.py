@@ -19,6 +19,12 @@ class Tally:
     prefix_cache_hits: int = 0
     """Those of them found in the cache."""
     preemptions: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    drafted_tokens: int = 0
+    """Tokens guessed."""
+    accepted_tokens: int = 0
+    """Those of them that were right."""
     finished: dict[FinishReason, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
 
 
@@ -36,4 +42,8 @@ class Counters:
     prefix_cache_queries: int
     prefix_cache_hits: int
     preemptions: int
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    drafted_tokens: int
+    accepted_tokens: int
     finished: tuple[tuple[FinishReason, int], ...]

@@ -5,24 +5,26 @@ Reads everything, so it costs time with the number of blocks and sequences; chan
 
 from collections import Counter
 
+from services.engine.core.block_pool import BlockPool
 from services.engine.core.core import Core
 from services.engine.core.sequence import Sequence, Status
 
 
 def check(core: Core) -> None:
     """Raises AssertionError with what is wrong."""
-    _check_free_list(core)
+    _check_free_list(core.pool)
+    _check_free_list(core.swap.pool)
     _check_references(core)
     _check_names(core)
     _check_rows(core)
     _check_queues(core)
+    _check_host(core)
     for sequence in core.scheduler.rows.holders():
         _check_counters(core, sequence)
 
 
-def _check_free_list(core: Core) -> None:
+def _check_free_list(pool: BlockPool) -> None:
     """Every free block is on the list once, every held one is not."""
-    pool = core.pool
     free = list(pool.eviction_order())
     assert len(free) == len(set(free)), f"blocks twice on the free list: {free}"
     assert len(free) == pool.num_free, f"{pool.num_free} free blocks counted, {len(free)} on the list"
@@ -31,15 +33,29 @@ def _check_free_list(core: Core) -> None:
 
 
 def _check_references(core: Core) -> None:
-    """A reference count is the number of tables with the block; only equal content is in two tables."""
+    """A reference count is the number of tables with the block; what is in two tables is full and computed."""
     held: Counter[int] = Counter()
+    block_size = core.facts.block_size
     for sequence in core.scheduler.rows.holders():
         assert len(set(sequence.block_table)) == len(sequence.block_table), f"{sequence.request_id}: a block twice"
         held.update(sequence.block_table)
+        for block in sequence.block_table[sequence.num_computed_tokens // block_size :]:
+            assert core.pool.ref_count(block) == 1, f"{sequence.request_id} writes into block {block}, which is shared"
     for block in range(core.pool.num_blocks):
         count = core.pool.ref_count(block)
         assert count == held[block], f"block {block}: {count} references, in {held[block]} tables"
-        assert count < 2 or core.pool.hash_of(block) is not None, f"block {block} is shared and has no name"
+
+
+def _check_host(core: Core) -> None:
+    """Host blocks are held once, by preempted sequences, as many as their tokens need."""
+    held: Counter[int] = Counter()
+    for sequence in core.sequences.values():
+        held.update(sequence.host_blocks)
+        num_blocks = -(-sequence.num_host_tokens // core.facts.block_size)
+        assert len(sequence.host_blocks) == num_blocks, f"{sequence.request_id}: {num_blocks} blocks on the host"
+        assert not num_blocks or sequence.status is Status.PREEMPTED, f"{sequence.request_id}: on the host and runs"
+    for block in range(core.swap.pool.num_blocks):
+        assert core.swap.pool.ref_count(block) == held[block], f"host block {block} is held {held[block]} times"
 
 
 def _check_names(core: Core) -> None:
@@ -93,7 +109,7 @@ def _check_queues(core: Core) -> None:
 
 
 def _check_counters(core: Core, sequence: Sequence) -> None:
-    """Counters are in order, and the table has exactly the blocks of the scheduled tokens."""
+    """Counters are in order, and the table has the blocks of the scheduled tokens and of guesses at most."""
     name, block_size = sequence.request_id, core.facts.block_size
     computed, scheduled = sequence.num_computed_tokens, sequence.num_scheduled_tokens
     assert 0 <= computed <= scheduled, f"{name}: {computed} computed, {scheduled} scheduled"
@@ -101,8 +117,9 @@ def _check_counters(core: Core, sequence: Sequence) -> None:
     known = sequence.num_tokens + sequence.num_pending_tokens
     assert sequence.num_published_blocks * block_size <= computed, f"{name}: blocks published before they were computed"
     assert sequence.num_tokens <= core.max_model_len, f"{name}: {sequence.num_tokens} tokens"
-    num_blocks = -(-scheduled // block_size)
-    assert len(sequence.block_table) == num_blocks, f"{name}: {len(sequence.block_table)} blocks for {scheduled} tokens"
+    least, most = (-(-count // block_size) for count in (scheduled, scheduled + core.num_speculative_tokens))
+    num_blocks = len(sequence.block_table)
+    assert least <= num_blocks <= most, f"{name}: {num_blocks} blocks for {scheduled} tokens"
     if sequence.status is Status.RUNNING:
         assert scheduled <= known, f"{name}: {scheduled} of {known} tokens scheduled"
         assert sequence.num_unscheduled_tokens > 0 or sequence.num_in_flight, f"{name} runs and has nothing to do"

@@ -7,6 +7,9 @@ sampled token to its own row, so that the next step's input is already there. To
     [0, start)                  computed: KV is in the blocks
     [start, start + num_tokens) computed by this step
     `samples`                   true when the range ends at the last known token, so that the next one is sampled
+    `draft_token_ids`           guesses of what follows the last known token: the end of the range, computed like known
+                                ones. The worker samples after the last known token and after each guess, and gives the
+                                sampled tokens up to the first that differs from its guess: at least one
 """
 
 from dataclasses import dataclass, field
@@ -43,16 +46,27 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     num_tokens: int
     samples: bool
     new_block_ids: tuple[int, ...] = ()
+    draft_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Order of effects: rows freed, rows filled, blocks added, sequences computed, tokens sampled."""
+    """One step. Order of effects: rows freed, blocks copied, rows filled, blocks added, computed, tokens sampled.
+
+    All copies out to the host come first, then those in from the host, then those from block to block. No block is the
+    target of two copies of a plan, so that each of the three groups may be one operation.
+    """
 
     step: int
     freed_rows: tuple[int, ...] = ()
     new: tuple[NewSequence, ...] = ()
     scheduled: tuple[ScheduledSequence, ...] = ()
+    swap_out: tuple[tuple[int, int], ...] = ()
+    """(block, host block)"""
+    swap_in: tuple[tuple[int, int], ...] = ()
+    """(host block, block)"""
+    copies: tuple[tuple[int, int], ...] = ()
+    """(block, block): for a sequence that goes on where another has filled a block only in part."""
     num_tokens: int = 0
     """Sum of the scheduled tokens: at most the token budget, but for one long prompt alone without chunked prefill."""
 
@@ -74,8 +88,8 @@ class SampledLogprobs(msgspec.Struct, frozen=True, gc=False):
 class StepResult:
     """What a step gave: for each scheduled sequence with `samples`, in plan order, one tuple of new tokens.
 
-    A tuple, because a speculating worker may accept several. `logprobs` holds the chosen tokens' log probabilities,
-    parallel to `token_ids`; it is always there, candidates only for sequences that asked.
+    A tuple, because several are accepted where guesses were right. `logprobs` holds the chosen tokens' log
+    probabilities, parallel to `token_ids`; it is always there, candidates only for sequences that asked.
     """
 
     step: int
@@ -92,6 +106,8 @@ class EngineFacts:
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int] = field(default_factory=frozenset[int])
+    num_host_blocks: int = 0
+    """Blocks in the host's memory for preempted sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +118,9 @@ class CoreLimits:
     max_num_batched_tokens: int = 2048
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
+    kv_cache_ratio: float | None = None
+    """Share of the blocks up to which sequences are let in beside running ones; None: all of them."""
+    scheduler_delay_factor: float = 0.0
+    """See `delay`."""
+    num_speculative_tokens: int = 0
+    """Most tokens that are guessed for a sequence in a step; see `lookahead`."""

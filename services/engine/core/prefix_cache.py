@@ -37,10 +37,16 @@ class PrefixCache:
         """The hash whose publication would lengthen a lookup that gave `num_hits` blocks; None: no hash would."""
         return self._hash(sequence, num_hits) if num_hits < self._cacheable_blocks(sequence) else None
 
+    def know(self, sequence: Sequence, num_blocks: int) -> None:
+        """Has the hashes of the leading blocks worked out, for blocks that were not found by them."""
+        if self._enabled and num_blocks:
+            self._hash(sequence, num_blocks - 1)
+
     def publish(self, sequence: Sequence) -> None:
         """Names the blocks that have been filled and computed since the last call."""
-        num_full = sequence.num_computed_tokens // self._block_size
-        if not self._enabled or num_full == sequence.num_published_blocks:
+        # Guesses that were right are computed before they are known here.
+        num_full = min(sequence.num_computed_tokens, sequence.num_tokens) // self._block_size
+        if not self._enabled or num_full <= sequence.num_published_blocks:
             return
         for index in range(sequence.num_published_blocks, num_full):
             self._pool.register(sequence.block_table[index], self._hash(sequence, index))

@@ -5,13 +5,15 @@ Not a wire type and not a plan: only the core's own files touch it. Its token ra
     [0, num_computed_tokens)                     KV is in the blocks and the step that wrote it has been applied
     [num_computed_tokens, num_scheduled_tokens)  computed by plans in flight
     [num_scheduled_tokens, num_tokens)           known, still to schedule
-    [num_tokens, num_tokens + num_pending_tokens)  sampled by plans in flight: known to the worker, not yet here
+    [num_tokens, num_tokens + num_pending_tokens)  sampled by plans in flight: known to the worker, not yet here; with
+                                                   a draft in flight as many as it may give at most
 """
 
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
+from services.engine.core.lookahead import Lookahead
 from services.engine.core.request import SequenceSpec
 from services.engine.core.stopping import StopRules
 from shared.sampling import SamplingParams
@@ -23,7 +25,7 @@ class Status(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
-    """Waiting again, without row and blocks."""
+    """Waiting again, without row and blocks, or with blocks of the host."""
     FINISHED = "finished"
 
 
@@ -56,17 +58,27 @@ class Sequence:
     status: Status = Status.WAITING
     row: int = -1
     block_table: list[int] = field(default_factory=list[int])
+    host_blocks: list[int] = field(default_factory=list[int])
+    """While preempted and swapped out: copies of the blocks of the first `num_host_tokens`."""
+    num_host_tokens: int = 0
+    fork_source: "Sequence | None" = None
+    """While waiting: the sequence whose KV it may share, of their first `num_forked_tokens`."""
+    num_forked_tokens: int = 0
     num_published_blocks: int = 0
     """Leading blocks that the prefix cache has been told of."""
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0
     num_pending_tokens: int = 0
+    num_drafted_tokens: int = 0
+    """Guessed tokens in flight: nothing more is planned until it is known how many were right."""
     num_in_flight: int = 0
     """Plans that hold this sequence and were not applied yet."""
     num_cached_tokens: int = 0
     """Prompt tokens that the first scheduling took from the prefix cache."""
     first_scheduled_step: int = 0
     cumulative_logprob: float = 0.0
+    lookahead: Lookahead | None = None
+    """Guesses its next tokens; None: nobody does."""
 
     @property
     def num_tokens(self) -> int:
@@ -81,6 +93,8 @@ class Sequence:
     @property
     def num_unscheduled_tokens(self) -> int:
         """Tokens that the next plan could compute; 0 when those in flight reach the sequence's greatest length."""
+        if self.num_drafted_tokens:
+            return 0
         ahead = len(self.tokens) + self.num_pending_tokens
         if self.num_pending_tokens and ahead >= self.num_prompt_tokens + self.rules.max_tokens:
             return 0

@@ -5,7 +5,9 @@
     queries                  [num_tokens, heads, head_dim]; query head h reads key head h // (heads / kv_heads)
     keys, values             [num_tokens, kv_heads, head_dim], the step's own
 
-A query at position p sees keys at positions [max(0, p - window + 1), p]. Sequences come in two shapes:
+A query at position p sees keys at positions [max(0, p - window + 1), p]. A soft cap makes a score s cap · tanh(s / cap)
+before the mask. Linear biases (ALiBi, arXiv 2108.12409) add slope · (key position - p): they are part of the masks.
+Sequences come in two shapes:
 
     decode   one query. Sequences of similar length are gathered into one padded batch; the group of query heads that
              shares a key head lies in the query axis of the batch, so that keys are neither copied nor expanded
@@ -26,8 +28,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.engine.kernels.storage import as_moved, as_stored
+
 TILE_QUERIES = 512
 """Queries of a chunk that share a mask: bounds the mask's size."""
+BIASED_TILE_QUERIES = 64
+"""The same where each head has a mask of its own."""
 PADDING_SLOTS_MAX = 512
 """Padding of a decode batch beyond which a new batch is cheaper, in slots."""
 GATHER_BYTES_MAX = 4 * 2**20
@@ -45,6 +51,20 @@ class AttentionShape:
     """Keys of one token in one layer."""
     dtype: torch.dtype
     device: torch.device
+    alibi_slopes: Tensor | None = None
+    """[kv_heads, heads / kv_heads] float32; None: no linear biases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How a query and a key make a score, before the mask."""
+
+    scale: float | None = None
+    """None: 1 / sqrt(head_dim)."""
+    softcap: float | None = None
+
+
+PLAIN_SCORES = Scores()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +72,7 @@ class DecodeBatch:
     """Sequences with one query each, padded to the blocks of the longest.
 
     `tokens` [n] int64: their places in the step, None when they are the whole step in order. `blocks` [n * width].
-    `mask` [n, 1, 1, width * block_size], 0 or -inf.
+    `mask` [n, 1, 1, width * block_size], 0 or -inf; with linear biases [n, kv_heads, heads / kv_heads, …].
     """
 
     tokens: Tensor | None
@@ -65,7 +85,8 @@ class DecodeBatch:
 class ChunkTile:
     """Queries [start, end) of the step against the keys in `blocks`, or against keys [key_start, end) of the step.
 
-    `mask` [end - start, num_keys], 0 or -inf; None: causal over the step's own keys, [key_start, end) = [start, end).
+    `mask` [end - start, num_keys], 0 or -inf, with linear biases [kv_heads, heads / kv_heads, end - start, num_keys];
+    None: causal over the step's own keys, [key_start, end) = [start, end).
     """
 
     start: int
@@ -86,23 +107,29 @@ class AttentionBatch:
 
 def write_kv(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
     """Puts the step's keys and values into their slots. `slot_mapping` [num_tokens] int64."""
-    key_cache.flatten(0, 1).index_copy_(0, slot_mapping, keys)
-    value_cache.flatten(0, 1).index_copy_(0, slot_mapping, values)
+    for new, cache in ((keys, key_cache), (values, value_cache)):
+        as_moved(cache).flatten(0, 1).index_copy_(0, slot_mapping, as_moved(as_stored(new, cache.dtype)))
 
 
 def paged_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, batch: AttentionBatch
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: AttentionBatch,
+    scores: Scores = PLAIN_SCORES,
 ) -> Tensor:
     """Attended values [num_tokens, heads, head_dim]. The step's keys and values are in the caches already."""
     if len(batch.decodes) == 1 and batch.decodes[0].tokens is None:
-        return _decode(queries, key_cache, value_cache, batch.decodes[0])
+        return _decode(queries, key_cache, value_cache, batch.decodes[0], scores)
     attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
     for decode in batch.decodes:
         assert decode.tokens is not None
-        ours = _decode(queries.index_select(0, decode.tokens), key_cache, value_cache, decode)
+        ours = _decode(queries.index_select(0, decode.tokens), key_cache, value_cache, decode, scores)
         attended.index_copy_(0, decode.tokens, ours)
     for tile in batch.tiles:
-        attended[tile.start : tile.end] = _chunk(queries, keys, values, key_cache, value_cache, tile)
+        attended[tile.start : tile.end] = _chunk(queries, keys, values, key_cache, value_cache, tile, scores)
     return attended
 
 
@@ -159,6 +186,9 @@ def _decode_batch(
     positions = (first_blocks * shape.block_size)[:, None] + np.arange(width * shape.block_size)
     visible = (positions >= starts[:, None]) & (positions < seq_lens[:, None])
     mask = _mask(visible, shape)[:, None, None, :]
+    if shape.alibi_slopes is not None:
+        distances = (positions - (seq_lens - 1)[:, None])[:, None, None, :]
+        mask = mask + _biases(distances, shape.alibi_slopes[None, :, :, None], shape)
     return DecodeBatch(tokens, _tensor(blocks.reshape(-1), shape), len(seq_lens), mask)
 
 
@@ -167,11 +197,13 @@ def _tiles(
 ) -> Iterator[ChunkTile]:
     """One sequence's queries, the last `count` of its positions, in tiles."""
     context = seq_len - count
-    if context == 0 and (window is None or window >= count):
+    biased = shape.alibi_slopes is not None
+    rows_max = BIASED_TILE_QUERIES if biased else TILE_QUERIES
+    if context == 0 and (window is None or window >= count) and not biased:
         yield ChunkTile(start, start + count, start, count, None, None)
         return
-    for offset in range(0, count, TILE_QUERIES):
-        rows = min(TILE_QUERIES, count - offset)
+    for offset in range(0, count, rows_max):
+        rows = min(rows_max, count - offset)
         first_query, end = context + offset, context + offset + rows
         oldest = 0 if window is None else max(0, first_query - window + 1)
         if context == 0:
@@ -185,20 +217,28 @@ def _tiles(
         if window is not None:
             visible &= key_positions > query_positions - window
         mask = _mask(visible, shape)
+        if shape.alibi_slopes is not None:
+            mask = mask + _biases(key_positions - query_positions, shape.alibi_slopes[:, :, None, None], shape)
         yield ChunkTile(start + offset, start + offset + rows, start + key_start, end - key_start, blocks, mask)
 
 
-def _decode(queries: Tensor, key_cache: Tensor, value_cache: Tensor, batch: DecodeBatch) -> Tensor:
+def _decode(queries: Tensor, key_cache: Tensor, value_cache: Tensor, batch: DecodeBatch, scores: Scores) -> Tensor:
     """Queries [n, heads, head_dim] → [n, heads, head_dim]."""
-    keys = _gather(key_cache, batch.blocks, batch.count)
-    values = _gather(value_cache, batch.blocks, batch.count)
+    keys = _gather(key_cache, batch.blocks, batch.count, queries.dtype)
+    values = _gather(value_cache, batch.blocks, batch.count, queries.dtype)
     kv_heads, head_dim = key_cache.shape[2:]
     grouped = queries.reshape(batch.count, kv_heads, -1, head_dim)
-    return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=batch.mask).reshape(queries.shape)
+    return _attend(grouped, keys, values, batch.mask, scores).reshape(queries.shape)
 
 
 def _chunk(
-    queries: Tensor, keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, tile: ChunkTile
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    tile: ChunkTile,
+    scores: Scores,
 ) -> Tensor:
     """The tile's attended values [rows, heads, head_dim].
 
@@ -206,27 +246,47 @@ def _chunk(
     """
     if tile.blocks is None:
         ends = tile.key_start, tile.key_start + tile.num_keys
-        keys, values = (x[ends[0] : ends[1]].transpose(0, 1) for x in (keys, values))
+        # What later steps will read: the result must not depend on how a prompt is cut up.
+        rounded = (as_stored(x[ends[0] : ends[1]], key_cache.dtype).to(queries.dtype) for x in (keys, values))
+        keys, values = (x.transpose(0, 1) for x in rounded)
     else:
-        keys, values = (_gather(cache, tile.blocks, 1)[0, :, : tile.num_keys] for cache in (key_cache, value_cache))
+        caches = (key_cache, value_cache)
+        keys, values = (_gather(cache, tile.blocks, 1, queries.dtype)[0, :, : tile.num_keys] for cache in caches)
     rows, kv_heads = tile.end - tile.start, keys.shape[0]
     grouped = queries[tile.start : tile.end].unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
     expanded = [x.unsqueeze(1).expand(-1, grouped.shape[1], -1, -1) for x in (keys, values)]
-    attended = F.scaled_dot_product_attention(
-        grouped, expanded[0], expanded[1], attn_mask=tile.mask, is_causal=tile.mask is None
-    )
+    attended = _attend(grouped, expanded[0], expanded[1], tile.mask, scores)
     return attended.permute(2, 0, 1, 3).reshape(rows, -1, queries.shape[-1])
 
 
-def _gather(cache: Tensor, blocks: Tensor, count: int) -> Tensor:
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+    """Queries [a, b, rows, head_dim], keys and values [a, b, keys, head_dim]; no mask: causal, as many keys as rows."""
+    if scores.softcap is None:
+        causal = mask is None
+        return F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=causal, scale=scores.scale
+        )
+    scale = queries.shape[-1] ** -0.5 if scores.scale is None else scores.scale
+    raw = (queries @ keys.transpose(-1, -2)).to(torch.float32) * (scale / scores.softcap)
+    capped = raw.tanh_().mul_(scores.softcap)
+    visible = capped.new_full(capped.shape[-2:], float("-inf")).triu_(1) if mask is None else mask
+    return (capped + visible).softmax(dim=-1).to(values.dtype) @ values
+
+
+def _gather(cache: Tensor, blocks: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """The keys or values in `count` equally long lists of blocks: [count, kv_heads, slots, head_dim]."""
-    gathered = cache.flatten(1).index_select(0, blocks)
+    gathered = as_moved(cache).flatten(1).index_select(0, blocks).view(cache.dtype).to(dtype)
     return gathered.view(count, -1, *cache.shape[2:]).transpose(1, 2)
 
 
 def _mask(visible: NDArray[np.bool_], shape: AttentionShape) -> Tensor:
     hidden = torch.from_numpy(~visible).to(shape.device)
     return torch.zeros(hidden.shape, dtype=shape.dtype, device=shape.device).masked_fill_(hidden, float("-inf"))
+
+
+def _biases(distances: Integers, slopes: Tensor, shape: AttentionShape) -> Tensor:
+    """Linear biases of every head, the distances' shape broadcast with the slopes'."""
+    return (torch.from_numpy(distances).to(shape.device, torch.float32) * slopes).to(shape.dtype)
 
 
 def _tensor(values: "Sequence[int] | NDArray[Any]", shape: AttentionShape) -> Tensor:

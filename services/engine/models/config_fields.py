@@ -8,12 +8,21 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from services.engine.models.description import DecoderDescription, DtypeName, RopeKind, RopeParameters
+from services.engine.models.description import ActivationKind, DecoderDescription, DtypeName, RopeKind, RopeParameters
 from shared.errors import ServiceError
 
 Config = Mapping[str, Any]
 
 _DEFAULT_THETA = 10_000.0
+_ACTIVATIONS: dict[str, ActivationKind] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
 _KINDS_WITHOUT_EFFECT = ("default", "dynamic")
 """`dynamic` scales only beyond the model's own context, which is as far as a sequence may grow here."""
 
@@ -87,11 +96,34 @@ def layer_windows(config: Config, window: int | None) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
+def activation(config: Config, name: str = "hidden_act", default: str = "silu") -> ActivationKind:
+    """The nonlinearity that a field names."""
+    asked = config.get(name) or default
+    if asked not in _ACTIVATIONS:
+        raise config_error(f"activation {asked!r} is not supported; supported: {', '.join(_ACTIVATIONS)}.")
+    return _ACTIVATIONS[asked]
+
+
+def optional_number(config: Config, name: str) -> float | None:
+    """A finite number, or None where the field is missing or null."""
+    return None if config.get(name) is None else number(config, name, 0.0)
+
+
+def sliding_window(config: Config) -> tuple[int | None, ...]:
+    """The same window in every layer, or full attention where `sliding_window` is missing or null."""
+    window = None if config.get("sliding_window") is None else integer(config, "sliding_window")
+    return (window,) * integer(config, "num_hidden_layers")
+
+
+def refuse_unless(config: Config, name: str, expected: bool) -> None:
+    """A switch that only works in its usual position."""
+    if boolean(config, name, expected) != expected:
+        raise config_error(f"'{name}': {str(not expected).lower()} is not supported.")
+
+
 def llama_like(config: Config, family: str, **details: Any) -> DecoderDescription:
     """The description of a decoder with Llama's field names; `details` are what its family says otherwise."""
     hidden_size, num_heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
-    if config.get("hidden_act", "silu") != "silu":
-        raise config_error(f"activation {config['hidden_act']!r} is not supported; supported: silu.")
     num_kv_heads = integer(config, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise config_error(f"'num_key_value_heads' ({num_kv_heads}) must divide 'num_attention_heads' ({num_heads}).")
@@ -109,6 +141,7 @@ def llama_like(config: Config, family: str, **details: Any) -> DecoderDescriptio
         "rope": rope,
         "dtype": weight_dtype(config),
         "norm_eps": number(config, "rms_norm_eps", 1e-6),
+        "activation": details.get("activation") or activation(config),
         "sliding_windows": (None,) * num_layers,
         "tied_embeddings": boolean(config, "tie_word_embeddings", False),
         "eos_token_ids": token_ids(config, "eos_token_id"),
@@ -128,6 +161,8 @@ def rope_parameters(config: Config, head_dim: int) -> tuple[RopeParameters, int]
     max_positions = integer(config, "max_position_embeddings", 2048)
     if kind in _KINDS_WITHOUT_EFFECT:
         return RopeParameters(rotary_dim, theta), max_positions
+    if kind == "longrope":
+        return _longrope(config, fields, rotary_dim, theta)
     if kind not in get_args(RopeKind):
         raise config_error(
             f"positions scaled by {kind!r} are not supported; supported: {', '.join(get_args(RopeKind))}."
@@ -148,6 +183,21 @@ def rope_parameters(config: Config, head_dim: int) -> tuple[RopeParameters, int]
         attention_factor=_attention_factor(fields, factor) if kind == "yarn" else 1.0,
     )
     return rope, _scaled_positions(rope, max_positions)
+
+
+def _longrope(config: Config, fields: Config, rotary_dim: int, theta: float) -> tuple[RopeParameters, int]:
+    """Longrope within the original context, which has divisors of its own; beyond it all positions would change."""
+    divisors = fields.get("short_factor")
+    if not isinstance(divisors, list) or len(divisors) != rotary_dim // 2:
+        raise config_error(f"positions scaled by longrope need a 'short_factor' of {rotary_dim // 2} numbers.")
+    original = integer(fields, "original_max_position_embeddings")
+    stretch = integer(config, "max_position_embeddings", original) / original
+    usual = 1.0 if stretch <= 1.0 else math.sqrt(1 + math.log(stretch) / math.log(original))
+    scale = number(fields, "attention_factor", usual)
+    rope = RopeParameters(
+        rotary_dim, theta, kind="longrope", divisors=tuple(map(float, divisors)), attention_factor=scale
+    )
+    return rope, original
 
 
 def _scaled_positions(rope: RopeParameters, max_positions: int) -> int:

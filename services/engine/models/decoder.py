@@ -1,51 +1,56 @@
 """The forward pass of every decoder that a `DecoderDescription` can describe, over paged KV.
 
-    h = embedding[ids]
-    per layer:  h = h + o(attention(rotate(qkv(norm(h)))))
-                h = h + down(silu(gate) * up)      [gate | up] = gate_up(norm(h))
+    h = embedding[ids] · scale + position_embedding[positions]
+    per layer:  attention and MLP around the residual stream, in one of the orders of `ResidualKind`
     hidden = norm(h),  logits = head(hidden)
 
 Tokens of all sequences of a step lie flat one after another; what tells them apart is in `StepInputs`, an argument.
-No state: weights are given, caches are in the step. Called by the worker.
+What a model does is chosen once, from its description and the kinds of its weights; only `None` for what it lacks is
+looked at in between. No state: weights are given, caches are in the step. Called by the worker.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.kernels.paged_attention import AttentionBatch, paged_attention, write_kv
+from services.engine.kernels.paged_attention import AttentionBatch, Scores, paged_attention, write_kv
 from services.engine.kernels.rms_norm import rms_norm
 from services.engine.kernels.rotary import Rotation, make_rotation, rotate
-from services.engine.kernels.silu_mul import silu_mul
-from services.engine.models.description import DecoderDescription
+from services.engine.models.description import DecoderDescription, RopeParameters
 from services.engine.models.linear import Linear
+from services.engine.models.mlp import Mlp
+from services.engine.models.norm import Norm
 from services.engine.models.rope import inverse_frequencies
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. The norms [hidden]; `qk_norm` [heads + kv_heads, head_dim], a row for each query and key head."""
+    """One layer. `qk_norm` [heads + kv_heads, head_dim], a row for each query and key head."""
 
-    input_norm: Tensor
+    input_norm: Norm
     qkv: Linear
     o: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    mlp_norm: Norm | None
+    """None: the MLP reads through `input_norm`."""
+    mlp: Mlp
     qk_norm: Tensor | None = None
+    after_attention_norm: Norm | None = None
+    after_mlp_norm: Norm | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All of it. `embedding` [vocab, hidden]."""
+    """All of it. `embedding` [vocab, hidden], `positions` [learned positions, hidden]."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
-    final_norm: Tensor
+    final_norm: Norm
     head: Linear
+    positions: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,34 +67,97 @@ class StepInputs:
     value_caches: tuple[Tensor, ...]
 
 
+class LanguageModel(Protocol):
+    """A model as the worker runs it. Both calls write the step's keys and values; ids, positions [num_tokens] int64."""
+
+    def forward(self, ids: Tensor, positions: Tensor, step: StepInputs) -> object:
+        """A step in which nothing samples."""
+        ...
+
+    def step_logits(self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor | None) -> Tensor:
+        """Logits [n, vocab] float32 of the `tokens` [n] of the step, of all in order where it is None."""
+        ...
+
+
+Rotations = Mapping[RopeParameters, Rotation]
+
+
 class Decoder:
     """A model's forward pass."""
 
     def __init__(self, description: DecoderDescription, weights: DecoderWeights) -> None:
         self.description = description
         self._weights = weights
-        self._frequencies = inverse_frequencies(description.rope).to(weights.embedding.device)
+        embedding = weights.embedding
+        self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
+        self._frequencies = {
+            rope: inverse_frequencies(rope).to(embedding.device) for rope in set(self._ropes) if rope is not None
+        }
+        # The scale is rounded to the weights' type, as the checkpoints were trained.
+        scaled = description.embedding_scale != 1.0
+        self._embedding_scale = embedding.new_tensor(description.embedding_scale) if scaled else None
+        self._scores = Scores(description.query_scale, description.attention_softcap)
+        blocks = {"sequential": self._sequential, "parallel": self._parallel, "normed": self._normed}
+        self._block = blocks[description.residual]
 
     def forward(self, ids: Tensor, positions: Tensor, step: StepInputs) -> Tensor:
         """Ids and positions [num_tokens] int64 → hidden [num_tokens, hidden]; writes the step's keys and values."""
-        d, weights = self.description, self._weights
-        hidden = F.embedding(ids, weights.embedding)
-        rotation = make_rotation(
-            positions, self._frequencies, d.rope.attention_factor, hidden.dtype, d.rope.interleaved
-        )
-        for index, layer in enumerate(weights.layers):
-            attended = self._attention(index, layer, rms_norm(hidden, layer.input_norm, d.norm_eps), rotation, step)
-            hidden = layer.o.add_to(hidden, attended)
-            gated = silu_mul(layer.gate_up(rms_norm(hidden, layer.mlp_norm, d.norm_eps)))
-            hidden = layer.down.add_to(hidden, gated)
-        return rms_norm(hidden, weights.final_norm, d.norm_eps)
+        hidden = self._embed(ids, positions)
+        rotations = {
+            rope: make_rotation(positions, frequencies, rope.attention_factor, hidden.dtype, rope.interleaved)
+            for rope, frequencies in self._frequencies.items()
+        }
+        for index, layer in enumerate(self._weights.layers):
+            hidden = self._block(index, layer, hidden, rotations, step)
+        return self._weights.final_norm(hidden)
+
+    def step_logits(self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor | None) -> Tensor:
+        """See `LanguageModel`."""
+        hidden = self.forward(ids, positions, step)
+        return self.logits(hidden if tokens is None else hidden.index_select(0, tokens))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden [n, hidden] → [n, vocab] float32. Only for the rows that sample: the head is the widest matrix."""
-        return self._weights.head(hidden).to(torch.float32)
+        logits = self._weights.head(hidden).to(torch.float32)
+        cap = self.description.logits_softcap
+        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
+
+    def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        hidden = F.embedding(ids, self._weights.embedding)
+        if self._embedding_scale is not None:
+            hidden = hidden * self._embedding_scale
+        if self._weights.positions is not None:
+            hidden = hidden + F.embedding(positions + self.description.learned_position_offset, self._weights.positions)
+        return hidden
+
+    def _sequential(
+        self, index: int, layer: LayerWeights, hidden: Tensor, rotations: Rotations, step: StepInputs
+    ) -> Tensor:
+        assert layer.mlp_norm is not None
+        attended = self._attention(index, layer, layer.input_norm(hidden), rotations, step)
+        hidden = layer.o.add_to(hidden, attended)
+        return layer.mlp.add_to(hidden, layer.mlp_norm(hidden))
+
+    def _parallel(
+        self, index: int, layer: LayerWeights, hidden: Tensor, rotations: Rotations, step: StepInputs
+    ) -> Tensor:
+        normed = layer.input_norm(hidden)
+        attended = self._attention(index, layer, normed, rotations, step)
+        inner = normed if layer.mlp_norm is None else layer.mlp_norm(hidden)
+        return layer.mlp.add_to(layer.o.add_to(hidden, attended), inner)
+
+    def _normed(
+        self, index: int, layer: LayerWeights, hidden: Tensor, rotations: Rotations, step: StepInputs
+    ) -> Tensor:
+        assert layer.mlp_norm is not None
+        assert layer.after_attention_norm is not None
+        assert layer.after_mlp_norm is not None
+        attended = self._attention(index, layer, layer.input_norm(hidden), rotations, step)
+        hidden = hidden + layer.after_attention_norm(layer.o(attended))
+        return hidden + layer.after_mlp_norm(layer.mlp(layer.mlp_norm(hidden)))
 
     def _attention(
-        self, index: int, layer: LayerWeights, normed: Tensor, rotation: Rotation, step: StepInputs
+        self, index: int, layer: LayerWeights, normed: Tensor, rotations: Rotations, step: StepInputs
     ) -> Tensor:
         """Normed [num_tokens, hidden] → attended values [num_tokens, heads * head_dim]."""
         d = self.description
@@ -97,9 +165,11 @@ class Decoder:
         queries_keys, values = heads.split((d.num_heads + d.num_kv_heads, d.num_kv_heads), dim=1)
         if layer.qk_norm is not None:
             queries_keys = rms_norm(queries_keys, None, d.norm_eps) * layer.qk_norm
-        rotated = rotate(queries_keys, rotation)
-        queries, keys = rotated.split((d.num_heads, d.num_kv_heads), dim=1)
+        rope = self._ropes[index]
+        if rope is not None:
+            queries_keys = rotate(queries_keys, rotations[rope])
+        queries, keys = queries_keys.split((d.num_heads, d.num_kv_heads), dim=1)
         caches = step.key_caches[index], step.value_caches[index]
         write_kv(keys, values, *caches, step.slot_mapping)
-        attended = paged_attention(queries, keys, values, *caches, step.attention[d.sliding_windows[index]])
-        return attended.view(-1, d.q_size)
+        batch = step.attention[d.sliding_windows[index]]
+        return paged_attention(queries, keys, values, *caches, batch, self._scores).view(-1, d.q_size)

@@ -1,10 +1,11 @@
 """Which tensors of a checkpoint make up which parameter of a decoder, and in which order they are stacked.
 
 A parameter is one or several checkpoint tensors joined along their first dimension: query, key and value projections
-are one matrix here, and so are gate and up. Called by the weight loader, which reads and joins; nothing here has data.
+are one matrix here, and so are gate and up. A family says how its checkpoints call them (`Names`). Called by the weight
+loader, which reads and joins; nothing here has data.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from services.engine.models.description import DecoderDescription
@@ -19,52 +20,165 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Grouping:
+    """Rows of a query, key and value projection that lie key head by key head: its queries, its key, its value."""
+
+    num_groups: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class Parameter:
     """A parameter of the decoder and the tensors that are stacked to make it."""
 
     name: str
     sources: tuple[Source, ...]
+    transposed: bool = False
+    """The checkpoint has [in, out]."""
+    grouping: Grouping | None = None
+    """How rows are to be sorted into all queries, all keys, all values; None: they are."""
 
 
-IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
+@dataclass(frozen=True, slots=True)
+class Names:
+    """How a family's checkpoints call their tensors, without `.weight` and `.bias`. The defaults are Llama's.
+
+    Names of the lower part belong to a layer. Where several tensors make a parameter, they are listed in order: query,
+    key, value; gate, up; of an expert and of the shared expert too.
+    """
+
+    embedding: str = "model.embed_tokens"
+    positions: str = ""
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+    layer: str = "model.layers.{}"
+
+    input_norm: str = "input_layernorm"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    qk_norm: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
+    o: str = "self_attn.o_proj"
+    after_attention_norm: str = ""
+    mlp_norm: str = "post_attention_layernorm"
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    """Gate and up; the only matrix where the MLP has no gate."""
+    down: str = "mlp.down_proj"
+    after_mlp_norm: str = ""
+
+    router: str = "mlp.gate"
+    expert_up: tuple[str, str] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
+    expert_down: str = "mlp.experts.{}.down_proj"
+    shared_up: tuple[str, str] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
+    shared_down: str = "mlp.shared_expert.down_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
+
+    transposed: bool = False
+    """The matrices of the layers are [in, out]."""
+    grouped_qkv: bool = False
+    """See `Grouping`."""
+
+
+IGNORED_SUFFIXES = (
+    "rotary_emb.inv_freq",
+    "rotary_pos_emb.inv_freq",
+    "attn.bias",
+    "attn.masked_bias",
+    "attention.bias",
+    "attention.masked_bias",
+)
 """Buffers that old checkpoints carry and that follow from the config."""
 
+Layout = Callable[[DecoderDescription], tuple[Parameter, ...]]
 
-def llama_layout(description: DecoderDescription) -> tuple[Parameter, ...]:
-    """The layout of checkpoints with Llama's names; biases and norms as the description says."""
-    d = description
-    outer = [
-        Parameter("embedding", (Source("model.embed_tokens.weight", (d.vocab_size, d.hidden_size)),)),
-        Parameter("final_norm", (Source("model.norm.weight", (d.hidden_size,)),)),
-    ]
-    if not d.tied_embeddings:
-        outer.append(Parameter("head.weight", (Source("lm_head.weight", (d.vocab_size, d.hidden_size)),)))
-    return (*outer, *(parameter for layer in range(d.num_layers) for parameter in _layer(d, layer)))
+
+def named_layout(names: Names) -> Layout:
+    """The layout of checkpoints with these names; what there is, the description says."""
+
+    def layout(d: DecoderDescription) -> tuple[Parameter, ...]:
+        table = (d.vocab_size, d.hidden_size)
+        outer = [Parameter("embedding", (Source(f"{names.embedding}.weight", table),))]
+        outer += _norm(d, "final_norm", names.final_norm)
+        if d.num_learned_positions:
+            rows = (d.num_learned_positions, d.hidden_size)
+            outer.append(Parameter("positions", (Source(f"{names.positions}.weight", rows),)))
+        if not d.tied_embeddings:
+            outer.append(Parameter("head.weight", (Source(f"{names.head}.weight", table),)))
+        return (*outer, *(parameter for layer in range(d.num_layers) for parameter in _layer(d, names, layer)))
+
+    return layout
+
+
+llama_layout = named_layout(Names())
 
 
 def ignored_names(description: DecoderDescription) -> frozenset[str]:
     """Tensors that a checkpoint may have although the decoder does not need them."""
-    return frozenset({"lm_head.weight"} if description.tied_embeddings else ())
+    return frozenset({"lm_head.weight", "output.weight"} if description.tied_embeddings else ())
 
 
-def _layer(d: DecoderDescription, layer: int) -> Iterator[Parameter]:
-    ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
-    hidden, inner = d.hidden_size, d.intermediate_size
-    heads = {"q_proj": d.q_size, "k_proj": d.kv_size, "v_proj": d.kv_size}
-    attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
-    yield Parameter(f"{ours}.input_norm", (Source(f"{theirs}.input_layernorm.weight", (hidden,)),))
-    yield Parameter(f"{ours}.mlp_norm", (Source(f"{theirs}.post_attention_layernorm.weight", (hidden,)),))
-    yield from _linear(f"{ours}.qkv", attention, heads, hidden, d.qkv_bias)
-    yield from _linear(f"{ours}.o", attention, {"o_proj": hidden}, d.q_size, d.o_bias)
-    yield from _linear(f"{ours}.gate_up", mlp, {"gate_proj": inner, "up_proj": inner}, hidden, d.mlp_bias)
-    yield from _linear(f"{ours}.down", mlp, {"down_proj": hidden}, inner, d.mlp_bias)
+def _layer(d: DecoderDescription, names: Names, layer: int) -> Iterator[Parameter]:
+    ours, theirs = f"layers.{layer}", names.layer.format(layer)
+    yield from _norm(d, f"{ours}.input_norm", f"{theirs}.{names.input_norm}")
+    if not d.shared_norm:
+        yield from _norm(d, f"{ours}.mlp_norm", f"{theirs}.{names.mlp_norm}")
+    if d.residual == "normed":
+        yield from _norm(d, f"{ours}.after_attention_norm", f"{theirs}.{names.after_attention_norm}")
+        yield from _norm(d, f"{ours}.after_mlp_norm", f"{theirs}.{names.after_mlp_norm}")
+    linear = _Linears(theirs, names.transposed)
+    grouping = Grouping(d.num_kv_heads, d.head_dim) if names.grouped_qkv else None
+    heads = _shares(names.qkv, (d.q_size, d.kv_size, d.kv_size))
+    yield from linear(f"{ours}.qkv", heads, d.hidden_size, d.qkv_bias, grouping)
+    yield from linear(f"{ours}.o", {names.o: d.hidden_size}, d.q_size, d.o_bias)
     if d.qk_norm:
-        for which in ("q_norm", "k_norm"):
-            yield Parameter(f"{ours}.{which}", (Source(f"{attention}.{which}.weight", (d.head_dim,)),))
+        for which, name in zip(("q_norm", "k_norm"), names.qk_norm, strict=True):
+            yield Parameter(f"{ours}.{which}", (Source(f"{theirs}.{name}.weight", (d.head_dim,)),))
+    if d.has_experts(layer):
+        yield from _experts(d, names, ours, linear)
+    else:
+        rows = (d.intermediate_size,) * (2 if d.gated_mlp else 1)
+        yield from linear(f"{ours}.up", _shares(names.up, rows), d.hidden_size, d.mlp_bias)
+        yield from linear(f"{ours}.down", {names.down: d.hidden_size}, d.intermediate_size, d.mlp_bias)
 
 
-def _linear(name: str, prefix: str, rows: dict[str, int], columns: int, bias: bool) -> Iterator[Parameter]:
-    weights = tuple(Source(f"{prefix}.{part}.weight", (count, columns)) for part, count in rows.items())
-    yield Parameter(f"{name}.weight", weights)
-    if bias:
-        yield Parameter(f"{name}.bias", tuple(Source(f"{prefix}.{part}.bias", (n,)) for part, n in rows.items()))
+def _experts(d: DecoderDescription, names: Names, ours: str, linear: "_Linears") -> Iterator[Parameter]:
+    """All experts of a layer: their gate and up one after another in one parameter, their down in another."""
+    assert d.experts is not None
+    hidden, inner, shared = d.hidden_size, d.experts.intermediate_size, d.experts.shared_intermediate_size
+    every = range(d.experts.num_experts)
+    yield from linear(f"{ours}.router", {names.router: d.experts.num_experts}, hidden, False)
+    ups = {name.format(expert): inner for expert in every for name in names.expert_up}
+    yield from linear(f"{ours}.experts.up", ups, hidden, False)
+    yield from linear(f"{ours}.experts.down", {names.expert_down.format(e): hidden for e in every}, inner, False)
+    if shared:
+        yield from linear(f"{ours}.shared.up", dict.fromkeys(names.shared_up, shared), hidden, False)
+        yield from linear(f"{ours}.shared.down", {names.shared_down: hidden}, shared, False)
+        yield from linear(f"{ours}.shared.gate", {names.shared_gate: 1}, hidden, False)
+
+
+def _norm(d: DecoderDescription, ours: str, theirs: str) -> Iterator[Parameter]:
+    yield Parameter(f"{ours}.weight", (Source(f"{theirs}.weight", (d.hidden_size,)),))
+    if d.norm == "layer":
+        yield Parameter(f"{ours}.bias", (Source(f"{theirs}.bias", (d.hidden_size,)),))
+
+
+def _shares(names: tuple[str, ...], rows: tuple[int, ...]) -> dict[str, int]:
+    """The rows of each tensor: one may have those of all parts."""
+    return {"".join(names): sum(rows)} if len(names) == 1 else dict(zip(names, rows, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Linears:
+    """Makes the parameters of a layer's projections."""
+
+    prefix: str
+    transposed: bool
+
+    def __call__(
+        self, name: str, rows: dict[str, int], columns: int, bias: bool, grouping: Grouping | None = None
+    ) -> Iterator[Parameter]:
+        """`rows` of each tensor that is stacked."""
+        shapes = {part: (columns, n) if self.transposed else (n, columns) for part, n in rows.items()}
+        weights = tuple(Source(f"{self.prefix}.{part}.weight", shape) for part, shape in shapes.items())
+        yield Parameter(f"{name}.weight", weights, self.transposed, grouping)
+        if bias:
+            biases = tuple(Source(f"{self.prefix}.{part}.bias", (n,)) for part, n in rows.items())
+            yield Parameter(f"{name}.bias", biases, grouping=grouping)

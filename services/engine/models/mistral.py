@@ -1,6 +1,6 @@
 """Mistral: Llama without biases; the first versions see a window of the last tokens in every layer."""
 
-from services.engine.models.config_fields import Config, integer, llama_like
+from services.engine.models.config_fields import Config, llama_like, sliding_window
 from services.engine.models.description import DecoderDescription
 from services.engine.models.layout import llama_layout
 
@@ -10,5 +10,4 @@ layout = llama_layout
 
 def describe(config: Config) -> DecoderDescription:
     """A missing or null `sliding_window` means full attention."""
-    window = None if config.get("sliding_window") is None else integer(config, "sliding_window")
-    return llama_like(config, "mistral", sliding_windows=(window,) * integer(config, "num_hidden_layers"))
+    return llama_like(config, "mistral", sliding_windows=sliding_window(config))

@@ -2,7 +2,26 @@
 
 from typing import Protocol
 
-from services.engine.models import llama, mistral, qwen2, qwen3
+from services.engine.models import (
+    baichuan,
+    chatglm,
+    falcon,
+    gemma,
+    glm,
+    gpt2,
+    gpt_neox,
+    internlm2,
+    llama,
+    mistral,
+    mixtral,
+    opt,
+    phi3,
+    qwen,
+    qwen2,
+    qwen3,
+    qwen_moe,
+    starcoder2,
+)
 from services.engine.models.config_fields import Config, config_error
 from services.engine.models.description import DecoderDescription
 from services.engine.models.layout import Parameter
@@ -22,13 +41,42 @@ class Family(Protocol):
         ...
 
     @staticmethod
-    def layout(description: DecoderDescription) -> tuple[Parameter, ...]:
+    def layout(description: DecoderDescription, /) -> tuple[Parameter, ...]:
         """The checkpoint's tensors behind every parameter."""
         ...
 
 
-FAMILIES: tuple[Family, ...] = (llama, mistral, qwen2, qwen3)
+FAMILIES: tuple[Family, ...] = (
+    baichuan,
+    chatglm,
+    falcon,
+    gemma,
+    glm,
+    gpt2,
+    gpt_neox,
+    internlm2,
+    llama,
+    mistral,
+    mixtral,
+    opt,
+    phi3,
+    qwen,
+    qwen2,
+    qwen3,
+    qwen_moe,
+    starcoder2,
+)
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
+
+
+def supported_architectures() -> list[str]:
+    """The names that have a family, sorted."""
+    return sorted(_BY_ARCHITECTURE)
+
+
+def has_family(config: Config) -> bool:
+    """Whether `find_family` finds one."""
+    return any(name in _BY_ARCHITECTURE for name in config.get("architectures") or [])
 
 
 def find_family(config: Config) -> Family:
@@ -38,4 +86,4 @@ def find_family(config: Config) -> Family:
         if name in _BY_ARCHITECTURE:
             return _BY_ARCHITECTURE[name]
     asked = ", ".join(map(str, names)) or "none at all"
-    raise config_error(f"architecture {asked} is not supported; supported: {', '.join(sorted(_BY_ARCHITECTURE))}.")
+    raise config_error(f"architecture {asked} is not supported; supported: {', '.join(supported_architectures())}.")

@@ -4,6 +4,7 @@
     linear    f_i / factor
     llama3    long waves divided by the factor, short ones kept, a ramp between (Llama 3.1)
     yarn      f_i / factor and f_i mixed by a ramp over i (arXiv 2309.00071)
+    longrope  f_i / divisor_i (arXiv 2402.13753)
 
 Computed in float32 in the order of operations that checkpoints were trained and are compared with, so that positions
 far into a context agree to the last bit. Called once, by the decoder.
@@ -27,6 +28,8 @@ def inverse_frequencies(rope: RopeParameters) -> Tensor:
         return _llama3(rope, frequencies)
     if rope.kind == "yarn":
         return _yarn(rope, rope.theta**exponents)
+    if rope.kind == "longrope":
+        return 1.0 / (torch.tensor(rope.divisors, dtype=torch.float32) * rope.theta**exponents)
     return frequencies
 
 

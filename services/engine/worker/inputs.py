@@ -4,7 +4,9 @@
     ids, positions [num_tokens]  the step's tokens and their places in their sequences
     slot_mapping [num_tokens]    block_table[position // block_size] * block_size + position % block_size
     seq_lens [S]                 tokens with KV once the step is done
-    logit_tokens [R]             the last token of each sequence that samples, `rows` [R] its row
+    logit_tokens [R]             tokens after which one is sampled: the last of each sequence that samples and, before
+                                 it, the last known one and the other guesses where there are some
+    rows, offsets [R]            of each the sequence's row, and how many guesses are behind the last known token
 
 Plain index arithmetic over whole arrays, on the CPU. Called by the torch worker.
 """
@@ -32,21 +34,23 @@ class FlatStep:
     block_tables: Integers
     logit_tokens: Integers
     rows: Integers
+    offsets: Integers
 
 
 def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
     """The step of a plan that the table has already applied and that computes something."""
-    columns = [(share.row, share.start, share.num_tokens, share.samples) for share in plan.scheduled]
+    columns = [(s.row, s.start, s.num_tokens, s.samples + len(s.draft_token_ids)) for s in plan.scheduled]
     rows, starts, counts, samples = np.array(columns, dtype=np.int64).T
+    guesses = np.maximum(samples - 1, 0)
     query_start_loc = np.concatenate(([0], counts.cumsum()))
     seq_lens = starts + counts
     assert (counts > 0).all(), "a scheduled sequence without tokens"
-    assert (seq_lens <= table.num_tokens[rows]).all(), "a plan runs past the known tokens"
+    assert (seq_lens <= table.num_tokens[rows] + guesses).all(), "a plan runs past the known tokens"
     owner = np.repeat(np.arange(len(rows)), counts)
     positions = np.arange(len(owner)) + (starts - query_start_loc[:-1])[owner]
     block_tables = table.block_tables[rows, : -(-int(seq_lens.max()) // block_size)].astype(np.int64)
     blocks = block_tables[owner, positions // block_size]
-    sampling = samples.astype(np.bool_)
+    offsets = np.arange(samples.sum()) - np.repeat(samples.cumsum() - samples, samples)
     return FlatStep(
         ids=table.token_ids[rows[owner], positions].astype(np.int64),
         positions=positions,
@@ -54,6 +58,7 @@ def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
         query_start_loc=query_start_loc,
         seq_lens=seq_lens,
         block_tables=block_tables,
-        logit_tokens=query_start_loc[1:][sampling] - 1,
-        rows=rows[sampling],
+        logit_tokens=np.repeat(query_start_loc[1:] - samples, samples) + offsets,
+        rows=np.repeat(rows, samples),
+        offsets=offsets,
     )

@@ -35,12 +35,18 @@ class StateTable:
         self._penalties = PenaltyCounts(max_num_seqs, vocab_size)
 
     def apply(self, plan: StepPlan) -> None:
-        """Fills the rows that join and extends block tables. Freed rows need nothing: a row is whole when it joins."""
+        """Fills the rows that join, extends block tables, puts guesses behind the known tokens.
+
+        Freed rows need nothing: a row is whole when it joins.
+        """
         for sequence in plan.new:
             self._fill(sequence)
         for share in plan.scheduled:
             if share.new_block_ids:
                 self._add_blocks(share.row, share.new_block_ids)
+            if share.draft_token_ids:
+                known = int(self.num_tokens[share.row])
+                self.token_ids[share.row, known : known + len(share.draft_token_ids)] = share.draft_token_ids
 
     def append(self, rows: Rows, token_ids: NDArray[np.int64]) -> None:
         """One sampled token for each of the rows, which are distinct."""
@@ -52,10 +58,10 @@ class StateTable:
         penalised = self._columns.penalised[rows]
         self._penalties.count(rows[penalised], token_ids[penalised])
 
-    def sampling(self, rows: Rows) -> SamplingBatch:
-        """What the sampler needs to know of these rows, in their order."""
+    def sampling(self, rows: Rows, offsets: NDArray[np.int64]) -> SamplingBatch:
+        """What the sampler needs to know of these rows, in their order, each behind `offsets` guesses."""
         columns = self._columns
-        output_positions = self.num_tokens[rows] - self._num_prompt_tokens[rows]
+        output_positions = self.num_tokens[rows] - self._num_prompt_tokens[rows] + offsets
         penalised = np.flatnonzero(columns.penalised[rows])
         barred = np.flatnonzero(output_positions < columns.min_tokens[rows])
         return SamplingBatch(
@@ -70,9 +76,17 @@ class StateTable:
             repetition=columns.repetition[rows[penalised]],
             frequency=columns.frequency[rows[penalised]],
             presence=columns.presence[rows[penalised]],
-            penalty_counts=self._penalties.rows(rows[penalised]),
+            penalty_counts=self._penalty_counts(rows[penalised], offsets[penalised]),
             barred={int(place): self._stop_token_ids[rows[place]] for place in barred},
         )
+
+    def _penalty_counts(self, rows: Rows, offsets: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Counts and prompt membership [len(rows), vocab], as if the guesses were output."""
+        counts, in_prompt = self._penalties.rows(rows)
+        for place in np.flatnonzero(offsets):
+            known = int(self.num_tokens[rows[place]])
+            np.add.at(counts[place], self.token_ids[rows[place], known : known + int(offsets[place])], 1)
+        return counts, in_prompt
 
     def _fill(self, sequence: NewSequence) -> None:
         row, length = sequence.row, len(sequence.token_ids)

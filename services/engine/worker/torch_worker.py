@@ -4,8 +4,12 @@ Loads the model, sizes the cache, keeps the rows, computes and samples. Knows no
 scheduling or of the bus. Called by the step loop, from one thread.
 """
 
+import itertools
+import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,17 +17,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from services.engine.kernels.alibi import alibi_slopes
 from services.engine.kernels.paged_attention import AttentionShape, plan_attention
-from services.engine.models.decoder import Decoder, StepInputs
+from services.engine.models.config_fields import weight_dtype
+from services.engine.models.decoder import Decoder, LanguageModel, StepInputs
 from services.engine.models.description import DecoderDescription, DtypeName
-from services.engine.models.registry import find_family
+from services.engine.models.registry import find_family, has_family
+from services.engine.worker.acceptance import accept
+from services.engine.worker.host_cache import copy_blocks, plan_host_blocks
 from services.engine.worker.inputs import FlatStep, flatten
 from services.engine.worker.kv_cache import allocate_kv_cache, cpu_budget, cuda_budget, plan_kv_cache
 from services.engine.worker.model_files import eos_token_ids, read_config
 from services.engine.worker.sampler import sample
 from services.engine.worker.state_table import StateTable
 from services.engine.worker.weights import load_weights
-from shared.config import EngineSettings
+from shared.config import EngineSettings, SettingsError
+
+logger = logging.getLogger(__name__)
 
 SMALL_MODEL_BYTES = 64 * 2**20
 """Weights below this are read in a millisecond or two."""
@@ -42,16 +52,12 @@ class TorchWorker:
     def __init__(self, settings: EngineSettings, model_dir: Path, device: torch.device | None = None) -> None:
         """Loads the model. Raises `ServiceError` for a model or settings that cannot work."""
         self._device = device or torch.device("cpu")
+        check_offload(settings, self._device)
         if self._device.type == "cpu":
             torch.set_num_threads(settings.threads or useful_threads(model_dir))
         config = read_config(model_dir)
-        family = find_family(config)
-        self._description = family.describe(config)
-        self._dtype = choose_dtype(settings.dtype, self._description.dtype, self._device)
-        layout = family.layout(self._description)
-        with torch.inference_mode():
-            weights = load_weights(model_dir, self._description, layout, self._dtype, self._device)
-            self._decoder = Decoder(self._description, weights)
+        self._dtype = choose_dtype(settings.dtype, weight_dtype(config), self._device)
+        self._model, self._description = load_model(model_dir, config, self._dtype, self._device)
         self._prepare_state(settings, eos_token_ids(model_dir, self._description))
 
     def facts(self) -> EngineFacts:
@@ -61,38 +67,49 @@ class TorchWorker:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """See `ModelWorker`."""
+        copy_blocks(plan, self._cache, self._host_cache)
         self._table.apply(plan)
         if plan.empty:
             return StepResult(plan.step)
         step = flatten(plan, self._table, self._facts.block_size)
-        hidden = self._decoder.forward(self._tensor(step.ids), self._tensor(step.positions), self._step_inputs(step))
+        inputs = self._tensor(step.ids), self._tensor(step.positions), self._step_inputs(step)
         if not len(step.rows):
+            self._model.forward(*inputs)
             return StepResult(plan.step)
-        if len(step.logit_tokens) < len(step.ids):
-            hidden = hidden.index_select(0, self._tensor(step.logit_tokens))
-        sampled = sample(self._decoder.logits(hidden), self._table.sampling(step.rows))
+        every = len(step.logit_tokens) == len(step.ids)
+        logits = self._model.step_logits(*inputs, None if every else self._tensor(step.logit_tokens))
+        sampled = sample(logits, self._table.sampling(step.rows, step.offsets))
+        if step.offsets.any():
+            return accept(plan, sampled, self._table)
         self._table.append(step.rows, sampled.token_ids)
         tokens = tuple((token,) for token in sampled.token_ids.tolist())
         return StepResult(plan.step, tokens, tuple((logprobs,) for logprobs in sampled.logprobs))
 
     def close(self) -> None:
         """See `ModelWorker`."""
-        del self._decoder, self._cache, self._table
+        del self._model, self._cache, self._host_cache, self._table
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _prepare_state(self, settings: EngineSettings, eos: frozenset[int]) -> None:
         """Sizes and makes the cache and the rows, and with them the facts."""
-        description, dtype = self._description, self._dtype
+        description, dtype = self._description, choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
         on_cpu = self._device.type == "cpu"
         budget = cpu_budget(settings) if on_cpu else cuda_budget(settings, description, self._device)
         kv = plan_kv_cache(settings, description, dtype, budget)
         self._cache = allocate_kv_cache(description, kv.num_blocks, settings.block_size, dtype, self._device)
+        num_host_blocks = plan_host_blocks(settings, description, kv, dtype)
+        self._host_cache = allocate_kv_cache(
+            description, num_host_blocks, settings.block_size, dtype, torch.device("cpu")
+        )
         vocab_size = description.vocab_size
-        self._facts = EngineFacts(kv.num_blocks, settings.block_size, kv.max_model_len, vocab_size, eos)
+        self._facts = EngineFacts(
+            kv.num_blocks, settings.block_size, kv.max_model_len, vocab_size, eos, num_host_blocks
+        )
         self._table = StateTable(settings.max_num_seqs, kv.max_model_len, settings.block_size, vocab_size, eos)
         bytes_per_slot = description.kv_size * dtype.itemsize
-        self._shape = AttentionShape(settings.block_size, bytes_per_slot, dtype, self._device)
+        slopes = scaled_slopes(description, self._device)
+        self._shape = AttentionShape(settings.block_size, bytes_per_slot, self._dtype, self._device, slopes)
 
     def _step_inputs(self, step: FlatStep) -> StepInputs:
         attention = {
@@ -104,6 +121,23 @@ class TorchWorker:
 
     def _tensor(self, values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values).to(self._device)
+
+
+def load_model(
+    model_dir: Path, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+) -> tuple[LanguageModel, DecoderDescription]:
+    """A decoder of our own where there is a family for it, else one that transformers runs. Raises `ServiceError`."""
+    if not has_family(config):
+        # Imported here: it takes seconds, and most models do without.
+        from services.engine.worker.transformers_model import load_transformers_model
+
+        model = load_transformers_model(model_dir, config, dtype, device)
+        return model, model.description
+    family = find_family(config)
+    description = family.describe(config)
+    with torch.inference_mode():
+        weights = load_weights(model_dir, description, family.layout(description), dtype, device)
+        return Decoder(description, weights), description
 
 
 def choose_dtype(asked: str, stored: DtypeName, device: torch.device) -> torch.dtype:
@@ -119,13 +153,41 @@ def choose_dtype(asked: str, stored: DtypeName, device: torch.device) -> torch.d
     return torch.float16 if stored == "float32" else _DTYPES[stored]
 
 
+def choose_cache_dtype(asked: str, dtype: torch.dtype) -> torch.dtype:
+    """The type of the KV cache: the model's, or 8 bits, of which `fp8` alone means those with the longer mantissa."""
+    if asked == "auto":
+        return dtype
+    return torch.float8_e5m2 if asked == "fp8_e5m2" else torch.float8_e4m3fn
+
+
+def check_offload(settings: EngineSettings, device: torch.device) -> None:
+    """Weights in host memory: on a CPU they are. Anywhere else offloading them is a `SettingsError`."""
+    if not settings.cpu_offload_gb:
+        return
+    if device.type != "cpu":
+        raise SettingsError(
+            f"--cpu-offload-gb: {settings.cpu_offload_gb:g} GiB of weights cannot be kept in host memory on a "
+            f"{device.type} device. Leave it out, or use a smaller type (--dtype) or model."
+        )
+    logger.info("--cpu-offload-gb changes nothing on a CPU: all weights are in host memory")
+
+
+def scaled_slopes(description: DecoderDescription, device: torch.device) -> Tensor | None:
+    """The slopes of linear position biases, [kv_heads, heads / kv_heads]; None for a model without them."""
+    if description.alibi_scale is None:
+        return None
+    slopes = alibi_slopes(description.num_heads) * description.alibi_scale
+    return slopes.view(description.num_kv_heads, -1).to(device)
+
+
 def useful_threads(model_dir: Path) -> int:
     """Threads to compute with when the user leaves it open: every core, but for a small model one.
 
     A small model's operations are too short to be worth sharing out: while the other services use a core too, the
     threads wait for each other longer than they compute.
     """
-    size = sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
+    files = itertools.chain(model_dir.glob("*.safetensors"), model_dir.glob("pytorch_model*.bin"))
+    size = sum(path.stat().st_size for path in files)
     return 1 if size < SMALL_MODEL_BYTES else len(os.sched_getaffinity(0))
 
 

@@ -67,6 +67,16 @@ def test_what_only_looks_like_it_passes(tmp_path: Path, source: str) -> None:
     assert check(tmp_path, "services", source).returncode == 0
 
 
+def test_weights_are_read_with_the_restricted_reader_and_in_one_file_only(tmp_path: Path) -> None:
+    restricted = "import torch\ntorch.load('f', weights_only=True)\n"
+    assert check(tmp_path / "a", "services", restricted).returncode == 1
+    for source, code in ((restricted, 0), ("import torch\ntorch.load('f', weights_only=False)\n", 1)):
+        folder = tmp_path / str(code) / "services" / "engine" / "worker"
+        folder.mkdir(parents=True)
+        (folder / "checkpoint.py").write_text(source)
+        assert check(tmp_path / str(code), "tests", "").returncode == code
+
+
 def project(tmp_path: Path, test: str) -> Path:
     """A project with two rows of a specification and one test."""
     (tmp_path / "docs").mkdir()

@@ -1,5 +1,7 @@
 """Small cores, sequences and results for tests of the engine core: no model, made-up tokens, blocks of four tokens."""
 
+from typing import Any
+
 from services.engine.core import invariants
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
@@ -19,14 +21,19 @@ def make_core(
     chunked: bool = True,
     caching: bool = True,
     max_model_len: int = 256,
+    num_host_blocks: int = 0,
+    **others: Any,
 ) -> Core:
+    """`others` are further limits."""
     limits = CoreLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         enable_prefix_caching=caching,
         enable_chunked_prefill=chunked,
+        **others,
     )
-    return Core(limits, EngineFacts(num_blocks, block_size, max_model_len, VOCAB_SIZE, frozenset({EOS})))
+    facts = EngineFacts(num_blocks, block_size, max_model_len, VOCAB_SIZE, frozenset({EOS}), num_host_blocks)
+    return Core(limits, facts)
 
 
 def prompt_of(length: int, first: int = 100) -> tuple[int, ...]:

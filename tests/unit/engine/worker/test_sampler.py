@@ -34,7 +34,7 @@ def run(rows: list[Row]) -> Sampled:
     )
     table.apply(StepPlan(0, new=new))
     logits = torch.from_numpy(np.stack([row.logits for row in rows]))
-    return sample(logits, table.sampling(np.arange(len(rows))))
+    return sample(logits, table.sampling(np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64)))
 
 
 def reference(row: Row) -> int:
@@ -170,5 +170,5 @@ def test_the_logits_are_left_as_they_are() -> None:
     table = StateTable(1, 64, 16, VOCAB, EOS)
     params = SamplingParams(repetition_penalty=1.5, min_tokens=3)
     table.apply(StepPlan(0, new=(NewSequence(0, "a", (3, 4), 2, (), params),)))
-    sample(logits, table.sampling(np.array([0])))
+    sample(logits, table.sampling(np.array([0]), np.array([0])))
     assert torch.equal(logits, kept)

@@ -54,7 +54,7 @@ def test_a_row_that_is_taken_again_keeps_nothing_of_its_last_sequence() -> None:
     table = make_table()
     table.apply(StepPlan(0, new=(joins(1, range(10, 30), (1, 2, 3, 4, 5), num_prompt=2),)))
     table.apply(StepPlan(1, freed_rows=(1,), new=(joins(1, range(40, 43), (9,), num_prompt=1),)))
-    batch = table.sampling(np.array([1]))
+    batch = table.sampling(np.array([1]), np.array([0]))
     counts, in_prompt = batch.penalty_counts
     assert np.flatnonzero(counts[0]).tolist() == [41, 42]
     assert np.flatnonzero(in_prompt[0]).tolist() == [40]
@@ -67,7 +67,7 @@ def test_penalty_counts_grow_with_the_output() -> None:
     table.apply(StepPlan(0, new=(joins(0, range(10, 12), (1,)),)))
     for token in (5, 6, 5):
         table.append(np.array([0]), np.array([token]))
-    batch = table.sampling(np.array([0]))
+    batch = table.sampling(np.array([0]), np.array([0]))
     assert batch.penalty_counts[0][0, [5, 6, 10]].tolist() == [2, 1, 0]
     assert batch.output_positions.tolist() == [3]
 

@@ -6,10 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.core.plan import NewSequence, ScheduledSequence, StepPlan
+from services.engine.core.plan import CoreLimits, NewSequence, ScheduledSequence, StepPlan
+from services.engine.warmup import warm_up
 from services.engine.worker.load import choose_device, load_worker
 from services.engine.worker.model_files import eos_token_ids, read_config
-from services.engine.worker.torch_worker import TorchWorker, choose_dtype, describe_model
+from services.engine.worker.torch_worker import (
+    TorchWorker,
+    check_offload,
+    choose_cache_dtype,
+    choose_dtype,
+    describe_model,
+)
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
 from shared.sampling import SamplingParams
@@ -80,6 +87,48 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert choose_device("auto") == choose_device("cpu") == CPU
     with pytest.raises(ServiceError, match="no CUDA device"):
         choose_device("cuda")
+
+
+@pytest.mark.spec("S-SRV-036")
+def test_the_cache_has_the_models_type_or_8_bits() -> None:
+    kinds = {"auto": torch.bfloat16, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
+    for asked, chosen in {**kinds, "fp8_e5m2": torch.float8_e5m2}.items():
+        assert choose_cache_dtype(asked, torch.bfloat16) == chosen
+
+
+@pytest.mark.spec("S-SRV-036")
+def test_8_bits_hold_four_times_the_context_of_32(checkpoint: Callable[..., Path]) -> None:
+    directory = checkpoint(max_position_embeddings=10**6)
+    facts = [
+        TorchWorker(settings(directory, kv_cache_dtype=kind, kv_cache_memory_gb=0.001), directory).facts()
+        for kind in ("auto", "fp8")
+    ]
+    assert facts[1].num_blocks // facts[0].num_blocks == 4
+
+
+@pytest.mark.spec("S-SRV-045")
+def test_offloading_weights_changes_nothing_on_a_cpu_and_is_refused_elsewhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO"):
+        check_offload(EngineSettings(), CUDA)
+        assert not caplog.text
+        check_offload(EngineSettings(cpu_offload_gb=2.0), CPU)
+    assert "--cpu-offload-gb changes nothing on a CPU" in caplog.text
+    with pytest.raises(SettingsError, match="--cpu-offload-gb: 2 GiB of weights cannot be kept in host memory"):
+        check_offload(EngineSettings(cpu_offload_gb=2.0), CUDA)
+
+
+@pytest.mark.spec("S-SRV-061")
+@pytest.mark.parametrize("chunked", [True, False])
+def test_warming_up_prefills_and_decodes_and_leaves_no_trace(checkpoint: Callable[..., Path], chunked: bool) -> None:
+    directory = checkpoint()
+    share, join = ScheduledSequence(0, 0, 9, True), joins(0, 9, (1,))
+    plan = StepPlan(1, new=(join,), scheduled=(share,), num_tokens=9)
+    fresh = TorchWorker(settings(directory), directory).run(plan)
+    warm = TorchWorker(settings(directory), directory)
+    assert warm_up(warm, CoreLimits(4, 40 if chunked else 96, enable_chunked_prefill=chunked)) >= 3
+    assert warm.run(plan) == fresh
 
 
 def joins(row: int, length: int, blocks: tuple[int, ...], **params: Any) -> NewSequence:

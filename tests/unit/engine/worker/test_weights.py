@@ -9,6 +9,8 @@ from torch import Tensor
 
 from services.engine.models.decoder import DecoderWeights
 from services.engine.models.linear import DenseLinear
+from services.engine.models.mlp import GatedMlp
+from services.engine.models.norm import RmsNorm
 from services.engine.models.registry import find_family
 from services.engine.worker.model_files import read_config
 from services.engine.worker.weights import load_weights
@@ -36,9 +38,10 @@ def test_projections_are_fused_in_the_order_query_key_value_and_gate_up(checkpoi
     directory = checkpoint()
     tensors, layer = load_file(directory / "model.safetensors"), load(directory).layers[1]
     x = torch.randn(3, 32)
+    assert isinstance(layer.mlp, GatedMlp)
     for linear, prefix, names in (
         (layer.qkv, "self_attn", ("q_proj", "k_proj", "v_proj")),
-        (layer.gate_up, "mlp", ("gate_proj", "up_proj")),
+        (layer.mlp.gate_up, "mlp", ("gate_proj", "up_proj")),
     ):
         expected = torch.cat([x @ tensors[f"model.layers.1.{prefix}.{name}.weight"].T for name in names], dim=-1)
         torch.testing.assert_close(linear(x), expected, rtol=1e-4, atol=1e-5)
@@ -49,7 +52,8 @@ def test_projections_are_fused_in_the_order_query_key_value_and_gate_up(checkpoi
 
 def test_weights_are_converted_while_they_are_read(checkpoint: Callable[..., Path]) -> None:
     weights = load(checkpoint(dtype=torch.float16), torch.bfloat16)
-    assert {weights.embedding.dtype, weights.final_norm.dtype} == {torch.bfloat16}
+    assert isinstance(weights.final_norm, RmsNorm)
+    assert {weights.embedding.dtype, weights.final_norm.weight.dtype} == {torch.bfloat16}
     assert weights.head(torch.randn(1, 32, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
@@ -68,6 +72,17 @@ def test_a_tied_checkpoint_may_hold_a_head_of_its_own_and_old_buffers(checkpoint
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
 
     load(checkpoint(change, tie_word_embeddings=True))
+
+
+def test_names_may_lack_their_first_part(checkpoint: Callable[..., Path]) -> None:
+    def change(tensors: dict[str, Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("model.")] = tensors.pop(name)
+
+    bare, x = load(checkpoint(change)), torch.randn(2, 32)
+    whole = load(checkpoint())
+    assert torch.equal(bare.embedding, whole.embedding)
+    assert torch.equal(bare.head(x), whole.head(x))
 
 
 def test_missing_tensors_are_named(checkpoint: Callable[..., Path]) -> None:

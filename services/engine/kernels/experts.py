@@ -1,0 +1,42 @@
+"""A mixture of experts: y = Σ_e w_e · expert_e(x) over the experts that a router picked for each token.
+
+    expert(x) = W_down (silu(gate) · up),  [gate | up] = W_gate_up x
+    x [n, hidden], gate_up [experts, 2m, hidden], down [experts, hidden, m]; y like x
+    logits [n, experts]; the weights are softmax(logits) in float32, the k largest, divided by their sum if asked
+
+The plain reference: tokens are grouped by expert, each expert multiplies its group once. Called by the expert MLP.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from services.engine.kernels.activation import Activation, gated
+
+
+def route(logits: Tensor, num_per_token: int, normalise: bool) -> tuple[Tensor, Tensor]:
+    """Weights [n, k] of the logits' type and experts [n, k] int64, the likeliest first."""
+    weights, experts = logits.softmax(dim=-1, dtype=torch.float32).topk(num_per_token, dim=-1)
+    if normalise:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return weights.to(logits.dtype), experts
+
+
+def mixed_experts(
+    x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor, activation: Activation
+) -> Tensor:
+    """See the module. `weights`, `experts` [n, k] as `route` gives them."""
+    order = experts.flatten().argsort(stable=True)
+    tokens = order // experts.shape[1]
+    counts = experts.flatten().bincount(minlength=gate_up.shape[0]).tolist()
+    shares = weights.flatten().index_select(0, order).unsqueeze(1)
+    mixed = torch.zeros_like(x)
+    first = 0
+    for expert, count in enumerate(counts):
+        if not count:
+            continue
+        group = slice(first, first + count)
+        inner = gated(activation, F.linear(x.index_select(0, tokens[group]), gate_up[expert]))
+        mixed.index_add_(0, tokens[group], F.linear(inner, down[expert]) * shares[group])
+        first += count
+    return mixed

@@ -1,0 +1,66 @@
+"""Falcon: attention and MLP in parallel, layer norms, an MLP without gate, one key head or a few.
+
+The first checkpoints read both parts through one norm and have one key head (or, with `multi_query` off, as many as
+query heads); the new decoder architecture has groups and two norms. Positions turn, or bias the scores (`alibi`).
+"""
+
+from services.engine.models.config_fields import Config, activation, boolean, integer, llama_like, number
+from services.engine.models.description import DecoderDescription
+from services.engine.models.layout import Names, Parameter, named_layout
+
+ARCHITECTURES = ("FalconForCausalLM",)
+
+
+def layout(description: DecoderDescription) -> tuple[Parameter, ...]:
+    """Two norms in parallel have names of their own; one key head lies as it should, after all queries."""
+    two_norms = description.residual == "parallel" and not description.shared_norm
+    names = Names(
+        embedding="transformer.word_embeddings",
+        final_norm="transformer.ln_f",
+        layer="transformer.h.{}",
+        input_norm="ln_attn" if two_norms else "input_layernorm",
+        qkv=("self_attention.query_key_value",),
+        o="self_attention.dense",
+        mlp_norm="ln_mlp" if two_norms else "post_attention_layernorm",
+        up=("mlp.dense_h_to_4h",),
+        down="mlp.dense_4h_to_h",
+        grouped_qkv=True,
+    )
+    return named_layout(names)(description)
+
+
+def describe(config: Config) -> DecoderDescription:
+    """Scores are divided after the bias has been added: the bias is divided too."""
+    hidden_size, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
+    grouped = boolean(config, "new_decoder_architecture", False)
+    parallel = grouped or boolean(config, "parallel_attn", True)
+    two_norms = grouped and integer(config, "num_ln_in_parallel_attn", 2) == 2
+    bias, alibi = boolean(config, "bias", False), boolean(config, "alibi", False)
+    fields = {
+        "tie_word_embeddings": True,
+        **config,
+        "num_key_value_heads": _kv_heads(config, heads, grouped),
+        "intermediate_size": integer(config, "ffn_hidden_size", 4 * hidden_size),
+    }
+    rope = {"rope": None, "alibi_scale": (hidden_size // heads) ** -0.5} if alibi else {}
+    return llama_like(
+        fields,
+        "falcon",
+        norm="layer",
+        norm_eps=number(config, "layer_norm_epsilon", 1e-5),
+        activation=activation(config, "activation", "gelu"),
+        gated_mlp=False,
+        residual="parallel" if parallel else "sequential",
+        shared_norm=parallel and not two_norms,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bias,
+        **rope,
+    )
+
+
+def _kv_heads(config: Config, heads: int, grouped: bool) -> int:
+    """`num_kv_heads` counts only in the new architecture."""
+    if grouped:
+        return integer(config, "num_kv_heads", heads)
+    return 1 if boolean(config, "multi_query", True) else heads

@@ -1,0 +1,26 @@
+"""InternLM2 and 2.5: Llama with query, key and value packed key head by key head, and names of its own."""
+
+from services.engine.models.config_fields import Config, boolean, llama_like
+from services.engine.models.description import DecoderDescription
+from services.engine.models.layout import Names, named_layout
+
+ARCHITECTURES = ("InternLM2ForCausalLM",)
+layout = named_layout(
+    Names(
+        embedding="model.tok_embeddings",
+        head="output",
+        input_norm="attention_norm",
+        qkv=("attention.wqkv",),
+        o="attention.wo",
+        mlp_norm="ffn_norm",
+        up=("feed_forward.w1", "feed_forward.w3"),
+        down="feed_forward.w2",
+        grouped_qkv=True,
+    )
+)
+
+
+def describe(config: Config) -> DecoderDescription:
+    """`bias` is on all projections of the attention."""
+    bias = boolean(config, "bias", False)
+    return llama_like(config, "internlm2", qkv_bias=bias, o_bias=bias)

@@ -1,0 +1,27 @@
+"""Mixtral: Mistral whose every MLP is a mixture of experts, the weights of the chosen ones summing to one."""
+
+from services.engine.models.config_fields import Config, integer, llama_like, sliding_window
+from services.engine.models.description import DecoderDescription, Experts
+from services.engine.models.layout import Names, named_layout
+
+ARCHITECTURES = ("MixtralForCausalLM",)
+layout = named_layout(
+    Names(
+        router="block_sparse_moe.gate",
+        expert_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
+        expert_down="block_sparse_moe.experts.{}.w2",
+    )
+)
+
+
+def describe(config: Config) -> DecoderDescription:
+    """`intermediate_size` is that of one expert."""
+    experts = Experts(
+        num_experts=integer(config, "num_local_experts", 8),
+        num_per_token=integer(config, "num_experts_per_tok", 2),
+        intermediate_size=integer(config, "intermediate_size"),
+        layers=frozenset(range(integer(config, "num_hidden_layers"))),
+        normalise=True,
+    )
+    fields = {"rms_norm_eps": 1e-5, **config}
+    return llama_like(fields, "mixtral", experts=experts, sliding_windows=sliding_window(config))

@@ -1,0 +1,104 @@
+"""The MLPs of a decoder behind one seam: x [n, hidden] → [n, hidden]. Built by the weight loader, run by the decoder.
+
+GatedMlp   down(act(gate) · up),  [gate | up] = gate_up(x)
+PlainMlp   down(act(up(x)))
+ExpertMlp  the weighted sum of some experts, and of a shared one behind its gate
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from services.engine.kernels.activation import ACTIVATIONS, Activation, gated
+from services.engine.kernels.experts import mixed_experts, route
+from services.engine.kernels.silu_mul import silu_mul
+from services.engine.models.description import ActivationKind, Experts
+from services.engine.models.linear import Linear
+
+
+class Mlp(Protocol):
+    """See the module."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """X [n, hidden] → [n, hidden]."""
+        ...
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """X [n, hidden] → residual [n, hidden] + mlp(x), as a new tensor."""
+        ...
+
+
+class GatedMlp:
+    """Gate and up projection are one matrix."""
+
+    def __init__(self, gate_up: Linear, down: Linear, activation: ActivationKind) -> None:
+        self.gate_up, self.down = gate_up, down
+        self._silu = activation == "silu"
+        self._activation: Activation = ACTIVATIONS[activation]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        return self.down(self._inner(x))
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        return self.down.add_to(residual, self._inner(x))
+
+    def _inner(self, x: Tensor) -> Tensor:
+        gate_up = self.gate_up(x)
+        return silu_mul(gate_up) if self._silu else gated(self._activation, gate_up)
+
+
+class PlainMlp:
+    """Two matrices."""
+
+    def __init__(self, up: Linear, down: Linear, activation: ActivationKind) -> None:
+        self.up, self.down = up, down
+        self._activation: Activation = ACTIVATIONS[activation]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        return self.down(self._activation(self.up(x)))
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        return self.down.add_to(residual, self._activation(self.up(x)))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """The expert of every token; `gate` gives its weight, [n, hidden] → [n, 1] before the sigmoid."""
+
+    mlp: Mlp
+    gate: Linear
+
+
+class ExpertMlp:
+    """`gate_up` [experts, 2m, hidden], `down` [experts, hidden, m]."""
+
+    def __init__(
+        self,
+        experts: Experts,
+        router: Linear,
+        gate_up: Tensor,
+        down: Tensor,
+        activation: ActivationKind,
+        shared: SharedExpert | None,
+    ) -> None:
+        self.router, self.gate_up, self.down, self.shared = router, gate_up, down, shared
+        self._experts = experts
+        self._activation: Activation = ACTIVATIONS[activation]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        weights, experts = route(self.router(x), self._experts.num_per_token, self._experts.normalise)
+        mixed = mixed_experts(x, weights, experts, self.gate_up, self.down, self._activation)
+        if self.shared is None:
+            return mixed
+        return torch.addcmul(mixed, self.shared.gate(x).sigmoid(), self.shared.mlp(x))
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        return residual + self(x)

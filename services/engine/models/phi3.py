@@ -1,0 +1,25 @@
+"""Phi-3 and Phi-4: Llama with packed query, key and value, and packed gate and up.
+
+Longrope works up to the original context: beyond it all frequencies change at once, and with them every cached key.
+"""
+
+from services.engine.models.config_fields import Config, integer, llama_like, sliding_window
+from services.engine.models.description import DecoderDescription
+from services.engine.models.layout import Names, named_layout
+
+ARCHITECTURES = ("Phi3ForCausalLM",)
+layout = named_layout(Names(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)))
+
+
+def describe(config: Config) -> DecoderDescription:
+    """Older configs call longrope `su`, and keep the original context beside the scaling."""
+    original = integer(config, "original_max_position_embeddings", 4096)
+    scaling = {key: _renamed(config.get(key), original) for key in ("rope_scaling", "rope_parameters")}
+    fields = {"rms_norm_eps": 1e-5, **config, **scaling}
+    return llama_like(fields, "phi3", sliding_windows=sliding_window(config))
+
+
+def _renamed(scaling: object, original: int) -> object:
+    if not isinstance(scaling, dict) or "short_factor" not in scaling:
+        return scaling
+    return {"original_max_position_embeddings": original, **scaling, "rope_type": "longrope"}

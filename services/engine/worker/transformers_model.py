@@ -1,0 +1,200 @@
+"""A model that has no description here, run by transformers with the engine's paged attention in place of its own.
+
+Transformers computes everything but attention: each layer hands its queries, keys and values to a registered function,
+which writes and reads the paged cache. What the cache must look like is seen by one trial run of one token. An
+architecture whose attention cannot be taken out is a `ServiceError` that says so; code from a model directory is never
+run. Called by the torch worker, which imports this only for such models: transformers takes seconds to import.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from services.engine.kernels.paged_attention import Scores, paged_attention, write_kv
+from services.engine.models.config_fields import config_error, integer, token_ids, weight_dtype
+from services.engine.models.decoder import StepInputs
+from services.engine.models.description import DecoderDescription
+from services.engine.models.registry import supported_architectures
+from shared.errors import ServiceError
+
+_ATTENTION = "antiphon_paged"
+_LAYER_KINDS = {"full_attention", "sliding_attention"}
+_CHANGING_ROPES = {"dynamic", "longrope"}
+"""Their frequencies depend on how long a sequence is: cached keys would not fit those that come later."""
+_FOREIGN = ("s_aux", "position_bias", "head_mask")
+"""Arguments of attention that change scores in ways that the paged attention does not know."""
+
+
+class _Attending(Protocol):
+    """What runs the attention of a forward pass."""
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, asked: Mapping[str, Any]) -> Tensor:
+        """Queries [1, heads, num_tokens, head_dim] and the like → [1, num_tokens, heads, head_dim]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerFacts:
+    """What one layer asked for in the trial run."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+
+
+class _Trial:
+    """Notes what every layer asks for and computes nothing."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, _LayerFacts] = {}
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, asked: Mapping[str, Any]) -> Tensor:
+        """See `_Attending`."""
+        foreign = [name for name in _FOREIGN if asked.get(name) is not None]
+        if foreign or asked.get("is_causal") is False or asked["attention_mask"] is not None:
+            raise config_error(f"its attention needs {', '.join(foreign) or 'a mask of its own'}.")
+        if keys.shape != values.shape or layer in self.layers:
+            raise config_error("its layers do not keep one key and one value of the same size.")
+        window = asked.get("sliding_window")
+        self.layers[layer] = _LayerFacts(queries.shape[1], keys.shape[1], keys.shape[3], window)
+        return torch.zeros_like(queries).transpose(1, 2)
+
+
+class _Paged:
+    """A step's attention."""
+
+    def __init__(self, step: StepInputs, windows: tuple[int | None, ...]) -> None:
+        self._step, self._windows = step, windows
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, asked: Mapping[str, Any]) -> Tensor:
+        """See `_Attending`."""
+        flat = [x[0].transpose(0, 1).contiguous() for x in (queries, keys, values)]
+        caches = self._step.key_caches[layer], self._step.value_caches[layer]
+        write_kv(flat[1], flat[2], *caches, self._step.slot_mapping)
+        scores = Scores(asked.get("scaling"), asked.get("softcap"))
+        batch = self._step.attention[self._windows[layer]]
+        return paged_attention(flat[0], flat[1], flat[2], *caches, batch, scores).unsqueeze(0)
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **asked: Any
+) -> tuple[Tensor, None]:
+    """What transformers calls in every layer."""
+    attending: _Attending | None = asked.pop("antiphon_attention", None)
+    if attending is None:
+        raise config_error("its layers do not pass on what the engine tells their attention.")
+    return attending.attend(module.layer_idx, query, key, value, {**asked, "attention_mask": attention_mask}), None
+
+
+class TransformersModel:
+    """A `LanguageModel`."""
+
+    def __init__(self, model: Any, description: DecoderDescription) -> None:
+        self._model, self.description = model, description
+
+    def forward(self, ids: Tensor, positions: Tensor, step: StepInputs) -> None:
+        """See `LanguageModel`."""
+        self.step_logits(ids, positions, step, ids.new_zeros(1))
+
+    def step_logits(self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor | None) -> Tensor:
+        """See `LanguageModel`."""
+        attending = _Paged(step, self.description.sliding_windows)
+        return _run(self._model, ids, positions, attending, 0 if tokens is None else tokens)
+
+
+def load_transformers_model(
+    model_dir: Path, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+) -> TransformersModel:
+    """A model on the device. Raises `ServiceError` naming why a model cannot be run like this."""
+    names = ", ".join(map(str, config.get("architectures") or [])) or "none at all"
+    try:
+        model = _load(model_dir, dtype).to(device).eval()
+        trial = _Trial()
+        token = torch.zeros(1, dtype=torch.int64, device=device)
+        with torch.inference_mode():
+            _run(model, token, token, trial, 0)
+        return TransformersModel(model, _describe(config, model.config.get_text_config(), trial.layers))
+    except ServiceError as error:
+        raise _refusal(names, error.message.removeprefix("config.json: ")) from error
+    except Exception as error:  # what foreign modelling code raises has no common base
+        raise _refusal(names, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
+
+
+def _load(model_dir: Path, dtype: torch.dtype) -> Any:
+    config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
+        raise config_error("it is no decoder that generates text.")
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not model_class._supports_attention_backend:
+        raise config_error("its attention cannot be replaced.")
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ()) - _LAYER_KINDS
+    if kinds:
+        raise config_error(f"it has layers of type {', '.join(sorted(kinds))}.")
+    rope = (getattr(text, "rope_parameters", None) or {}).get("rope_type")
+    if rope in _CHANGING_ROPES:
+        raise config_error(f"positions scaled by {rope!r} change with the length.")
+    AttentionInterface.register(_ATTENTION, _attention)
+    return AutoModelForCausalLM.from_pretrained(
+        model_dir, config=config, dtype=dtype, attn_implementation=_ATTENTION, trust_remote_code=False
+    )
+
+
+def _run(model: Any, ids: Tensor, positions: Tensor, attending: _Attending, keep: int | Tensor) -> Tensor:
+    """Ids and positions [num_tokens] → logits [tokens kept, vocab] float32."""
+    output = model(
+        input_ids=ids.unsqueeze(0),
+        position_ids=positions.unsqueeze(0),
+        use_cache=False,
+        logits_to_keep=keep,
+        antiphon_attention=attending,
+    )
+    return output.logits[0].to(torch.float32)
+
+
+def _describe(config: Mapping[str, Any], text: Any, layers: Mapping[int, _LayerFacts]) -> DecoderDescription:
+    """Enough of a description for the cache and the step: what a trial run and the config tell."""
+    fields = text.to_dict()
+    if not layers or sorted(layers) != list(range(len(layers))):
+        raise config_error("not every layer asked for attention.")
+    first = layers[0]
+    if any(_without_window(facts) != _without_window(first) for facts in layers.values()):
+        raise config_error("its layers have different heads.")
+    windowed = [layer for layer, kind in enumerate(fields.get("layer_types") or []) if kind == "sliding_attention"]
+    if any(layers[layer].window is None for layer in windowed):
+        raise config_error("its layers do not tell their windows.")
+    hidden_size = integer(fields, "hidden_size")
+    return DecoderDescription(
+        family="transformers",
+        vocab_size=integer(fields, "vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=len(layers),
+        num_heads=first.num_heads,
+        num_kv_heads=first.num_kv_heads,
+        head_dim=first.head_dim,
+        intermediate_size=integer(fields, "intermediate_size", 4 * hidden_size),
+        max_positions=integer(fields, "max_position_embeddings"),
+        rope=None,
+        dtype=weight_dtype(config),
+        sliding_windows=tuple(layers[layer].window for layer in range(len(layers))),
+        eos_token_ids=token_ids(fields, "eos_token_id"),
+    )
+
+
+def _without_window(facts: _LayerFacts) -> _LayerFacts:
+    """The same layer with full attention: layers may differ in nothing else."""
+    return replace(facts, window=None)
+
+
+def _refusal(names: str, reason: str) -> ServiceError:
+    return config_error(
+        f"architecture {names} is not supported, nor does it run through transformers: {reason.rstrip('.')}. "
+        f"Supported by themselves: {', '.join(supported_architectures())}."
+    )

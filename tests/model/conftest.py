@@ -1,0 +1,36 @@
+"""Models and what transformers makes of them, each once for the whole folder."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.model.harness import NUM_TOKENS, VARIANTS, Models, Reference
+from tests.models import greedy_reference, make_model
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Makes each variant once."""
+    made: dict[str, Path] = {}
+
+    def make(variant: str) -> Path:
+        if variant not in made:
+            family, overrides = VARIANTS[variant]
+            made[variant] = make_model(tmp_path_factory.mktemp("model"), family, **overrides)
+        return made[variant]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def reference(models: Models) -> Reference:
+    """What transformers generates, once for each variant and prompt."""
+    known: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+
+    def generate(variant: str, prompt: list[int]) -> list[int]:
+        key = (variant, tuple(prompt))
+        if key not in known:
+            known[key] = greedy_reference(models(variant), prompt, NUM_TOKENS)
+        return known[key]
+
+    return generate

@@ -1,0 +1,119 @@
+"""What the comparisons with transformers share: the models' variants, and core and worker in a plain loop."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.engine.core.core import Core
+from services.engine.core.plan import CoreLimits, StepPlan
+from services.engine.core.request import SequenceSpec
+from services.engine.worker.torch_worker import TorchWorker
+from shared.config import EngineSettings
+from shared.sampling import SamplingParams
+from tests.model_variants import MORE_FAMILY_VARIANTS, MORE_VARIANTS
+from tests.models import VOCAB_SIZE
+
+Models = Callable[[str], Path]
+Reference = Callable[[str, list[int]], list[int]]
+NUM_TOKENS = 20
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama tied, three layers": ("llama", {"tie_word_embeddings": True, "num_hidden_layers": 3}),
+    "llama without groups": ("llama", {"num_key_value_heads": 4}),
+    "llama with one key head": ("llama", {"num_key_value_heads": 1}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama with its own head size": ("llama", {"head_dim": 24}),
+    "llama, linear positions": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
+    ),
+    "llama, llama3 positions": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "llama, yarn positions": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "llama, dynamic positions": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+    ),
+    "mistral": ("mistral", {}),
+    "mistral with a window": ("mistral", {"sliding_window": 23}),
+    "mistral with a window of one block": ("mistral", {"sliding_window": 16, "num_key_value_heads": 4}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2, a window in some layers": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1, "num_hidden_layers": 3},
+    ),
+    "qwen3": ("qwen3", {}),
+    "qwen3 tied, with biases": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+}
+VARIANTS.update(MORE_VARIANTS)
+FAMILY_VARIANTS = ("llama", "mistral with a window", "qwen2", "qwen3", *MORE_FAMILY_VARIANTS)
+CROWDED_VARIANTS = (
+    "llama",
+    "mistral with a window",
+    "qwen2",
+    "qwen3",
+    "mixtral",
+    "gemma2",
+    "falcon with biases for positions",
+)
+ROUNDED_VARIANTS = ("llama", "mistral with a window", "qwen2", "qwen3", "qwen2 with experts", "glm", "gpt_neox")
+
+
+def settings(directory: Path, **overrides: Any) -> EngineSettings:
+    return EngineSettings(
+        **{"model": str(directory), "device": "cpu", "threads": 1, "kv_cache_memory_gb": 0.05, **overrides}
+    )
+
+
+def make_prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng([length, seed]).integers(3, VOCAB_SIZE, length).tolist()
+
+
+def greedy(num_tokens: int = NUM_TOKENS) -> SamplingParams:
+    return SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+
+
+class Engine:
+    """Core and worker in a plain loop."""
+
+    def __init__(self, directory: Path, limits: CoreLimits, **overrides: Any) -> None:
+        self.worker = TorchWorker(settings(directory, max_num_seqs=limits.max_num_seqs, **overrides), directory)
+        self.core = Core(limits, self.worker.facts())
+        self.plans: list[StepPlan] = []
+        self.cached: dict[str, int] = {}
+
+    def generate(self, prompts: list[list[int]], params: SamplingParams | None = None) -> list[list[int]]:
+        output: dict[str, list[int]] = {f"{len(self.plans)}-{i}": [] for i in range(len(prompts))}
+        for request_id, prompt in zip(output, prompts, strict=True):
+            self.core.add(SequenceSpec(request_id, tuple(prompt), params or greedy()))
+        while any(request_id in self.core for request_id in output):
+            plan = self.core.schedule()
+            self.plans.append(plan)
+            for outcome in self.core.apply(plan, self.worker.run(plan)):
+                output[outcome.request_id] += outcome.token_ids
+                self.cached[outcome.request_id] = outcome.num_cached_tokens
+        return list(output.values())

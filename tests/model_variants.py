@@ -1,0 +1,95 @@
+"""The configurations that parity is tested with, beyond Llama's nearest relatives: (family, fields of its config)."""
+
+from typing import Any
+
+MORE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", {}),
+    "mixtral with a window": ("mixtral", {"sliding_window": 20}),
+    "qwen2 with experts": ("qwen2_moe", {}),
+    "qwen2 with experts in some layers": (
+        "qwen2_moe",
+        {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3], "norm_topk_prob": True},
+    ),
+    "qwen3 with experts": ("qwen3_moe", {"norm_topk_prob": True}),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {"num_hidden_layers": 3}),
+    "gemma2 without caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma2 with low caps": ("gemma2", {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma3": ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention"]}),
+    "gemma3 with stretched positions": (
+        "gemma3_text",
+        {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+    ),
+    "phi3": ("phi3", {"sliding_window": 24}),
+    "phi3, longrope positions": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 256,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.1, 4.0],
+                "long_factor": [2.0, 2.1, 2.3, 2.6, 3.0, 3.5, 4.1, 5.0],
+            },
+        },
+    ),
+    "glm": ("glm", {}),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox, one part after the other": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    "gpt2": ("gpt2", {}),
+    "opt": ("opt", {}),
+    "opt without biases": ("opt", {"enable_bias": False}),
+    "starcoder2": ("starcoder2", {"sliding_window": 24}),
+    "falcon": ("falcon", {}),
+    "falcon, new architecture": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon, new architecture with one norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon with biases for positions": (
+        "falcon",
+        {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "qwen": ("qwen", {}),
+    "qwen that stretches": ("qwen", {"use_dynamic_ntk": True, "use_logn_attn": True, "seq_length": 256}),
+    "internlm2": ("internlm2", {}),
+    "internlm2 with biases": ("internlm2", {"bias": True, "rope_theta": 1000.0}),
+    "baichuan 7B": ("baichuan", {}),
+    "baichuan 13B": ("baichuan", {"max_position_embeddings": None, "num_attention_heads": 6, "hidden_size": 96}),
+    "baichuan2 13B": ("baichuan", {"max_position_embeddings": None, "z_loss_weight": 0}),
+    "chatglm": ("chatglm", {}),
+    "chatglm for long contexts": ("chatglm", {"rope_ratio": 50, "add_bias_linear": True}),
+}
+FOREIGN_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    name: (name, {}) for name in ("olmo2", "cohere", "granite", "exaone4")
+}
+"""Architectures without a family here."""
+MORE_VARIANTS.update(FOREIGN_VARIANTS)
+MORE_FAMILY_VARIANTS = (
+    *FOREIGN_VARIANTS,
+    "mixtral",
+    "qwen2 with experts",
+    "qwen3 with experts",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "glm",
+    "gpt_neox",
+    "gpt2",
+    "opt",
+    "starcoder2",
+    "falcon, new architecture",
+    "falcon with biases for positions",
+    "qwen",
+    "internlm2",
+    "baichuan 7B",
+    "baichuan2 13B",
+    "chatglm",
+)

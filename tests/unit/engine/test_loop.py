@@ -1,0 +1,118 @@
+"""The step loop: several steps in one report give what single steps give; a first token never waits for others."""
+
+import asyncio
+from collections import defaultdict
+
+import pytest
+
+from services.engine.core.core import Core
+from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
+from services.engine.core.request import SequenceSpec
+from services.engine.loop import StepLoop, StepReport
+from services.engine.reports import ReportQueue
+from shared.clock import SystemClock
+from shared.errors import ServiceError
+from shared.sampling import SamplingParams
+
+FACTS = EngineFacts(num_blocks=64, block_size=4, max_model_len=100, vocab_size=1000)
+
+
+class CountingWorker:
+    """Gives every sequence the number of the step."""
+
+    def facts(self) -> EngineFacts:
+        return FACTS
+
+    def run(self, plan: StepPlan) -> StepResult:
+        count = sum(share.samples for share in plan.scheduled)
+        return StepResult(plan.step, ((plan.step,),) * count, ((SampledLogprobs(-1.0),),) * count)
+
+    def close(self) -> None:
+        pass
+
+
+def loop_of(steps_a_report: int) -> tuple[StepLoop, list[StepReport]]:
+    reports: list[StepReport] = []
+    core = Core(CoreLimits(4, 64), FACTS)
+    return StepLoop(core, CountingWorker(), SystemClock(), reports.append, steps_a_report), reports
+
+
+def add(loop: StepLoop, name: str, max_tokens: int, length: int = 5) -> None:
+    loop.add(SequenceSpec(name, (1,) * length, SamplingParams(max_tokens=max_tokens, logprobs=0)))
+
+
+@pytest.mark.spec("S-SRV-053")
+@pytest.mark.parametrize("steps_a_report", [1, 2, 4, 100])
+def test_outputs_do_not_depend_on_how_many_steps_share_a_report(steps_a_report: int) -> None:
+    loop, reports = loop_of(steps_a_report)
+    add(loop, "a", 9)
+    add(loop, "b", 6)
+    while loop.step():
+        pass
+    output: dict[str, list[int]] = defaultdict(list)
+    ends: dict[str, str] = {}
+    for report in reports:
+        for outcome in report.outcomes:
+            assert outcome.position == len(output[outcome.request_id])
+            assert len(outcome.logprobs) == len(outcome.token_ids)
+            output[outcome.request_id] += outcome.token_ids
+            ends |= {outcome.request_id: outcome.finish_reason} if outcome.finish_reason else {}
+    assert output == {"a": [*range(1, 10)], "b": [*range(1, 7)]}
+    assert ends == {"a": "length", "b": "length"}
+    last = {outcome.request_id: outcome for report in reports for outcome in report.outcomes}
+    assert {name: outcome.cumulative_logprob for name, outcome in last.items()} == {"a": -9.0, "b": -6.0}
+
+
+@pytest.mark.spec("S-SRV-053")
+def test_tokens_of_several_steps_leave_together_and_a_first_token_at_once() -> None:
+    loop, reports = loop_of(3)
+    add(loop, "a", 8)
+    loop.step()
+    loop.step()
+    add(loop, "b", 1)
+    loop.step()
+    loop.step()
+    given = [[(each.request_id, each.token_ids) for each in report.outcomes] for report in reports]
+    assert given == [[("a", (1,))], [("a", (2, 3, 4))], [("a", (5,)), ("b", (5,))], [("a", (6, 7, 8))]]
+
+
+def test_a_refused_sequence_is_reported_without_a_step() -> None:
+    loop, reports = loop_of(2)
+    add(loop, "a", 1, length=200)
+    assert not loop.step()
+    ((name, error),) = reports[0].refused
+    assert name == "a"
+    assert isinstance(error, ServiceError)
+    assert not loop.step()
+    assert len(reports) == 1
+
+
+@pytest.mark.spec("S-SRV-055")
+@pytest.mark.parametrize("wait", [False, True])
+async def test_reports_leave_in_order_beside_the_steps_or_before_the_next_one(wait: bool) -> None:
+    published: list[int] = []
+    published_at_return: list[int] = []
+    held = asyncio.Event()
+
+    async def publish(report: StepReport) -> None:
+        await held.wait()
+        published.append(report.step)
+
+    queue = ReportQueue(publish, wait=wait)
+
+    def steps() -> None:
+        for step in range(1, 6):
+            queue.put(StepReport(step, (), (), (), 1, 0, 0))
+            published_at_return.append(len(published))
+
+    publisher = asyncio.create_task(queue.run())
+    thread = asyncio.create_task(asyncio.to_thread(steps))
+    if not wait:
+        await thread
+        assert published_at_return == [0] * 5
+    held.set()
+    await thread
+    await queue.empty()
+    publisher.cancel()
+    assert published == [1, 2, 3, 4, 5]
+    assert not wait or published_at_return == [1, 2, 3, 4, 5]
