@@ -134,8 +134,6 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     block_hashes: bytes = b""
     cache_salt: bytes = b""
     priority: int = 0
-    deadline_s: float = 0.0
-    """Longest wait in the engine's queue, in seconds; 0: none."""
 
 
 SubmitStatus = Literal["accepted", "duplicate", "stale_epoch", "tombstoned", "busy", "invalid"]
