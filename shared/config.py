@@ -187,9 +187,22 @@ class EngineSettings(ModelSettings):
     threads: int = flag(0, "threads that compute on a CPU (0: one for each core)", rule=NOT_NEGATIVE, group="engine")
     cpu_backend: str = flag(
         "auto",
-        "what computes on a CPU: code compiled for this processor where it serves the model, or PyTorch's operations",
+        "what computes on a CPU: code compiled for this processor where it serves the model, PyTorch's operations, or "
+        "(for tests, with TRITON_INTERPRET=1, very slowly) the kernels for GPUs",
+        choices=("auto", "torch", "triton"),
+        group="engine",
+    )
+    cuda_backend: str = flag(
+        "auto",
+        "what computes on a CUDA device: Triton kernels where they serve the model, or PyTorch's operations",
         choices=("auto", "torch"),
         group="engine",
+    )
+    enforce_eager: bool = flag(
+        False, "no CUDA graphs: slower, less memory (on a CPU there are none)", env="ENFORCE_EAGER", group="engine"
+    )
+    max_seq_len_to_capture: int = flag(
+        8192, "longest sequence that CUDA graphs cover; longer ones run without", rule=AT_LEAST_1, group="engine"
     )
     compile_cache: str = flag("", "directory of compiled code (default: ~/.cache/antiphon/cpu)", group="engine")
 

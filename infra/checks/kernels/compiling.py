@@ -139,7 +139,9 @@ def _read_cubin(asm: dict[str, Any]) -> tuple[int, int, dict[str, int]]:
         usage = _run("cuobjdump", "-res-usage", file.name)
         text = _run("nvdisasm", file.name)
     fields = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
-    counts = {name: len(re.findall(rf"\b{name}\b", text)) for name in ("HGMMA", "QGMMA", "HMMA", "LDGSTS", "LDL", "STL")}
+    counts = {
+        name: len(re.findall(rf"\b{name}\b", text)) for name in ("HGMMA", "QGMMA", "HMMA", "LDGSTS", "LDL", "STL")
+    }
     # Library functions may use a few bytes of stack of their own; spills are what is read back.
     spills = max(fields["STACK"], fields["LOCAL"]) if counts["LDL"] + counts["STL"] else 0
     return fields["REG"], spills, counts

@@ -23,6 +23,7 @@ from services.engine.models.mlp import Mlp
 from services.engine.models.norm import Norm
 from services.engine.models.operations import TORCH_OPERATIONS, Operations
 
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer. `qk_norm` [heads + kv_heads, head_dim], a row for each query and key head."""

@@ -57,7 +57,9 @@ class Operations(Protocol):
         """A mixture of experts, see `ExpertMlp`."""
         ...
 
-    def attention(self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor) -> Attention:
+    def attention(
+        self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor
+    ) -> Attention:
         """The attention of all layers, of the type and on the device of `like`."""
         ...
 
@@ -101,7 +103,9 @@ class TorchOperations:
         """See `Operations`."""
         return ExpertMlp(experts, router, gate_up, down, activation, shared)
 
-    def attention(self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor) -> Attention:
+    def attention(
+        self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor
+    ) -> Attention:
         """See `Operations`."""
         return ReferenceAttention(description, qk_norms, like)
 

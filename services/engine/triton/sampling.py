@@ -270,9 +270,7 @@ def choose_tokens(
         columns.penalty_rows, columns.mask_rows, columns.repetition, columns.frequency, columns.presence,
     )  # fmt: skip
     words, sizes = adjustments.bitmask.shape[1], {"CHUNK": chunk, "CHUNKS": power_of_two(chunks)}
-    launch(
-        _survey_kernel, (rows, chunks), *adjusting, tops, sums, bests, winners, vocab, words, warps=8, CHUNK=chunk
-    )
+    launch(_survey_kernel, (rows, chunks), *adjusting, tops, sums, bests, winners, vocab, words, warps=8, CHUNK=chunk)
     launch(
         _weigh_kernel, (len(weights), chunks), *adjusting, bests, columns.temperature, weights, vocab, words,
         warps=8, GREEDY_BELOW=GREEDY_BELOW, **sizes,

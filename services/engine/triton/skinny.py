@@ -34,7 +34,11 @@ def _skinny_kernel(
     real = (r < rows)[:, None]
     # Rows of W behind the last are read as the last: no mask in the way of wide loads.
     lines = weight + (tl.minimum(n, width - 1).to(tl.int64) * COLUMNS)[:, None]
-    acc, up, squares = tl.zeros((ROWS, WIDE), tl.float32), tl.zeros((ROWS, WIDE), tl.float32), tl.zeros((ROWS,), tl.float32)
+    acc, up, squares = (
+        tl.zeros((ROWS, WIDE), tl.float32),
+        tl.zeros((ROWS, WIDE), tl.float32),
+        tl.zeros((ROWS,), tl.float32),
+    )
     for first in range(0, COLUMNS, PIECE):
         columns = first + c
         if COLUMNS % PIECE == 0:

@@ -65,7 +65,10 @@ class Case:
         seq_lens = np.array([computed + queries for computed, queries in lengths])
         widths = -(-seq_lens // BLOCK_SIZE)
         num_blocks = int(widths.sum()) + 2
-        order, ids = np.random.default_rng(3).permutation(len(lengths)), np.random.default_rng(5).permutation(num_blocks)
+        order, ids = (
+            np.random.default_rng(3).permutation(len(lengths)),
+            np.random.default_rng(5).permutation(num_blocks),
+        )
         # Ids of blocks that are not a sequence's are far out of range.
         self.tables = np.full((len(lengths) + 1, int(widths.max())), 2**30, dtype=np.int32)
         for row, width in zip(order, widths, strict=True):

@@ -60,14 +60,15 @@ def test_a_row_gets_the_same_bits_whatever_is_beside_it() -> None:
         (6, 4, 2, torch.bfloat16),
     ],
 )
-def test_a_mixture_of_experts_is_the_references(
-    tokens: int, experts: int, per_token: int, dtype: torch.dtype
-) -> None:
+def test_a_mixture_of_experts_is_the_references(tokens: int, experts: int, per_token: int, dtype: torch.dtype) -> None:
     hidden, inner = 72, 40
     x, logits = draw(tokens, hidden, dtype=dtype), draw(tokens, experts, seed=1, dtype=dtype)
     # One expert gets nothing.
     logits[:, experts // 2] = -50.0
-    up, down = draw(experts, 2 * inner, hidden, seed=2, dtype=dtype) / 8, draw(experts, hidden, inner, seed=3, dtype=dtype) / 6
+    up, down = (
+        draw(experts, 2 * inner, hidden, seed=2, dtype=dtype) / 8,
+        draw(experts, hidden, inner, seed=3, dtype=dtype) / 6,
+    )
     residual = draw(tokens, hidden, seed=4, dtype=dtype)
     shares, chosen = route(logits, per_token, normalise=True)
     wide = (x.float(), shares.float(), chosen, up.float(), down.float())
