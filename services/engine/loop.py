@@ -1,8 +1,9 @@
-"""The step loop: inbox, schedule, run, apply, report; with a worker that takes it, the next plan before the last result. Synchronous; a thread of its own drives it in production.
+"""The step loop: inbox, schedule, run, apply, report. Synchronous; a thread of its own drives it in production.
 
-It knows the core and a worker, nothing of the bus. Commands come through a thread-safe inbox; what a step gave leaves
-through one callback, once a step or once for several (`--num-scheduler-steps`). `ThreadedLoop` runs it beside the event
-loop; the simulation calls `step` itself.
+A worker that takes the next plan before it has the last result gets it (`flight`). It knows the core and a worker,
+nothing of the bus. Commands come through a thread-safe inbox; what a step gave leaves through one callback, once a step
+or once for several (`--num-scheduler-steps`). `ThreadedLoop` runs it beside the event loop; the simulation calls `step`
+itself.
 """
 
 import asyncio

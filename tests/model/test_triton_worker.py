@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits
+from services.engine.core.plan import CoreLimits, StepPlan
 from services.engine.core.request import SequenceSpec
 from services.engine.loop import StepLoop, StepReport
 from services.engine.worker.seam import ModelWorker, PipelinedWorker
@@ -22,12 +22,12 @@ from tests.model.harness import Models, make_prompt, settings
 CPU = torch.device("cpu")
 GREEDY = {"temperature": 0.0}
 MIXED: list[tuple[int, dict[str, Any]]] = [
-    (37, GREEDY),
+    (21, GREEDY),
     (3, {"seed": 2**64 - 3, "top_p": 0.9, "top_k": 50}),
     (16, {"repetition_penalty": 1.4, "frequency_penalty": 0.3, "seed": 4, "logprobs": 3}),
-    (9, {"temperature": 0.0, "min_tokens": 4, "ignore_eos": False}),
+    (5, {"temperature": 0.0, "min_tokens": 3, "ignore_eos": False}),
 ]
-"""(prompt, parameters): in chunks, over a block's border, with penalties and log probabilities, with forbidden tokens."""
+"""(prompt, parameters): in chunks, over a block's border, with penalties and log probabilities, with bans."""
 
 
 class Output:
@@ -50,7 +50,7 @@ def run(
 ) -> Output:
     """All requests through the loop; the last one joins when the others are running."""
     output = Output()
-    bounds = CoreLimits(**{"max_num_seqs": 4, "max_num_batched_tokens": 24, **limits})
+    bounds = CoreLimits(**{"max_num_seqs": 4, "max_num_batched_tokens": 14, **limits})
     core = Core(bounds, worker.facts())
     loop = StepLoop(core, worker, SystemClock(), output.report)
     for number, (prompt, params) in enumerate(requests):
@@ -84,9 +84,9 @@ def both(models: Models) -> Both:
 
 
 def test_a_mixed_batch_gets_the_tokens_and_log_probabilities_of_the_torch_worker(both: Both) -> None:
-    ours, theirs = both("qwen3", MIXED, 5)
+    ours, theirs = both("qwen3", MIXED, 4)
     assert ours.tokens == theirs.tokens
-    assert all(len(tokens) == 5 for tokens in ours.tokens.values())
+    assert all(len(tokens) == 4 for tokens in ours.tokens.values())
     for mine, other in zip(ours.logprobs["r2"], theirs.logprobs["r2"], strict=True):
         assert mine.top_token_ids == other.top_token_ids
         assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)
@@ -95,25 +95,32 @@ def test_a_mixed_batch_gets_the_tokens_and_log_probabilities_of_the_torch_worker
 
 @pytest.mark.parametrize(
     "variant",
-    ["mistral with a window", "gemma2", "qwen2 with experts", "glm", "gpt2", "falcon with biases for positions"],
+    ["gemma2 with low caps", "qwen2 with experts", "glm", "gpt2", "falcon with biases for positions"],
 )
 def test_families_of_every_kind_get_the_tokens_of_the_torch_worker(both: Both, variant: str) -> None:
-    ours, theirs = both(variant, [(35, GREEDY), (18, GREEDY)], 3)
+    ours, theirs = both(variant, [(22, GREEDY), (5, GREEDY)], 2)
     assert ours.tokens == theirs.tokens
 
 
 def test_guesses_are_accepted_as_the_torch_worker_accepts_them(both: Both) -> None:
     repeating: dict[str, Any] = {"repetition_penalty": 1.1, "seed": 5, "temperature": 0.4}
-    ours, theirs = both("llama", [(20, GREEDY), (8, repeating)], 8, num_speculative_tokens=3)
+    ours, theirs = both("llama", [(10, GREEDY), (6, repeating)], 7, num_speculative_tokens=3)
     assert ours.tokens == theirs.tokens
 
 
 def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models) -> None:
     directory = models("llama")
-    chosen = settings(directory, max_num_seqs=4, num_gpu_blocks_override=6, max_model_len=90, swap_space=0.01)
-    requests = [(make_prompt(length), GREEDY) for length in (30, 28, 26)]
-    outputs = []
-    for make in (lambda: TritonWorker(chosen, directory, CPU), lambda: TorchWorker(chosen, directory)):
-        worker = make()
-        outputs.append(run(worker, requests, 8, enable_prefix_caching=False))
-    assert outputs[0].tokens == outputs[1].tokens
+    chosen = settings(directory, max_num_seqs=4, num_gpu_blocks_override=3, max_model_len=40, swap_space=0.01)
+    requests = [(make_prompt(length), GREEDY) for length in (13, 12)]
+    triton, torch_worker = TritonWorker(chosen, directory, CPU), TorchWorker(chosen, directory)
+    copied: list[str] = []
+    carry_out = triton._blocks.carry_out
+
+    def note(plan: StepPlan) -> None:
+        copied.extend(name for name in ("swap_out", "swap_in") if getattr(plan, name))
+        carry_out(plan)
+
+    triton._blocks.carry_out = note
+    ours = run(triton, requests, 7, enable_prefix_caching=False)
+    assert set(copied) == {"swap_out", "swap_in"}
+    assert ours.tokens == run(torch_worker, requests, 7, enable_prefix_caching=False).tokens

@@ -77,7 +77,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a kernel takes: registers of a thread, bytes of spilled registers and shared memory, notable instructions."""
+    """What a kernel takes: registers of a thread, bytes spilled, bytes of shared memory, notable instructions."""
 
     registers: int
     spills: int

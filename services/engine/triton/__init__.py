@@ -1,1 +1,1 @@
-"""Kernels for GPUs in Triton, and the decoder's operations made of them. Each is compared with `services/engine/kernels`."""
+"""Kernels for GPUs in Triton, compared with `services/engine/kernels`, and the decoder's operations made of them."""

@@ -25,7 +25,7 @@ def _move_kernel(
     source, target, source_blocks, target_blocks, source_block, source_part, target_block, target_part, words,
     PIECE: tl.constexpr,
 ):  # fmt: skip
-    """One part of one block; lists of None stand for 0, 1, 2, …"""
+    """One part of one block. A list that is None is 0, 1, 2 and so on."""
     i, part = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     origin = i if source_blocks is None else tl.load(source_blocks + i).to(tl.int64)
     goal = i if target_blocks is None else tl.load(target_blocks + i).to(tl.int64)
@@ -62,7 +62,8 @@ def _move(
     strides: tuple[int, ...],
     grid: tuple[int, int],
 ) -> None:
-    assert source.stride(-1) == target.stride(-1) == 1 and source.dtype == target.dtype
+    assert source.stride(-1) == target.stride(-1) == 1
+    assert source.dtype == target.dtype
     launch(
         _move_kernel, grid, source, target, source_blocks, target_blocks, *strides, source.shape[-1],
         warps=4, PIECE=_WORDS_AT_ONCE,

@@ -42,7 +42,7 @@ def _split_kernel(
     num_tasks = tl.load(num_items) * KV_HEADS
     for task in range(tl.program_id(0), num_tasks, tl.num_programs(0)):
         # Neighbours take the heads of the same tokens, which lie side by side.
-        item, head = task // KV_HEADS, task % KV_HEADS
+        item, head = task // KV_HEADS, task % KV_HEADS  # pyright: ignore[reportOperatorIssue]
         packed = tl.load(items + item)
         sequence, split = packed >> 16, packed & 0xFFFF
         seq_len, num_queries = tl.load(seq_lens + sequence), tl.load(query_lens + sequence)
@@ -141,7 +141,7 @@ def attend_few(
         queries, key_cache, value_cache, attended, partials, bests, totals,
         work.tables, few.rows, few.seq_lens, few.query_starts, few.query_lens,
         few.item_starts, few.items, few.num_items, g.slopes,
-        queries.stride(0), work.tables.stride(0), work.window or 0, g.scale, g.softcap or 0.0,
+        queries.stride(0), work.tables.stride(0), work.window or 0, float(g.scale), float(g.softcap or 0.0),
         warps=4, stages=3, BLOCK_SIZE=key_cache.shape[1], QUERIES=each, ROWS=rows, TILE=tile,
         SPLIT=SPLIT_TOKENS, WINDOW=work.window is not None, SOFTCAP=g.softcap is not None,
         ALIBI=g.slopes is not None, **shared,

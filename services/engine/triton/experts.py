@@ -33,8 +33,10 @@ def _count_kernel(chosen, counts, num_pairs, AT_ONCE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
-def _sort_kernel(chosen, counts, pairs, owners, num_pairs,
-                 EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TILE: tl.constexpr, AT_ONCE: tl.constexpr):  # fmt: skip
+def _sort_kernel(
+    chosen, counts, pairs, owners, num_pairs,
+    EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TILE: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
     """One expert's pairs, in order, behind the tiles of those before it; `owners` gets its number for each tile."""
     expert = tl.program_id(0)
     e = tl.arange(0, EXPERTS_PAD)

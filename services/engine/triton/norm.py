@@ -41,7 +41,8 @@ def _norm_kernel(
 
 def normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None) -> Tensor:
     """See the module: a layer norm where there is a bias, plus the residual where there is one."""
-    assert x.dim() == 2 and x.stride(1) == 1, "rows of x must be contiguous"
+    assert x.dim() == 2, "x must be rows"
+    assert x.stride(1) == 1, "rows of x must be contiguous"
     assert residual is None or residual.is_contiguous(), "the residual must be contiguous"
     width = x.shape[1]
     padded = power_of_two(width)

@@ -117,7 +117,7 @@ def attend_many(
         _prefill_kernel, (g.kv_heads, many.num_tiles),
         queries, key_cache, value_cache, attended, work.tables,
         many.rows, many.seq_lens, many.query_starts, many.query_lens, many.tiles, g.slopes,
-        queries.stride(0), work.tables.stride(0), work.window or 0, g.scale, g.softcap or 0.0,
+        queries.stride(0), work.tables.stride(0), work.window or 0, float(g.scale), float(g.softcap or 0.0),
         warps=warps, stages=stages, BLOCK_SIZE=key_cache.shape[1], KV_HEADS=g.kv_heads, GROUP=group, D=head_dim,
         D_PAD=power_of_two(head_dim, 16), QUERIES=each, ROWS=power_of_two(each * group, 16), TILE=tile,
         WINDOW=work.window is not None, SOFTCAP=g.softcap is not None, ALIBI=g.slopes is not None,
@@ -127,7 +127,7 @@ def attend_many(
 def _shape(head_dim: int, itemsize: int) -> tuple[int, int, int]:
     """(keys in a tile, warps, stages): what registers and shared memory hold, seen by the compile gate."""
     if itemsize > 2:
-        return 32, 4, 1
+        return 16, 8, 1
     if architecture() == "sm_90":
         return {16: (128, 8, 3), 32: (128, 8, 3), 64: (128, 8, 3), 128: (64, 8, 3)}.get(head_dim, (32, 8, 2))
     if architecture() == "gfx942":

@@ -2,7 +2,7 @@
 
     per head of the queries and keys:  x ← x / sqrt(mean(x²) + eps) · w           where the model norms them
                                        (a, b) ← (a cos φ - b sin φ, b cos φ + a sin φ)   see `kernels/rotary`
-    queries stay in place; keys and values go to their slots, in the cache's type: round(clamp(x)), see `kernels/storage`
+    queries stay in place; keys and values go to their slots in the cache's type: round(clamp(x)), `kernels/storage`
 
     qkv          [n, (heads + 2 kv_heads) · head_dim], queries, keys, values; its queries are overwritten
     positions    [n] int32; slots [n] int32, -1: nothing is written
@@ -74,7 +74,7 @@ def _rope_kernel(
     rest = ROTARY + tl.arange(0, REST_PAD)
     # Padding of a half must not reach into the other one: it is moved behind the head.
     first, second = tl.where(half < ROTARY // 2, first, D), tl.where(half < ROTARY // 2, second, D)
-    tail, tail_factor = _load(qkv, norm, rows, head, rest, valid, turns, width, D, NORMED)
+    tail, tail_factor = _load(qkv, norm, rows, head, rest, valid, turns, width, D, NORMED)  # pyright: ignore[reportGeneralTypeIssues]
     squares = tl.sum(tail * tail, 1)
     if ROTARY > 0:
         a, a_factor = _load(qkv, norm, rows, head, first, valid, turns, width, D, NORMED)
@@ -112,7 +112,8 @@ def rotate_and_store(
 ) -> None:
     """See the module."""
     kv_heads, head_dim = key_cache.shape[2:]
-    assert qkv.is_contiguous() and qkv.shape[1] == (heads + 2 * kv_heads) * head_dim, qkv.shape
+    assert qkv.is_contiguous(), "qkv must be contiguous"
+    assert qkv.shape[1] == (heads + 2 * kv_heads) * head_dim, qkv.shape
     rotary = 0 if table is None else 2 * table.shape[2]
     same = key_cache.dtype == qkv.dtype
     launch(

@@ -1,8 +1,8 @@
 """How kernels are started, on a device, under the interpreter, or only noted for the compile gate.
 
 Nothing here computes. Launchers call `launch`; the gate puts itself in its place to learn what would be compiled.
-Under `TRITON_INTERPRET=1`, set before the first import, kernels run on CPU tensors: slowly, for tests of their numerics.
-Its bfloat16 arithmetic is wrong, so kernels widen what they multiply where `UPCAST` says so.
+Under `TRITON_INTERPRET=1`, set before the first import, kernels run on CPU tensors: slowly, to test their numerics. Its
+bfloat16 arithmetic is wrong, so kernels widen what they multiply where `UPCAST` says so.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-INTERPRETED: Final = bool(triton.knobs.runtime.interpret)
+INTERPRETED: Final = bool(triton.knobs.runtime.interpret)  # pyright: ignore[reportAttributeAccessIssue]
 UPCAST = tl.constexpr(INTERPRETED)
 """Read by kernels: operands of a product are widened to float32."""
 LOG2E = tl.constexpr(1.4426950408889634)

@@ -2,7 +2,7 @@
 
     1  survey   per chunk of the vocabulary: max and Σ exp of the logits as they are, best of the adjusted ones
     2  weigh    rows that draw: weights relative to the row's best
-    3  choose   per row: log normaliser; greedy rows take the best, others find the threshold of their candidates and draw
+    3  choose   per row: log normaliser; greedy rows take the best, others find their candidates' threshold and draw
 
     adjusted    penalties for rows that have some, then tokens that a row's bitmask forbids are impossible
     threshold   the greatest t with #{w >= t} >= top-k, with Σ{w >= t} >= top-p · Σ of what top-k left, and min-p
@@ -13,7 +13,8 @@ by narrowing a range of patterns with a few pivots in each pass over the row. Su
 row: a row's token does not depend on the rows beside it and, but for the last bit of an exponential, equals the
 reference's. u is Philox-4x32-10 of (seed, output position): see `kernels/philox`.
 
-    logits [n, vocab] float32 | bfloat16 | float16; counts, in_prompt [rows, vocab] int32, int8; bitmask [n, words] int32
+    logits [n, vocab] float32 | bfloat16 | float16; counts, in_prompt [rows, vocab] int32, int8
+    bitmask [n, words] int32
 """
 
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ def _uniform(seed, position):
     c0 = position.to(tl.uint32)
     zero = c0 ^ c0
     c1, c2, c3, left, right = zero, zero, zero, zero + 0xD2511F53, zero + 0xCD9E8D57
-    for _ in tl.static_range(10):
+    for _ in tl.static_range(10):  # pyright: ignore[reportGeneralTypeIssues]
         a, b = c0, c2
         c0, c2 = tl.umulhi(b, right) ^ c1 ^ k0, tl.umulhi(a, left) ^ c3 ^ k1
         c1, c3 = b * right, a * left

@@ -1,6 +1,6 @@
 """Parts that both attention kernels share: how a tile of keys enters the running softmax.
 
-    s = scale · q·k;  with a soft cap: cap · tanh(s / cap);  with linear biases: + slope · (key position - query position)
+    s = scale · q·k;  with a soft cap: cap · tanh(s / cap);  with linear biases: + slope · (key - query position)
     m' = max(m, max s);  l' = l · 2^(m - m') + Σ 2^(s - m');  acc' = acc · 2^(m - m') + Σ 2^(s - m') v
 
 Scores are kept times log2(e), so that the exponential is the hardware's 2^x. The running softmax is that of online

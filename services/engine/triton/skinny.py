@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.engine.triton.activation import activate
-from services.engine.triton.runtime import ceil_div, launch, power_of_two
+from services.engine.triton.runtime import architecture, ceil_div, launch, power_of_two
 from services.engine.triton.scores import multiply
 
 ROWS_MAX = 16
@@ -88,7 +88,9 @@ def skinny_linear(
 ) -> Tensor:
     """See the module. `norm`: factors [in] and eps; `activation` as in a description, empty: no gate."""
     rows, columns = x.shape
-    assert rows <= ROWS_MAX and x.is_contiguous() and weight.is_contiguous(), (x.shape, x.stride(), weight.stride())
+    assert rows <= ROWS_MAX, rows
+    assert x.is_contiguous(), x.stride()
+    assert weight.is_contiguous(), weight.stride()
     assert residual is None or residual.is_contiguous(), "the residual must be contiguous"
     width = weight.shape[0] // 2 if activation else weight.shape[0]
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
@@ -106,4 +108,5 @@ def _shape(width: int, columns: int, itemsize: int, gated: bool) -> tuple[int, i
     """(rows of W, columns at once, stages): enough programs for every processor, enough bytes in flight in each."""
     wide = 16 if gated or width <= 8192 else 32
     piece = min(256 if itemsize <= 2 else 128, power_of_two(columns, 16))
-    return wide, piece, 4 if itemsize <= 2 else 2
+    deep = itemsize <= 2 and architecture() != "gfx942"
+    return wide, piece, 4 if deep else 2

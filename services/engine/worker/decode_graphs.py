@@ -26,7 +26,7 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """`prepare(size)` puts a step without sequences where later steps of that size are put; `compute` gives its logits."""
+    """`prepare(size)` puts an empty step where later ones of that size are put; `compute` gives its logits."""
 
     def __init__(
         self,

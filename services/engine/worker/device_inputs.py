@@ -1,6 +1,6 @@
 """From a plan and the rows to what the GPU's kernels take: flat arrays and the attention's lists, staged.
 
-    ids, positions [num_tokens]   the step's tokens and their places; a token that is not known on the host yet comes from
+    ids, positions [num_tokens]   the step's tokens and their places; a token that the host does not know yet comes from
     sources [num_tokens]          its sequence's row on the device (-1: the host's is right)
     slots [num_tokens]            where keys and values go, -1 for the padding of a captured graph
     logit_tokens, rows, offsets   as in `inputs`
@@ -76,7 +76,7 @@ def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, b
     offsets = np.arange(samples.sum()) - np.repeat(samples.cumsum() - samples, samples)
     known = positions < num_known[owners]
     return HostStep(
-        ids=table.token_ids[owners, positions],
+        ids=table.token_ids[owners, positions].astype(np.int64),
         sources=np.where(known, -1, owners),
         positions=positions,
         slots=blocks * block_size + positions % block_size,
@@ -120,5 +120,5 @@ def place(
 def staging_bytes(max_tokens: int, max_num_seqs: int, max_model_len: int, num_windows: int, block_size: int) -> int:
     """Room for any step: the arrays above, the sampler's columns, new blocks."""
     items = max_num_seqs * -(-max_model_len // SPLIT_TOKENS)
-    words = 6 * max_tokens + num_windows * (items + 2 * max_tokens + 8 * max_num_seqs) + 40 * max_num_seqs
+    words = 28 * max_tokens + num_windows * (items + 2 * max_tokens + 8 * max_num_seqs) + 40 * max_num_seqs
     return 4 * (words + 4 * max_num_seqs + max_tokens // block_size) + 64 * 64

@@ -45,6 +45,7 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
             return False
         if not _interprets():
             raise SettingsError("--cpu-backend=triton is for tests: it needs TRITON_INTERPRET=1 in the environment")
+        logger.warning("the GPU kernels run under Triton's interpreter: very slowly, for tests")
         return True
     if settings.cuda_backend != "auto":
         return False
@@ -72,7 +73,7 @@ def _interprets() -> bool:
         return False
     import triton
 
-    return bool(triton.knobs.runtime.interpret)
+    return bool(triton.knobs.runtime.interpret)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def choose_device(asked: str) -> torch.device:

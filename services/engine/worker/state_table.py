@@ -59,7 +59,7 @@ class StateTable:
         self._penalties.count(rows[penalised], token_ids[penalised])
 
     def reserve(self, rows: Rows) -> NDArray[np.int64]:
-        """A place for one sampled token of each of the rows, which are distinct: it stays on the device until `fill`."""
+        """A place for one token of each of the rows, which are distinct: it is on the device until `fill`."""
         places = self.num_tokens[rows]
         self.num_tokens[rows] += places < self.token_ids.shape[1]
         return places
@@ -74,7 +74,7 @@ class StateTable:
         return self._columns.penalised[rows]
 
     def penalty_rows(self, rows: Rows) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Counts of output tokens and membership of the prompt [len(rows), vocab], as they were when the rows joined."""
+        """Counts of output tokens and membership of the prompt [len(rows), vocab] when the rows joined."""
         return self._penalties.rows(rows)
 
     def sampling(self, rows: Rows, offsets: NDArray[np.int64], with_counts: bool = True) -> SamplingBatch:

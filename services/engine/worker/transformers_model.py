@@ -17,8 +17,8 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from services.engine.kernels.paged_attention import Scores, paged_attention, write_kv
-from services.engine.models.config_fields import config_error, integer, token_ids, weight_dtype
 from services.engine.models.attention import StepInputs
+from services.engine.models.config_fields import config_error, integer, token_ids, weight_dtype
 from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import supported_architectures
 from shared.errors import ServiceError

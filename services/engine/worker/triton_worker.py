@@ -295,7 +295,9 @@ class TritonWorker:
 
     def _to_host(self, chosen: Chosen) -> Chosen:
         """Copies that have been begun."""
-        top = chosen.top and (chosen.top[0], *(self._begin_copy(x) for x in chosen.top[1:]))
+        top = chosen.top
+        if top is not None:
+            top = top[0], self._begin_copy(top[1]), self._begin_copy(top[2])
         return Chosen(self._begin_copy(chosen.tokens), self._begin_copy(chosen.logprobs), top)
 
     def _begin_copy(self, values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ TOLERANCES = {
     torch.float32: 2e-5,
     # Eleven bits of mantissa, a few roundings.
     torch.float16: 2e-3,
-    # Eight bits; the interpreter's last step cuts off instead of rounding: two units in the last place, and a few roundings.
+    # Eight bits, a few roundings; the interpreter's last step cuts off instead of rounding.
     torch.bfloat16: 2e-2,
 }
 
