@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,6 +12,8 @@ from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, StepPlan
 from services.engine.core.request import SequenceSpec
 from services.engine.loop import StepLoop, StepReport
+from services.engine.worker.decode_graphs import DecodeGraphs
+from services.engine.worker.device_inputs import DeviceStep, GraphSize
 from services.engine.worker.seam import ModelWorker, PipelinedWorker
 from services.engine.worker.torch_worker import TorchWorker
 from services.engine.worker.triton_worker import TritonWorker
@@ -104,14 +106,14 @@ def test_families_of_every_kind_get_the_tokens_of_the_torch_worker(both: Both, v
 
 def test_guesses_are_accepted_as_the_torch_worker_accepts_them(both: Both) -> None:
     repeating: dict[str, Any] = {"repetition_penalty": 1.1, "seed": 5, "temperature": 0.4}
-    ours, theirs = both("llama", [(10, GREEDY), (6, repeating)], 7, num_speculative_tokens=3)
+    ours, theirs = both("llama", [(6, GREEDY), (4, repeating)], 6, num_speculative_tokens=3)
     assert ours.tokens == theirs.tokens
 
 
 def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models) -> None:
     directory = models("llama")
     chosen = settings(directory, max_num_seqs=4, num_gpu_blocks_override=3, max_model_len=40, swap_space=0.01)
-    requests = [(make_prompt(length), GREEDY) for length in (13, 12)]
+    requests = [(make_prompt(length), GREEDY) for length in (13, 15)]
     triton, torch_worker = TritonWorker(chosen, directory, CPU), TorchWorker(chosen, directory)
     copied: list[str] = []
     carry_out = triton._blocks.carry_out
@@ -124,3 +126,37 @@ def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models) -> 
     ours = run(triton, requests, 7, enable_prefix_caching=False)
     assert set(copied) == {"swap_out", "swap_in"}
     assert ours.tokens == run(torch_worker, requests, 7, enable_prefix_caching=False).tokens
+
+
+class Recomputed:
+    """Graphs without a device: what was captured is computed again, from the places where it was captured."""
+
+    def __init__(self, worker: TritonWorker) -> None:
+        self.replayed: list[int] = []
+        self._worker = worker
+        self._captured: dict[int, DeviceStep] = {}
+        for size in (4, 2):
+            self._captured[size] = worker._prepare_empty(GraphSize(size, 9))
+            worker._logits(self._captured[size])
+
+    def find(self, num_seqs: int, longest: int) -> GraphSize | None:
+        return GraphSize(2 if num_seqs <= 2 else 4, 9) if longest <= 9 else None
+
+    def replay(self, size: GraphSize) -> torch.Tensor:
+        self.replayed.append(size.num_seqs)
+        return self._worker._logits(self._captured[size.num_seqs])
+
+
+def test_steps_find_their_places_in_captured_graphs_and_padding_changes_nothing(models: Models) -> None:
+    directory = models("gemma2 with low caps")
+    chosen = settings(directory, max_num_seqs=4)
+    requests = [(make_prompt(length), params) for length, params in ((6, GREEDY), (3, {"seed": 5}), (4, GREEDY))]
+    worker = TritonWorker(chosen, directory, CPU)
+    plain = run(worker, requests, 4)
+    with torch.inference_mode():
+        graphs = Recomputed(worker)
+        worker._graphs = cast("DecodeGraphs", graphs)
+        captured = run(worker, requests, 4)
+    assert captured.tokens == plain.tokens
+    # Three sequences in places for four; two once one has grown beyond what was captured or ended.
+    assert set(graphs.replayed) == {2, 4}

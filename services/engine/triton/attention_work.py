@@ -163,7 +163,7 @@ def _few(sequences: Sequences, window: int | None, put: Put, capacity: tuple[int
     ends = np.full(count - real, len(items))
     return FewWork(
         count,
-        int(sequences.query_lens.max()),
+        int(sequences.query_lens.max(initial=1)),
         max_items,
         *(put(column, count) for column in columns),
         item_starts=put(np.concatenate((starts, ends)), count + 1),
