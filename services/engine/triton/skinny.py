@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.engine.triton.activation import activate
-from services.engine.triton.runtime import architecture, ceil_div, launch, power_of_two
+from services.engine.triton.runtime import INTERPRETED, architecture, ceil_div, launch, power_of_two
 from services.engine.triton.scores import multiply
 
 ROWS_MAX = 16
@@ -107,6 +107,9 @@ def skinny_linear(
 def _shape(width: int, columns: int, itemsize: int, gated: bool) -> tuple[int, int, int]:
     """(rows of W, columns at once, stages): enough programs for every processor, enough bytes in flight in each."""
     wide = 16 if gated or width <= 8192 else 32
+    if INTERPRETED:
+        # There programs run one after another: few large ones.
+        wide = 128
     piece = min(256 if itemsize <= 2 else 128, power_of_two(columns, 16))
     deep = itemsize <= 2 and architecture() != "gfx942"
     return wide, piece, 4 if deep else 2

@@ -27,7 +27,6 @@ from tests.unit.engine.triton.close import assert_close
 BLOCK_SIZE = 16
 DECODES = [(0, 1), (15, 1), (SPLIT_TOKENS - 1, 1), (SPLIT_TOKENS + 9, 1)]
 """(computed, queries): alone, a block full, a split full, over two splits."""
-PREFILLS = [(0, 17), (5, 40), (30, 65)]
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,11 @@ def test_decoding_sequences_attend_to_what_the_reference_does(heads: Heads) -> N
 
 @pytest.mark.parametrize("heads", VARIANTS, ids=str)
 def test_chunks_beside_decoding_sequences_attend_to_what_the_reference_does(heads: Heads) -> None:
-    Case([PREFILLS[1], (30, 1), PREFILLS[2], (3, 3), PREFILLS[0]], heads).check()
+    Case([(5, 40), (30, 1), (3, 3), (0, 17)], heads).check()
+
+
+def test_a_chunk_of_several_tiles_of_queries_and_keys_attends_to_what_the_reference_does() -> None:
+    Case([(100, 70), (0, 64), (63, 65)], Heads(window=90)).check()
 
 
 @pytest.mark.parametrize("queries", [2, 5, 9])

@@ -100,7 +100,7 @@ def test_every_filter_alone_and_together_leaves_the_references_tokens() -> None:
         {"repetition_penalty": 0.5, "temperature": 0.0},
         {"min_tokens": 9, "top_p": 0.8},
     ]
-    rows = [Row({**params, "seed": 2**63 + i}) for i, params in enumerate([*filters, *filters])]
+    rows = [Row({**params, "seed": 2**63 + i}) for i, params in enumerate(filters)]
     check(rows, draw_logits(len(rows)))
 
 
@@ -129,13 +129,13 @@ def both_in_range(logits: Tensor) -> bool:
 
 
 def test_equal_weights_at_an_edge_are_all_candidates() -> None:
-    logits = torch.zeros(16, 64)
+    logits = torch.zeros(8, 64)
     logits[:, 40:] = -1.0
-    rows = [Row({"top_k": 3, "seed": i}, output=()) for i in range(8)]
-    rows += [Row({"top_p": 0.01, "seed": i}, output=()) for i in range(8)]
+    rows = [Row({"top_k": 3, "seed": i}, output=()) for i in range(4)]
+    rows += [Row({"top_p": 0.01, "seed": i}, output=()) for i in range(4)]
     tokens = check(rows, logits)
     assert max(tokens) < 40
-    assert len(set(tokens)) > 6
+    assert len(set(tokens)) > 3
 
 
 def test_what_is_no_number_or_impossible_is_never_chosen() -> None:
