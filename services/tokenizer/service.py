@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 from services.tokenizer.actor import TokenizerActor
-from services.tokenizer.encode import TextCodec, TextFacts, load_codec, load_facts
+from services.tokenizer.encode import Codec, TextFacts, choose_codec, load_facts
 from services.tokenizer.renderer import NoTemplate, WorkerPool
 from shared.actors.host import Host
 from shared.config import TokenizerSettings
@@ -60,5 +60,8 @@ class TokenizerService:
         await self._actor.stop()
         await self._actor_task
 
-    def _load(self) -> tuple[TextCodec, TextFacts]:
-        return load_codec(self._directory), load_facts(self._directory, self._settings.chat_template)
+    def _load(self) -> tuple[Codec, TextFacts]:
+        settings, directory = self._settings, self._directory
+        if settings.skip_tokenizer_init:
+            return choose_codec(settings, directory), TextFacts({}, None)
+        return choose_codec(settings, directory), load_facts(directory, settings.chat_template)

@@ -1,5 +1,7 @@
 """Chooses the device and the backend for an engine's settings. Called by the engine's shells."""
 
+import logging
+
 import torch
 
 from services.engine.worker.seam import ModelWorker
@@ -8,10 +10,24 @@ from shared.config import EngineSettings
 from shared.errors import ServiceError
 from shared.model_files import model_directory
 
+logger = logging.getLogger(__name__)
+
 
 def load_worker(settings: EngineSettings) -> ModelWorker:
     """A loaded worker. Raises `SettingsError` or `ServiceError` for settings or a model that cannot work."""
-    return TorchWorker(settings, model_directory(settings), choose_device(settings.device))
+    device = choose_device(settings.device)
+    for notice in cpu_notices(settings) if device.type == "cpu" else ():
+        logger.info("%s", notice)
+    return TorchWorker(settings, model_directory(settings), device)
+
+
+def cpu_notices(settings: EngineSettings) -> list[str]:
+    """What was asked for and changes nothing on a CPU: it has no graphs to capture."""
+    asked = {
+        "--enforce-eager": settings.enforce_eager,
+        "--max-seq-len-to-capture": settings.max_seq_len_to_capture != EngineSettings().max_seq_len_to_capture,
+    }
+    return [f"{flag} changes nothing on a CPU: every step runs without CUDA graphs" for flag in asked if asked[flag]]
 
 
 def choose_device(asked: str) -> torch.device:

@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
 from antiphon import launcher
 from antiphon.cli import main, make_parser
 from antiphon.settings import ServeSettings
-from shared.config import EngineSettings, SettingsError, fields, normalise, parse
+from shared.config import EngineSettings, SettingsError, normalise, parse
 
 HEAVY = {"torch", "transformers", "fastapi", "uvicorn", "nats", "pydantic", "numpy", "tokenizers", "msgspec"}
 

@@ -47,7 +47,7 @@ def test_every_setting_has_a_help_text(kind, capsys):
 def test_a_flag_beats_the_environment_and_the_environment_beats_the_default():
     environ = {"MAX_MODEL_LEN": "100", "DTYPE": "float32"}
     settings = read(EngineSettings, ["--max-model-len", "200"], environ)
-    assert (settings.max_model_len, settings.dtype, settings.seed) == (200, "float32", 0)
+    assert (settings.max_model_len, settings.dtype, settings.threads) == (200, "float32", 0)
 
 
 def test_an_empty_variable_counts_as_unset():
@@ -131,7 +131,7 @@ def test_a_variable_out_of_its_range_is_named_too():
 
 def test_settings_cannot_be_changed_afterwards():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        read(EngineSettings).seed = 1
+        read(EngineSettings).threads = 1
 
 
 def test_a_launcher_that_has_a_flag_already_keeps_it():
@@ -156,7 +156,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
         max_model_len=st.none() | st.integers(1, 10**6),
         gpu_memory_utilization=st.floats(0.1, 1.0),
         enable_prefix_caching=st.booleans(),
-        seed=st.integers(),
+        threads=st.integers(min_value=0),
     )
 )
 def test_settings_as_flags_give_the_same_settings_again(settings):
