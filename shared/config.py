@@ -24,6 +24,7 @@ from shared.flags import (
 )
 
 __all__ = [
+    "AT_LEAST_1",
     "BusSettings",
     "DetokenizerSettings",
     "EngineSettings",

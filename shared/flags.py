@@ -14,6 +14,8 @@ from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+GROUPS = ("model", "http", "processes", "engine: scheduling", "engine: memory", "engine: execution", "bus")
+"""Headings of `--help`, in this order."""
 NONE = object()
 """The word `none` where a setting may be None: not the same as no word."""
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
@@ -50,20 +52,19 @@ def flag(
     group: str = "",
 ) -> Any:
     """A settings field. `group` heads it in `--help`; `rule` is checked where the value is read."""
+    assert group in GROUPS, group
     metadata = {"help": help, "env": env, "choices": tuple(choices), "alias": tuple(alias), "group": group}
     return dataclasses.field(default=default, metadata={**metadata, "rule": rule})
 
 
 def add_flags(parser: argparse.ArgumentParser, settings: type[Any], skip: frozenset[str] = frozenset()) -> None:
     """Adds one option for each field that the parser does not have yet. Unset options stay None."""
-    groups: dict[str, Any] = {}
-    for item in fields(settings):
-        if item.name in skip or _has(parser, item.name):
-            continue
-        title = item.metadata["group"]
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
-        groups[title].add_argument(*_option_names(item), **_option_arguments(item))
+    wanted = [item for item in fields(settings) if item.name not in skip and not _has(parser, item.name)]
+    for title in GROUPS:
+        group = parser.add_argument_group(title)
+        for item in wanted:
+            if item.metadata["group"] == title:
+                group.add_argument(*_option_names(item), **_option_arguments(item))
 
 
 def parse(settings: type[T], options: argparse.Namespace, environ: Mapping[str, str] | None = None) -> T:

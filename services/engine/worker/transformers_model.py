@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -118,8 +118,13 @@ def load_transformers_model(
     device: torch.device,
     trust_remote_code: bool = False,
 ) -> TransformersModel:
-    """A model on the device. `trust_remote_code`: the directory's own code may be run. Raises `ServiceError` naming why a model cannot be run like this."""
+    """A model on the device. Raises `ServiceError` naming why a model cannot be run like this.
+
+    `trust_remote_code` lets code of the model's directory run.
+    """
     names = ", ".join(map(str, config.get("architectures") or [])) or "none at all"
+    if config.get("auto_map") and not trust_remote_code and config.get("model_type") not in CONFIG_MAPPING:
+        raise _refusal(names, "its code comes with the model, and is run with --trust-remote-code only")
     try:
         model = _load(model_dir, dtype, trust_remote_code).to(device).eval()
         trial = _Trial()
