@@ -188,7 +188,8 @@ def _from_transformers(directory: Path, settings: ModelSettings) -> ForeignToken
         inner = transformers.AutoTokenizer.from_pretrained(directory, use_fast=False, trust_remote_code=trusted)
     except Exception as error:  # whatever its loaders, or the model's own code, raise
         reason = (str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(".")
-        hint = "" if trusted else " Code that comes with a tokenizer runs with --trust-remote-code only."
+        untrusted = not trusted and any(directory.glob("*.py"))
+        hint = " Its own code runs with --trust-remote-code only." if untrusted else ""
         message = f"{wanted}: transformers cannot make a tokenizer of {directory}: {reason}.{hint}"
         raise SettingsError(message) from error
     return ForeignTokenizer(inner)

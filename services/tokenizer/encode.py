@@ -17,6 +17,7 @@ from shared.errors import ServiceError
 from shared.foreign_tokenizer import AnyTokenizer, load_foreign
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+NO_TOKENIZER = "This server has no tokenizer (--skip-tokenizer-init). Give the 'prompt' as token ids, and no text."
 _TEMPLATE_MARKS = ("{{", "{%", "{#", "\n")
 
 
@@ -132,8 +133,7 @@ def load_facts(directory: Path, chat_template: str = "") -> TextFacts:
 
 
 def _no_tokenizer() -> ServiceError:
-    message = "This server has no tokenizer (--skip-tokenizer-init). Give the 'prompt' as token ids, and no text."
-    return ServiceError("invalid_value", message, param="prompt")
+    return ServiceError("invalid_value", NO_TOKENIZER, param="prompt")
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
