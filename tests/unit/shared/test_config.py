@@ -15,6 +15,7 @@ from shared.config import (
     SettingsError,
     TokenizerSettings,
     add_flags,
+    flag,
     normalise,
     parse,
     to_argv,
@@ -161,3 +162,15 @@ TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
 )
 def test_settings_as_flags_give_the_same_settings_again(settings):
     assert read(EngineSettings, to_argv(settings)) == settings
+
+
+def test_the_word_none_stands_for_none_where_a_setting_may_be():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Seeded(BusSettings):
+        seed: int | None = flag(3, "a seed", env="SEED", group="http")
+
+    assert [read(Seeded, words).seed for words in ([], ["--seed=4"], ["--seed", "None"])] == [3, 4, None]
+    assert read(Seeded, [], {"SEED": "none"}).seed is None
+    assert read(Seeded, to_argv(Seeded(seed=None))) == Seeded(seed=None)
+    with pytest.raises(SettingsError, match="SEED"):
+        read(Seeded, [], {"SEED": "nothing"})
