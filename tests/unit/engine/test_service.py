@@ -203,7 +203,7 @@ async def test_an_engine_has_started_only_when_it_is_warm() -> None:
     transport = bus.connect("engine")
     service = EngineService(EngineSettings(use_warmup=True), lambda _settings: worker)
     starting = asyncio.create_task(service.start(Host(transport, Subjects(), SystemClock(), "e1", "b1")))
-    await asyncio.to_thread(worker.entered.wait)
+    assert await asyncio.to_thread(worker.entered.wait, 20.0)
     assert not starting.done()
     worker.go.set()
     await starting
