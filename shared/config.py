@@ -217,6 +217,15 @@ class EngineSettings(ModelSettings):
     threads: int = flag(
         0, "threads that compute on a CPU (0: one for each core)", rule=NOT_NEGATIVE, group="engine: execution"
     )
+    cpu_backend: str = flag(
+        "auto",
+        "what computes on a CPU: code compiled for this processor where it serves the model, or PyTorch's operations",
+        choices=("auto", "torch"),
+        group="engine: execution",
+    )
+    compile_cache: str = flag(
+        "", "directory of compiled code (default: ~/.cache/antiphon/cpu)", group="engine: execution"
+    )
     use_warmup: bool = flag(False, "run made-up requests before the engine counts as ready", group="engine: execution")
     enforce_eager: bool = flag(
         False,

@@ -4,6 +4,7 @@ import logging
 
 import torch
 
+from services.engine.cpu.worker import load_cpu_worker
 from services.engine.worker.seam import ModelWorker
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings
@@ -15,10 +16,14 @@ logger = logging.getLogger(__name__)
 
 def load_worker(settings: EngineSettings) -> ModelWorker:
     """A loaded worker. Raises `SettingsError` or `ServiceError` for settings or a model that cannot work."""
-    device = choose_device(settings.device)
+    model_dir, device = model_directory(settings), choose_device(settings.device)
     for notice in cpu_notices(settings) if device.type == "cpu" else ():
         logger.info("%s", notice)
-    return TorchWorker(settings, model_directory(settings), device)
+    if device.type == "cpu" and settings.cpu_backend != "torch":
+        worker = load_cpu_worker(settings, model_dir)
+        if worker is not None:
+            return worker
+    return TorchWorker(settings, model_dir, device)
 
 
 def cpu_notices(settings: EngineSettings) -> list[str]:
