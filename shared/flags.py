@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 GROUPS = ("model", "http", "processes", "engine: scheduling", "engine: memory", "engine: execution", "bus")
-"""Headings of `--help`, in this order."""
+"""Headings of `--help`, in this order; others come after them."""
 NONE = object()
 """The word `none` where a setting may be None: not the same as no word."""
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
@@ -52,7 +52,6 @@ def flag(
     group: str = "",
 ) -> Any:
     """A settings field. `group` heads it in `--help`; `rule` is checked where the value is read."""
-    assert group in GROUPS, group
     metadata = {"help": help, "env": env, "choices": tuple(choices), "alias": tuple(alias), "group": group}
     return dataclasses.field(default=default, metadata={**metadata, "rule": rule})
 
@@ -60,7 +59,7 @@ def flag(
 def add_flags(parser: argparse.ArgumentParser, settings: type[Any], skip: frozenset[str] = frozenset()) -> None:
     """Adds one option for each field that the parser does not have yet. Unset options stay None."""
     wanted = [item for item in fields(settings) if item.name not in skip and not _has(parser, item.name)]
-    for title in GROUPS:
+    for title in dict.fromkeys((*GROUPS, *(item.metadata["group"] for item in wanted))):
         group = parser.add_argument_group(title)
         for item in wanted:
             if item.metadata["group"] == title:

@@ -20,7 +20,7 @@ _COLUMNS = "| flag | variable | default | what it does |\n|---|---|---|---|"
 def render() -> str:
     """The page."""
     parts = [PAGE.read_text(encoding="utf-8").partition("\n## ")[0]]
-    for group in GROUPS:
+    for group in dict.fromkeys((*GROUPS, *(item.metadata["group"] for item in _flags()))):
         rows = [_row(item) for item in _flags() if item.metadata["group"] == group]
         title = group[:1].upper() + group[1:] if group != "http" else "HTTP"
         parts.append(f"## {title}\n\n{_COLUMNS}\n" + "\n".join(rows) + "\n")
