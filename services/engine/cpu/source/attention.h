@@ -94,12 +94,12 @@ class Attention {
     prefetch(key + kUnit, last);
     Ahead nothing;
     for (long p = 0; p < kUnit / kPanel; p++)
-      Block<T>::multiply(rows_, t_.queries, stride_, t_.unit.keys + p * kPanel * width, width, t_.scores[p],
+      Block<T>::template multiply<Stays::panel>(rows_, t_.queries, stride_, t_.unit.keys + p * kPanel * width, width, t_.scores[p],
                          false, nothing);
     for (long r = 0; r < rows_; r++) adjust(r, key);
     weigh();
     for (long p = 0; p < width / kPanel; p++)
-      Block<T>::multiply(rows_, t_.shares, kShareStride, t_.unit.values + p * kUnit * kPanel, kUnit,
+      Block<T>::template multiply<Stays::panel>(rows_, t_.shares, kShareStride, t_.unit.values + p * kUnit * kPanel, kUnit,
                                 t_.sums + p * kTile * kPanel, true, nothing);
   }
 

@@ -28,6 +28,8 @@ inline long pass_bytes() {
   static const long bytes = std::max(sysconf(_SC_LEVEL2_CACHE_SIZE) / 4, 256L << 10);
   return bytes;
 }
+// Rows that stay in the innermost cache while panels go past them.
+constexpr long kFewBytes = 24 << 10;
 // Terms of a panel that stay in the innermost cache while rows go past it (tiles can ask for rows not to be kept there).
 #if defined(__AMX_BF16__)
 constexpr long kPieceTerms = 448;
@@ -35,7 +37,7 @@ constexpr long kPieceTerms = 448;
 constexpr long kPieceTerms = 256;
 #endif
 // Weights that a thread takes at a time.
-constexpr long kPortionBytes = 128 << 10;
+constexpr long kPortionBytes = 256 << 10;
 // Far enough ahead to hide the memory's latency.
 constexpr long kPrefetchBytes = 8 << 10;
 
@@ -72,13 +74,17 @@ long row_stride(long width) {
   return round_up(width, kTermsMultiple) + kTermsMultiple;
 }
 
-// Memory that is asked for on the way through something else: `lines` cache lines for every 32 terms.
+// Memory that is asked for on the way through something else, one stretch and then another: `lines` cache lines for
+// every 32 terms.
 class Ahead {
  public:
   Ahead() = default;
-  Ahead(const void* from, long bytes, long lines) : next_((const char*)from), left_((bytes + 63) / 64), lines_(lines) {}
+  Ahead(const void* from, long bytes, long lines, const void* then = nullptr, long then_bytes = 0)
+      : next_((const char*)from), then_((const char*)then), left_(in_lines(bytes)), then_left_(in_lines(then_bytes)),
+        lines_(lines) {}
 
   inline void ask() {
+    if (!left_) next_ = then_, left_ = then_left_, then_left_ = 0;
     const long count = std::min(lines_, left_);
     for (long line = 0; line < count; line++) __builtin_prefetch(next_ + line * 64, 0, 2);
     next_ += count * 64;
@@ -86,9 +92,14 @@ class Ahead {
   }
 
  private:
-  const char* next_ = nullptr;
-  long left_ = 0, lines_ = 0;
+  static long in_lines(long bytes) { return bytes > 0 ? (bytes + 63) / 64 : 0; }
+
+  const char *next_ = nullptr, *then_ = nullptr;
+  long left_ = 0, then_left_ = 0, lines_ = 0;
 };
+
+// Which of the two stays in the innermost cache: what is loaded of the other makes no room for itself there.
+enum class Stays { rows, panel };
 
 template <class T, int kRows>
 inline void multiply_rows(const T* x, long stride, const T* panel, long terms, float* sums, bool resume, Ahead& ahead) {
@@ -123,6 +134,7 @@ void multiply_some(long rows, const T* x, long stride, const T* panel, long term
 // Up to kBlockRows rows times a panel, or a part of its terms: sums [rows][32], continued where `resume` says so.
 template <class T>
 struct Block {
+  template <Stays>
   static void multiply(long rows, const T* x, long stride, const T* panel, long terms, float* sums, bool resume,
                        Ahead& ahead) {
     // Even shares: eleven rows and one cost more than six and six.
@@ -136,21 +148,29 @@ struct Block {
 };
 
 #if defined(__AMX_BF16__)
-// Rows pass by and panels stay in the innermost cache: their loads say so.
-template <bool kBoth>
+template <int kTile, bool kStays>
+inline void load_tile(const Bf16* from, long bytes) {
+  if constexpr (kStays)
+    _tile_loadd(kTile, from, bytes);
+  else
+    _tile_stream_loadd(kTile, from, bytes);
+}
+
+template <Stays kStays, bool kBoth>
 inline void multiply_tiles(const Bf16* x, long stride, const Bf16* panel, long terms, Ahead& ahead) {
+  constexpr bool kRowsStay = kStays == Stays::rows;
   const long bytes = stride * (long)sizeof(Bf16);
   const Bf16* below = x + kTileRows * stride;
   for (long k = 0; k < terms; k += kTileTerms) {
     const Bf16* w = panel + k * kPanel;
     ahead.ask();
-    _tile_stream_loadd(4, x + k, bytes);
-    _tile_loadd(6, w, 128);
+    load_tile<4, kRowsStay>(x + k, bytes);
+    load_tile<6, !kRowsStay>(w, 128);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, w + 32, 128);
+    load_tile<7, !kRowsStay>(w + 32, 128);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (kBoth) {
-      _tile_stream_loadd(5, below + k, bytes);
+      load_tile<5, kRowsStay>(below + k, bytes);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
@@ -187,20 +207,21 @@ inline void store_sums(float* sums) {
 // The configuration of the tiles must be that of the rows.
 template <>
 struct Block<Bf16> {
+  template <Stays kStays>
   static void multiply(long rows, const Bf16* x, long stride, const Bf16* panel, long terms, float* sums, bool resume,
                        Ahead& ahead) {
     if (rows > kTileRows)
-      pass<true>(x, stride, panel, terms, sums, resume, ahead);
+      pass<kStays, true>(x, stride, panel, terms, sums, resume, ahead);
     else
-      pass<false>(x, stride, panel, terms, sums, resume, ahead);
+      pass<kStays, false>(x, stride, panel, terms, sums, resume, ahead);
   }
 
  private:
-  template <bool kBoth>
+  template <Stays kStays, bool kBoth>
   static void pass(const Bf16* x, long stride, const Bf16* panel, long terms, float* sums, bool resume, Ahead& ahead) {
     publish_stores();
     load_sums<kBoth>(sums, resume);
-    multiply_tiles<kBoth>(x, stride, panel, terms, ahead);
+    multiply_tiles<kStays, kBoth>(x, stride, panel, terms, ahead);
     store_sums<kBoth>(sums);
   }
 };
@@ -221,18 +242,29 @@ struct BlockShape {
   long rows_;
 };
 
-// A few rows times a panel that comes from memory: its terms in one go.
+// Up to kBlockRows rows times panels [first, end), which come from memory once. Where not all of the rows' terms stay
+// in the innermost cache, a few panels take turns with each piece of them.
 template <class T, class Finish>
-void multiply_few(long rows, const T* x, long stride, const T* panel, long terms, float* kept, bool resume, bool last,
-                  Finish&& finish) {
-  alignas(64) float block[kBlockRows * kPanel];
-  float* sums = kept ? kept : block;
-  const long bytes = terms * kPanel * (long)sizeof(T);
-  Ahead ahead((const char*)panel + kPrefetchBytes, bytes, kTermsMultiple * kPanel * (long)sizeof(T) / 64);
+void multiply_few(long rows, const T* x, long stride, const Matrix<T>& w, long first, long end, Finish&& finish) {
+  constexpr long kTogether = 4, kSize = (long)sizeof(T) * kPanel;
+  alignas(64) float sums[kTogether][kBlockRows * kPanel];
+  const long piece = std::max(kFewBytes / (rows * (long)sizeof(T)) / kTermsMultiple * kTermsMultiple, kTermsMultiple);
   BlockShape<T>(rows).use();
-  Block<T>::multiply(rows, x, stride, panel, terms, sums, resume, ahead);
-  if (last)
-    for (long r = 0; r < rows; r++) finish(r, sums + r * kPanel);
+  for (long group = first; group < end; group += kTogether)
+    for (long k = 0; k < w.terms; k += piece) {
+      const long count = std::min(piece, w.terms - k), last = std::min(group + kTogether, end);
+      for (long p = group; p < last; p++) {
+        const T* panel = w.panel(p) + k * kPanel;
+        const T* next = p + 1 < last ? panel + w.terms * kPanel
+                        : k + count < w.terms ? w.panel(group) + (k + count) * kPanel : w.panel(last);
+        Ahead ahead((const char*)panel + kPrefetchBytes, count * kSize - kPrefetchBytes, kTermsMultiple * kSize / 64, next,
+                    std::min(kPrefetchBytes, count * kSize));
+        float* own = sums[p - group];
+        Block<T>::template multiply<Stays::rows>(rows, x + k, stride, panel, count, own, k > 0, ahead);
+        if (k + count == w.terms)
+          for (long r = 0; r < rows; r++) finish(r, p, own + r * kPanel);
+      }
+    }
 }
 
 // Up to kPassRows rows times a panel, or a part of its terms. The panel goes through the innermost cache in pieces, each
@@ -241,7 +273,6 @@ void multiply_few(long rows, const T* x, long stride, const T* panel, long terms
 template <class T, class Finish>
 void multiply_panel(long rows, const T* x, long stride, const T* panel, long terms, const T* next, float* kept,
                     bool resume, bool last, Finish&& finish) {
-  if (rows <= kBlockRows) return multiply_few(rows, x, stride, panel, terms, kept, resume, last, finish);
   alignas(64) float block[kPassRows * kPanel];
   float* const sums = kept ? kept : block;
   const long blocks = (rows + kBlockRows - 1) / kBlockRows, odd = rows - (blocks - 1) * kBlockRows;
@@ -255,7 +286,7 @@ void multiply_panel(long rows, const T* x, long stride, const T* panel, long ter
       const long some = std::min(kBlockRows, rows - first);
       if (some < kBlockRows) rest.use();
       float* own = sums + first * kPanel;
-      Block<T>::multiply(some, x + first * stride + k, stride, panel + k * kPanel, count, own, resume || k > 0, ahead);
+      Block<T>::template multiply<Stays::panel>(some, x + first * stride + k, stride, panel + k * kPanel, count, own, resume || k > 0, ahead);
       if (ends && last)
         for (long r = first; r < first + some; r++) finish(r, sums + r * kPanel);
     }
@@ -272,6 +303,7 @@ inline long terms_at_once(long rows, long terms, long size) {
 // Floats that `multiply` needs to keep sums of parts in.
 template <class T>
 long kept_size(long rows, const Matrix<T>& w) {
+  if (rows <= kBlockRows) return 0;
   const long count = std::min(rows, kPassRows);
   return terms_at_once(count, w.terms, sizeof(T)) < w.terms ? w.panels * kPassRows * kPanel : 0;
 }
@@ -280,6 +312,11 @@ long kept_size(long rows, const Matrix<T>& w) {
 // once, on any thread. `kept`: see `kept_size`.
 template <class T, class Finish>
 void multiply(Pool& pool, const Matrix<T>& w, Rows<T> x, long rows, float* kept, Finish&& finish) {
+  if (rows <= kBlockRows) {
+    const long portion = std::max(1L, std::min(kPortionBytes / (w.terms * kPanel * (long)sizeof(T)), w.panels / (4 * pool.threads())));
+    return pool.share(w.panels, portion,
+                      [&](long first, long end) { multiply_few(rows, x.data, x.stride, w, first, end, finish); });
+  }
   for (long start = 0; start < rows; start += kPassRows) {
     const long count = std::min(kPassRows, rows - start), step = terms_at_once(count, w.terms, sizeof(T));
     for (long k = 0; k < w.terms; k += step) {
