@@ -148,12 +148,37 @@ struct Block {
 };
 
 #if defined(__AMX_BF16__)
-template <int kTile, bool kStays>
-inline void load_tile(const Bf16* from, long bytes) {
+// Loads of rows (tiles 4 and 5) and of pairs (6 and 7). A tile's number has to stand in the text.
+template <bool kStays>
+inline void load_rows(const Bf16* from, long bytes) {
   if constexpr (kStays)
-    _tile_loadd(kTile, from, bytes);
+    _tile_loadd(4, from, bytes);
   else
-    _tile_stream_loadd(kTile, from, bytes);
+    _tile_stream_loadd(4, from, bytes);
+}
+
+template <bool kStays>
+inline void load_rows_below(const Bf16* from, long bytes) {
+  if constexpr (kStays)
+    _tile_loadd(5, from, bytes);
+  else
+    _tile_stream_loadd(5, from, bytes);
+}
+
+template <bool kStays>
+inline void load_left(const Bf16* panel) {
+  if constexpr (kStays)
+    _tile_loadd(6, panel, 128);
+  else
+    _tile_stream_loadd(6, panel, 128);
+}
+
+template <bool kStays>
+inline void load_right(const Bf16* panel) {
+  if constexpr (kStays)
+    _tile_loadd(7, panel + kTileTerms, 128);
+  else
+    _tile_stream_loadd(7, panel + kTileTerms, 128);
 }
 
 template <Stays kStays, bool kBoth>
@@ -164,13 +189,13 @@ inline void multiply_tiles(const Bf16* x, long stride, const Bf16* panel, long t
   for (long k = 0; k < terms; k += kTileTerms) {
     const Bf16* w = panel + k * kPanel;
     ahead.ask();
-    load_tile<4, kRowsStay>(x + k, bytes);
-    load_tile<6, !kRowsStay>(w, 128);
+    load_rows<kRowsStay>(x + k, bytes);
+    load_left<!kRowsStay>(w);
     _tile_dpbf16ps(0, 4, 6);
-    load_tile<7, !kRowsStay>(w + 32, 128);
+    load_right<!kRowsStay>(w);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (kBoth) {
-      load_tile<5, kRowsStay>(below + k, bytes);
+      load_rows_below<kRowsStay>(below + k, bytes);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
