@@ -15,8 +15,19 @@ from bench import processes
 P = TypeVar("P")
 T = TypeVar("T")
 FOREIGN_CORES_MAX = 0.1
-TRIES = 3
-IDLE_WAIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How hard to try for a measurement that nobody disturbs."""
+
+    tries: int = 3
+    idle_wait_s: float = 30.0
+    """Longest wait for an idle machine before each try."""
+
+
+HURRY = Patience(tries=1, idle_wait_s=0.0)
+"""For a rehearsal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +44,20 @@ class Cpu:
         return self.foreign > FOREIGN_CORES_MAX
 
 
-def quietly(parts: Callable[[], Mapping[str, float]], prepare: Callable[[], P], act: Callable[[P], T]) -> tuple[T, Cpu]:
+def quietly(
+    patience: Patience, parts: Callable[[], Mapping[str, float]], prepare: Callable[[], P], act: Callable[[P], T]
+) -> tuple[T, Cpu]:
     """Acts on an idle machine, and again while others come in between: the last try is kept, noisy or not.
 
     `prepare` comes before each try and is not booked; `act` gets what it gave.
     """
     tries = 0
     while True:
-        processes.wait_idle(IDLE_WAIT_S)
+        processes.wait_idle(patience.idle_wait_s)
         prepared = prepare()
         value, cpu = booked(parts, lambda given=prepared: act(given))
         tries += 1
-        if not cpu.noisy or tries == TRIES:
+        if not cpu.noisy or tries == patience.tries:
             return value, cpu
 
 

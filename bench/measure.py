@@ -35,6 +35,7 @@ class Turn:
     probe: probe.Probe
     cpu: books.Cpu
     """While the limits were measured."""
+    patience: books.Patience
 
     def record(self) -> dict[str, Any]:
         """For a results file."""
@@ -50,14 +51,14 @@ def describe(model: Path) -> DecoderDescription:
     return find_family(config).describe(config)
 
 
-def begin(number: int, load: Load, decoder: DecoderDescription, threads: int) -> Turn:
+def begin(number: int, load: Load, decoder: DecoderDescription, threads: int, patience: books.Patience) -> Turn:
     """Measures the machine's limits, and what they allow for a load."""
     size = roofline.weight_bytes(decoder)
-    found, cpu = books.quietly(books.children, lambda: size, lambda wanted: probe.measure(wanted, threads))
+    found, cpu = books.quietly(patience, books.children, lambda: size, lambda wanted: probe.measure(wanted, threads))
     # Weights come from memory or, where they fit, from a cache: whichever of the two buffers was faster bounds them.
     read = max(found.read_model_gb_s, found.read_large_gb_s)
     limits = roofline.Limits(read * 1e9, found.gemm_gflop_s * 1e9)
-    return Turn(number, load, roofline.floor(decoder, load, limits), found, cpu)
+    return Turn(number, load, roofline.floor(decoder, load, limits), found, cpu, patience)
 
 
 def sample(server: Server, turn: Turn, prompts: Prompts, seeds: Iterator[int]) -> Sample:
@@ -74,7 +75,7 @@ def sample(server: Server, turn: Turn, prompts: Prompts, seeds: Iterator[int]) -
     def send(drawn: tuple[int, list[Prompt]]) -> tuple[int, Result]:
         return drawn[0], _send(server, model, load, drawn[1])
 
-    (seed, result), cpu = books.quietly(server.cpu_seconds, warm_up, send)
+    (seed, result), cpu = books.quietly(turn.patience, server.cpu_seconds, warm_up, send)
     tokens = (result.prompt_tokens, result.output_tokens)
     place = (turn.round, load.name, server.name, seed)
     return Sample(*place, result.wall_s, turn.floor.total_s, *tokens, cpu, **latencies(result))

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import loads, machine, measure, report, roofline
+from bench import books, loads, machine, measure, report, roofline
 from bench.peer_servers import LlamaServer, Vllm, llama_version, vllm_version
 from bench.sample import Sample, rounded
-from bench.serving import ROOT, Server, Serving
+from bench.serving import ROOT, Server, Serving, end_in_order
 
 OURS = "antiphon"
 
@@ -52,6 +52,7 @@ class Results:
 
 def main() -> int:
     options = parse()
+    end_in_order()
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(server) for server in started(options)]
         results = Results(head(options, servers))
@@ -74,7 +75,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     names = [load.name for load in loads.LOADS]
     parser.add_argument("--loads", nargs="*", default=names, choices=names)
-    parser.add_argument("--short", action="store_true", help="a rehearsal: one wave of each load")
+    parser.add_argument("--short", action="store_true", help="a rehearsal: one wave of each load, one try")
     parser.add_argument("--threads", type=int, default=0, help="of our engine (default: as it decides)")
     parser.add_argument("--results", type=Path, help="default: bench/results/peers-MODEL.json")
     options = parser.parse_args()
@@ -116,8 +117,9 @@ def rounds(options: argparse.Namespace, servers: list[Server], results: Results)
     """Measures; yields after each load with all servers, so that what is there can be kept."""
     prompts, decoder = loads.Prompts(options.model), measure.describe(options.model)
     seeds = itertools.count(time.time_ns() // 10**9 * 1000)
+    patience = books.HURRY if options.short else books.Patience()
     for number, load in itertools.product(range(options.rounds), loads.chosen(options.loads, options.short)):
-        turn = measure.begin(number, load, decoder, machine.cores())
+        turn = measure.begin(number, load, decoder, machine.cores(), patience)
         results.turns.append(turn)
         for server in servers[number % len(servers) :] + servers[: number % len(servers)]:
             _measure(server, turn, prompts, seeds, results)

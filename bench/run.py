@@ -20,7 +20,7 @@ from typing import Any
 from bench import books, bus_tax, cold_start, loads, machine, measure, processes, report, roofline
 from bench.engine_stream import EngineAlone, Turn, Work
 from bench.sample import Sample, rounded
-from bench.serving import ROOT, Serving
+from bench.serving import ROOT, Serving, end_in_order
 
 DEMO = ROOT / "antiphon" / "demo"
 MODELS = ROOT / "bench" / "models"
@@ -34,6 +34,7 @@ HEADS = (
 def main() -> int:
     """All models, one after the other."""
     options = parse()
+    end_in_order()
     for model in options.models:
         results = measured(model, options)
         options.results.mkdir(parents=True, exist_ok=True)
@@ -50,9 +51,7 @@ def parse() -> argparse.Namespace:
         "models", nargs="*", type=Path, help="model directories (default: the demo model and bench/models)"
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--short", action="store_true", help="a rehearsal: one wave of each load, one start, no bus_tax"
-    )
+    parser.add_argument("--short", action="store_true", help="a rehearsal: one wave of each load, one try, no bus_tax")
     parser.add_argument("--threads", type=int, default=0, help="of the engine (default: as it decides)")
     parser.add_argument("--pairs", type=int, default=9, help="of bench.bus_tax, which runs for the demo model")
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results", help="directory")
@@ -96,8 +95,9 @@ def rounds(
     prompts, decoder = loads.Prompts(model), measure.describe(model)
     seeds = itertools.count(time.time_ns() // 10**9 * 1000)
     names = [load.name for load in loads.LOADS]
+    patience = books.HURRY if options.short else books.Patience()
     for number, load in itertools.product(range(options.rounds), loads.chosen(names, options.short)):
-        turn = measure.begin(number, load, decoder, machine.cores())
+        turn = measure.begin(number, load, decoder, machine.cores(), patience)
         sides = [
             lambda turn=turn: measure.sample(serving, turn, prompts, seeds),
             lambda turn=turn: alone(engine, serving, turn, prompts, seeds),
@@ -126,7 +126,7 @@ def alone(
     def run(drawn: tuple[int, Work]) -> tuple[int, Turn]:
         return drawn[0], engine.turn(drawn[1], load.clients)
 
-    (seed, done), cpu = books.quietly(parts, warm_up, run)
+    (seed, done), cpu = books.quietly(turn.patience, parts, warm_up, run)
     tokens = (load.requests * load.prompt_length, done.tokens)
     return Sample(turn.round, load.name, ENGINE, seed, done.wall_s, turn.floor.total_s, *tokens, cpu)
 

@@ -70,6 +70,11 @@ async def test_a_chat_stream_counts_the_same() -> None:
     assert (done.output_tokens, len(done.chunk_gaps_s), done.errors) == (3, 1, [])
 
 
+async def test_usage_counts_wherever_it_stands_in_the_stream() -> None:
+    done = await load(plain(event(USAGE) + text("a") + event({"choices": [], "usage": None}) + b"data: [DONE]\n\n"))
+    assert (done.output_tokens, done.errors) == (3, [])
+
+
 async def test_every_request_asks_for_a_stream_with_usage() -> None:
     seen: list[dict] = []
     async with server(plain(text("a") + event(USAGE)), seen) as port:

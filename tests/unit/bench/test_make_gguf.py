@@ -14,7 +14,7 @@ from bench.make_gguf import write
 
 HIDDEN, HEADS, KV_HEADS, VOCAB = 8, 2, 1, 4
 CONFIG = {
-    "hidden_size": HIDDEN, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "intermediate_size": 6,
+    "hidden_size": HIDDEN, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "intermediate_size": 5,
     "num_hidden_layers": 1, "vocab_size": VOCAB, "max_position_embeddings": 32, "rope_theta": 10000.0,
     "rms_norm_eps": 1e-6, "bos_token_id": 2, "eos_token_id": 3,
 }  # fmt: skip
@@ -22,7 +22,7 @@ SHAPES = {
     "model.embed_tokens.weight": (VOCAB, HIDDEN),
     "model.layers.0.self_attn.q_proj.weight": (HIDDEN, HIDDEN),
     "model.layers.0.self_attn.k_proj.weight": (HIDDEN // 2, HIDDEN),
-    "model.layers.0.mlp.down_proj.weight": (HIDDEN, 6),
+    "model.layers.0.mlp.down_proj.weight": (HIDDEN, 5),
     "model.norm.weight": (HIDDEN,),
 }
 ADDED = [{"id": 2, "content": "<s>", "special": True}, {"id": 3, "content": "filler", "special": False}]

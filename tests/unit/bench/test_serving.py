@@ -1,5 +1,6 @@
 """A server as a benchmark has it: awaited, paused, asked, ended, with its output kept for when it fails."""
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -45,6 +46,7 @@ def test_a_paused_server_ends_with_everything_that_it_started() -> None:
         family = processes.tree(server.process.pid)
         server.pause()
     assert len(family) == 2
+    assert server.process.returncode == -signal.SIGTERM
     assert not any(living(process) for process in family)
 
 
