@@ -114,8 +114,10 @@ class Experts {
       for (long i = first; i < last; i++) {
         const long expert = b.active[i / panels], p = i % panels, start = b.start[expert];
         const Matrix<T>& w = experts[expert].matrix;
-        multiply_panel<T>(b.start[expert + 1] - start, x.row(start), x.stride, w.panel(p), w.terms, nullptr, false, true,
-                          [&](long row, const float* sums) { finish(start + row, p, sums, w); });
+        for (long rows = start; rows < b.start[expert + 1]; rows += kPassRows)
+          multiply_panel<T>(std::min(kPassRows, b.start[expert + 1] - rows), x.row(rows), x.stride, w.panel(p), w.terms,
+                            w.panel(p + 1), nullptr, false, true,
+                            [&](long row, const float* sums) { finish(rows + row, p, sums, w); });
       }
     });
   }
