@@ -177,7 +177,7 @@ class EngineSettings(ModelSettings):
     kv_cache_memory_gb: float = flag(
         1.0, "memory for the KV cache on a CPU, GiB (at most what is free)", rule=POSITIVE, group="engine: memory"
     )
-    block_size: int = flag(16, "tokens in one KV block, a power of two", rule=POWER_OF_TWO, group="engine: memory")
+    block_size: int = flag(64, "tokens in one KV block, a power of two", rule=POWER_OF_TWO, group="engine: memory")
     num_gpu_blocks_override: int | None = flag(
         None, "number of KV blocks instead of deriving it from memory", rule=AT_LEAST_1, group="engine: memory"
     )

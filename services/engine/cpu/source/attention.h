@@ -82,10 +82,10 @@ class Attention {
       t_.oldest[r] = in_.rules.window ? std::max(0L, position - in_.rules.window + 1) : 0;
       t_.slope[r] = in_.rules.slopes ? in_.rules.slopes[head] : 0.0f;
     }
-    std::fill_n(t_.sums, kTile * width, 0.0f);
+    for (long p = 0; p < width / kPanel; p++) std::fill_n(t_.sums + p * kTile * kPanel, rows_ * kPanel, 0.0f);
     std::fill_n(t_.highest, kTile, kLowest);
     std::fill_n(t_.unit_highest, kTile, kNever);
-    std::fill_n(t_.total, kTile * kLanes, 0.0f);
+    std::fill_n(t_.total, rows_ * kLanes, 0.0f);
   }
 
   void one_unit(long key) {

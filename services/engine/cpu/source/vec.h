@@ -180,7 +180,10 @@ inline Vec exp2(Vec x) {
 
 constexpr float kLog2E = 1.44269504088896f;
 
-inline Vec exp(Vec x) { return exp2(min(x, splat(88.0f)) * kLog2E); }
+template <bool coarse = false>
+inline Vec exp(Vec x) {
+  return exp2<coarse>(min(x, splat(88.0f)) * kLog2E);
+}
 
 inline Vec reciprocal(Vec x) {
 #if defined(__AVX512F__)
@@ -191,7 +194,10 @@ inline Vec reciprocal(Vec x) {
 #endif
 }
 
-inline Vec sigmoid(Vec x) { return reciprocal(1.0f + exp(-x)); }
+template <bool coarse = false>
+inline Vec sigmoid(Vec x) {
+  return reciprocal(1.0f + exp<coarse>(-x));
+}
 
 inline Vec tanh(Vec x) {
   Vec wide = 1.0f - 2.0f / (1.0f + exp(x + x));
