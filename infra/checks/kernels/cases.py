@@ -84,7 +84,7 @@ def attention(a: Attention) -> Callable[[], None]:
         slopes = empty(a.heads, dtype=F32) if a.alibi else None
         geometry = Geometry(a.kv_heads, a.head_dim**-0.5, a.softcap, slopes)
         queries = empty(64, a.heads + 2 * a.kv_heads, a.head_dim, dtype=a.dtype)[:, : a.heads]
-        cache = empty(1024, 16, a.kv_heads, a.head_dim, dtype=a.cache or a.dtype)
+        cache = empty(1024, 64, a.kv_heads, a.head_dim, dtype=a.cache or a.dtype)
         attended = empty(64, a.heads, a.head_dim, dtype=a.dtype)
         attend_few(queries, cache, cache, attended, work, geometry)
         attend_many(queries, cache, cache, attended, work, geometry)
@@ -94,7 +94,7 @@ def attention(a: Attention) -> Callable[[], None]:
 
 def rope(a: Attention, rotary: int, interleaved: bool, normed_heads: bool) -> Callable[[], None]:
     def start() -> None:
-        cache = empty(1024, 16, a.kv_heads, a.head_dim, dtype=a.cache or a.dtype)
+        cache = empty(1024, 64, a.kv_heads, a.head_dim, dtype=a.cache or a.dtype)
         norm = empty(a.heads + a.kv_heads, a.head_dim, dtype=a.dtype) if normed_heads else None
         table = empty(8192, 2, rotary // 2, dtype=a.dtype) if rotary else None
         qkv = empty(64, (a.heads + 2 * a.kv_heads) * a.head_dim, dtype=a.dtype)

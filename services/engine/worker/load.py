@@ -23,6 +23,8 @@ _OLDEST, _OLDEST_WITH_FLOAT8 = (8, 0), (8, 9)
 def load_worker(settings: EngineSettings) -> ModelWorker:
     """A loaded worker. Raises `SettingsError` or `ServiceError` for settings or a model that cannot work."""
     model_dir, device = model_directory(settings), choose_device(settings.device)
+    for notice in cpu_notices(settings) if device.type == "cpu" else ():
+        logger.info("%s", notice)
     if uses_triton(settings, device, model_dir):
         # Imported here: a CPU does without Triton.
         from services.engine.worker.triton_worker import TritonWorker
@@ -33,6 +35,15 @@ def load_worker(settings: EngineSettings) -> ModelWorker:
         if worker is not None:
             return worker
     return TorchWorker(settings, model_dir, device)
+
+
+def cpu_notices(settings: EngineSettings) -> list[str]:
+    """What was asked for and changes nothing on a CPU: it has no graphs to capture."""
+    asked = {
+        "--enforce-eager": settings.enforce_eager,
+        "--max-seq-len-to-capture": settings.max_seq_len_to_capture != EngineSettings().max_seq_len_to_capture,
+    }
+    return [f"{flag} changes nothing on a CPU: every step runs without CUDA graphs" for flag in asked if asked[flag]]
 
 
 def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path) -> bool:
