@@ -76,7 +76,7 @@ def both(models: Models) -> Both:
     def run_both(variant: str, requests: list[tuple[int, dict[str, Any]]], num_tokens: int, **options: Any) -> Any:
         directory: Path = models(variant)
         flags = {name: options.pop(name) for name in ("dtype", "kv_cache_dtype", "swap_space") if name in options}
-        chosen = settings(directory, max_num_seqs=4, **flags)
+        chosen = settings(directory, max_num_seqs=4, block_size=16, **flags)
         asked = [(make_prompt(length), params) for length, params in requests]
         workers: tuple[ModelWorker, ...] = (TritonWorker(chosen, directory, CPU), TorchWorker(chosen, directory))
         assert isinstance(workers[0], PipelinedWorker)
@@ -151,7 +151,7 @@ class Recomputed:
 
 def test_steps_find_their_places_in_captured_graphs_and_padding_changes_nothing(models: Models) -> None:
     directory = models("qwen3")
-    chosen = settings(directory, max_num_seqs=4)
+    chosen = settings(directory, max_num_seqs=4, block_size=16)
     requests = [(make_prompt(length), params) for length, params in ((5, GREEDY), (3, {"seed": 5}), (2, GREEDY))]
     worker = TritonWorker(chosen, directory, CPU)
     plain = run(worker, requests, 4)
