@@ -1,6 +1,6 @@
 """What the comparisons with transformers share: the models' variants, and core and worker in a plain loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,13 @@ import numpy as np
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, StepPlan
 from services.engine.core.request import SequenceSpec
+from services.engine.worker.seam import ModelWorker
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings
 from shared.sampling import SamplingParams
-from tests.model_variants import MORE_FAMILY_VARIANTS, MORE_VARIANTS
+from tests.model_variants import FOREIGN_VARIANTS, MORE_FAMILY_VARIANTS, MORE_VARIANTS
 from tests.models import VOCAB_SIZE
+from tests.native import make_cpu_worker
 
 Models = Callable[[str], Path]
 Reference = Callable[[str, list[int]], list[int]]
@@ -97,11 +99,29 @@ def greedy(num_tokens: int = NUM_TOKENS) -> SamplingParams:
     return SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
 
 
+def on_both(variants: Iterable[str]) -> list[tuple[str, str]]:
+    """(backend, variant) for every backend that serves the variant."""
+    return [
+        (backend, variant)
+        for variant in variants
+        for backend in ("torch", "native")
+        if backend == "torch" or variant not in FOREIGN_VARIANTS
+    ]
+
+
+def make_worker(backend: str, directory: Path, **overrides: Any) -> ModelWorker:
+    """`torch`, `native` or the name of an instruction set."""
+    chosen = settings(directory, **overrides)
+    if backend == "torch":
+        return TorchWorker(chosen, directory)
+    return make_cpu_worker(directory, chosen, *(() if backend == "native" else (backend,)))
+
+
 class Engine:
     """Core and worker in a plain loop."""
 
-    def __init__(self, directory: Path, limits: CoreLimits, **overrides: Any) -> None:
-        self.worker = TorchWorker(settings(directory, max_num_seqs=limits.max_num_seqs, **overrides), directory)
+    def __init__(self, directory: Path, limits: CoreLimits, backend: str = "torch", **overrides: Any) -> None:
+        self.worker = make_worker(backend, directory, max_num_seqs=limits.max_num_seqs, **overrides)
         self.core = Core(limits, self.worker.facts())
         self.plans: list[StepPlan] = []
         self.cached: dict[str, int] = {}
