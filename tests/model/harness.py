@@ -15,7 +15,7 @@ from shared.config import EngineSettings
 from shared.sampling import SamplingParams
 from tests.model_variants import FOREIGN_VARIANTS, MORE_FAMILY_VARIANTS, MORE_VARIANTS
 from tests.models import VOCAB_SIZE
-from tests.native import make_cpu_worker
+from tests.native.libraries import make_cpu_worker
 
 Models = Callable[[str], Path]
 Reference = Callable[[str, list[int]], list[int]]
