@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, StepPlan
@@ -121,7 +122,17 @@ class Engine:
     """Core and worker in a plain loop."""
 
     def __init__(self, directory: Path, limits: CoreLimits, backend: str = "torch", **overrides: Any) -> None:
-        self.worker = make_worker(backend, directory, max_num_seqs=limits.max_num_seqs, **overrides)
+        self._start(make_worker(backend, directory, max_num_seqs=limits.max_num_seqs, **overrides), limits)
+
+    @classmethod
+    def around(cls, worker: ModelWorker, limits: CoreLimits) -> "Engine":
+        """A core that starts anew with a worker that has computed before."""
+        engine = cls.__new__(cls)
+        engine._start(worker, limits)
+        return engine
+
+    def _start(self, worker: ModelWorker, limits: CoreLimits) -> None:
+        self.worker = worker
         self.core = Core(limits, self.worker.facts())
         self.plans: list[StepPlan] = []
         self.cached: dict[str, int] = {}
@@ -137,3 +148,20 @@ class Engine:
                 output[outcome.request_id] += outcome.token_ids
                 self.cached[outcome.request_id] = outcome.num_cached_tokens
         return list(output.values())
+
+    def log_probabilities(self, prompts: list[list[int]], num_tokens: int) -> list[NDArray[np.float64]]:
+        """Of every token after each greedy step, [num_tokens, vocab] for each prompt."""
+        vocab_size = self.worker.facts().vocab_size
+        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, logprobs=vocab_size)
+        rows: dict[str, list[NDArray[np.float64]]] = {f"p{i}": [] for i in range(len(prompts))}
+        for request_id, prompt in zip(rows, prompts, strict=True):
+            self.core.add(SequenceSpec(request_id, tuple(prompt), params))
+        while self.core.sequences:
+            plan = self.core.schedule()
+            self.plans.append(plan)
+            for outcome in self.core.apply(plan, self.worker.run(plan)):
+                for report in outcome.logprobs:
+                    row = np.full(vocab_size, np.nan)
+                    row[list(report.top_token_ids)] = report.top_logprobs
+                    rows[outcome.request_id].append(row)
+        return [np.stack(each) for each in rows.values()]
