@@ -76,8 +76,8 @@ class StepLoop:
         self._work.set()
 
     def wait(self, timeout_s: float) -> None:
-        """Blocks until something arrives."""
-        self._work.wait(timeout_s)
+        """Blocks until something arrives or a batch that gathers has to start."""
+        self._work.wait(min(timeout_s, self.core.seconds_to_batch(self._clock.monotonic())))
 
     def step(self) -> bool:
         """One pass. False when there was nothing to compute."""

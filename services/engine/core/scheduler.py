@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from services.engine.core.batching import BatchGate
 from services.engine.core.block_pool import BlockPool
 from services.engine.core.counters import Tally
 from services.engine.core.delay import AdmissionDelay
@@ -97,6 +98,7 @@ class Scheduler:
         ratio = limits.kv_cache_ratio
         self._reserve = 0 if ratio is None else pool.num_blocks - int(ratio * pool.num_blocks)
         self._delay = AdmissionDelay(limits.scheduler_delay_factor)
+        self.batches = BatchGate(limits.max_batch_size, limits.batch_wait_timeout)
         self._tally = tally
         self._shortage: _Shortage | None = None
         self._head_went_first = False
@@ -220,10 +222,16 @@ class Scheduler:
     # --- waiting sequences --------------------------------------------------------------------------------------------
 
     def _may_join(self, now_s: float) -> bool:
-        return self.waiting.head() is not None and (self._delay.passed(now_s) or not self.running)
+        head = self.waiting.head()
+        self.batches.look(head, self.waiting.num_waiting, now_s)
+        if head is None or not self.batches.admits(head, 0):
+            return False
+        return self._delay.passed(now_s) or not self.running
 
     def _schedule_waiting(self, draft: _Draft) -> None:
         while draft.budget > 0 and self.rows.num_free and (sequence := self.waiting.head()):
+            if not self.batches.admits(sequence, len(draft.joined)):
+                return
             alone = not self.running and not draft.joined
             found = self._reusable_of_fitting(sequence, draft.budget, 0 if alone else self._reserve)
             if found is None:
@@ -314,6 +322,7 @@ class Scheduler:
     def _note_first_run(self, sequence: Sequence, step: int) -> None:
         if sequence.status is Status.PREEMPTED:
             return
+        self.batches.started()
         sequence.first_scheduled_step = step
         sequence.num_cached_tokens = min(sequence.num_scheduled_tokens, sequence.num_prompt_tokens)
         if self._limits.enable_prefix_caching:
