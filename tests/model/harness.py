@@ -21,6 +21,7 @@ from tests.native.libraries import make_cpu_worker
 Models = Callable[[str], Path]
 Reference = Callable[[str, list[int]], list[int]]
 NUM_TOKENS = 20
+BACKENDS = ("torch", "native")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied, three layers": ("llama", {"tie_word_embeddings": True, "num_hidden_layers": 3}),
@@ -112,7 +113,7 @@ def on_both(variants: Iterable[str]) -> list[tuple[str, str]]:
     return [
         (backend, variant)
         for variant in variants
-        for backend in ("torch", "native")
+        for backend in BACKENDS
         if backend == "torch" or variant not in FOREIGN_VARIANTS
     ]
 

@@ -9,6 +9,7 @@ from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from shared.sampling import SamplingParams
 from tests.model.harness import (
+    BACKENDS,
     FAMILY_VARIANTS,
     Engine,
     Models,
@@ -45,6 +46,7 @@ def test_lookahead_gives_the_same_greedy_tokens(
 
 
 @pytest.mark.spec("S-SRV-057")
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -57,12 +59,12 @@ def test_lookahead_gives_the_same_greedy_tokens(
     ids=str,
 )
 def test_lookahead_gives_the_same_seeded_penalised_and_held_back_tokens(
-    changes: dict[str, Any], models: Models
+    backend: str, changes: dict[str, Any], models: Models
 ) -> None:
     params = SamplingParams(**{"max_tokens": 60, "ignore_eos": True, "logprobs": 2, **changes})
     prompts = [REPETITIVE, make_prompt(20) * 2]
-    plain = Engine(models("qwen3"), CoreLimits(2, 64)).generate(prompts, params)
-    ahead = Engine(models("qwen3"), CoreLimits(2, 64, num_speculative_tokens=4))
+    plain = Engine(models("qwen3"), CoreLimits(2, 64), backend).generate(prompts, params)
+    ahead = Engine(models("qwen3"), CoreLimits(2, 64, num_speculative_tokens=4), backend)
     for prompt, tokens in zip(prompts, plain, strict=True):
         ask_an_oracle(ahead, prompt + tokens, 4)
     assert ahead.generate(prompts, params) == plain

@@ -11,6 +11,7 @@ from services.engine.models.config_fields import rope_parameters
 from services.engine.models.rope import inverse_frequencies
 from shared.sampling import SamplingParams
 from tests.model.harness import (
+    BACKENDS,
     CROWDED_VARIANTS,
     FAMILY_VARIANTS,
     NUM_TOKENS,
@@ -112,12 +113,13 @@ def test_an_8_bit_cache_moves_log_probabilities_a_little(models: Models) -> None
     assert 0.0 < errors[1] < 0.4
 
 
-def test_forks_of_a_running_sequence_give_what_they_give_alone(models: Models) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_forks_of_a_running_sequence_give_what_they_give_alone(backend: str, models: Models) -> None:
     prompt = make_prompt(37)
     params = [SamplingParams(max_tokens=NUM_TOKENS, seed=seed, ignore_eos=True) for seed in range(4)]
     limits = CoreLimits(4, 64, enable_prefix_caching=False)
-    alone = [Engine(models("qwen3"), limits).generate([prompt], each)[0] for each in params]
-    engine = Engine(models("qwen3"), limits)
+    alone = [Engine(models("qwen3"), limits, backend).generate([prompt], each)[0] for each in params]
+    engine = Engine(models("qwen3"), limits, backend)
     output: dict[str, list[int]] = {str(number): [] for number in range(4)}
     engine.core.add(SequenceSpec("0", tuple(prompt), params[0]))
     while engine.core.sequences or not output["3"]:
@@ -148,12 +150,17 @@ def test_thirty_two_sequences_at_once_give_the_same_tokens(
     assert crowded.core.counters().preemptions > 0
 
 
-def test_seeded_sequences_give_the_same_tokens_alone_in_a_batch_and_under_preemption(models: Models) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_seeded_sequences_give_the_same_tokens_alone_in_a_batch_and_under_preemption(
+    backend: str, models: Models
+) -> None:
     prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
     params = SamplingParams(max_tokens=NUM_TOKENS, seed=7, top_p=0.9, top_k=40, ignore_eos=True)
-    alone = [Engine(models("qwen3"), CoreLimits(1, 512)).generate([prompt], params)[0] for prompt in prompts]
+    alone = [Engine(models("qwen3"), CoreLimits(1, 512), backend).generate([prompt], params)[0] for prompt in prompts]
     assert len({tuple(tokens) for tokens in alone}) == len(alone)
-    together = Engine(models("qwen3"), CoreLimits(8, 40, enable_prefix_caching=False), num_gpu_blocks_override=11)
+    together = Engine(
+        models("qwen3"), CoreLimits(8, 40, enable_prefix_caching=False), backend, num_gpu_blocks_override=11
+    )
     assert together.generate(prompts, params) == alone
 
 

@@ -159,8 +159,7 @@ class Model {
   void load() {
     const antiphon_Spec& s = shape_.spec;
     table(-1, "embedding", Numbers(random_, wide_, s.vocab_size * s.hidden_size, 1));
-    if (shape_.positions)
-      table(-1, "positions", Numbers(random_, wide_, (shape_.positions + 2) * s.hidden_size, 1));
+    if (shape_.positions) table(-1, "positions", Numbers(random_, wide_, (shape_.positions + 2) * s.hidden_size, 1));
     norm(-1, "final_norm");
     matrix(-1, "head", 0, s.vocab_size, s.hidden_size);
     if (shape_.slopes) vector(-1, "slopes", s.num_heads, 0.05f, 0.1f);
@@ -252,7 +251,8 @@ class Step {
     const int64_t of_each = kBlocksTokens / spec.block_size / kSequences;
     starts_.push_back(0);
     for (const Share& share : shares) {
-      for (int64_t p = share.start; p < share.end; p++) ids_.push_back(token(share.sequence, p)), positions_.push_back(p);
+      for (int64_t p = share.start; p < share.end; p++)
+        ids_.push_back(token(share.sequence, p)), positions_.push_back(p);
       starts_.push_back((int64_t)ids_.size());
       logit_tokens_.push_back((int64_t)ids_.size() - 1);
       rows_.push_back((int64_t)rows_.size());
