@@ -13,7 +13,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check kernels gpu-check bench bench-models bench-peers coverage-of-spec demo-model container-test up down
+.PHONY: help install serve test check kernels gpu-check bench bench-models bench-peers coverage-of-spec demo-model neon-test container-test up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,7 @@ $(INSTALLED): pyproject.toml constraints.txt infra/checks/kernels/triton.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -r .venv/dev-requirements.txt -e .
 	@# A torch without CUDA brings no Triton; the kernels are tested and compiled with this one.
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install -q -r infra/checks/kernels/triton.txt
+	$(BIN)/python -m services.engine.cpu
 	@touch $@
 
 serve: install  ## serve the demo model at http://127.0.0.1:8000 (ARGS="--model DIR --port N …")
@@ -63,6 +64,9 @@ coverage-of-spec: install  ## which rows of the specification have a test
 
 demo-model: install  ## train the demo model anew
 	$(BIN)/python -m infra.demo_model.train $(ARGS)
+
+neon-test: install  ## the CPU backend for ARM, emulated (needs g++-aarch64-linux-gnu and qemu-user-static)
+	$(BIN)/python -m pytest -q --timeout 600 tests/emulated $(ARGS)
 
 container-test: install  ## build the images, run two of each service, break some (needs Docker)
 	$(BIN)/python -m pytest -q --timeout 1200 tests/container $(ARGS)

@@ -4,6 +4,7 @@ Peak memory stays near the model's own: each parameter is read, packed by the li
 worker at start-up.
 """
 
+import ctypes
 import math
 from pathlib import Path
 from typing import get_args
@@ -76,6 +77,7 @@ class NativeDecoder:
         self._matrix(-1, "head", 0, F.normalize(head) if d.normalised_head else head, source.bias("head"))
         for layer in range(d.num_layers):
             self._load_layer(source, layer)
+        _release_freed_memory()
 
     def _load_layer(self, source: "_Source", layer: int) -> None:
         d, prefix = self.description, f"layers.{layer}"
@@ -131,6 +133,13 @@ class NativeDecoder:
         assert table.is_contiguous()
         self._kept.append(table)
         self.model.set_table(layer, name, table.data_ptr())
+
+
+def _release_freed_memory() -> None:
+    """What the allocator kept of parameters that have been packed goes back to the system, where the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class _Source:

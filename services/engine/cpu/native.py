@@ -87,7 +87,10 @@ class Library:
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
         for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(self._library, name)
+            try:
+                function = getattr(self._library, name)
+            except AttributeError as error:
+                raise OSError(f"{path} lacks {name}") from error
             function.restype, function.argtypes = result, arguments
 
     def usable(self) -> bool:
