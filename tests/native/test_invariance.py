@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -78,6 +78,9 @@ def workers(variant: str, dtype: str) -> Iterator[Workers]:
     block_size=st.sampled_from([1, 8, 16, 64, 128]),
     threads=st.sampled_from([1, 2, 3]),
     caching=st.booleans(),
+)
+@example(
+    shape="caps, windows and four norms", lengths=[100, 61, 85], budget=24, block_size=16, threads=2, caching=False
 )
 def test_a_sequence_computes_the_same_in_any_company(
     shape: str,

@@ -41,6 +41,7 @@ class Pool {
 
  private:
   void meet();
+  void stop();
   void work(int number);
   bool wait_for_step(unsigned long seen);
 
