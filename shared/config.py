@@ -118,13 +118,16 @@ class EngineSettings(ModelSettings):
     )
     gpu_memory_utilization: float = flag(
         0.9,
-        "share of the device's memory to use, above 0 up to 1",
+        "share of the device's memory to use, on a CPU of --kv-cache-memory-gb, above 0 up to 1",
         env="GPU_MEMORY_UTILIZATION",
         rule=SHARE,
         group="engine",
     )
     kv_cache_memory_gb: float = flag(
-        1.0, "memory for the KV cache on a CPU, GiB (at most what is free)", rule=POSITIVE, group="engine"
+        1.0,
+        "memory for the KV cache on a CPU, GiB, of which a share is used (at most what is free)",
+        rule=POSITIVE,
+        group="engine",
     )
     kv_cache_ratio: float | None = flag(
         None,

@@ -18,6 +18,9 @@ import msgspec
 
 from shared.sampling import SamplingParams
 
+DEFAULT_BATCHED_TOKENS = 2048
+"""Most tokens of a step where the flag is not given."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
@@ -115,7 +118,7 @@ class CoreLimits:
     """The scheduler's bounds, from flags."""
 
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     kv_cache_ratio: float | None = None
