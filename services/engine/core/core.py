@@ -112,8 +112,8 @@ class Core:
             return []
         assert plan.step == result.step == self._num_applied + 1, (plan.step, result.step, self._num_applied)
         self._num_applied = plan.step
-        self.scheduler.landed(plan.step, now_s)
         num_samples = sum(share.samples for share in plan.scheduled)
+        self.scheduler.landed(plan.step, now_s, sum(map(len, result.token_ids)) - num_samples)
         assert len(result.token_ids) == len(result.logprobs) == num_samples, "the result is not that of the plan"
         samples = zip(result.token_ids, result.logprobs, strict=True)
         outcomes: list[Outcome] = []

@@ -24,6 +24,7 @@ from operator import attrgetter
 from services.engine.core.block_pool import BlockPool
 from services.engine.core.counters import Tally
 from services.engine.core.delay import AdmissionDelay
+from services.engine.core.payoff import Payoff
 from services.engine.core.plan import CoreLimits, NewSequence, ScheduledSequence, StepPlan
 from services.engine.core.prefix_cache import PrefixCache
 from services.engine.core.reuse import Reusable, find_reusable
@@ -42,10 +43,13 @@ class _Draft:
     step: int
     budget: int
     now_s: float
+    num_guessers: int = 0
+    """Sequences that may still guess."""
     scheduled: list[ScheduledSequence] = field(default_factory=list[ScheduledSequence])
     joined: list[Sequence] = field(default_factory=list[Sequence])
     copies: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     num_tokens: int = 0
+    num_guesses: int = 0
 
     def add(
         self, sequence: Sequence, num_tokens: int, new_blocks: Iterable[int] = (), guesses: tuple[int, ...] = ()
@@ -60,6 +64,8 @@ class _Draft:
         sequence.num_drafted_tokens = len(guesses)
         sequence.num_in_flight += 1
         self.num_tokens += num_tokens
+        self.num_guesses += len(guesses)
+        self.num_guessers -= bool(guesses)
         self.budget = max(0, self.budget - num_tokens)
 
 
@@ -97,6 +103,7 @@ class Scheduler:
         ratio = limits.kv_cache_ratio
         self._reserve = 0 if ratio is None else pool.num_blocks - int(ratio * pool.num_blocks)
         self._delay = AdmissionDelay(limits.scheduler_delay_factor)
+        self._payoff = Payoff()
         self._tally = tally
         self._shortage: _Shortage | None = None
         self._head_went_first = False
@@ -107,7 +114,8 @@ class Scheduler:
 
     def schedule(self, now_s: float) -> StepPlan:
         """Plans a step. An empty plan takes no step number; rows freed and copies out stay for the next one."""
-        draft = _Draft(self._tally.step + 1, self._limits.max_num_batched_tokens, now_s)
+        guessers = self._payoff.num_guessers(len(self.running))
+        draft = _Draft(self._tally.step + 1, self._limits.max_num_batched_tokens, now_s, guessers)
         may_join = self._may_join(now_s)
         if may_join:
             self._schedule_large_head(draft)
@@ -115,9 +123,10 @@ class Scheduler:
             self._schedule_waiting(draft)
         return self._close(draft)
 
-    def landed(self, step: int, now_s: float) -> None:
-        """A step's result is in; its shares land one by one."""
+    def landed(self, step: int, now_s: float, num_right: int) -> None:
+        """A step's result is in, with so many right guesses; its shares land one by one."""
         self._delay.landed(step, now_s)
+        self._payoff.landed(step, now_s, num_right)
 
     def land(self, share: ScheduledSequence, num_given: int) -> Sequence:
         """Takes in that a share of the oldest plan in flight was computed and gave `num_given` tokens.
@@ -161,7 +170,7 @@ class Scheduler:
             sequence = self.running[index]
             num_tokens = min(sequence.num_unscheduled_tokens, draft.budget)
             if num_tokens > 0:
-                guesses = self._guess(sequence, draft.budget - (len(self.running) - index))
+                guesses = self._guess(sequence, draft.budget - (len(self.running) - index)) if draft.num_guessers else ()
                 new_blocks = self._grow(sequence, num_tokens + len(guesses))
                 if new_blocks is None:
                     return False
@@ -330,6 +339,8 @@ class Scheduler:
         self._tally.step = draft.step
         if draft.joined:
             self._delay.joined(draft.step, draft.now_s)
+        if draft.num_tokens == len(draft.scheduled) + draft.num_guesses:
+            self._payoff.planned(draft.step, draft.now_s, len(draft.scheduled), draft.num_guesses)
         swap_out, swap_in = self._swap.announce()
         return StepPlan(
             step=draft.step,
