@@ -188,6 +188,13 @@ class EngineSettings(ModelSettings):
     seed: int = flag(0, "seed of the engine's own draws (dummy weights)", env="SEED", group="engine")
     device: str = flag("auto", "where the model runs", choices=("auto", "cpu", "cuda"), group="engine")
     threads: int = flag(0, "threads that compute on a CPU (0: one for each core)", rule=NOT_NEGATIVE, group="engine")
+    cpu_backend: str = flag(
+        "auto",
+        "what computes on a CPU: code compiled for this processor where it serves the model, or PyTorch's operations",
+        choices=("auto", "torch"),
+        group="engine",
+    )
+    compile_cache: str = flag("", "directory of compiled code (default: ~/.cache/antiphon/cpu)", group="engine")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import torch
 
+from services.engine.cpu.worker import load_cpu_worker
 from services.engine.worker.seam import ModelWorker
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings
@@ -11,7 +12,12 @@ from shared.model_files import model_directory
 
 def load_worker(settings: EngineSettings) -> ModelWorker:
     """A loaded worker. Raises `SettingsError` or `ServiceError` for settings or a model that cannot work."""
-    return TorchWorker(settings, model_directory(settings), choose_device(settings.device))
+    model_dir, device = model_directory(settings), choose_device(settings.device)
+    if device.type == "cpu" and settings.cpu_backend != "torch":
+        worker = load_cpu_worker(settings, model_dir)
+        if worker is not None:
+            return worker
+    return TorchWorker(settings, model_dir, device)
 
 
 def choose_device(asked: str) -> torch.device:

@@ -10,6 +10,7 @@ Randomness has no state: the draw for a token is a function of the request's see
 Called by the torch worker.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ from services.engine.kernels.philox import uniforms
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-_GREEDY_BELOW = 1e-5
+GREEDY_BELOW = 1e-5
 """A temperature so low that the draw has no choice left."""
 SLICE_BYTES = 4 * 2**20
 """Logits worked on at once on a CPU: what stays in its cache from one operation to the next."""
@@ -82,6 +83,16 @@ class SamplingBatch:
     barred: Mapping[int, Integers]
     """Rows below their `min_tokens`: the tokens that they must not get yet."""
 
+    def take(self, rows: Integers) -> "SamplingBatch":
+        """Some of the rows, in ascending order, as a batch of their own. All that are penalised or barred are taken."""
+        columns = ("temperature", "top_k", "top_p", "min_p", "seeds", "output_positions", "num_logprobs")
+        return dataclasses.replace(
+            self,
+            **{name: getattr(self, name)[rows] for name in columns},
+            penalised=np.searchsorted(rows, self.penalised),
+            barred={int(np.searchsorted(rows, row)): token_ids for row, token_ids in self.barred.items()},
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -96,7 +107,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     adjusted = _adjust(logits, batch)
     best = _argmax(adjusted)
     tokens = best.clone()
-    for rows in _slices(np.flatnonzero(batch.temperature >= _GREEDY_BELOW), logits):
+    for rows in _slices(np.flatnonzero(batch.temperature >= GREEDY_BELOW), logits):
         tokens[torch.from_numpy(rows).to(logits.device)] = _draw(adjusted, batch, rows)
     return Sampled(tokens.cpu().numpy(), _report(logits, tokens, batch))
 

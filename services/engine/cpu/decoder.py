@@ -1,0 +1,187 @@
+"""Hands a decoder's description and weights to the C++ library, parameter by parameter.
+
+Peak memory stays near the model's own: each parameter is read, packed by the library and dropped. Called by the CPU
+worker at start-up.
+"""
+
+import math
+from pathlib import Path
+from typing import get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from services.engine.cpu.native import Library, Spec
+from services.engine.kernels.alibi import alibi_slopes
+from services.engine.models.description import (
+    ActivationKind,
+    DecoderDescription,
+    NormKind,
+    ResidualKind,
+    RopeParameters,
+)
+from services.engine.models.layout import Parameter, ignored_names
+from services.engine.models.rope import inverse_frequencies
+from services.engine.worker.checkpoint import Checkpoint
+
+WIDTH_MULTIPLE = 32
+"""Heads are padded to a multiple of this many dimensions in the cache."""
+HEAD_DIM_MAX = 512
+_CPU = torch.device("cpu")
+_NORMS = ("input_norm", "mlp_norm", "after_attention_norm", "after_mlp_norm")
+_MATRICES = ("qkv", "o", "up", "down", "router", "shared.up", "shared.down", "shared.gate")
+
+
+class NativeDecoder:
+    """A model in the library together with the memory that it reads in place."""
+
+    def __init__(
+        self,
+        library: Library,
+        description: DecoderDescription,
+        model_dir: Path,
+        layout: tuple[Parameter, ...],
+        dtype: torch.dtype,
+        block_size: int,
+        threads: int,
+    ) -> None:
+        """Loads the checkpoint. Raises `ServiceError` where it does not fit its config."""
+        self.description = description
+        self.model = library.new(make_spec(description, dtype, block_size, threads))
+        self._kept: list[Tensor] = []
+        with Checkpoint(model_dir) as checkpoint:
+            checkpoint.check(layout, ignored_names(description))
+            self._load(_Source(checkpoint, layout, dtype))
+        for layer in range(description.num_layers):
+            self._set_attention(layer)
+        if description.alibi_scale is not None:
+            slopes = alibi_slopes(description.num_heads) * (description.alibi_scale * math.log2(math.e))
+            self._vector(-1, "slopes", slopes)
+
+    def set_cache(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """A layer's cache: any tensors of the right size whose first dimension counts blocks."""
+        assert keys.nbytes == values.nbytes == len(keys) * self.model.block_bytes()
+        self._table(layer, "keys", keys)
+        self._table(layer, "values", values)
+
+    def _load(self, source: "_Source") -> None:
+        d = self.description
+        embedding = source.tensor("embedding")
+        self._table(-1, "embedding", embedding)
+        if source.has("positions"):
+            self._table(-1, "positions", source.tensor("positions"))
+        self._norm(source, -1, "final_norm", "final_norm")
+        head = embedding if d.tied_embeddings else source.tensor("head.weight")
+        self._matrix(-1, "head", 0, F.normalize(head) if d.normalised_head else head, source.bias("head"))
+        for layer in range(d.num_layers):
+            self._load_layer(source, layer)
+
+    def _load_layer(self, source: "_Source", layer: int) -> None:
+        d, prefix = self.description, f"layers.{layer}"
+        for name in _NORMS:
+            self._norm(source, layer, name, f"{prefix}.{name}")
+        for name in _MATRICES:
+            if source.has(f"{prefix}.{name}.weight"):
+                weight = source.tensor(f"{prefix}.{name}.weight")
+                self._matrix(layer, name, 0, weight, source.bias(f"{prefix}.{name}"))
+        if d.qk_norm:
+            heads = (("q_norm", d.num_heads), ("k_norm", d.num_kv_heads))
+            norms = torch.cat([source.floats(f"{prefix}.{name}").expand(count, -1) for name, count in heads])
+            self._vector(layer, "qk_norm", self._with_one(norms))
+        if d.experts is not None and d.has_experts(layer):
+            for part in ("up", "down"):
+                together = source.tensor(f"{prefix}.experts.{part}.weight")
+                for expert, weight in enumerate(together.chunk(d.experts.num_experts)):
+                    self._matrix(layer, f"experts.{part}", expert, weight, None)
+
+    def _norm(self, source: "_Source", layer: int, name: str, parameter: str) -> None:
+        if not source.has(f"{parameter}.weight"):
+            return
+        self._vector(layer, name, self._with_one(source.floats(f"{parameter}.weight")))
+        bias = source.bias(parameter)
+        if bias is not None:
+            self._vector(layer, f"{name}.bias", bias)
+
+    def _with_one(self, weight: Tensor) -> Tensor:
+        return weight + 1.0 if self.description.norm == "rms_plus_one" else weight
+
+    def _set_attention(self, layer: int) -> None:
+        window = self.description.sliding_windows[layer]
+        if window is not None:
+            self.model.set_window(layer, window)
+        rope = self.description.rope_of(layer)
+        if rope is not None:
+            self._set_rope(layer, rope)
+
+    def _set_rope(self, layer: int, rope: RopeParameters) -> None:
+        frequencies = inverse_frequencies(rope).contiguous()
+        self.model.set_rope(layer, frequencies.data_ptr(), len(frequencies), rope.interleaved, rope.attention_factor)
+
+    def _matrix(self, layer: int, name: str, expert: int, weight: Tensor, bias: Tensor | None) -> None:
+        weight = weight.contiguous()
+        address = 0 if bias is None else bias.data_ptr()
+        self.model.set_matrix(layer, name, expert, weight.data_ptr(), (weight.shape[0], weight.shape[1]), address)
+
+    def _vector(self, layer: int, name: str, values: Tensor) -> None:
+        values = values.to(torch.float32).contiguous()
+        self.model.set_vector(layer, name, values.data_ptr(), values.numel())
+
+    def _table(self, layer: int, name: str, table: Tensor) -> None:
+        assert table.is_contiguous()
+        self._kept.append(table)
+        self.model.set_table(layer, name, table.data_ptr())
+
+
+class _Source:
+    """Parameters by name."""
+
+    def __init__(self, checkpoint: Checkpoint, layout: tuple[Parameter, ...], dtype: torch.dtype) -> None:
+        self._checkpoint, self._dtype = checkpoint, dtype
+        self._parameters = {parameter.name: parameter for parameter in layout}
+
+    def has(self, name: str) -> bool:
+        return name in self._parameters
+
+    def tensor(self, name: str) -> Tensor:
+        return self._checkpoint.read(self._parameters[name], self._dtype, _CPU)
+
+    def floats(self, name: str) -> Tensor:
+        return self.tensor(name).to(torch.float32)
+
+    def bias(self, name: str) -> Tensor | None:
+        return self.floats(f"{name}.bias").contiguous() if self.has(f"{name}.bias") else None
+
+
+def make_spec(d: DecoderDescription, dtype: torch.dtype, block_size: int, threads: int) -> Spec:
+    """The description as the library takes it."""
+    experts = d.experts
+    return Spec(
+        vocab_size=d.vocab_size,
+        hidden_size=d.hidden_size,
+        num_layers=d.num_layers,
+        num_heads=d.num_heads,
+        num_kv_heads=d.num_kv_heads,
+        head_dim=d.head_dim,
+        intermediate_size=d.intermediate_size,
+        block_size=block_size,
+        threads=threads,
+        norm=get_args(NormKind).index(d.norm),
+        activation=get_args(ActivationKind).index(d.activation),
+        residual=get_args(ResidualKind).index(d.residual),
+        gated_mlp=d.gated_mlp,
+        shared_norm=d.shared_norm,
+        qk_norm=d.qk_norm,
+        wide=dtype == torch.float32,
+        learned_position_offset=d.learned_position_offset,
+        num_experts=experts.num_experts if experts else 0,
+        experts_per_token=experts.num_per_token if experts else 0,
+        expert_size=experts.intermediate_size if experts else 0,
+        shared_expert_size=experts.shared_intermediate_size if experts else 0,
+        normalise_experts=experts.normalise if experts else False,
+        norm_eps=d.norm_eps,
+        query_scale=d.head_dim**-0.5 if d.query_scale is None else d.query_scale,
+        attention_softcap=d.attention_softcap or 0.0,
+        logits_softcap=d.logits_softcap or 0.0,
+        embedding_scale=torch.tensor(d.embedding_scale, dtype=dtype).item(),
+    )

@@ -1,0 +1,86 @@
+// The C interface: exceptions become messages. Nothing else is here.
+#include "abi.h"
+
+#include <exception>
+#include <string>
+
+#include "model.h"
+#if defined(__AMX_BF16__)
+#include "tiles.h"
+#endif
+
+using antiphon::Model;
+
+namespace {
+
+thread_local std::string last_error;
+
+template <class Call>
+int guarded(Call&& call) {
+  try {
+    call();
+    return 0;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return 1;
+  }
+}
+
+Model& of(antiphon_Model* model) { return *reinterpret_cast<Model*>(model); }
+const Model& of(const antiphon_Model* model) { return *reinterpret_cast<const Model*>(model); }
+
+}  // namespace
+
+extern "C" {
+
+const char* antiphon_error(void) { return last_error.c_str(); }
+
+int antiphon_usable(void) {
+#if defined(__AMX_BF16__)
+  return antiphon::allow_tiles();
+#else
+  return 1;
+#endif
+}
+
+antiphon_Model* antiphon_new(const antiphon_Spec* spec) {
+  Model* model = nullptr;
+  guarded([&] {
+    model = (spec->wide ? antiphon::make_float_model(*spec) : antiphon::make_bf16_model(*spec)).release();
+  });
+  return reinterpret_cast<antiphon_Model*>(model);
+}
+
+void antiphon_free(antiphon_Model* model) { delete &of(model); }
+
+int antiphon_set_matrix(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, const void* weight,
+                        int64_t out, int64_t in, const float* bias) {
+  return guarded([&] { of(model).set_matrix(layer, name, expert, weight, out, in, bias); });
+}
+
+int antiphon_set_vector(antiphon_Model* model, int64_t layer, const char* name, const float* values, int64_t count) {
+  return guarded([&] { of(model).set_vector(layer, name, values, count); });
+}
+
+int antiphon_set_table(antiphon_Model* model, int64_t layer, const char* name, const void* table) {
+  return guarded([&] { of(model).set_table(layer, name, table); });
+}
+
+int antiphon_set_window(antiphon_Model* model, int64_t layer, int64_t window) {
+  return guarded([&] { of(model).set_window(layer, window); });
+}
+
+int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequencies, int64_t pairs, int64_t interleaved,
+                      float scale) {
+  return guarded([&] { of(model).set_rope(layer, frequencies, pairs, interleaved != 0, scale); });
+}
+
+int64_t antiphon_block_bytes(const antiphon_Model* model) { return of(model).block_bytes(); }
+
+int64_t antiphon_weight_bytes(const antiphon_Model* model) { return of(model).weight_bytes(); }
+
+int antiphon_step(antiphon_Model* model, const antiphon_Step* step) {
+  return guarded([&] { of(model).step(*step); });
+}
+
+}  // extern "C"

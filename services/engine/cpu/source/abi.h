@@ -1,0 +1,63 @@
+// What Python and this library say to each other: plain C, mirrored field by field in native.py.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+// A decoder, as services/engine/models/description.py has it. Kinds are numbers in the order of the names there.
+struct antiphon_Spec {
+  int64_t vocab_size, hidden_size, num_layers, num_heads, num_kv_heads, head_dim, intermediate_size;
+  int64_t block_size, threads;
+  int64_t norm;        // rms, rms_plus_one, layer
+  int64_t activation;  // silu, gelu, gelu_tanh, relu
+  int64_t residual;    // sequential, parallel, normed
+  int64_t gated_mlp, shared_norm, qk_norm, wide;  // wide: float32 instead of bfloat16
+  int64_t learned_position_offset;
+  int64_t num_experts, experts_per_token, expert_size, shared_expert_size, normalise_experts;
+  float norm_eps, query_scale, attention_softcap, logits_softcap, embedding_scale;
+};
+
+// A step: `num_tokens` tokens of `num_sequences` sequences, one after the other.
+struct antiphon_Step {
+  int64_t num_tokens, num_sequences, num_logits, num_rows, table_width;
+  const int64_t* ids;
+  const int64_t* positions;
+  const int64_t* query_start_loc;  // [num_sequences + 1]
+  const int64_t* block_tables;     // [num_sequences][table_width]
+  const int64_t* logit_tokens;     // [num_logits] tokens of the step after which one is sampled
+  const int64_t* logit_rows;       // [num_logits] row of `logits` that gets them; -1: only what follows is wanted
+  float* logits;                   // [num_rows][vocab_size]
+  int64_t* best;                   // [num_logits] the first of the likeliest tokens
+  float* best_logit;               // [num_logits]
+  float* log_total;                // [num_logits] log of the sum of exp(logit)
+};
+
+typedef struct antiphon_Model antiphon_Model;
+
+// The message of the last call that failed on this thread.
+const char* antiphon_error(void);
+// Whether this processor and system run what the library was compiled for.
+int antiphon_usable(void);
+
+antiphon_Model* antiphon_new(const antiphon_Spec* spec);
+void antiphon_free(antiphon_Model* model);
+
+// Matrices [out][in] of the model's type are packed and copied. Names as in layout.py ("qkv", "o", "up", "down",
+// "router", "experts.up", …); layer -1 for those of no layer. 0 when it worked.
+int antiphon_set_matrix(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, const void* weight,
+                        int64_t out, int64_t in, const float* bias);
+// Vectors of floats, copied.
+int antiphon_set_vector(antiphon_Model* model, int64_t layer, const char* name, const float* values, int64_t count);
+// Tables of the model's type that are read in place ("embedding", "positions"), and the caches of a layer.
+int antiphon_set_table(antiphon_Model* model, int64_t layer, const char* name, const void* table);
+int antiphon_set_window(antiphon_Model* model, int64_t layer, int64_t window);
+int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequencies, int64_t pairs, int64_t interleaved,
+                      float scale);
+// Bytes of one layer's keys of one block; the values have as many.
+int64_t antiphon_block_bytes(const antiphon_Model* model);
+int64_t antiphon_weight_bytes(const antiphon_Model* model);
+
+int antiphon_step(antiphon_Model* model, const antiphon_Step* step);
+
+}  // extern "C"

@@ -1,0 +1,198 @@
+// Attention over the paged cache, the same for prompts and for single tokens: softmax(q kᵀ) v with a running maximum.
+//
+// A tile is up to 32 rows of queries of one sequence that read the same key head: consecutive tokens, and for each the
+// query heads of the group. It goes through the keys in units at fixed places of the sequence, so a row's result
+// depends neither on its tile nor on how a prompt was cut up.
+//
+//     score = q · k            q is scaled already, by log2(e) too where there is no soft cap
+//     score = cap tanh(score / cap) log2(e)
+//     score += slope (key position - query position) log2(e)
+//     a row at position p sees keys [max(0, p - window + 1), p]
+#pragma once
+
+#include "cache.h"
+
+namespace antiphon {
+
+struct ScoreRules {
+  float softcap = 0;              // 0: none
+  const float* slopes = nullptr;  // [heads], times log2(e), or null
+  long window = 0;                // 0: all
+};
+
+template <class T>
+struct AttentionInput {
+  const CacheShape& shape;
+  Cache<T> cache;
+  ScoreRules rules;
+  long heads, group;
+  const T* queries;    // [tokens][heads][width], scaled
+  Rows<T> attended;    // [tokens][heads * head_dim]
+};
+
+// One sequence's share of a step: tokens [first, first + count) of it, at positions from `start`.
+struct Span {
+  long first, count, start;
+  const int64_t* blocks;
+};
+
+constexpr long kTile = kBlockRows;
+constexpr long kShareStride = kUnit + kTermsMultiple;
+constexpr float kNever = -2e30f, kLowest = -1e30f;  // of a key that a row does not see; of a row without keys so far
+
+// The state of a tile on its way through the keys. Sums are [width / 32][kTile][32].
+template <class T>
+struct TileState {
+  alignas(64) T queries[kTile * (kWidthMax + kTermsMultiple)];
+  alignas(64) float sums[kTile * kWidthMax];
+  alignas(64) float scores[kUnit / kPanel][kTile * kPanel];
+  alignas(64) T shares[kTile * kShareStride];
+  alignas(64) float highest[kTile], total[kTile], unit_highest[kTile], shrink[kTile];
+  long oldest[kTile], newest[kTile];  // the keys that each row sees
+  float slope[kTile];
+  Unit<T> unit;
+};
+
+template <class T>
+class Attention {
+ public:
+  Attention(const AttentionInput<T>& in, const Span& span, long kv_head, long first_row, TileState<T>& state)
+      : in_(in), span_(span), head_(kv_head), first_(first_row), t_(state),
+        rows_(std::min(kTile, span.count * in.group - first_row)), stride_(in.shape.width + kTermsMultiple) {}
+
+  void run() {
+    start();
+    BlockShape<T>(rows_).use();
+    for (long key = t_.oldest[0] / kUnit * kUnit; key <= t_.newest[rows_ - 1]; key += kUnit) one_unit(key);
+    finish();
+  }
+
+ private:
+  long token(long row) const { return (first_ + row) / in_.group; }
+  long query_head(long row) const { return head_ * in_.group + (first_ + row) % in_.group; }
+
+  void start() {
+    const long width = in_.shape.width;
+    for (long r = 0; r < rows_; r++) {
+      const long position = span_.start + token(r), head = query_head(r);
+      std::memcpy(t_.queries + r * stride_, in_.queries + ((span_.first + token(r)) * in_.heads + head) * width,
+                  width * sizeof(T));
+      t_.newest[r] = position;
+      t_.oldest[r] = in_.rules.window ? std::max(0L, position - in_.rules.window + 1) : 0;
+      t_.slope[r] = in_.rules.slopes ? in_.rules.slopes[head] : 0.0f;
+    }
+    std::fill_n(t_.sums, kTile * width, 0.0f);
+    std::fill_n(t_.highest, kTile, kLowest);
+    std::fill_n(t_.unit_highest, kTile, kNever);
+    std::fill_n(t_.total, kTile, 0.0f);
+  }
+
+  void one_unit(long key) {
+    const long width = in_.shape.width, last = t_.newest[rows_ - 1];
+    t_.unit.take(in_.shape, in_.cache, span_.blocks, head_, key, last);
+    prefetch(key + kUnit, last);
+    for (long p = 0; p < kUnit / kPanel; p++) {
+      Block<T, false>::multiply(rows_, t_.queries, stride_, t_.unit.keys + p * kPanel * width, width, t_.scores[p],
+                                false);
+      for (long r = 0; r < rows_; r++) adjust(r, key + p * kPanel, t_.scores[p] + r * kPanel);
+    }
+    weigh();
+    for (long p = 0; p < width / kPanel; p++)
+      Block<T, false>::multiply(rows_, t_.shares, kShareStride, t_.unit.values + p * kUnit * kPanel, kUnit,
+                                t_.sums + p * kTile * kPanel, true);
+  }
+
+  // The next unit's keys and values, block by block.
+  void prefetch(long first, long last) const {
+    const CacheShape& shape = in_.shape;
+    const long step = std::min(kUnit, shape.block_size), bytes = step * shape.width * (long)sizeof(T);
+    for (long key = first; key < first + kUnit && key <= last; key += step) {
+      const long offset = shape.offset(span_.blocks[key / shape.block_size], head_) + key % shape.block_size * shape.width;
+      for (long line = 0; line < bytes; line += 64) {
+        __builtin_prefetch((const char*)(in_.cache.keys + offset) + line, 0, 2);
+        __builtin_prefetch((const char*)(in_.cache.values + offset) + line, 0, 2);
+      }
+    }
+  }
+
+  // Soft cap, bias and mask of the scores of 32 keys from `key` on, and their maximum.
+  void adjust(long row, long key, float* scores) {
+    const long oldest = t_.oldest[row] - key, newest = t_.newest[row] - key;
+    const bool whole = oldest <= 0 && newest >= kPanel - 1;
+    const bool plain = in_.rules.softcap == 0 && t_.slope[row] == 0;
+    if (!whole || !plain)
+      for (long half = 0; half < 2; half++) {
+        const IntVec numbers = lane_numbers() + (int32_t)(half * kLanes);
+        Vec s = load(scores + half * kLanes);
+        if (!plain) s = shaped(row, s, numbers - (int32_t)newest);
+        const IntVec seen = (numbers >= (int32_t)std::max(oldest, 0L)) & (numbers <= (int32_t)std::min(newest, kPanel));
+        store(scores + half * kLanes, whole ? s : select(seen, s, splat(kNever)));
+      }
+    const float highest = max_lanes(max(load(scores), load(scores + kLanes)));
+    t_.unit_highest[row] = std::max(t_.unit_highest[row], highest);
+  }
+
+  Vec shaped(long row, Vec s, IntVec distance) const {
+    const float cap = in_.rules.softcap;
+    if (cap != 0) s = tanh(s / cap) * (cap * kLog2E);
+    return s + __builtin_convertvector(distance, Vec) * t_.slope[row];
+  }
+
+  // Scores become shares of the running maximum; what was summed up under an older maximum shrinks.
+  void weigh() {
+    bool shrinks = false;
+    for (long first = 0; first < rows_; first += kLanes) {
+      const Vec before = load(t_.highest + first), now = max(before, load(t_.unit_highest + first));
+      const Vec shrink = exp2(before - now);
+      store(t_.highest + first, now);
+      store(t_.shrink + first, shrink);
+      store(t_.total + first, load(t_.total + first) * shrink);
+      store(t_.unit_highest + first, splat(kNever));
+      shrinks |= max_lanes(now - before) > 0;
+    }
+    constexpr bool kCoarse = sizeof(T) == sizeof(Bf16);
+    for (long r = 0; r < rows_; r++) {
+      T* shares = t_.shares + r * kShareStride;
+      const Vec highest = splat(t_.highest[r]);
+      Vec total = {};
+      for (long p = 0; p < kUnit / kPanel; p++)
+        for (long half = 0; half < 2; half++) {
+          const Vec share = exp2<kCoarse>(load(t_.scores[p] + r * kPanel + half * kLanes) - highest);
+          total += share;
+          store(shares + p * kPanel + half * kLanes, share);
+        }
+      t_.total[r] += sum_lanes(total);
+    }
+    if (shrinks) shrink_sums();
+  }
+
+  void shrink_sums() {
+    for (long p = 0; p < in_.shape.width / kPanel; p++)
+      for (long r = 0; r < rows_; r++) {
+        if (t_.shrink[r] == 1.0f) continue;
+        float* sums = t_.sums + (p * kTile + r) * kPanel;
+        store(sums, load(sums) * t_.shrink[r]);
+        store(sums + kLanes, load(sums + kLanes) * t_.shrink[r]);
+      }
+  }
+
+  void finish() {
+    const long head_dim = in_.shape.head_dim;
+    for (long r = 0; r < rows_; r++) {
+      T* to = in_.attended.row(span_.first + token(r)) + query_head(r) * head_dim;
+      const float scale = 1.0f / t_.total[r];
+      for (long d = 0; d < head_dim; d += kLanes) {
+        const Vec value = load(t_.sums + (d / kPanel * kTile + r) * kPanel + d % kPanel) * scale;
+        store_some(to + d, value, std::min(kLanes, head_dim - d));
+      }
+    }
+  }
+
+  const AttentionInput<T>& in_;
+  const Span& span_;
+  const long head_, first_;
+  TileState<T>& t_;
+  const long rows_, stride_;
+};
+
+}  // namespace antiphon

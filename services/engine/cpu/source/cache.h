@@ -1,0 +1,103 @@
+// The paged KV cache as this backend lays it out: keys and values of a block and a head are panels (see matrix.h), so
+// that scores and weighted sums are products of rows with panels.
+//
+//     keys    [blocks][kv_heads][block_size / p][width / kTerms][p tokens][kTerms]            p = min(32, block_size)
+//     values  [blocks][kv_heads][block_size / u][width / 32][u / e][32 dimensions][e tokens]  u = min(64, block_size)
+//
+// `width` is the head's dimensions padded to a multiple of 32, e = min(kTerms, u). Attention takes units of 64 tokens:
+// where blocks are smaller, `Unit` puts one together from several.
+#pragma once
+
+#include "matrix.h"
+
+namespace antiphon {
+
+constexpr long kUnit = 64;
+constexpr long kWidthMax = 512;
+
+template <class T>
+struct Cache {
+  T* keys = nullptr;
+  T* values = nullptr;
+};
+
+struct CacheShape {
+  long kv_heads = 0, head_dim = 0, width = 0, block_size = 0;
+
+  long block_elements() const { return kv_heads * block_size * width; }
+  long offset(long block, long head) const { return (block * kv_heads + head) * block_size * width; }
+};
+
+inline CacheShape make_cache_shape(long kv_heads, long head_dim, long block_size) {
+  return {kv_heads, head_dim, round_up(head_dim, kTermsMultiple), block_size};
+}
+
+template <class T>
+void write_key(const CacheShape& shape, T* keys, long block, long head, long place, const float* key) {
+  constexpr long kTerms = Pair<T>::kTerms;
+  const long tokens = std::min(kPanel, shape.block_size);
+  T* panel = keys + shape.offset(block, head) + place / tokens * tokens * shape.width + place % tokens * kTerms;
+  for (long d = 0; d < shape.head_dim; d++) assign(panel[d / kTerms * tokens * kTerms + d % kTerms], key[d]);
+}
+
+template <class T>
+void write_value(const CacheShape& shape, T* values, long block, long head, long place, const float* value) {
+  const long tokens = std::min(kUnit, shape.block_size), terms = std::min(Pair<T>::kTerms, tokens);
+  const long token = place % tokens;
+  T* unit = values + shape.offset(block, head) + place / tokens * tokens * shape.width +
+            token / terms * kPanel * terms + token % terms;
+  for (long d = 0; d < shape.head_dim; d++) assign(unit[d / kPanel * tokens * kPanel + d % kPanel * terms], value[d]);
+}
+
+// 64 tokens of a sequence: pointers into a block that has them all, or a copy. What a copy has behind the last token is
+// left from other units: attention gives it no weight.
+template <class T>
+class Unit {
+ public:
+  const T* keys;
+  const T* values;
+
+  // Tokens from `first` on, a multiple of 64, up to `last` of the sequence with these blocks.
+  void take(const CacheShape& shape, const Cache<T>& cache, const int64_t* blocks, long head, long first, long last) {
+    if (shape.block_size >= kUnit) {
+      const long offset = shape.offset(blocks[first / shape.block_size], head) + first % shape.block_size * shape.width;
+      keys = cache.keys + offset, values = cache.values + offset;
+      return;
+    }
+    keys = own_keys_, values = own_values_;
+    for (long token = first; token < first + kUnit && token <= last; token += shape.block_size) {
+      const long offset = shape.offset(blocks[token / shape.block_size], head);
+      copy_keys(shape, cache.keys + offset, token - first);
+      copy_values(shape, cache.values + offset, token - first);
+    }
+  }
+
+ private:
+  void copy_keys(const CacheShape& shape, const T* from, long place) {
+    constexpr long kTerms = Pair<T>::kTerms;
+    T* to = own_keys_ + place / kPanel * kPanel * shape.width + place % kPanel * kTerms;
+    const long part = shape.block_size * kTerms;
+    for (long row = 0; row < shape.width / kTerms; row++, to += kPanel * kTerms, from += part)
+      if (part * sizeof(T) == 64)
+        std::memcpy(to, from, 64);
+      else
+        std::memcpy(to, from, part * sizeof(T));
+  }
+
+  void copy_values(const CacheShape& shape, const T* from, long place) {
+    constexpr long kTerms = Pair<T>::kTerms;
+    const long part = shape.block_size * kPanel;
+    for (long panel = 0; panel < shape.width / kPanel; panel++, from += part) {
+      T* to = own_values_ + panel * kUnit * kPanel + place / kTerms * kPanel * kTerms;
+      if (shape.block_size >= kTerms)
+        std::memcpy(to, from, part * sizeof(T));
+      else
+        for (long d = 0; d < kPanel; d++) to[d * kTerms + place % kTerms] = from[d];
+    }
+  }
+
+  alignas(64) T own_keys_[kUnit * kWidthMax] = {};
+  alignas(64) T own_values_[kUnit * kWidthMax] = {};
+};
+
+}  // namespace antiphon

@@ -1,0 +1,157 @@
+// A mixture of experts: the router's choice, the tokens sorted by expert, one pass over the chosen experts' matrices,
+// and for each token the weighted sum in the router's order, so that it does not depend on the other tokens.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+
+#include "mlp.h"
+
+namespace antiphon {
+
+struct ExpertShape {
+  long count = 0, per_token = 0, size = 0, shared_size = 0;
+  bool normalise = false;
+};
+
+template <class T>
+struct ExpertBuffers {
+  RowBuffer<float> scores, outputs, shared_output, shared_gate;
+  RowBuffer<T> gathered, inner, shared_inner;
+  std::vector<long> chosen;    // [tokens][per_token] experts
+  std::vector<float> weights;  // [tokens][per_token]
+  std::vector<long> place;     // [tokens][per_token] row among the sorted ones
+  std::vector<long> token;     // of each sorted row
+  std::vector<long> start;     // [experts + 1] first sorted row of each
+  std::vector<long> active;    // experts with rows
+};
+
+// Softmax over the experts, the likeliest first.
+inline void choose(const ExpertShape& shape, const float* scores, long* chosen, float* weights) {
+  std::vector<long> order(shape.count);
+  std::iota(order.begin(), order.end(), 0);
+  std::partial_sort(order.begin(), order.begin() + shape.per_token, order.end(),
+                    [&](long a, long b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
+  float total = 0, taken = 0;
+  for (long e = 0; e < shape.count; e++) total += std::exp(scores[e] - scores[order[0]]);
+  for (long i = 0; i < shape.per_token; i++) {
+    chosen[i] = order[i];
+    weights[i] = std::exp(scores[order[i]] - scores[order[0]]) / total;
+    taken += weights[i];
+  }
+  if (shape.normalise)
+    for (long i = 0; i < shape.per_token; i++) weights[i] /= taken;
+}
+
+template <class T>
+class Experts {
+ public:
+  Experts(Pool& pool, const ExpertShape& shape, Activation kind, float* kept)
+      : pool_(pool), shape_(shape), kind_(kind), kept_(kept) {}
+
+  // Before the threads start: everything that needs memory.
+  static void prepare(ExpertBuffers<T>& b, const ExpertShape& shape, long tokens, long hidden) {
+    const long rows = tokens * shape.per_token;
+    b.scores.rows(tokens, shape.count);
+    b.gathered.rows(rows, hidden);
+    b.inner.rows(rows, shape.size);
+    b.outputs.rows(rows, hidden);
+    b.chosen.resize(rows), b.weights.resize(rows), b.place.resize(rows), b.token.resize(rows);
+    b.start.resize(shape.count + 1);
+    b.active.reserve(shape.count);
+    if (!shape.shared_size) return;
+    b.shared_inner.rows(tokens, shape.shared_size);
+    b.shared_output.rows(tokens, hidden);
+    b.shared_gate.rows(tokens, 1);
+  }
+
+  void run(const Layer<T>& layer, ExpertBuffers<T>& b, Rows<T> x, long tokens, long hidden, const Target& target) {
+    const Rows<float> scores = b.scores.get();
+    linear(pool_, layer.router.matrix, x, tokens, kept_, Target{scores, false});
+    pool_.share(1, 1, [&](long, long) { sort(b, scores, tokens); });
+    multiply_chosen(layer, b, x, tokens, hidden);
+    if (shape_.shared_size) run_shared(layer, b, x, tokens);
+    combine(b, tokens, hidden, target);
+  }
+
+ private:
+  void sort(ExpertBuffers<T>& b, Rows<float> scores, long tokens) {
+    const long k = shape_.per_token;
+    for (long t = 0; t < tokens; t++) choose(shape_, scores.row(t), &b.chosen[t * k], &b.weights[t * k]);
+    std::fill(b.start.begin(), b.start.end(), 0);
+    for (long i = 0; i < tokens * k; i++) b.start[b.chosen[i] + 1]++;
+    std::partial_sum(b.start.begin(), b.start.end(), b.start.begin());
+    std::vector<long> next(b.start.begin(), b.start.end() - 1);
+    for (long i = 0; i < tokens * k; i++) {
+      b.place[i] = next[b.chosen[i]]++;
+      b.token[b.place[i]] = i / k;
+    }
+    b.active.clear();
+    for (long e = 0; e < shape_.count; e++)
+      if (b.start[e + 1] > b.start[e]) b.active.push_back(e);
+  }
+
+  void multiply_chosen(const Layer<T>& layer, ExpertBuffers<T>& b, Rows<T> x, long tokens, long hidden) {
+    const long rows = tokens * shape_.per_token;
+    const Rows<T> gathered = b.gathered.get(), inner = b.inner.get();
+    const Rows<float> outputs = b.outputs.get();
+    pool_.share(rows, 16, [&](long first, long last) {
+      for (long r = first; r < last; r++) std::memcpy(gathered.row(r), x.row(b.token[r]), hidden * sizeof(T));
+    });
+    each_panel(layer.expert_up, b, gathered, [&](long row, long panel, const float* sums, const Matrix<T>& w) {
+      put_gated(kind_, w.bias, inner.row(row), panel, sums);
+    });
+    each_panel(layer.expert_down, b, inner, [&](long row, long panel, const float* sums, const Matrix<T>&) {
+      Target{outputs, false}.put(row, panel, load(sums), load(sums + kLanes));
+    });
+  }
+
+  // All panels of all chosen experts, shared out together.
+  template <class Finish>
+  void each_panel(const std::vector<Packed<T>>& experts, const ExpertBuffers<T>& b, Rows<T> x, Finish&& finish) {
+    const long panels = experts[0].matrix.panels;
+    pool_.share((long)b.active.size() * panels, 1, [&](long first, long last) {
+      for (long i = first; i < last; i++) {
+        const long expert = b.active[i / panels], p = i % panels, start = b.start[expert];
+        const Matrix<T>& w = experts[expert].matrix;
+        multiply_panel<T>(b.start[expert + 1] - start, x.row(start), x.stride, w.panel(p), w.terms, nullptr, false, true,
+                          [&](long row, const float* sums) { finish(start + row, p, sums, w); });
+      }
+    });
+  }
+
+  void run_shared(const Layer<T>& layer, ExpertBuffers<T>& b, Rows<T> x, long tokens) {
+    const Rows<T> inner = b.shared_inner.get();
+    mlp_inner(pool_, layer.shared_up.matrix, true, kind_, x, tokens, kept_, inner);
+    linear(pool_, layer.shared_down.matrix, inner, tokens, kept_, Target{b.shared_output.get(), false});
+    linear(pool_, layer.shared_gate.matrix, x, tokens, kept_, Target{b.shared_gate.get(), false});
+  }
+
+  void combine(ExpertBuffers<T>& b, long tokens, long hidden, const Target& target) {
+    const long k = shape_.per_token;
+    const Rows<float> outputs = b.outputs.get();
+    pool_.share(tokens, 4, [&](long first, long last) {
+      for (long t = first; t < last; t++)
+        for (long panel = 0; panel < round_up(hidden, kPanel) / kPanel; panel++) {
+          Vec sum[2] = {};
+          for (long i = t * k; i < (t + 1) * k; i++) add(sum, outputs.row(b.place[i]), panel, b.weights[i]);
+          if (shape_.shared_size) {
+            const Vec gate = sigmoid(splat(*b.shared_gate.get().row(t)));
+            add(sum, b.shared_output.get().row(t), panel, gate[0]);
+          }
+          target.put(t, panel, sum[0], sum[1]);
+        }
+    });
+  }
+
+  static void add(Vec (&sum)[2], const float* row, long panel, float weight) {
+    for (long half = 0; half < 2; half++) sum[half] += load(row + panel * kPanel + half * kLanes) * weight;
+  }
+
+  Pool& pool_;
+  const ExpertShape& shape_;
+  const Activation kind_;
+  float* const kept_;
+};
+
+}  // namespace antiphon

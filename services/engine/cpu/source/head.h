@@ -1,0 +1,83 @@
+// The output projection: for each row its likeliest token and the logarithm of its total, and the logits of those rows
+// that ask for them. What panels give is put together in their order, whichever thread computed them.
+#pragma once
+
+#include "mlp.h"
+
+namespace antiphon {
+
+// What one panel of 32 logits says of a row.
+struct HeadBuffers {
+  RowBuffer<float> highest, total;  // [rows][panels], the total of exp(logit - highest)
+  RowBuffer<int32_t> best;          // its token
+};
+
+template <class T>
+class Head {
+ public:
+  Head(const Matrix<T>& weight, float softcap, const antiphon_Step& step, HeadBuffers& b)
+      : weight_(weight), softcap_(softcap), step_(step), highest_(b.highest.rows(step.num_logits, weight.panels)),
+        total_(b.total.rows(step.num_logits, weight.panels)), best_(b.best.rows(step.num_logits, weight.panels)) {}
+
+  void run(Pool& pool, Rows<T> x, float* kept) const {
+    multiply(pool, weight_, x, step_.num_logits, kept,
+             [this](long row, long panel, const float* sums) { one_panel(row, panel, sums); });
+    pool.share(step_.num_logits, 1, [this](long first, long last) {
+      for (long row = first; row < last; row++) one_row(row);
+    });
+  }
+
+ private:
+  Vec logits(long panel, long half, const float* sums) const {
+    const long column = panel * kPanel + half * kLanes;
+    Vec v = with_bias(weight_.bias, column, load(sums + half * kLanes));
+    if (softcap_ != 0) v = tanh(v / softcap_) * softcap_;
+    const long left = weight_.out - column;
+    return left >= kLanes ? v : select(lane_numbers() < (int32_t)std::max(left, 0L), v, splat(-1e30f));
+  }
+
+  void one_panel(long row, long panel, const float* sums) const {
+    const Vec left = logits(panel, 0, sums), right = logits(panel, 1, sums);
+    const float highest = max_lanes(max(left, right));
+    highest_.row(row)[panel] = highest;
+    total_.row(row)[panel] = sum_lanes(exp(left - highest) + exp(right - highest));
+    best_.row(row)[panel] = (int32_t)(panel * kPanel + first_place(left, right, highest));
+    const int64_t to = step_.logit_rows[row];
+    if (to < 0) return;
+    float* logits = step_.logits + to * weight_.out + panel * kPanel;
+    const long count = std::min(kPanel, weight_.out - panel * kPanel);
+    store_some(logits, left, std::min(count, kLanes));
+    if (count > kLanes) store_some(logits + kLanes, right, count - kLanes);
+  }
+
+  static long first_place(Vec left, Vec right, float highest) {
+    float all[kPanel];
+    store(all, left);
+    store(all + kLanes, right);
+    for (long i = 0; i < kPanel; i++)
+      if (all[i] == highest) return i;
+    return 0;
+  }
+
+  void one_row(long row) const {
+    const float* highest = highest_.row(row);
+    const long panels = weight_.panels, best = std::max_element(highest, highest + panels) - highest;
+    Vec total = {};
+    for (long p = 0; p < panels; p += kLanes) {
+      const long count = std::min(kLanes, panels - p);
+      const Vec part = load_some(total_.row(row) + p, count) * exp(load_some(highest + p, count) - highest[best]);
+      total += select(lane_numbers() < (int32_t)count, part, Vec{});
+    }
+    step_.best[row] = best_.row(row)[best];
+    step_.best_logit[row] = highest[best];
+    step_.log_total[row] = highest[best] + std::log(sum_lanes(total));
+  }
+
+  const Matrix<T>& weight_;
+  const float softcap_;
+  const antiphon_Step& step_;
+  const Rows<float> highest_, total_;
+  const Rows<int32_t> best_;
+};
+
+}  // namespace antiphon

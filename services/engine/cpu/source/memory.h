@@ -1,0 +1,66 @@
+// Zeroed memory from the system: pages that are not written take none, large pieces get large pages where there are some.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <new>
+#include <utility>
+
+#include "matrix.h"
+
+namespace antiphon {
+
+class Memory {
+ public:
+  Memory() = default;
+  explicit Memory(size_t bytes) : bytes_(bytes) {
+    if (!bytes) return;
+    data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data_ == MAP_FAILED) throw std::bad_alloc();
+    madvise(data_, bytes, MADV_HUGEPAGE);
+  }
+  Memory(Memory&& other) noexcept { swap(other); }
+  Memory& operator=(Memory&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~Memory() {
+    if (data_) munmap(data_, bytes_);
+  }
+
+  size_t bytes() const { return bytes_; }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void swap(Memory& other) {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+  }
+
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Room for rows of an activation. `rows` lets it grow, which zeroes it, and is for one thread alone.
+template <class T>
+class RowBuffer {
+ public:
+  Rows<T> get() const { return {memory_.as<T>(), stride_}; }
+
+  Rows<T> rows(long count, long width) {
+    const long stride = row_stride<T>(width);
+    const size_t bytes = (size_t)(count * stride) * sizeof(T);
+    if (bytes > memory_.bytes() || stride != stride_) memory_ = Memory(bytes);
+    stride_ = stride;
+    return get();
+  }
+
+ private:
+  Memory memory_;
+  long stride_ = 0;
+};
+
+}  // namespace antiphon

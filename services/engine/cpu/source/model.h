@@ -1,0 +1,27 @@
+// A model behind the C interface, whatever its type of numbers. Implemented by model_of<T> in model_of.h.
+#pragma once
+
+#include <memory>
+
+#include "abi.h"
+
+namespace antiphon {
+
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual void set_matrix(int64_t layer, const char* name, int64_t expert, const void* weight, int64_t out, int64_t in,
+                          const float* bias) = 0;
+  virtual void set_vector(int64_t layer, const char* name, const float* values, int64_t count) = 0;
+  virtual void set_table(int64_t layer, const char* name, const void* table) = 0;
+  virtual void set_window(int64_t layer, int64_t window) = 0;
+  virtual void set_rope(int64_t layer, const float* frequencies, int64_t pairs, bool interleaved, float scale) = 0;
+  virtual int64_t block_bytes() const = 0;
+  virtual int64_t weight_bytes() const = 0;
+  virtual void step(const antiphon_Step& step) = 0;
+};
+
+std::unique_ptr<Model> make_bf16_model(const antiphon_Spec& spec);
+std::unique_ptr<Model> make_float_model(const antiphon_Spec& spec);
+
+}  // namespace antiphon

@@ -1,0 +1,122 @@
+// A model of one type of numbers: finds the place of what Python hands over by its name.
+#pragma once
+
+#include <map>
+#include <stdexcept>
+
+#include "decoder.h"
+#include "model.h"
+
+namespace antiphon {
+
+template <class T>
+class ModelOf final : public Model {
+ public:
+  explicit ModelOf(const antiphon_Spec& spec) : spec_(spec), pool_((int)spec.threads), decoder_(spec_, pool_) {
+    if (decoder_.cache_shape().width > kWidthMax) throw std::invalid_argument("heads may have at most 512 dimensions");
+  }
+
+  void set_matrix(int64_t layer, const char* name, int64_t expert, const void* weight, int64_t out, int64_t in,
+                  const float* bias) override {
+    const std::string which = name;
+    const bool ups = which == "up" ? spec_.gated_mlp != 0 : which == "experts.up" || which == "shared.up";
+    matrix_named(layer, which, expert)
+        .pack(pool_, static_cast<const T*>(weight), bias, out, in, ups ? Order::gated : Order::plain);
+  }
+
+  void set_vector(int64_t layer, const char* name, const float* values, int64_t count) override {
+    vector_named(layer, name).assign(values, values + count);
+  }
+
+  void set_table(int64_t layer, const char* name, const void* table) override {
+    const std::string which = name;
+    if (which == "keys")
+      at(layer).cache.keys = static_cast<T*>(const_cast<void*>(table));
+    else if (which == "values")
+      at(layer).cache.values = static_cast<T*>(const_cast<void*>(table));
+    else if (which == "embedding")
+      decoder_.weights.embedding = static_cast<const T*>(table);
+    else if (which == "positions")
+      decoder_.weights.positions = static_cast<const T*>(table);
+    else
+      throw std::invalid_argument("no table is called " + which);
+  }
+
+  void set_window(int64_t layer, int64_t window) override { at(layer).window = window; }
+
+  void set_rope(int64_t layer, const float* frequencies, int64_t pairs, bool interleaved, float scale) override {
+    Rope rope{{frequencies, frequencies + pairs}, interleaved, scale};
+    std::vector<Rope>& ropes = decoder_.weights.ropes;
+    const auto found = std::find(ropes.begin(), ropes.end(), rope);
+    at(layer).rope = found - ropes.begin();
+    if (found == ropes.end()) ropes.push_back(std::move(rope));
+  }
+
+  int64_t block_bytes() const override { return decoder_.cache_shape().block_elements() * (int64_t)sizeof(T); }
+
+  int64_t weight_bytes() const override {
+    int64_t total = decoder_.weights.head.bytes();
+    for (const Layer<T>& layer : decoder_.weights.layers) {
+      for (const Packed<T>* packed : {&layer.qkv, &layer.o, &layer.up, &layer.down, &layer.router, &layer.shared_up,
+                                      &layer.shared_down, &layer.shared_gate})
+        total += packed->bytes();
+      for (const auto* experts : {&layer.expert_up, &layer.expert_down})
+        for (const Packed<T>& packed : *experts) total += packed.bytes();
+    }
+    return total;
+  }
+
+  void step(const antiphon_Step& step) override { decoder_.step(step); }
+
+ private:
+  Layer<T>& at(int64_t layer) { return decoder_.weights.layers.at(layer); }
+
+  Packed<T>& matrix_named(int64_t layer, const std::string& name, int64_t expert) {
+    if (name == "head") return decoder_.weights.head;
+    if (name == "experts.up") return of_expert(at(layer).expert_up, expert);
+    if (name == "experts.down") return of_expert(at(layer).expert_down, expert);
+    static const std::map<std::string, Packed<T> Layer<T>::*> places = {
+        {"qkv", &Layer<T>::qkv},
+        {"o", &Layer<T>::o},
+        {"up", &Layer<T>::up},
+        {"down", &Layer<T>::down},
+        {"router", &Layer<T>::router},
+        {"shared.up", &Layer<T>::shared_up},
+        {"shared.down", &Layer<T>::shared_down},
+        {"shared.gate", &Layer<T>::shared_gate},
+    };
+    const auto place = places.find(name);
+    if (place == places.end()) throw std::invalid_argument("no matrix is called " + name);
+    return at(layer).*place->second;
+  }
+
+  Packed<T>& of_expert(std::vector<Packed<T>>& experts, int64_t expert) {
+    if (experts.empty()) experts.resize(spec_.num_experts);
+    return experts.at(expert);
+  }
+
+  std::vector<float>& vector_named(int64_t layer, const std::string& name) {
+    if (name == "slopes") return decoder_.weights.slopes;
+    if (name == "qk_norm") return at(layer).qk_norm;
+    static const std::map<std::string, Norm Layer<T>::*> norms = {
+        {"input_norm", &Layer<T>::input_norm},
+        {"mlp_norm", &Layer<T>::mlp_norm},
+        {"after_attention_norm", &Layer<T>::after_attention_norm},
+        {"after_mlp_norm", &Layer<T>::after_mlp_norm},
+    };
+    const std::string owner = name.substr(0, name.find('.'));
+    const bool bias = name == owner + ".bias";
+    if (owner == "final_norm") return part(decoder_.weights.final_norm, bias);
+    const auto place = norms.find(owner);
+    if (place == norms.end()) throw std::invalid_argument("no vector is called " + name);
+    return part(at(layer).*place->second, bias);
+  }
+
+  static std::vector<float>& part(Norm& norm, bool bias) { return bias ? norm.bias : norm.weight; }
+
+  const antiphon_Spec spec_;
+  Pool pool_;
+  Decoder<T> decoder_;
+};
+
+}  // namespace antiphon

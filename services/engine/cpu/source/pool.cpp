@@ -1,0 +1,93 @@
+// See pool.h.
+#include "pool.h"
+
+#include <sched.h>
+
+#include <chrono>
+
+namespace antiphon {
+
+namespace {
+
+constexpr int kSpins = 200;
+constexpr auto kAwake = std::chrono::microseconds(300);
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins until `done`, after some time giving way to whoever else wants the core.
+template <class Done>
+inline void wait_until(Done&& done) {
+  for (int spin = 0; !done(); spin++) {
+    if (spin < kSpins)
+      pause();
+    else
+      sched_yield();
+  }
+}
+
+}  // namespace
+
+Pool::Pool(int threads) {
+  for (int number = 1; number < threads; number++) workers_.emplace_back([this, number] { work(number); });
+}
+
+Pool::~Pool() {
+  stopping_ = true;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    generation_++;
+  }
+  wake_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void Pool::run(const std::function<void(int)>& step) {
+  step_ = &step;
+  running_.store((int)workers_.size(), std::memory_order_relaxed);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    generation_.fetch_add(1, std::memory_order_release);
+  }
+  wake_.notify_all();
+  step(0);
+  wait_until([this] { return running_.load(std::memory_order_acquire) == 0; });
+}
+
+void Pool::meet() {
+  const unsigned before = met_.load(std::memory_order_acquire);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads()) {
+    // Everybody else waits: the counters are this thread's alone.
+    arrived_.store(0, std::memory_order_relaxed);
+    next_.store(0, std::memory_order_relaxed);
+    met_.store(before + 1, std::memory_order_release);
+    return;
+  }
+  wait_until([this, before] { return met_.load(std::memory_order_acquire) != before; });
+}
+
+void Pool::work(int number) {
+  for (unsigned long seen = 0; wait_for_step(seen); seen++) {
+    (*step_)(number);
+    running_.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+// Waits for the step after the `seen` ones; false when there will be none.
+bool Pool::wait_for_step(unsigned long seen) {
+  const auto come = [this, seen] { return generation_.load(std::memory_order_acquire) != seen; };
+  const auto sleepy = std::chrono::steady_clock::now() + kAwake;
+  wait_until([&] { return come() || std::chrono::steady_clock::now() > sleepy; });
+  if (!come()) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    wake_.wait(lock, come);
+  }
+  return !stopping_;
+}
+
+}  // namespace antiphon

@@ -1,0 +1,189 @@
+// Vectors of 16 floats and the arithmetic that a decoder needs on them, for every instruction set.
+//
+// The vectors are the compiler's own: AVX-512 holds one in a register, AVX2 in two, NEON in four. Only what the
+// compiler does not find by itself is written with intrinsics. Every sum over lanes has one fixed order.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace antiphon {
+
+constexpr long kLanes = 16;
+
+typedef float Vec __attribute__((vector_size(64)));
+typedef int32_t IntVec __attribute__((vector_size(64)));
+typedef uint32_t WordVec __attribute__((vector_size(64)));
+typedef uint16_t HalfVec __attribute__((vector_size(32)));
+
+// A bfloat16 number: the upper half of a float.
+struct Bf16 {
+  uint16_t bits;
+};
+
+inline Vec splat(float x) { return x - Vec{}; }
+
+template <class V>
+inline V load_any(const void* from) {
+  V v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
+inline Vec load(const float* from) { return load_any<Vec>(from); }
+inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
+
+inline Vec load(const Bf16* from) {
+  WordVec wide = __builtin_convertvector(load_any<HalfVec>(from), WordVec) << 16;
+  return (Vec)wide;
+}
+
+inline HalfVec to_bf16(Vec v) {
+#if defined(__AVX512BF16__)
+  return (HalfVec)_mm512_cvtneps_pbh((__m512)v);
+#else
+  WordVec bits = (WordVec)v;
+  WordVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  WordVec quiet = (bits >> 16) | 0x40;
+  IntVec nan = v != v;
+  return __builtin_convertvector((rounded & ~(WordVec)nan) | (quiet & (WordVec)nan), HalfVec);
+#endif
+}
+
+inline void store(Bf16* to, Vec v) {
+  HalfVec half = to_bf16(v);
+  std::memcpy(to, &half, sizeof half);
+}
+
+inline float to_float(Bf16 x) {
+  uint32_t bits = (uint32_t)x.bits << 16;
+  float f;
+  std::memcpy(&f, &bits, sizeof f);
+  return f;
+}
+inline float to_float(float x) { return x; }
+
+inline Bf16 to_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  if (x != x) return {(uint16_t)((bits >> 16) | 0x40)};
+  return {(uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+inline void assign(Bf16& to, float x) { to = to_bf16(x); }
+inline void assign(float& to, float x) { to = x; }
+
+inline Vec select(IntVec mask, Vec yes, Vec no) { return mask ? yes : no; }
+
+// Plain comparisons: what is not a number is never chosen over a number on the right.
+inline Vec max(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return select(a > b, a, b);
+#endif
+}
+inline Vec min(Vec a, Vec b) { return select(a < b, a, b); }
+
+inline float sum_lanes(Vec v) {
+  float part[kLanes];
+  store(part, v);
+  for (long width = kLanes / 2; width; width /= 2)
+    for (long i = 0; i < width; i++) part[i] += part[i + width];
+  return part[0];
+}
+
+inline float max_lanes(Vec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
+  float part[kLanes];
+  store(part, v);
+  for (long i = 1; i < kLanes; i++) part[0] = part[i] > part[0] ? part[i] : part[0];
+  return part[0];
+#endif
+}
+
+// The first `count` lanes; the others' memory is left alone.
+template <class T>
+inline void store_some(T* to, Vec v, long count) {
+  if (count == kLanes) return store(to, v);
+  T all[kLanes];
+  store(all, v);
+  std::memcpy(to, all, count * sizeof(T));
+}
+
+inline Vec load_some(const float* from, long count) {
+  if (count == kLanes) return load(from);
+  float all[kLanes] = {};
+  std::memcpy(all, from, count * sizeof(float));
+  return load(all);
+}
+
+inline IntVec lane_numbers() { return IntVec{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+
+// 2^x for x of at most 127; 0 far below. Relative error 1e-7, with `coarse` 3e-6 (far less than bfloat16 can tell).
+template <bool coarse = false>
+inline Vec exp2(Vec x) {
+  x = max(x, splat(-200.0f));
+#if defined(__AVX512F__)
+  Vec whole = (Vec)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no fraction
+  Vec whole = (x + magic) - magic;
+#endif
+  Vec f = x - whole;
+  Vec p;
+  if constexpr (coarse) {
+    p = splat(9.570047450e-3f) * f + splat(5.591785603e-2f);
+    p = p * f + splat(2.402474617e-1f);
+    p = p * f + splat(6.931218155e-1f);
+    p = p * f + splat(9.999992610e-1f);
+  } else {
+    p = splat(1.534576524e-4f) * f + splat(1.339993084e-3f);
+    p = p * f + splat(9.618489131e-3f);
+    p = p * f + splat(5.550328778e-2f);
+    p = p * f + splat(2.402264689e-1f);
+    p = p * f + splat(6.931472057e-1f);
+    p = p * f + splat(1.0f);
+  }
+#if defined(__AVX512F__)
+  return (Vec)_mm512_scalef_ps((__m512)p, (__m512)whole);
+#else
+  IntVec exponent = __builtin_convertvector(whole, IntVec);
+  Vec scaled = (Vec)((IntVec)p + (exponent << 23));
+  return select(exponent < -125, Vec{}, scaled);
+#endif
+}
+
+constexpr float kLog2E = 1.44269504088896f;
+
+inline Vec exp(Vec x) { return exp2(min(x, splat(88.0f)) * kLog2E); }
+
+inline Vec sigmoid(Vec x) { return 1.0f / (1.0f + exp(-x)); }
+
+inline Vec tanh(Vec x) {
+  Vec wide = 1.0f - 2.0f / (1.0f + exp(x + x));
+  // Near zero the difference above would lose digits.
+  Vec square = x * x;
+  Vec narrow = x * (1.0f + square * (splat(-1.0f / 3) + square * (splat(2.0f / 15) - square * (17.0f / 315))));
+  return select(square < 0.01f, narrow, wide);
+}
+
+// Error function, absolute error 2e-7 (Abramowitz and Stegun, 7.1.26).
+inline Vec erf(Vec x) {
+  Vec size = select(x < 0.0f, -x, x);
+  Vec t = 1.0f / (1.0f + 0.3275911f * size);
+  Vec p = splat(1.061405429f) * t - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  Vec y = 1.0f - p * t * exp(-size * size);
+  return select(x < 0.0f, -y, y);
+}
+
+}  // namespace antiphon

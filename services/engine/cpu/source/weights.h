@@ -1,0 +1,117 @@
+// A decoder's weights as this backend keeps them. Built by model.cpp from what Python hands over.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "abi.h"
+#include "cache.h"
+#include "memory.h"
+
+namespace antiphon {
+
+// Where in a packed matrix a row of the checkpoint's goes: as it is, or gates and their partners in turns of 16.
+enum class Order { plain, gated };
+
+// Owns what it packs; `matrix` points into it.
+template <class T>
+class Packed {
+ public:
+  Packed() = default;
+
+  // Weight [out][in]. With `gated`, rows [0, out / 2) are gates and the others their partners.
+  void pack(Pool& pool, const T* weight, const float* bias, long out, long in, Order order) {
+    Matrix<T>& m = matrix;
+    m.out = out, m.in = in, m.terms = round_up(in, kTermsMultiple);
+    const long columns = order == Order::gated ? 2 * round_up(out / 2, kPanel) : round_up(out, kPanel);
+    m.panels = columns / kPanel;
+    data_ = Memory((size_t)(columns * m.terms) * sizeof(T));
+    T* data = data_.template as<T>();
+    pool.run([&](int) {
+      pool.share(m.panels, 1, [&](long first, long last) {
+        for (long p = first; p < last; p++) pack_panel(weight, data + p * m.terms * kPanel, p, order);
+      });
+    });
+    m.data = data;
+    if (bias) copy_bias(bias, columns, order);
+  }
+
+  size_t bytes() const { return data_.bytes(); }
+  Matrix<T> matrix;
+
+ private:
+  // The checkpoint's row of a column; -1: there is none.
+  long source(long column, Order order) const {
+    if (order == Order::plain) return column < matrix.out ? column : -1;
+    const long half = matrix.out / 2, index = column / kPanel * kLanes + column % kLanes;
+    if (index >= half) return -1;
+    return column % kPanel < kLanes ? index : half + index;
+  }
+
+  void pack_panel(const T* weight, T* panel, long p, Order order) const {
+    constexpr long kTerms = Pair<T>::kTerms;
+    const T* from[kPanel];
+    for (long j = 0; j < kPanel; j++) {
+      const long row = source(p * kPanel + j, order);
+      from[j] = row < 0 ? nullptr : weight + row * matrix.in;
+    }
+    const long whole = matrix.in / kTerms * kTerms;
+    for (long k = 0; k < whole; k += kTerms)
+      for (long j = 0; j < kPanel; j++)
+        if (from[j]) std::memcpy(panel + k * kPanel + j * kTerms, from[j] + k, kTerms * sizeof(T));
+    for (long k = whole; k < matrix.in; k++)
+      for (long j = 0; j < kPanel; j++)
+        if (from[j]) panel[whole * kPanel + j * kTerms] = from[j][k];
+  }
+
+  void copy_bias(const float* bias, long columns, Order order) {
+    bias_.assign(columns, 0.0f);
+    for (long column = 0; column < columns; column++) {
+      const long row = source(column, order);
+      if (row >= 0) bias_[column] = bias[row];
+    }
+    matrix.bias = bias_.data();
+  }
+
+  Memory data_;
+  std::vector<float> bias_;
+};
+
+struct Norm {
+  std::vector<float> weight, bias;
+  explicit operator bool() const { return !weight.empty(); }
+};
+
+struct Rope {
+  std::vector<float> frequencies;
+  bool interleaved = false;
+  float scale = 1;
+  bool operator==(const Rope& other) const {
+    return frequencies == other.frequencies && interleaved == other.interleaved && scale == other.scale;
+  }
+};
+
+template <class T>
+struct Layer {
+  Norm input_norm, mlp_norm, after_attention_norm, after_mlp_norm;
+  std::vector<float> qk_norm;
+  Packed<T> qkv, o, up, down, router, shared_up, shared_down, shared_gate;
+  std::vector<Packed<T>> expert_up, expert_down;
+  Cache<T> cache;
+  long window = 0;
+  long rope = -1;  // index of the model's ropes
+};
+
+template <class T>
+struct Weights {
+  std::vector<Layer<T>> layers;
+  std::vector<Rope> ropes;
+  const T* embedding = nullptr;
+  const T* positions = nullptr;
+  Norm final_norm;
+  Packed<T> head;
+  std::vector<float> slopes;  // of linear biases, times log2(e)
+};
+
+}  // namespace antiphon

@@ -1,0 +1,209 @@
+"""The CPU worker: plans run as one call each into the C++ library, sampling included where a row is greedy.
+
+Like the torch worker beside it, whose rows, memory planning and sampler it shares; that one serves what this one does
+not (`can_serve`). Called by the step loop, from one thread.
+"""
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.engine.core.plan import EngineFacts, SampledLogprobs, StepPlan, StepResult
+from services.engine.cpu.compile import CompileError, cache_directory, find_library, make_library, usable_variants
+from services.engine.cpu.decoder import HEAD_DIM_MAX, WIDTH_MULTIPLE, NativeDecoder
+from services.engine.cpu.native import Library, Step
+from services.engine.models.config_fields import weight_dtype
+from services.engine.models.description import DecoderDescription
+from services.engine.models.registry import find_family, has_family
+from services.engine.worker.acceptance import accept
+from services.engine.worker.host_cache import copy_blocks, plan_host_blocks
+from services.engine.worker.inputs import FlatStep, flatten
+from services.engine.worker.kv_cache import allocate_kv_cache, cpu_budget, plan_kv_cache
+from services.engine.worker.model_files import eos_token_ids, read_config
+from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch, sample
+from services.engine.worker.state_table import StateTable
+from services.engine.worker.torch_worker import check_offload, choose_dtype, useful_threads
+from shared.config import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
+_SERVED_DTYPES = (torch.bfloat16, torch.float32)
+
+
+def load_cpu_worker(settings: EngineSettings, model_dir: Path) -> "CpuWorker | None":
+    """A loaded worker; None where the library cannot be had or does not serve this model with these settings."""
+    reason = cannot_serve(settings, model_dir)
+    if reason is None:
+        try:
+            return CpuWorker(settings, model_dir, load_library(settings))
+        except (CompileError, OSError) as error:
+            reason = str(error)
+    logger.warning("the fast CPU backend is not used: %s. PyTorch's operations compute instead", reason)
+    return None
+
+
+def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
+    """Why these settings or this model need the torch worker; None: they do not."""
+    config = read_config(model_dir)
+    if not has_family(config):
+        return "this architecture runs through transformers"
+    if choose_dtype(settings.dtype, weight_dtype(config), _CPU) not in _SERVED_DTYPES:
+        return f"it has no --dtype {settings.dtype}"
+    if settings.kv_cache_dtype != "auto":
+        return f"it has no --kv-cache-dtype {settings.kv_cache_dtype}"
+    if find_family(config).describe(config).head_dim > HEAD_DIM_MAX:
+        return f"the model's heads have more than {HEAD_DIM_MAX} dimensions"
+    return None
+
+
+def load_library(settings: EngineSettings) -> Library:
+    """The library for this processor, compiled if need be. Raises `CompileError` or OSError."""
+    cache = cache_directory(settings.compile_cache)
+    for variant in usable_variants():
+        path = find_library(variant, cache)
+        if path is None:
+            logger.info("compiling the CPU backend for %s, once", variant.name)
+            path = make_library(variant, cache)
+        library = Library(path)
+        if library.usable():
+            logger.info("the CPU backend computes with %s", variant.name)
+            return library
+    raise CompileError("this processor is not supported")
+
+
+class CpuWorker:
+    """A `ModelWorker`."""
+
+    def __init__(self, settings: EngineSettings, model_dir: Path, library: Library) -> None:
+        """Loads the model. Raises `ServiceError` for a model or settings that cannot work."""
+        check_offload(settings, _CPU)
+        threads = settings.threads or useful_threads(model_dir)
+        torch.set_num_threads(threads)
+        config = read_config(model_dir)
+        family = find_family(config)
+        self._description = family.describe(config)
+        self._dtype = choose_dtype(settings.dtype, weight_dtype(config), _CPU)
+        layout = family.layout(self._description)
+        self._decoder = NativeDecoder(
+            library, self._description, model_dir, layout, self._dtype, settings.block_size, threads
+        )
+        self._prepare_state(settings, eos_token_ids(model_dir, self._description))
+
+    def facts(self) -> EngineFacts:
+        """See `ModelWorker`."""
+        return self._facts
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """See `ModelWorker`."""
+        copy_blocks(plan, self._cache, self._host_cache)
+        self._table.apply(plan)
+        if plan.empty:
+            return StepResult(plan.step)
+        step = flatten(plan, self._table, self._facts.block_size)
+        batch = self._table.sampling(step.rows, step.offsets) if len(step.rows) else None
+        answer = self._compute(step, batch)
+        if batch is None:
+            return StepResult(plan.step)
+        sampled = answer.sampled(batch)
+        if step.offsets.any():
+            return accept(plan, sampled, self._table)
+        self._table.append(step.rows, sampled.token_ids)
+        tokens = tuple((token,) for token in sampled.token_ids.tolist())
+        return StepResult(plan.step, tokens, tuple((logprobs,) for logprobs in sampled.logprobs))
+
+    def close(self) -> None:
+        """See `ModelWorker`."""
+        self._decoder.model.free()
+        del self._decoder, self._cache, self._host_cache, self._table
+
+    def _prepare_state(self, settings: EngineSettings, eos: frozenset[int]) -> None:
+        """Sizes and makes the cache and the rows, and with them the facts."""
+        padded = padded_heads(self._description)
+        kv = plan_kv_cache(settings, padded, self._dtype, cpu_budget(settings))
+        self._cache = allocate_kv_cache(padded, kv.num_blocks, settings.block_size, self._dtype, _CPU)
+        num_host_blocks = plan_host_blocks(settings, padded, kv, self._dtype)
+        self._host_cache = allocate_kv_cache(padded, num_host_blocks, settings.block_size, self._dtype, _CPU)
+        caches = zip(self._cache.key_caches, self._cache.value_caches, strict=True)
+        for layer, (keys, values) in enumerate(caches):
+            self._decoder.set_cache(layer, keys, values)
+        vocab_size = self._description.vocab_size
+        self._facts = EngineFacts(
+            kv.num_blocks, settings.block_size, kv.max_model_len, vocab_size, eos, num_host_blocks
+        )
+        self._table = StateTable(settings.max_num_seqs, kv.max_model_len, settings.block_size, vocab_size, eos)
+
+    def _compute(self, step: FlatStep, batch: SamplingBatch | None) -> "_Answer":
+        answer = _Answer(batch, self._facts.vocab_size)
+        arrays = {
+            "ids": step.ids,
+            "positions": step.positions,
+            "query_start_loc": step.query_start_loc,
+            "block_tables": np.ascontiguousarray(step.block_tables),
+            "logit_tokens": step.logit_tokens,
+            **answer.arrays(),
+        }
+        native = Step(
+            num_tokens=len(step.ids),
+            num_sequences=len(step.seq_lens),
+            num_logits=len(step.logit_tokens),
+            num_rows=len(answer.logits),
+            table_width=step.block_tables.shape[1],
+            **{name: array.ctypes.data for name, array in arrays.items()},
+        )
+        self._decoder.model.step(native)
+        return answer
+
+
+class _Answer:
+    """What a step gives of each token that is sampled after, and the logits [n, vocab] of those that need them."""
+
+    def __init__(self, batch: SamplingBatch | None, vocab_size: int) -> None:
+        needy = np.zeros(0, dtype=np.int64) if batch is None else rows_with_choice(batch)
+        count = 0 if batch is None else len(batch.temperature)
+        self.needy = needy
+        self.logits = np.empty((len(needy), vocab_size), dtype=np.float32)
+        self._rows = np.full(count, -1, dtype=np.int64)
+        self._rows[needy] = np.arange(len(needy))
+        self._best = np.empty(count, dtype=np.int64)
+        self._best_logit = np.empty(count, dtype=np.float32)
+        self._log_total = np.empty(count, dtype=np.float32)
+
+    def arrays(self) -> "dict[str, NDArray[np.generic]]":
+        """The step's fields that the library writes, and which logits it is to keep."""
+        return {
+            "logit_rows": self._rows,
+            "logits": self.logits,
+            "best": self._best,
+            "best_logit": self._best_logit,
+            "log_total": self._log_total,
+        }
+
+    def sampled(self, batch: SamplingBatch) -> Sampled:
+        """Tokens of all rows, in their order."""
+        tokens, logprobs = self._best, [SampledLogprobs(x) for x in (self._best_logit - self._log_total).tolist()]
+        if len(self.needy):
+            chosen = sample(torch.from_numpy(self.logits), batch.take(self.needy))
+            tokens[self.needy] = chosen.token_ids
+            for row, logprob in zip(self.needy.tolist(), chosen.logprobs, strict=True):
+                logprobs[row] = logprob
+        return Sampled(tokens, tuple(logprobs))
+
+
+def rows_with_choice(batch: SamplingBatch) -> NDArray[np.int64]:
+    """The rows for which the likeliest token and its probability are not all that is asked."""
+    needy = (batch.temperature >= GREEDY_BELOW) | (batch.num_logprobs > 0)
+    needy[batch.penalised] = True
+    needy[list(batch.barred)] = True
+    return np.flatnonzero(needy)
+
+
+def padded_heads(description: DecoderDescription) -> DecoderDescription:
+    """The description with heads as wide as the cache has them."""
+    width = -(-description.head_dim // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+    return dataclasses.replace(description, head_dim=width)
