@@ -351,6 +351,17 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     sequences: tuple[SequenceMark, ...] = ()
     finished: tuple[tuple[str, int], ...] = ()
     """Requests ended, by finish reason."""
+    cached_tokens: int = 0
+    """Prompt tokens that were not computed because the prefix cache or another choice of the request had them."""
+    num_host_blocks: int = 0
+    """Blocks of swap space."""
+    num_free_host_blocks: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    drafted_tokens: int = 0
+    """Tokens guessed (`--use-lookahead`)."""
+    accepted_tokens: int = 0
+    """Those of them that were right."""
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):

@@ -20,16 +20,30 @@ def _kv_cache_usage(status: EngineStatus) -> float:
     return 1.0 - status.num_free_blocks / status.num_blocks if status.num_blocks else 0.0
 
 
+def _swap_usage(status: EngineStatus) -> float:
+    return 1.0 - status.num_free_host_blocks / status.num_host_blocks if status.num_host_blocks else 0.0
+
+
 _GAUGES: tuple[tuple[str, str, _Value], ...] = (
     ("vllm:num_requests_running", "Sequences in the running batch", lambda status: status.num_running),
     ("vllm:num_requests_waiting", "Sequences waiting for a place", lambda status: status.num_waiting),
     ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", _kv_cache_usage),
+    ("antiphon:engine_swap_usage_perc", "Share of swap space in use, 0 to 1", _swap_usage),
     ("antiphon:engine_waiting_tokens", "Prompt tokens waiting", lambda status: status.num_waiting_tokens),
 )
 _COUNTERS: tuple[tuple[str, str, _Value], ...] = (
     ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", lambda status: status.prefix_cache_queries),
     ("vllm:prefix_cache_hits", "Tokens found in the prefix cache", lambda status: status.prefix_cache_hits),
     ("vllm:num_preemptions", "Sequences put back into the queue", lambda status: status.preemptions),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens guessed", lambda status: status.drafted_tokens),
+    ("vllm:spec_decode_num_accepted_tokens", "Guesses that were right", lambda status: status.accepted_tokens),
+    (
+        "antiphon:engine_cached_tokens",
+        "Prompt tokens that were not computed again",
+        lambda status: status.cached_tokens,
+    ),
+    ("antiphon:engine_swapped_out_blocks", "KV blocks to host memory", lambda status: status.swapped_out_blocks),
+    ("antiphon:engine_swapped_in_blocks", "KV blocks from host memory", lambda status: status.swapped_in_blocks),
     ("antiphon:engine_steps", "Steps run", lambda status: status.step),
     ("antiphon:engine_prompt_tokens", "Prompt tokens computed", lambda status: status.prompt_tokens),
     ("antiphon:engine_generation_tokens", "Tokens generated", lambda status: status.generation_tokens),

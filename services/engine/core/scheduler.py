@@ -170,7 +170,9 @@ class Scheduler:
             sequence = self.running[index]
             num_tokens = min(sequence.num_unscheduled_tokens, draft.budget)
             if num_tokens > 0:
-                guesses = self._guess(sequence, draft.budget - (len(self.running) - index)) if draft.num_guessers else ()
+                guesses = (
+                    self._guess(sequence, draft.budget - (len(self.running) - index)) if draft.num_guessers else ()
+                )
                 new_blocks = self._grow(sequence, num_tokens + len(guesses))
                 if new_blocks is None:
                     return False
@@ -325,6 +327,7 @@ class Scheduler:
             return
         sequence.first_scheduled_step = step
         sequence.num_cached_tokens = min(sequence.num_scheduled_tokens, sequence.num_prompt_tokens)
+        self._tally.cached_tokens += sequence.num_cached_tokens
         if self._limits.enable_prefix_caching:
             self._tally.prefix_cache_queries += sequence.num_tokens
             self._tally.prefix_cache_hits += sequence.num_scheduled_tokens

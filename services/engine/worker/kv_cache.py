@@ -52,15 +52,15 @@ def bytes_per_block(description: DecoderDescription, block_size: int, dtype: tor
 
 
 def plan_kv_cache(
-    settings: EngineSettings, description: DecoderDescription, dtype: torch.dtype, budget: Budget
+    settings: EngineSettings, description: DecoderDescription, dtype: torch.dtype, budget: Budget, longest: int
 ) -> KvPlan:
-    """Blocks for the budget, never more than the rows can use, and a context that fits into them.
+    """Blocks for the budget, never more than the rows can use, and a context of at most `longest` that fits into them.
 
     A context that was asked for and does not fit is a `ServiceError`; the model's own is shortened with a notice. So is
     a number of blocks that was asked for and that there is no memory for.
     """
     block_size, asked = settings.block_size, settings.max_model_len
-    wanted = context_length(settings, description)
+    wanted = min(context_length(settings, description), longest)
     useful = settings.max_num_seqs * -(-wanted // block_size)
     block_bytes = bytes_per_block(description, block_size, dtype)
     num_blocks = settings.num_gpu_blocks_override or min(budget.asked_bytes // block_bytes, useful)
@@ -82,9 +82,10 @@ def plan_kv_cache(
             "(--max-num-batched-tokens, --max-num-seqs).",
             param="max_model_len",
         )
-    if fitting < wanted:
-        logger.warning("context shortened from %d to %d tokens: that is what the KV cache holds", wanted, fitting)
-    return KvPlan(num_blocks, min(wanted, fitting))
+    context, own = min(wanted, fitting), context_length(settings, description)
+    if context < own:
+        logger.warning("context shortened from %d to %d tokens: that is what there is memory for", own, context)
+    return KvPlan(num_blocks, context)
 
 
 def context_length(settings: EngineSettings, description: DecoderDescription) -> int:

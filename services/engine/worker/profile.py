@@ -4,9 +4,10 @@
     sampling    logits, log probabilities and penalties, which grow with the tokens that are sampled
     passing     the forward pass, which grows with the tokens of a step and, in attention, with the context behind them
 
-Each has a step of its own, small on a CPU, where time counts, and as large as a step can be on a device. What is
-measured is scaled up by rows or by tokens: what does not grow with them is then counted more than once, never less.
-Context beyond what the steps look back on is added by formula. Plans and arithmetic only; the worker runs the plans.
+Each has a step of its own, small on a CPU, where time counts, and as large as a step can be on a device. The forward
+pass is scaled up by tokens: what does not grow with them is then counted more than once, never less. Samples beyond
+those measured cost what the last ones cost; context beyond what the steps look back on is added by formula. Plans and
+arithmetic only; the worker runs the plans.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from shared.config import EngineSettings
 from shared.sampling import SamplingParams
 
 CPU_TOKENS_MAX = 256
-CPU_ROWS_MAX = 64
+CPU_ROWS_MAX = 32
 CPU_CONTEXT_MAX = 2048
 """A small model's steps of this size take about a tenth of a second together."""
 
@@ -51,56 +52,83 @@ def largest_step(settings: EngineSettings, description: DecoderDescription) -> S
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A made-up step that stands for one `times` as large."""
-
-    plan: StepPlan
-    times: float
-
-
-@dataclass(frozen=True, slots=True)
 class Probe:
-    """Steps to measure in a cache of their own, `kv`. What the largest step takes is the sum of what they stand for."""
+    """Steps to measure in a cache of their own, `kv`, and how much larger the largest step is."""
 
     kv: KvPlan
-    steps: tuple[Step, ...]
-    unseen_context: int
-    """Tokens that the largest step looks back on beyond what these do."""
+    passing: StepPlan
+    more_tokens: float
+    """The largest step's tokens for each of `passing`."""
+    drawing: StepPlan
+    more_draws: float
+    """The rows that draw at once for each of `drawing`."""
+    few: StepPlan
+    many: StepPlan
+    """Sampling, for some rows and for more."""
+    unseen_rows: int
+    """Samples of the largest step beyond those of `many`."""
+    row_bytes_min: int
+    """What a sample takes at least."""
 
 
 def make_probe(bounds: StepBounds, description: DecoderDescription, block_size: int, device: torch.device) -> Probe:
     """Steps as large as they may be on a device, and such that starting up stays fast on a CPU."""
-    on_cpu = device.type == "cpu"
+    on_cpu, vocab_size = device.type == "cpu", description.vocab_size
     context = min(bounds.context, CPU_CONTEXT_MAX) if on_cpu else bounds.context
     tokens = min(bounds.num_tokens, context, CPU_TOKENS_MAX if on_cpu else bounds.num_tokens)
-    rows = min(bounds.num_rows, CPU_ROWS_MAX) if on_cpu else bounds.num_rows
-    # On a CPU the sampler draws for some rows at a time, and what that takes is there once.
-    at_once = max(1, SLICE_BYTES // (4 * description.vocab_size)) if on_cpu else bounds.num_samples
-    most_at_once = min(bounds.num_samples, at_once)
-    drawing = min(rows, most_at_once)
-    blocks = max(rows, 1 - (-tokens // block_size))
-    steps = (
-        Step(_sampling(rows, description.vocab_size, 0.0), bounds.num_samples / rows),
-        Step(_sampling(drawing, description.vocab_size, 1.0), most_at_once / drawing),
-        Step(_passing(tokens, context, block_size, blocks), bounds.num_tokens / tokens),
+    # On a CPU the sampler works on some rows at a time, and what that takes is there once.
+    at_once = min(bounds.num_samples, max(1, SLICE_BYTES // (4 * vocab_size)) if on_cpu else bounds.num_samples)
+    few = min(bounds.num_rows, at_once, CPU_ROWS_MAX if on_cpu else bounds.num_rows)
+    many = min(bounds.num_rows, 2 * few)
+    blocks = max(many, 1 - (-tokens // block_size))
+    return Probe(
+        kv=KvPlan(blocks, context),
+        passing=_passing(tokens, context, block_size, blocks),
+        more_tokens=bounds.num_tokens / tokens,
+        drawing=_sampling(few, vocab_size, 1.0),
+        more_draws=at_once / few,
+        few=_sampling(few, vocab_size, 0.0),
+        many=_sampling(many, vocab_size, 0.0),
+        unseen_rows=bounds.num_samples - many,
+        row_bytes_min=2 * 4 * vocab_size,
     )
-    return Probe(KvPlan(blocks, context), steps, bounds.context - context)
 
 
-def step_bytes(
-    probe: Probe,
-    run: Callable[[StepPlan], object],
-    bounds: StepBounds,
-    description: DecoderDescription,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> int:
-    """What the largest step takes at its peak. `run` carries out a plan in a state made for `probe.kv`."""
-    peak = peak_growth if device.type == "cpu" else _device_peak(device)
-    # What is slow or large only the first time belongs to the libraries, and touched rows to the tables.
-    run(probe.steps[0].plan)
-    measured = sum(int(peak(lambda plan=step.plan: run(plan)) * step.times) for step in probe.steps)
-    return measured + probe.unseen_context * _bytes_per_context_token(bounds.num_tokens, description, dtype)
+@dataclass(frozen=True, slots=True)
+class StepBytes:
+    """What the largest step takes at its peak, and what each token of context beyond those measured adds."""
+
+    fixed: int
+    seen_context: int
+    per_token: int
+
+    def at(self, context: int) -> int:
+        """For contexts up to this long."""
+        return self.fixed + self.per_token * max(0, context - self.seen_context)
+
+
+def measure_step(
+    probe: Probe, run: Callable[[StepPlan], object], bytes_per_context_token: int, device: torch.device
+) -> StepBytes:
+    """`run` carries out a plan in a state made for `probe.kv`.
+
+    The forward pass comes first: a backend may keep the buffers that it grows.
+    """
+
+    def peak(plan: StepPlan) -> int:
+        measure = peak_growth if device.type == "cpu" else _device_peak(device)
+        return measure(lambda: run(plan))
+
+    passing = int(peak(probe.passing) * probe.more_tokens)
+    # Rows of the tables that are touched for the first time are counted with these.
+    run(probe.many)
+    drawing = int(peak(probe.drawing) * probe.more_draws)
+    few, many = peak(probe.few), peak(probe.many)
+    more = probe.many.num_tokens - probe.few.num_tokens
+    each = max(probe.row_bytes_min, (many - few) // more if more else many)
+    return StepBytes(
+        passing + drawing + many + each * probe.unseen_rows, probe.kv.max_model_len, bytes_per_context_token
+    )
 
 
 def _passing(num_tokens: int, context: int, block_size: int, num_blocks: int) -> StepPlan:
@@ -128,8 +156,8 @@ def _sampling(num_rows: int, vocab_size: int, temperature: float) -> StepPlan:
     return StepPlan(1, new=new, scheduled=shares, num_tokens=num_rows)
 
 
-def _bytes_per_context_token(num_tokens: int, description: DecoderDescription, dtype: torch.dtype) -> int:
-    """What attention takes for a token that a step looks back on; see `kernels/paged_attention.py`."""
+def bytes_per_context_token(num_tokens: int, description: DecoderDescription, dtype: torch.dtype) -> int:
+    """What `kernels/paged_attention.py` takes for a token that a step of `num_tokens` looks back on."""
     size, d = dtype.itemsize, description
     # Gathered keys and values, those of 8 bits before and after they are widened.
     gathered = 2 * d.kv_size * (size + 1)

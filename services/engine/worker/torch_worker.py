@@ -24,13 +24,13 @@ from services.engine.models.decoder import Decoder, LanguageModel, StepInputs
 from services.engine.models.description import DecoderDescription, DtypeName
 from services.engine.models.registry import find_family, has_family
 from services.engine.worker.acceptance import accept
-from services.engine.worker.budget import MemoryPlan, plan_memory
+from services.engine.worker.budget import Backend, MemoryPlan, plan_measured
 from services.engine.worker.host_cache import copy_blocks
 from services.engine.worker.inputs import FlatStep, flatten
 from services.engine.worker.kv_cache import KvPlan, allocate_kv_cache
 from services.engine.worker.memory import HeapGuard
 from services.engine.worker.model_files import eos_token_ids, read_config
-from services.engine.worker.profile import largest_step, make_probe, step_bytes
+from services.engine.worker.profile import bytes_per_context_token
 from services.engine.worker.sampler import sample
 from services.engine.worker.state_table import StateTable
 from services.engine.worker.weights import load_weights
@@ -109,16 +109,17 @@ class TorchWorker:
     def _prepare_state(self, settings: EngineSettings, eos: frozenset[int]) -> None:
         """Measures steps in a small state of their own, then sizes and makes the one to serve with."""
         description, dtype = self._description, choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
-        bounds = largest_step(settings, description)
-        probe = make_probe(bounds, description, settings.block_size, self._device)
-        self._make_state(settings, probe.kv, 0, dtype, eos)
-        step = step_bytes(probe, self._run, bounds, description, self._dtype, self._device)
-        del self._cache, self._host_cache, self._table
-        self._memory = plan_memory(settings, description, dtype, self._device, step)
-        self._make_state(settings, self._memory.kv, self._memory.num_host_blocks, dtype, eos)
+
+        def make_state(kv: KvPlan, num_host_blocks: int) -> None:
+            self._make_state(settings, kv, num_host_blocks, dtype, eos)
+
+        def context_token_bytes(num_tokens: int) -> int:
+            return bytes_per_context_token(num_tokens, description, self._dtype)
+
+        backend = Backend(description, self._device, dtype, make_state, self._run, context_token_bytes)
+        self._memory = plan_measured(settings, backend)
         if self._device.type == "cpu":
             self._heap_guard = HeapGuard(self._memory.heap_bytes)
-        logger.info("%s", self._memory)
 
     def _make_state(
         self, settings: EngineSettings, kv: KvPlan, num_host_blocks: int, dtype: torch.dtype, eos: frozenset[int]

@@ -221,6 +221,7 @@ inline long terms_at_once(long rows, long terms, long size) {
 // Floats that `multiply` needs to keep sums of parts in.
 template <class T>
 long kept_size(long rows, const Matrix<T>& w) {
+  if (!rows) return 0;
   const long count = std::min(rows, kPassRows);
   return terms_at_once(count, w.terms, sizeof(T)) < w.terms ? w.panels * kPassRows * kPanel : 0;
 }

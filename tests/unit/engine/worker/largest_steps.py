@@ -10,17 +10,22 @@ from pathlib import Path
 from services.engine.core.core import Core
 from services.engine.core.plan import EngineFacts
 from services.engine.core.request import SequenceSpec
+from services.engine.cpu.worker import CpuWorker
 from services.engine.service import core_limits
 from services.engine.worker import memory
+from services.engine.worker.load import load_worker
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings
 from shared.sampling import SamplingParams
 
 
-def main(model: str, *flags: str) -> None:
+def main(model: str, backend: str, *flags: str) -> None:
     """`flags`: max_num_seqs, max_num_batched_tokens, chunked prefill, guesses."""
     num_seqs, num_tokens, chunked, num_guesses = map(int, flags)
     settings = EngineSettings(
+        model=model,
+        device="cpu",
+        cpu_backend=backend,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=num_tokens,
         enable_chunked_prefill=bool(chunked),
@@ -30,7 +35,8 @@ def main(model: str, *flags: str) -> None:
         swap_space=0.0,
         threads=1,
     )
-    worker = TorchWorker(settings, Path(model))
+    worker = load_worker(settings)
+    assert isinstance(worker, CpuWorker if backend == "auto" else TorchWorker)
     file_bytes = status("RssFile")
     largest = worker.memory.held_bytes
     Path("/proc/self/clear_refs").write_text("5")
