@@ -134,6 +134,8 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     block_hashes: bytes = b""
     cache_salt: bytes = b""
     priority: int = 0
+    family: str = ""
+    """Sequences that name the same family begin alike (the choices of one prompt): the engine computes that once."""
 
 
 SubmitStatus = Literal["accepted", "duplicate", "stale_epoch", "tombstoned", "busy", "invalid"]

@@ -78,8 +78,11 @@ class ModelWorker:
         assert len({share.row for share in plan.scheduled}) == len(plan.scheduled), "a row twice in one plan"
         for share in plan.scheduled:
             self.rows[share.row].blocks += share.new_block_ids
+        joined = {new.row for new in plan.new}
         for share in plan.scheduled:
-            self.compute(share)
+            self.write(share, {each.row: each.start for each in plan.scheduled if each.row in joined})
+        for share in plan.scheduled:
+            self.read(share)
         sampled: list[tuple[int, ...]] = []
         for share in plan.scheduled:
             if share.samples:
@@ -124,7 +127,8 @@ class ModelWorker:
         row = self.rows[new.row] = Row(new.request_id, salt, blocks=list(new.block_ids))
         row.append(new.token_ids)
 
-    def compute(self, share: ScheduledSequence) -> None:
+    def write(self, share: ScheduledSequence, readers: dict[int, int]) -> None:
+        """`readers`: where the sequences that join in this plan start. What is before that they only read."""
         row, end = self.rows[share.row], share.start + share.num_tokens
         assert share.num_tokens > 0
         num_known = end - len(share.draft_token_ids)
@@ -132,13 +136,20 @@ class ModelWorker:
         assert share.samples == (num_known == len(row.tokens))
         assert share.samples or not share.draft_token_ids
         prefixes = row.with_guesses(share.draft_token_ids)
-        for position in range(share.start):
-            assert self.kv.get(self.place(row, position)) == row.prefixes[position], f"lost KV at {position}"
-        others = {block for other in self.rows.values() if other is not row for block in other.blocks}
+        others = {block for number in self.rows if number != share.row for block in self.written(number, readers)}
         for position in range(share.start, end):
             place = self.place(row, position)
-            assert place[0] not in others, "writes into a shared block"
+            assert place[0] not in others, "writes into a block of another"
             self.kv[place] = prefixes[position]
+
+    def written(self, number: int, readers: dict[int, int]) -> list[int]:
+        """The blocks of a row that nobody else may write: all, but for those that it joins this plan to read."""
+        return self.rows[number].blocks[readers.get(number, 0) // self.facts.block_size :]
+
+    def read(self, share: ScheduledSequence) -> None:
+        row = self.rows[share.row]
+        for position in range(share.start):
+            assert self.kv.get(self.place(row, position)) == row.prefixes[position], f"lost KV at {position}"
 
     def place(self, row: Row, position: int) -> tuple[int, int]:
         return row.blocks[position // self.facts.block_size], position % self.facts.block_size
@@ -210,6 +221,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         arrival=st.integers(0, 3),
         num_hashes=st.sampled_from([0, 1, 99]),
         source=st.none() | st.integers(0, 1000),
+        choices=st.sampled_from([1, 1, 3]),
     )
     def submit(
         self,
@@ -225,7 +237,9 @@ class EngineCoreMachine(RuleBasedStateMachine):
         arrival: int,
         num_hashes: int,
         source: int | None,
+        choices: int,
     ) -> None:
+        """One sequence, a fork of a live one, or the choices of a prompt, that arrive together."""
         prompt = (*range(100 * (family + 1), 100 * (family + 1) + shared), *tail)
         forked = sorted(self.live)[source % len(self.live)] if self.live and source is not None else None
         if forked is not None:
@@ -240,11 +254,16 @@ class EngineCoreMachine(RuleBasedStateMachine):
             logprobs=0 if flags[2] else None,
         )
         hashes = split_hashes(chain_hashes(pack_ids([*prompt, *output]), self.facts.block_size, salt))
-        request_id = f"s{len(self.salts)}"
-        self.salts[request_id] = salt
-        spec = SequenceSpec(
-            request_id, prompt, params, tuple(output), tuple(hashes[:num_hashes]), salt, priority, arrival
-        )
+        related = f"family {len(self.salts)}" if choices > 1 and forked is None else ""
+        for _ in range(choices if related else 1):
+            request_id = f"s{len(self.salts)}"
+            self.salts[request_id] = salt
+            given = tuple(hashes[:num_hashes])
+            spec = SequenceSpec(request_id, prompt, params, tuple(output), given, salt, priority, arrival, related)
+            self.enter(spec, forked)
+
+    def enter(self, spec: SequenceSpec, forked: str | None) -> None:
+        prompt, output = spec.prompt_token_ids, spec.output_token_ids
         try:
             if forked is None:
                 self.core.add(spec)
@@ -252,9 +271,9 @@ class EngineCoreMachine(RuleBasedStateMachine):
                 self.core.fork(forked, spec)
         except ServiceError:
             room = min(self.facts.max_model_len, self.facts.num_blocks * self.facts.block_size + 1)
-            assert not prompt or len(prompt) + len(output) >= room or len(output) >= max_tokens
+            assert not prompt or len(prompt) + len(output) >= room or len(output) >= spec.params.max_tokens
         else:
-            self.live[request_id] = Known(spec, list(output))
+            self.live[spec.request_id] = Known(spec, list(output))
 
     @precondition(lambda self: self.live)
     @rule(pick=st.integers(0, 1000))
@@ -364,6 +383,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         assert not self.live, f"{len(self.live)} sequences have not ended"
         assert self.core.pool.num_free == self.facts.num_blocks
         assert self.core.swap.pool.num_free == self.facts.num_host_blocks
+        assert not self.core._families  # pyright: ignore[reportPrivateUsage]
         assert self.core.scheduler.rows.num_free == self.limits.max_num_seqs
 
 

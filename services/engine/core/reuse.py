@@ -1,16 +1,22 @@
-"""What a sequence that joins need not compute: blocks of others, its own blocks on the host, a fork's source. Pure.
+"""What a sequence that joins need not compute: blocks of others, its own on the host, those of a relative. Pure.
 
     shared      full blocks that others hold or that wait on the free list: held with them, never written
-    the rest    the blocks behind them, new ones, are filled by copies: from the host, or one from the fork's source
+    the rest    the blocks behind them, new ones, are filled by copies: from the host, or one from a relative
 
-The prefix cache is asked first. What was swapped out or the source has goes further or is not used. Called by
-`scheduler`.
+The prefix cache is asked first. What was swapped out or a relative has goes further or is not used. A relative's blocks
+can be shared as soon as the step that fills them is planned, even this very one: a step writes all its keys and values
+before it reads any. Copied is only what earlier steps have computed, as copies come before everything else in a step.
+Called by `scheduler`.
 """
 
+from array import array
 from dataclasses import dataclass
+from operator import attrgetter
 
 from services.engine.core.prefix_cache import PrefixCache
 from services.engine.core.sequence import Sequence, Status
+
+_NUM_TOKENS = attrgetter("num_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +26,7 @@ class Reusable:
     shared: list[int]
     num_tokens: int
     copied: int | None = None
-    """The block behind the shared ones that has the rest, when the sequence is a fork."""
+    """The block behind the shared ones that has the rest, when it is a relative's."""
 
 
 def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int) -> Reusable:
@@ -29,13 +35,25 @@ def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int
     found = Reusable(hits, len(hits) * block_size)
     if sequence.num_host_tokens > found.num_tokens:
         return Reusable(hits, sequence.num_host_tokens)
-    source = sequence.fork_source
-    if source is None or source.status is not Status.RUNNING:
-        return found
+    for relative in sequence.relatives:
+        if relative.status is Status.RUNNING:
+            return max(found, _of_relative(sequence, relative, prefix_cache, block_size), key=_NUM_TOKENS)
+    return found
+
+
+def _of_relative(sequence: Sequence, relative: Sequence, prefix_cache: PrefixCache, block_size: int) -> Reusable:
     # Something must be left to sample from.
-    num_tokens = min(source.num_computed_tokens, sequence.num_forked_tokens, sequence.num_tokens - 1)
-    if num_tokens <= found.num_tokens:
-        return found
+    most = min(_common_length(sequence.tokens, relative.tokens), sequence.num_tokens - 1)
+    num_copied = min(relative.num_computed_tokens, most)
+    num_planned = min(relative.num_scheduled_tokens, most) // block_size * block_size
+    num_tokens = max(num_copied, num_planned)
     num_full, rest = divmod(num_tokens, block_size)
     prefix_cache.know(sequence, num_full)
-    return Reusable(source.block_table[:num_full], num_tokens, source.block_table[num_full] if rest else None)
+    return Reusable(relative.block_table[:num_full], num_tokens, relative.block_table[num_full] if rest else None)
+
+
+def _common_length(first: "array[int]", second: "array[int]") -> int:
+    length = min(len(first), len(second))
+    if first[:length] == second[:length]:
+        return length
+    return next(index for index in range(length) if first[index] != second[index])

@@ -315,7 +315,6 @@ class Scheduler:
         if found.copied is not None:
             draft.copies.append((found.copied, new_blocks[0]))
         self._swap.bring_back(head, first=num_shared)
-        head.fork_source = None
         head.start_at(start)
         self._note_first_run(head, draft.step)
         head.move_to(Status.RUNNING)
