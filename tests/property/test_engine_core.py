@@ -95,7 +95,7 @@ class ModelWorker:
         """Some of the guesses and one token more, which is not the next guess."""
         right = guesses[: draw.randint(0, len(guesses))]
         wrong = guesses[len(right) : len(right) + 1]
-        few = draw.choice([SAMPLED, (10, 11)])
+        few = draw.choice([SAMPLED, (10, 11), (10, 11)])
         return (*right, draw.choice([token for token in few if token not in wrong]))
 
     def copy(self, plan: StepPlan) -> None:
@@ -169,16 +169,18 @@ class EngineCoreMachine(RuleBasedStateMachine):
 
     @initialize(
         num_blocks=st.integers(3, 14),
-        block_size=st.sampled_from([1, 2, 4]),
+        block_size=st.sampled_from([1, 2, 2, 4]),
         max_num_seqs=st.integers(1, 5),
         budget=st.integers(1, 24),
         caching=st.booleans(),
         chunked=st.booleans(),
         depth=st.integers(1, 3),
-        num_guesses=st.sampled_from([0, 1, 4]),
-        num_host_blocks=st.sampled_from([0, 2, 20, 20]),
+        num_guesses=st.sampled_from([0, 1, 4, 4]),
+        num_host_blocks=st.sampled_from([0, 3, 20, 20]),
         ratio=st.sampled_from([None, None, 0.0, 0.5, 1.0]),
         delay=st.sampled_from([0.0, 0.0, 2.0]),
+        clock=st.booleans(),
+        crowd=st.lists(st.tuples(st.sampled_from([0, 1, 1]), st.integers(1, 12)), max_size=6),
     )
     def start(
         self,
@@ -193,10 +195,14 @@ class EngineCoreMachine(RuleBasedStateMachine):
         num_host_blocks: int,
         ratio: float | None,
         delay: float,
+        clock: bool,
+        crowd: list[tuple[int, int]],
     ) -> None:
+        """`crowd`: sequences that are there from the beginning, by family and length of the prompt, and want much."""
         self.limits = CoreLimits(max_num_seqs, max(budget, max_num_seqs), caching, chunked, ratio, delay, num_guesses)
         self.facts = EngineFacts(num_blocks, block_size, 40, 1000, frozenset({EOS}), num_host_blocks)
         self.now_s = 0.0
+        self.clock = clock or delay > 0
         self.depth = depth
         self.core = Core(self.limits, self.facts)
         self.worker = ModelWorker(self.facts, max_num_seqs)
@@ -205,6 +211,12 @@ class EngineCoreMachine(RuleBasedStateMachine):
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.ended: Counter[str] = Counter()
         self.num_generated = 0
+        for number, (kind, length) in enumerate(crowd):
+            self.salts[f"c{number}"] = b""
+            prompt = tuple(range(100 * (kind + 1), 100 * (kind + 1) + min(length, self.room() - 1)))
+            params = SamplingParams(max_tokens=12, ignore_eos=True)
+            related = f"crowd {kind}" if kind else ""
+            self.enter(SequenceSpec(f"c{number}", prompt, params, arrival=number, family=related), None)
 
     # --- operations ---------------------------------------------------------------------------------------------------
 
@@ -221,7 +233,9 @@ class EngineCoreMachine(RuleBasedStateMachine):
         arrival=st.integers(0, 3),
         num_hashes=st.sampled_from([0, 1, 99]),
         source=st.none() | st.integers(0, 1000),
-        choices=st.sampled_from([1, 1, 3]),
+        choices=st.sampled_from([1, 1, 2, 3]),
+        spread=st.sampled_from([0, 0, 1, -1]),
+        clamped=st.sampled_from([True, True, True, False]),
     )
     def submit(
         self,
@@ -238,8 +252,12 @@ class EngineCoreMachine(RuleBasedStateMachine):
         num_hashes: int,
         source: int | None,
         choices: int,
+        spread: int,
+        clamped: bool,
     ) -> None:
         """One sequence, a fork of a live one, or the choices of a prompt, that arrive together."""
+        if clamped:
+            shared = max(1, min(shared, self.room() - len(tail) - len(output) - 1))
         prompt = (*range(100 * (family + 1), 100 * (family + 1) + shared), *tail)
         forked = sorted(self.live)[source % len(self.live)] if self.live and source is not None else None
         if forked is not None:
@@ -255,12 +273,17 @@ class EngineCoreMachine(RuleBasedStateMachine):
         )
         hashes = split_hashes(chain_hashes(pack_ids([*prompt, *output]), self.facts.block_size, salt))
         related = f"family {len(self.salts)}" if choices > 1 and forked is None else ""
-        for _ in range(choices if related else 1):
+        for number in range(choices if related else 1):
             request_id = f"s{len(self.salts)}"
             self.salts[request_id] = salt
             given = tuple(hashes[:num_hashes])
-            spec = SequenceSpec(request_id, prompt, params, tuple(output), given, salt, priority, arrival, related)
-            self.enter(spec, forked)
+            rank = priority + number * spread
+            self.enter(
+                SequenceSpec(request_id, prompt, params, tuple(output), given, salt, rank, arrival, related), forked
+            )
+
+    def room(self) -> int:
+        return min(self.facts.max_model_len, self.facts.num_blocks * self.facts.block_size + 1)
 
     def enter(self, spec: SequenceSpec, forked: str | None) -> None:
         prompt, output = spec.prompt_token_ids, spec.output_token_ids
@@ -270,8 +293,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
             else:
                 self.core.fork(forked, spec)
         except ServiceError:
-            room = min(self.facts.max_model_len, self.facts.num_blocks * self.facts.block_size + 1)
-            assert not prompt or len(prompt) + len(output) >= room or len(output) >= spec.params.max_tokens
+            assert not prompt or len(prompt) + len(output) >= self.room() or len(output) >= spec.params.max_tokens
         else:
             self.live[spec.request_id] = Known(spec, list(output))
 
@@ -288,7 +310,8 @@ class EngineCoreMachine(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 2**16))
     def plan(self, seed: int) -> None:
         oldest = self.core.scheduler.running[0] if self.core.scheduler.running else None
-        self.now_s += seed % 3
+        # Without a clock nothing holds guesses back.
+        self.now_s += seed % 3 if self.clock else 0
         plan = self.core.schedule(self.now_s)
         self.check_plan(plan)
         if plan.empty:
@@ -308,6 +331,16 @@ class EngineCoreMachine(RuleBasedStateMachine):
         assert len({each.request_id for each in outcomes}) == len(outcomes)
         for outcome in outcomes:
             self.check_outcome(outcome)
+
+    @rule(seed=st.integers(0, 2**16), count=st.integers(1, 6))
+    def advance(self, seed: int, count: int) -> None:
+        """Several steps, as many of them in flight as may be."""
+        for number in range(count):
+            if len(self.in_flight) < self.depth:
+                self.plan(seed + number)
+            if len(self.in_flight) == self.depth:
+                self.apply()
+            self.holds_together()
 
     # --- what must hold -----------------------------------------------------------------------------------------------
 
@@ -363,8 +396,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
                 return "stop"
             if token_id in params.stop_token_ids:
                 return "stop"
-        room = min(self.facts.max_model_len, self.facts.num_blocks * self.facts.block_size + 1)
-        full = len(known.spec.prompt_token_ids) + position + 1 >= room
+        full = len(known.spec.prompt_token_ids) + position + 1 >= self.room()
         return "length" if full or position + 1 >= params.max_tokens else None
 
     def teardown(self) -> None:
@@ -388,6 +420,6 @@ class EngineCoreMachine(RuleBasedStateMachine):
 
 
 EngineCoreMachine.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestEngineCore = EngineCoreMachine.TestCase

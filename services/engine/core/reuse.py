@@ -5,7 +5,8 @@
 
 The prefix cache is asked first. What was swapped out or a relative has goes further or is not used. A relative's blocks
 can be shared as soon as the step that fills them is planned, even this very one: a step writes all its keys and values
-before it reads any. Copied is only what earlier steps have computed, as copies come before everything else in a step.
+before it reads any. Copied is only what earlier steps have computed, as copies come before everything else in a step,
+and none reads what another writes.
 Called by `scheduler`.
 """
 
@@ -36,7 +37,7 @@ def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int
     if sequence.num_host_tokens > found.num_tokens:
         return Reusable(hits, sequence.num_host_tokens)
     for relative in sequence.relatives:
-        if relative.status is Status.RUNNING:
+        if relative.row >= 0 and relative.status is not Status.FINISHED:
             return max(found, _of_relative(sequence, relative, prefix_cache, block_size), key=_NUM_TOKENS)
     return found
 
@@ -44,7 +45,8 @@ def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int
 def _of_relative(sequence: Sequence, relative: Sequence, prefix_cache: PrefixCache, block_size: int) -> Reusable:
     # Something must be left to sample from.
     most = min(_common_length(sequence.tokens, relative.tokens), sequence.num_tokens - 1)
-    num_copied = min(relative.num_computed_tokens, most)
+    joined_before = relative.status is Status.RUNNING
+    num_copied = min(relative.num_computed_tokens, most) if joined_before else 0
     num_planned = min(relative.num_scheduled_tokens, most) // block_size * block_size
     num_tokens = max(num_copied, num_planned)
     num_full, rest = divmod(num_tokens, block_size)

@@ -317,7 +317,6 @@ class Scheduler:
         self._swap.bring_back(head, first=num_shared)
         head.start_at(start)
         self._note_first_run(head, draft.step)
-        head.move_to(Status.RUNNING)
         draft.joined.append(head)
         draft.add(head, num_tokens)
 
@@ -337,6 +336,7 @@ class Scheduler:
         if not draft.scheduled:
             return StepPlan(draft.step)
         for sequence in draft.joined:
+            sequence.move_to(Status.RUNNING)
             insort(self.running, sequence, key=_AGE)
         self._tally.step = draft.step
         if draft.joined:

@@ -81,7 +81,13 @@ def test_engines_show_under_vllm_s_names():
 def test_a_request_is_measured_from_its_arrival():
     metrics, one = GatewayMetrics(), exchange(n=2)
     meter, tally = RequestMeter(metrics, one), Tally(1, 2)
-    for item in (update("", 0, token_ids=()), update("a", 0), update("b", 0), update("c", 1, num_cached_tokens=9), update("d", 0)):
+    for item in (
+        update("", 0, token_ids=()),
+        update("a", 0),
+        update("b", 0),
+        update("c", 1, num_cached_tokens=9),
+        update("d", 0),
+    ):
         tally.choices[item.index].add(item)
         meter.saw(item)
     tally.choices[0].add(update("", 0, token_ids=(), finish_reason="stop", num_cached_tokens=2))
