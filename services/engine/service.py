@@ -149,8 +149,6 @@ class EngineService:
             self.actor.ledger.marks(),
             tuple(self.actor.finished.items()),
             core.cached_tokens,
-            facts.num_host_blocks,
-            core.num_free_host_blocks,
             core.swapped_out_blocks,
             core.swapped_in_blocks,
             core.drafted_tokens,

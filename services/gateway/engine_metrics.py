@@ -20,15 +20,10 @@ def _kv_cache_usage(status: EngineStatus) -> float:
     return 1.0 - status.num_free_blocks / status.num_blocks if status.num_blocks else 0.0
 
 
-def _swap_usage(status: EngineStatus) -> float:
-    return 1.0 - status.num_free_host_blocks / status.num_host_blocks if status.num_host_blocks else 0.0
-
-
 _GAUGES: tuple[tuple[str, str, _Value], ...] = (
     ("vllm:num_requests_running", "Sequences in the running batch", lambda status: status.num_running),
     ("vllm:num_requests_waiting", "Sequences waiting for a place", lambda status: status.num_waiting),
     ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", _kv_cache_usage),
-    ("antiphon:engine_swap_usage_perc", "Share of swap space in use, 0 to 1", _swap_usage),
     ("antiphon:engine_waiting_tokens", "Prompt tokens waiting", lambda status: status.num_waiting_tokens),
 )
 _COUNTERS: tuple[tuple[str, str, _Value], ...] = (

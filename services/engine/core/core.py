@@ -98,7 +98,7 @@ class Core:
     def schedule(self, now_s: float = 0.0) -> StepPlan:
         """Plans the next step; the plan is empty when there is nothing to compute, and is then not to be run.
 
-        `now_s` is the caller's clock, in seconds; it matters with a scheduler delay only.
+        `now_s` is the caller's clock, in seconds, 0 where there is none; a scheduler delay and guessing go by it.
 
         Every plan that is not empty must be run and applied, in order. The next one may be planned before that; it then
         leaves out sequences with guesses in flight: what follows them is only known from the result.
@@ -138,7 +138,6 @@ class Core:
             num_waiting=scheduler.waiting.num_waiting,
             num_waiting_tokens=scheduler.waiting.num_tokens,
             num_free_blocks=self.pool.num_free,
-            num_free_host_blocks=self.swap.pool.num_free,
             step=tally.step,
             prompt_tokens=tally.prompt_tokens,
             generation_tokens=tally.generation_tokens,

@@ -38,7 +38,6 @@ class Counters:
     num_waiting: int
     num_waiting_tokens: int
     num_free_blocks: int
-    num_free_host_blocks: int
     step: int
     prompt_tokens: int
     generation_tokens: int

@@ -8,8 +8,8 @@ are timed, and an account is kept in seconds:
 
 Only while there is something in it may anybody guess: guessing costs at most that share, whatever the text. How many
 sequences may guess in a step begins with one, doubles with every step that gained and begins anew with every step that
-lost, so that trying is cheap in large batches too. Without a clock (all times equal) nothing is held back. Used by
-`scheduler` alone.
+lost, so that trying is cheap in large batches too. A time of 0 means that there is no clock: then nothing is held back.
+Used by `scheduler` alone.
 """
 
 import math
@@ -50,12 +50,11 @@ class Payoff:
         self._balance_s = 0.0
         self._width = 1
         self._since_plain = 0
-        self._timed = False
         self._started: dict[int, _Started] = {}
 
-    def num_guessers(self, num_sequences: int) -> int:
+    def num_guessers(self, num_sequences: int, now_s: float) -> int:
         """How many of the running sequences may guess in the next step."""
-        if not self._timed:
+        if not now_s:
             return num_sequences
         times = self._plain.get(_size(num_sequences), ())
         if len(times) < PLAIN_TIMES_MIN or self._since_plain >= REFRESH_STEPS or self._balance_s <= 0.0:
@@ -69,10 +68,9 @@ class Payoff:
     def landed(self, step: int, now_s: float, num_right: int) -> None:
         """A step's result is in."""
         started = self._started.pop(step, None)
-        if started is None or not started.alone:
+        if started is None or not started.alone or not started.now_s:
             return
         spent_s = now_s - started.now_s
-        self._timed = spent_s > 0.0
         self._balance_s += COST_SHARE * spent_s
         times = self._plain.setdefault(_size(started.num_sequences), deque(maxlen=PLAIN_TIMES))
         if not started.num_guesses:

@@ -27,8 +27,6 @@ ENGINE = EngineStatus(
     preemptions=1,
     finished=(("stop", 4), ("length", 5)),
     cached_tokens=48,
-    num_host_blocks=40,
-    num_free_host_blocks=30,
     swapped_out_blocks=12,
     swapped_in_blocks=11,
     drafted_tokens=90,
@@ -71,8 +69,6 @@ def test_engines_show_under_vllm_s_names():
     assert seen[f"antiphon:engine_cached_tokens_total{e0}"] == 48
     assert seen[f"antiphon:engine_swapped_out_blocks_total{e0}"] == 12
     assert seen[f"antiphon:engine_swapped_in_blocks_total{e0}"] == 11
-    assert seen[f"antiphon:engine_swap_usage_perc{e0}"] == 0.25
-    assert seen[f"antiphon:engine_swap_usage_perc{e1}"] == 0
     assert seen["antiphon:engine_sequences_finished_total{engine=e0,finished_reason=stop,model_name=toy}"] == 4
     assert seen["vllm:cache_config_info{block_size=16,engine=e0,num_gpu_blocks=100}"] == 1
     assert not any("engine=g" in name for name in seen)
