@@ -11,7 +11,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check bench coverage-of-spec demo-model container-test up down
+.PHONY: help install serve test check bench bench-models bench-peers coverage-of-spec demo-model container-test up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,8 +39,14 @@ check: install  ## format, lint, types, imports, house limits
 	$(BIN)/python infra/checks/house_limits.py
 	$(BIN)/python -m infra.checks.spec_coverage --check
 
-bench: install  ## every figure of this machine in one table (ARGS="--results FILE")
+bench: install  ## every figure of this machine in one table for each model (ARGS="MODEL_DIR --rounds 3")
 	$(BIN)/python -m bench.run $(ARGS)
+
+bench-models: install  ## make the benchmark models in bench/models (1.3 GB)
+	$(BIN)/python bench/make_models.py bench/models $(ARGS)
+
+bench-peers: install  ## beside other systems (ARGS="--model DIR --vllm …/bin/vllm --llama-server PATH")
+	$(BIN)/python -m bench.peers $(ARGS)
 
 coverage-of-spec: install  ## which rows of the specification have a test
 	$(BIN)/python -m infra.checks.spec_coverage

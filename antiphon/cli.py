@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from antiphon.settings import SERVICES, ServeSettings
+from antiphon.settings import NOT_FOR_USERS, SERVICES, RunSettings, ServeSettings, completed
 from shared.config import SettingsError, add_flags, normalise, parse
 
 CONFIGURATION_ERROR = 78
@@ -46,8 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, unknown = parser.parse_known_args(words)
     if unknown:
         commands[options.command].error(unknown_words(unknown, commands[options.command].options()))
+    return guarded(lambda: options.run(options))
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """What `run` returns, or the exit code of the way it ends; settings that cannot be are printed."""
     try:
-        return options.run(options)
+        return run()
     except SettingsError as error:
         print(f"antiphon: {error}", file=sys.stderr)
         return CONFIGURATION_ERROR
@@ -67,8 +72,16 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
         made[name].set_defaults(run=run)
         return made[name]
 
-    _serve_flags(add("serve", "start everything on this machine and serve a model", _serve))
-    _run_flags(add("run", "start one service in this process", _run, usage="antiphon run SERVICE [FLAGS]"))
+    _serve_flags(
+        add("serve", "start everything on this machine and serve a model", _serve, "antiphon serve [MODEL] [FLAGS]")
+    )
+    _flags_of(
+        add("run", "the same in a container: other defaults, mostly told by variables", _run, "antiphon run [FLAGS]"),
+        RunSettings,
+    )
+    _service_flags(
+        add("service", "start one service in this process", _service, usage="antiphon service SERVICE [FLAGS]")
+    )
     _chat_flags(add("chat", "talk to a server in the terminal", _chat))
     _doctor_flags(add("doctor", "check that this machine has what is needed", _doctor))
     return parser, made
@@ -78,6 +91,8 @@ def unknown_words(words: Sequence[str], known: Sequence[str]) -> str:
     """What to say about words that no option takes."""
     word = words[0].partition("=")[0]
     near = difflib.get_close_matches(word, known, n=1) if word.startswith("-") else []
+    if word in SERVICES:
+        near = [f"`antiphon service {word}`"]
     return f"unknown {'option' if word.startswith('-') else 'argument'} {word}" + (
         f". Did you mean {near[0]}?" if near else ""
     )
@@ -93,10 +108,14 @@ def version() -> str:
 
 def _serve_flags(parser: Parser) -> None:
     parser.add_argument("directory", nargs="?", metavar="MODEL", help="the same as --model")
-    add_flags(parser, ServeSettings, skip=frozenset({"listen_fd", "service_id"}))
+    _flags_of(parser, ServeSettings)
 
 
-def _run_flags(parser: Parser) -> None:
+def _flags_of(parser: Parser, kind: type[ServeSettings]) -> None:
+    add_flags(parser, kind, skip=NOT_FOR_USERS)
+
+
+def _service_flags(parser: Parser) -> None:
     parser.add_argument("service", choices=tuple(SERVICES), metavar="SERVICE", help=", ".join(SERVICES))
     parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="FLAGS", help="the service's own; try --help")
 
@@ -126,8 +145,14 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from antiphon import launcher
+
+    return launcher.serve(completed(parse(RunSettings, options)), os.environ)
+
+
+def _service(options: argparse.Namespace) -> int:
     # The service parses its own flags and ends the process itself.
-    sys.argv = [f"antiphon run {options.service}", *options.flags]
+    sys.argv = [f"antiphon service {options.service}", *options.flags]
     runpy.run_module(f"services.{options.service}", run_name="__main__")
     return 0
 

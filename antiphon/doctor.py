@@ -134,11 +134,12 @@ def nats_server() -> Check:
 def model_files(model: str) -> Check:
     """The model's directory has what a model consists of."""
     try:
-        path = model_directory(ModelSettings(model=model))
+        # Of a model on the hub only the small files: this is a look, not an installation.
+        path = model_directory(ModelSettings(model=model), weights=False)
     except SettingsError as error:
         return Check("fail", "model", str(error), _model_advice(model))
     missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
-    if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
+    if (not model or Path(model).is_dir()) and not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
         missing.append("weights (*.safetensors)")
     if missing:
         return Check("fail", "model", f"{path} has no {', no '.join(missing)}", _model_advice(model))

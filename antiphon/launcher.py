@@ -12,11 +12,11 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from antiphon import nats_server, sockets
+from antiphon import devices, nats_server, sockets
 from antiphon.fleet import Failure, Fleet
 from antiphon.processes import ChildSpec
 from antiphon.readiness import announce
@@ -24,7 +24,7 @@ from antiphon.run_directory import run_directory
 from antiphon.settings import SERVICES, ServeSettings, check, child_environment, of_service
 from shared import limits
 from shared.config import to_argv
-from shared.model_files import model_directory
+from shared.model_files import located
 
 GRACE_S = limits.DRAIN_S + 5.0
 """For a service to drain before it is killed."""
@@ -50,12 +50,15 @@ class Plan:
 def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
     """Runs until it is told to stop; the exit code. Raises SettingsError before anything has started."""
     check(settings)
-    model_directory(settings)
+    gpus = devices.for_engines(settings.engines, settings.device, devices.visible(environ))
+    settings = located(settings)
+    for notice in gpus.notices:
+        _print_line("antiphon", notice)
     binary = "" if settings.nats else nats_server.find_binary()
     with contextlib.ExitStack() as stack:
         listeners = sockets.listen(settings.host, settings.port, settings.gateways)
         stack.callback(sockets.close, listeners)
-        plan = make_plan(settings, environ, listeners, stack.enter_context(run_directory()), binary)
+        plan = make_plan(settings, environ, listeners, stack.enter_context(run_directory()), binary, gpus.ids)
         return asyncio.run(_run(plan, lambda: sockets.close(listeners)))
 
 
@@ -74,8 +77,9 @@ def make_plan(
     listeners: list[socket.socket],
     directory: Path,
     nats_binary: str,
+    gpus: Sequence[str] = (),
 ) -> Plan:
-    """All children. `nats_binary` is empty when the bus is somewhere else already."""
+    """All children. `nats_binary` is empty when the bus is somewhere else already; `gpus`: one for each engine."""
     specs: list[ChildSpec] = []
     place = _Place(settings.nats, settings.nats_credentials, _member_prefix())
     if nats_binary:
@@ -86,7 +90,8 @@ def make_plan(
     for service in SERVICES:
         for index in range(getattr(settings, f"{service}s")):
             inherited = listeners[index].fileno() if service == "gateway" else -1
-            specs.append(_service_spec(service, index, settings, environ, place, inherited))
+            own = {devices.VARIABLE: gpus[index]} if service == "engine" and gpus else {}
+            specs.append(_service_spec(service, index, settings, {**environ, **own}, place, inherited))
     host, port = listeners[0].getsockname()[:2]
     return Plan(specs, host, port, settings.api_keys.split(",")[0].strip())
 
@@ -99,6 +104,9 @@ def _service_spec(
     changes |= {"listen_fd": listen_fd, "threads": engine_threads(settings)}
     # Keys, and an URL with a password, go through the environment: every user of the machine can read command lines.
     changes |= {"nats": "", "api_keys": ""}
+    # Gateways with the same seed would give their first requests the same one.
+    changes |= {"seed": None if settings.seed is None else settings.seed + index}
+    changes |= {"return_token_ids": settings.return_token_ids or settings.skip_tokenizer_init}
     secret = {"ANTIPHON_NATS": place.nats}
     if service == "gateway" and settings.api_keys:
         secret["OPENAI_API_KEYS"] = settings.api_keys

@@ -9,16 +9,15 @@ import asyncio
 import json
 import random
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 from bench.client import run
+from bench.engine_stream import EngineAlone, Work
 from bench.serving import ROOT, Serving
 
 
-def workload(options: argparse.Namespace, vocab: int, seed: int) -> list[tuple[list[int], int]]:
-    """(prompt, output length) of each request: random ids, so that no two share a prefix, and mixed lengths."""
+def workload(options: argparse.Namespace, vocab: int, seed: int) -> Work:
+    """Random ids, so that no two requests share a prefix, and mixed output lengths."""
     draw = random.Random(seed)
     low, high = options.output // 2, options.output * 3 // 2
     return [
@@ -43,43 +42,18 @@ def through_the_bus(
     return result.tokens_per_s, {name: 1e6 * (used[name] - before[name]) / result.output_tokens for name in used}
 
 
-class Alone:
-    """Core and worker alone, in a process of their own that sleeps between its turns."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        names = ("model", "streams", "requests", "input", "output", "threads")
-        flags = [f"--{name}={getattr(options, name)}" for name in names]
-        command = [sys.executable, "-m", "bench.engine_stream", *flags]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def turn(self, seed: int) -> float:
-        """Tokens/s."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{seed}\n")
-        self._process.stdin.flush()
-        return float(self._process.stdout.readline())
-
-    def close(self) -> None:
-        """Ends it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-
 def measure(options: argparse.Namespace) -> dict[str, object]:
     """Pairs in turn, after one that is not counted. While one side has its turn the other is idle."""
     config = Path(options.model or ROOT / "antiphon" / "demo") / "config.json"
     vocab = json.loads(config.read_text(encoding="utf-8"))["vocab_size"]
     bus, alone, profiles = [], [], []
-    engine = Alone(options)
-    with Serving(f"--model={options.model}", f"--threads={options.threads}") as serving:
+    flags = [f"--model={options.model}", f"--threads={options.threads}"]
+    with EngineAlone(options.model, options.threads) as engine, Serving(*flags) as serving:
         for seed in range(options.pairs + 1):
             rate, profile = through_the_bus(serving, options, seed, vocab)
             bus.append(rate)
             profiles.append(profile)
-            alone.append(engine.turn(seed))
-    engine.close()
+            alone.append(engine.turn(workload(options, vocab, seed), options.streams).tokens_per_s)
     return summary(options, bus[1:], alone[1:], profiles[1:])
 
 

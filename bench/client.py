@@ -1,13 +1,50 @@
 """A lean load on an OpenAI-compatible server: raw sockets, so that the client takes little of a small machine.
 
 Closed loop: `concurrency` workers, each sends its next streamed request when the last one has ended. Tokens are counted
-by the server's own usage figures. Used by the other scripts here.
+by the server's own usage figures; a stream without them, or with others than asked for, is an error. Each request has a
+connection of its own: some servers close a kept one just as it is used again. Used by the other scripts here.
 """
 
 import asyncio
+import itertools
 import json
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+READ_LIMIT = 2**20
+ERROR_CHARS = 500
+
+
+class Delta(msgspec.Struct):
+    """A piece of a chat answer."""
+
+    content: str | None = None
+
+
+class Choice(msgspec.Struct):
+    """A piece of one answer: `text` of a completion, `delta` of a chat."""
+
+    text: str = ""
+    delta: Delta | None = None
+
+
+class Usage(msgspec.Struct):
+    """Tokens as the server counts them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Chunk(msgspec.Struct):
+    """What matters of one event of a stream."""
+
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    error: Any = None
 
 
 @dataclass
@@ -15,9 +52,14 @@ class Result:
     """One load. Times in seconds."""
 
     wall_s: float = 0.0
+    prompt_tokens: int = 0
     output_tokens: int = 0
     first_token_s: list[float] = field(default_factory=list)
+    """From sending a request to its first text."""
     chunk_gaps_s: list[float] = field(default_factory=list)
+    """Between two pieces of text of one request."""
+    token_s: list[float] = field(default_factory=list)
+    """A request's mean time for each token after its first text."""
     errors: list[str] = field(default_factory=list)
 
     @property
@@ -25,8 +67,22 @@ class Result:
         """Output tokens over the wall time."""
         return self.output_tokens / self.wall_s
 
+    def take(self, sent: float, arrivals: list[float], usage: Usage | None) -> None:
+        """Books one request that has ended. `arrivals`: when its pieces of text came."""
+        if usage is None or not arrivals:
+            self.errors.append("a stream ended without usage" if usage is None else "a stream brought no text")
+            return
+        self.prompt_tokens += usage.prompt_tokens
+        self.output_tokens += usage.completion_tokens
+        self.first_token_s.append(arrivals[0] - sent)
+        self.chunk_gaps_s += [later - earlier for earlier, later in itertools.pairwise(arrivals)]
+        if usage.completion_tokens > 1:
+            self.token_s.append((arrivals[-1] - arrivals[0]) / (usage.completion_tokens - 1))
 
-async def run(host: str, port: int, bodies: list[dict], concurrency: int, path: str = "/v1/completions") -> Result:
+
+async def run(
+    host: str, port: int, bodies: list[dict[str, Any]], concurrency: int, path: str = "/v1/completions"
+) -> Result:
     """Sends every body once."""
     result, queue = Result(), list(reversed(bodies))
 
@@ -40,41 +96,55 @@ async def run(host: str, port: int, bodies: list[dict], concurrency: int, path: 
     return result
 
 
-async def stream(host: str, port: int, path: str, body: dict, result: Result) -> None:
+async def stream(host: str, port: int, path: str, body: dict[str, Any], result: Result) -> None:
     """One streamed request on a connection of its own."""
     data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await asyncio.open_connection(host, port, limit=READ_LIMIT)
     head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-    started = time.perf_counter()
+    sent = time.perf_counter()
     writer.write(head.encode() + b"Connection: close\r\n\r\n" + data)
     try:
         status = await reader.readline()
         if b" 200 " not in status:
-            result.errors.append((status + await reader.read(2000)).decode(errors="replace"))
+            result.errors.append((status + await reader.read(ERROR_CHARS)).decode(errors="replace"))
             return
-        await _events(reader, result, started)
+        await _events(reader, result, sent)
     finally:
         writer.close()
 
 
-async def _events(reader: asyncio.StreamReader, result: Result, started: float) -> None:
-    previous, usage = None, None
-    async for line in reader:
+async def _events(reader: asyncio.StreamReader, result: Result, sent: float) -> None:
+    arrivals: list[float] = []
+    usage: Usage | None = None
+    async for line in _lines(reader):
+        if line == b"data: [DONE]":
+            break
         if not line.startswith(b"data: "):
             continue
-        if line.startswith(b"data: [DONE]"):
-            break
         now = time.perf_counter()
-        if previous is None:
-            result.first_token_s.append(now - started)
-        else:
-            result.chunk_gaps_s.append(now - previous)
-        previous = now
-        if b'"usage":{' in line:
-            usage = json.loads(line[6:])["usage"]
-        elif line.startswith(b'data: {"error"'):
-            result.errors.append(line.decode())
-    if usage is None:
-        result.errors.append("a stream ended without usage")
-    else:
-        result.output_tokens += usage["completion_tokens"]
+        chunk = msgspec.json.decode(line[6:], type=Chunk)
+        if chunk.error is not None:
+            result.errors.append(f"an error event: {chunk.error}"[:ERROR_CHARS])
+            return
+        usage = chunk.usage or usage
+        if any(choice.text or (choice.delta and choice.delta.content) for choice in chunk.choices):
+            arrivals.append(now)
+    result.take(sent, arrivals, usage)
+
+
+async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The lines of a response's body."""
+    chunked = False
+    while (header := (await reader.readline()).strip().lower()) != b"":
+        chunked = chunked or (header.startswith(b"transfer-encoding:") and header.endswith(b"chunked"))
+    rest = b""
+    async for piece in _chunks(reader) if chunked else reader:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.rstrip(b"\r")
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The pieces of a chunked body (RFC 9112, section 7.1)."""
+    while size := int((await reader.readline()).split(b";")[0] or b"0", 16):
+        yield (await reader.readexactly(size + 2))[:-2]

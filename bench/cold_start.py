@@ -1,4 +1,4 @@
-"""Cold start: from the command `antiphon serve` to the first token of a streamed answer, with the demo model."""
+"""Cold start: from the command `antiphon serve` to the first token of a streamed answer."""
 
 import argparse
 import asyncio
@@ -9,27 +9,29 @@ import time
 from bench.client import Result, stream
 from bench.serving import Serving
 
-BODY = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
+BODY = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8, "temperature": 0}
 
 
-def once() -> dict[str, float]:
-    """One start. Seconds."""
-    with Serving() as serving:
-        result = Result()
+def once(model: str) -> dict[str, float]:
+    """One start. Seconds. `model`: a directory, empty for the demo model."""
+    with Serving(f"--model={model}") as serving:
+        result, body = Result(), {**BODY, "model": serving.model_name()}
         sent = time.perf_counter()
-        asyncio.run(stream(serving.host, serving.port, "/v1/chat/completions", BODY, result))
+        asyncio.run(stream(serving.host, serving.port, "/v1/chat/completions", body, result))
         if result.errors:
             raise SystemExit(result.errors[0])
         return {"ready_s": serving.ready_s, "first_token_s": sent - serving.started + result.first_token_s[0]}
 
 
-def measure(runs: int) -> dict[str, float]:
+def measure(runs: int, model: str = "") -> dict[str, float]:
     """Medians."""
-    samples = [once() for _ in range(runs)]
+    samples = [once(model) for _ in range(runs)]
     return {key: round(statistics.median(sample[key] for sample in samples), 3) for key in samples[0]}
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
-    print(json.dumps(measure(parser.parse_args().runs)))
+    parser.add_argument("--model", default="")
+    options = parser.parse_args()
+    print(json.dumps(measure(options.runs, options.model)))

@@ -15,7 +15,6 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from bench.probe import best, read_rate  # noqa: E402  (after the path)
 from services.engine.core.core import Core  # noqa: E402  (after the path)
 from services.engine.core.plan import CoreLimits  # noqa: E402
 from services.engine.core.request import SequenceSpec  # noqa: E402
@@ -34,7 +34,7 @@ from services.engine.worker.torch_worker import describe_model  # noqa: E402
 from shared.config import EngineSettings  # noqa: E402
 from shared.sampling import SamplingParams  # noqa: E402
 
-PROBE_BYTES = 256 * 2**20
+TRIES = 5
 PROBE_SIDE = 2048
 
 
@@ -63,10 +63,10 @@ def main() -> None:
     weight_bytes, parameters = measure_model(options.model, options.dtype)
     print(f"{'run':<24}{'tok/s':>10}{'ms/step':>10}{'probe GB/s':>12}{'read':>7}{'probe GF/s':>12}{'GEMM':>7}")
     for batch in options.batches:
-        bandwidth, gemm = probe_bandwidth(), probe_gemm(options.dtype)
+        bandwidth, gemm = read_rate(weight_bytes, TRIES), probe_gemm(options.dtype)
         seconds = decode(worker, batch, options.context, options.steps, options.temperature)
         row(f"decode, batch {batch}", batch, seconds, weight_bytes, parameters, bandwidth, gemm)
-    bandwidth, gemm = probe_bandwidth(), probe_gemm(options.dtype)
+    bandwidth, gemm = read_rate(weight_bytes, TRIES), probe_gemm(options.dtype)
     seconds = prefill(worker, options.prefill)
     row(f"prefill, {options.prefill} tokens", options.prefill, seconds, weight_bytes, parameters, bandwidth, gemm)
 
@@ -121,26 +121,11 @@ def measure_model(directory: Path, dtype: str) -> tuple[int, int]:
     return parameters * (4 if wide else 2), parameters
 
 
-def probe_bandwidth() -> float:
-    """Bytes a second that a sum over an array larger than most caches reads."""
-    values = torch.ones(PROBE_BYTES // 4)
-    return PROBE_BYTES / best(values.sum)
-
-
 def probe_gemm(dtype: str) -> float:
     """Operations a second of a square matrix multiplication in the type that the model runs in."""
     wide = dtype in ("float", "float32")
     a = torch.randn(PROBE_SIDE, PROBE_SIDE, dtype=torch.float32 if wide else torch.bfloat16)
-    return 2 * PROBE_SIDE**3 / best(lambda: a @ a)
-
-
-def best(call: Callable[[], object], tries: int = 5) -> float:
-    times: list[float] = []
-    for _ in range(tries):
-        started = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - started)
-    return min(times)
+    return 2 * PROBE_SIDE**3 / best(lambda: a @ a, TRIES)
 
 
 if __name__ == "__main__":

@@ -1,60 +1,86 @@
-"""The engine alone under the load of `bus_tax`: core and worker in this process, no bus, all streams at once."""
+"""The engine alone, in a process that takes loads: core and worker, no bus, no HTTP. The other side of the bus tax.
 
+Reads one load a line (JSON), runs it, writes one line with its seconds and tokens. `EngineAlone` is the handle of such
+a process; between loads it sleeps. Used by `bench.bus_tax` and `bench.run`.
+"""
+
+import argparse
+import json
+import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-from bench.bus_tax import parse, workload
-from services.engine.core.core import Core
-from services.engine.core.request import SequenceSpec
-from services.engine.loop import StepLoop, StepReport
-from services.engine.service import core_limits
-from services.engine.worker.load import load_worker
-from shared.clock import SystemClock
-from shared.config import EngineSettings
-from shared.sampling import SamplingParams
+ROOT = Path(__file__).resolve().parents[1]
+Work = list[tuple[list[int], int]]
+"""(prompt_token_ids, output length) of each request."""
 
 
-class Alone:
-    """A step loop whose reports are only counted."""
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One load that has run."""
 
-    def __init__(self, model: str, threads: int) -> None:
-        settings = EngineSettings(model=model, threads=threads)
-        worker = load_worker(settings)
-        self.facts = worker.facts()
-        core = Core(core_limits(settings, self.facts), self.facts)
-        self.loop = StepLoop(core, worker, SystemClock(), self._report)
-        self.tokens = 0
+    wall_s: float
+    tokens: int
 
-    def load(self, work: list[tuple[list[int], int]], streams: int, label: str) -> float:
-        """Seconds for all of (prompt, output length), `streams` at a time: one that ends lets the next one in."""
-        self.tokens, self._label, self._left = 0, label, list(enumerate(work))[::-1]
-        started = time.perf_counter()
-        for _ in range(streams):
-            self._next()
-        while self.loop.step():
-            pass
-        return time.perf_counter() - started
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens a second."""
+        return self.tokens / self.wall_s
 
-    def _next(self) -> None:
-        if self._left:
-            number, (prompt, output) = self._left.pop()
-            params = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0.0)
-            self.loop.add(SequenceSpec(f"{self._label}{number}", tuple(prompt), params, arrival=number))
 
-    def _report(self, report: StepReport) -> None:
-        for outcome in report.outcomes:
-            self.tokens += len(outcome.token_ids)
-            if outcome.finish_reason is not None:
-                self._next()
+class EngineAlone:
+    """A handle; a context manager. `model`: a directory, or empty for the demo model; 0 `threads`: as it decides."""
+
+    def __init__(self, model: str, threads: int = 0) -> None:
+        command = [sys.executable, "-m", "bench.engine_stream", f"--model={model}", f"--threads={threads}"]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
+    def turn(self, work: Work, streams: int) -> Turn:
+        """Runs a load, `streams` requests at a time: one that ends lets the next one in."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"work": work, "streams": streams}) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("the engine ended; its output above says why")
+        return Turn(**json.loads(line))
 
 
 def main() -> None:
-    """Loads the model, then answers each line of the input, a seed, with one line: tokens/s."""
-    options = parse()
-    alone = Alone(options.model, options.threads)
+    """The process itself."""
+    parser = argparse.ArgumentParser(description="The engine alone: a load a line on standard input.")
+    parser.add_argument("--model", default="")
+    parser.add_argument("--threads", type=int, default=0)
+    options = parser.parse_args()
+    # Only this process needs the engine; whoever holds the handle stays without torch.
+    from bench.engine_loop import LoopAlone
+
+    loop = LoopAlone(options.model, options.threads)
     for line in sys.stdin:
-        wall_s = alone.load(workload(options, alone.facts.vocab_size, int(line)), options.streams, f"r{line.strip()}-")
-        print(alone.tokens / wall_s, flush=True)
+        load = json.loads(line)
+        started = time.perf_counter()
+        tokens = loop.run(load["work"], load["streams"])
+        print(json.dumps({"wall_s": time.perf_counter() - started, "tokens": tokens}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,68 +1,188 @@
-"""`make bench`: every figure in one table, with the machine's own limits measured in the same run.
+"""`make bench`: one table for a model: through the whole system, the engine alone, and what the machine allows.
 
-`--results FILE` also writes them as JSON. Two shared cores are noisy: figures are medians and ratios; see
-docs/performance.md for the ones that were kept.
+    python -m bench.run [MODEL_DIRECTORY ...] [--rounds N] [--short]
+
+Without a directory: the demo model, and what `make bench-models` has made. Each round takes each load, measures the
+machine's limits, then the load through the gateway and the same prompts on the engine alone; the bus tax is what the
+first lacks of the second, within a round. Results go to bench/results/MODEL.json; docs/performance.md has those that
+were kept.
 """
 
 import argparse
+import itertools
 import json
-import platform
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from bench import bus_tax, cold_start
-from bench.serving import Serving
+from bench import books, bus_tax, cold_start, loads, machine, measure, processes, report, roofline
+from bench.engine_stream import EngineAlone, Turn, Work
+from bench.sample import Sample, rounded
+from bench.serving import ROOT, Serving, end_in_order
 
-
-def machine() -> dict[str, object]:
-    """What ran this."""
-    model = next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), "")
-    return {
-        "cpu": model,
-        "cores": len([1 for line in _cpuinfo() if line.startswith("processor")]),
-        "python": platform.python_version(),
-    }
-
-
-def memory() -> dict[str, int]:
-    """Resident MiB of each process, idle, demo model."""
-    with Serving() as serving:
-        return {name: round(value) for name, value in sorted(serving.memory_mb().items())}
-
-
-def table(results: dict[str, object]) -> str:
-    """The results as lines of text."""
-    lines = []
-    for section, values in results.items():
-        lines.append(section)
-        rows = values.items() if isinstance(values, dict) else [("", values)]
-        lines += [f"  {name:24} {value}" for name, value in rows]
-    return "\n".join(lines)
+DEMO = ROOT / "antiphon" / "demo"
+MODELS = ROOT / "bench" / "models"
+SYSTEM, ENGINE = "antiphon", "engine alone"
+HEADS = (
+    "load", "out tok/s", "spread", "of floor", "engine alone", "of floor", "bus tax", "all tok/s", "TTFT p50 / p99 ms",
+    "ITL p50 / p99 ms", "CPU µs a token: engine / rest / client", "foreign",
+)  # fmt: skip
 
 
 def main() -> int:
-    """Runs everything."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="", help="also measure the bus tax with this model directory")
-    parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--results", type=Path, default=None)
-    options = parser.parse_args()
-    results: dict[str, object] = {"machine": {**machine(), "date": time.strftime("%Y-%m-%d")}}
-    results["cold start, demo model"] = cold_start.measure(3)
-    results["memory, MiB"] = memory()
-    results["bus tax, demo model"] = bus_tax.measure(bus_tax.parse(["--pairs", str(options.pairs)]))
-    if options.model:
-        flags = ["--model", options.model, "--pairs", str(options.pairs)]
-        results[f"bus tax, {Path(options.model).name}"] = bus_tax.measure(bus_tax.parse(flags))
-    print(table(results))
-    if options.results:
-        options.results.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    """All models, one after the other."""
+    options = parse()
+    end_in_order()
+    for model in options.models:
+        results = measured(model, options)
+        options.results.mkdir(parents=True, exist_ok=True)
+        path = options.results / f"{results['model']['name']}.json"
+        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        print(f"\n{text(results)}\n\nwritten to {path}", flush=True)
     return 0
 
 
-def _cpuinfo() -> list[str]:
-    return Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+def parse() -> argparse.Namespace:
+    """Options."""
+    parser = argparse.ArgumentParser(description="One table of figures for each model directory.")
+    parser.add_argument(
+        "models", nargs="*", type=Path, help="model directories (default: the demo model and bench/models)"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--short", action="store_true", help="a rehearsal: one wave of each load, one try, no bus_tax")
+    parser.add_argument("--threads", type=int, default=0, help="of the engine (default: as it decides)")
+    parser.add_argument("--pairs", type=int, default=9, help="of bench.bus_tax, which runs for the demo model")
+    parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results", help="directory")
+    options = parser.parse_args()
+    options.models = [model.resolve() for model in options.models] or present()
+    return options
+
+
+def present() -> list[Path]:
+    """The demo model and the benchmark models that are there."""
+    return [DEMO, *sorted(config.parent for config in MODELS.glob("*/config.json"))]
+
+
+def measured(model: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Everything about one model."""
+    decoder = measure.describe(model)
+    name = "antiphon-demo" if model == DEMO else model.name
+    facts = {"name": name, "dtype": decoder.dtype, "read_bytes": roofline.weight_bytes(decoder)}
+    results: dict[str, Any] = {"machine": machine.facts(), "model": facts, "rehearsal": options.short}
+    results["cold_start"] = cold_start.measure(1 if options.short else 3, str(model))
+    turns, samples = [], []
+    flags = [f"--model={model}", f"--threads={options.threads}"]
+    with Serving(*flags) as serving, EngineAlone(str(model), options.threads) as engine:
+        for turn, pair in rounds(model, serving, engine, options):
+            turns.append(turn)
+            samples += pair
+        results["memory_mib"] = {part: round(size) for part, size in sorted(serving.memory_mb().items())}
+    results["limits"] = [turn.record() for turn in turns]
+    results["summary"] = [rounded(record) for record in report.summary(samples, SYSTEM)]
+    results["bus_tax"] = {load: rounded(tax(samples, load)) for load in dict.fromkeys(s.load for s in samples)}
+    results["samples"] = [sample.record() for sample in samples]
+    if model == DEMO and not options.short:
+        results["bus_tax_mixed_lengths"] = bus_tax.measure(bus_tax.parse(["--pairs", str(options.pairs)]))
+    return results
+
+
+def rounds(
+    model: Path, serving: Serving, engine: EngineAlone, options: argparse.Namespace
+) -> Iterator[tuple[measure.Turn, list[Sample]]]:
+    """The two sides of each load in each round; which is first changes from round to round."""
+    prompts, decoder = loads.Prompts(model), measure.describe(model)
+    seeds = itertools.count(time.time_ns() // 10**9 * 1000)
+    names = [load.name for load in loads.LOADS]
+    patience = books.HURRY if options.short else books.Patience()
+    for number, load in itertools.product(range(options.rounds), loads.chosen(names, options.short)):
+        turn = measure.begin(number, load, decoder, machine.cores(), patience)
+        sides = [
+            lambda turn=turn: measure.sample(serving, turn, prompts, seeds),
+            lambda turn=turn: alone(engine, serving, turn, prompts, seeds),
+        ]
+        yield turn, [side() for side in (sides if number % 2 == 0 else reversed(sides))]
+        print(f"round {number} {load.name} done", file=sys.stderr, flush=True)
+
+
+def alone(
+    engine: EngineAlone, serving: Serving, turn: measure.Turn, prompts: loads.Prompts, seeds: Iterator[int]
+) -> Sample:
+    """The engine alone under the same load, with prompts of its own drawing. The idle system is a part in its books."""
+    load = turn.load
+
+    def parts() -> dict[str, float]:
+        own = sum(process.cpu_s for process in processes.tree(engine.pid))
+        return {"engine": own, "idle system": serving.cpu_seconds().total()}
+
+    def warm_up() -> tuple[int, Work]:
+        seed = next(seeds)
+        draw = prompts.draw(load, seed)
+        for part in (draw.prime, draw.warmup):
+            engine.turn(work(part, load), load.clients)
+        return seed, work(draw.measured, load)
+
+    def run(drawn: tuple[int, Work]) -> tuple[int, Turn]:
+        return drawn[0], engine.turn(drawn[1], load.clients)
+
+    (seed, done), cpu = books.quietly(turn.patience, parts, warm_up, run)
+    tokens = (load.requests * load.prompt_length, done.tokens)
+    return Sample(turn.round, load.name, ENGINE, seed, done.wall_s, turn.floor.total_s, *tokens, cpu)
+
+
+def work(prompts: list[loads.Prompt], load: loads.Load) -> Work:
+    """Prompts as the engine takes them."""
+    return [(prompt.token_ids, load.output) for prompt in prompts]
+
+
+def tax(samples: list[Sample], load: str) -> float | None:
+    """Share of the engine's tokens/s that is lost on the way through the system: median over the rounds."""
+    whole = report.ratio(samples, load, SYSTEM, ENGINE)
+    return None if whole is None else 1 - whole
+
+
+def text(results: dict[str, Any]) -> str:
+    """The results for a person."""
+    records = {(record["load"], record["server"]): record for record in results["summary"]}
+    rows = [
+        row(name, records[name, SYSTEM], records[name, ENGINE], results["bus_tax"][name]) for name in results["bus_tax"]
+    ]
+    facts, model = results["machine"], results["model"]
+    lines = [f"{model['name']}, {model['dtype']}, {model['read_bytes'] / 1e6:,.0f} MB of weights a step"]
+    lines += [f"{facts['date']}, {facts['cores']} cores of {facts['cpu']}, torch {facts['torch']}", ""]
+    lines += [report.table(HEADS, rows), "", report.limits_table(results["limits"]), ""]
+    lines += [
+        f"{name}: {listed(results[name])}"
+        for name in ("cold_start", "memory_mib", "bus_tax_mixed_lengths")
+        if name in results
+    ]
+    return "\n".join(lines)
+
+
+def row(load: str, system: dict[str, Any], engine: dict[str, Any], lost: float) -> list[str]:
+    """One load's line."""
+    rate, parts = system["output_tok_per_s"], system["part_cores"]
+    used = [parts["engine"], sum(parts.values()) - parts["engine"], system["client_cores"]]
+    return [
+        load,
+        report.number(rate, 1),
+        report.percent(system["spread"]),
+        report.percent(system["share_of_floor"]),
+        report.number(engine["output_tok_per_s"], 1),
+        report.percent(engine["share_of_floor"]),
+        report.number(100 * lost, 1) + " %",
+        report.number(system["total_tok_per_s"]),
+        f"{report.number(system['ttft_ms_p50'])} / {report.number(system['ttft_ms_p99'])}",
+        f"{report.number(system['itl_ms_p50'], 1)} / {report.number(system['itl_ms_p99'], 1)}",
+        " / ".join(report.number(1e6 * cores / rate) for cores in used),
+        report.number(system["foreign_cores"], 2) + ("*" if system["noisy"] or engine["noisy"] else ""),
+    ]
+
+
+def listed(values: dict[str, Any]) -> str:
+    """A few figures in one line."""
+    return ", ".join(f"{name} {value}" for name, value in values.items() if not isinstance(value, dict))
 
 
 if __name__ == "__main__":

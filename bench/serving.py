@@ -1,6 +1,11 @@
-"""Starts `antiphon serve` for a benchmark, and books the CPU time of each of its processes."""
+"""Servers as child processes of a benchmark: started until they are ready, paused, booked, stopped.
+
+`Server` is any command that answers HTTP; `Serving` is `antiphon serve`, the whole system in one command. Nothing is
+measured here. Called by every script that measures through HTTP.
+"""
 
 import http.client
+import json
 import os
 import signal
 import socket
@@ -8,102 +13,150 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bench import processes
 
 ROOT = Path(__file__).resolve().parents[1]
-TICKS = os.sysconf("SC_CLK_TCK")
+HOST = "127.0.0.1"
+STOP_S = 40.0
+POLL_S = 0.01
+TAIL_CHARS = 2000
 
 
-class Serving:
-    """A running system; a context manager. `ready_s` is the time from the command to /readyz."""
+class Server:
+    """A running server; a context manager. `ready_s` is the time from the command until `ready_path` answered 200."""
 
-    def __init__(self, *flags: str) -> None:
-        self.host, self.port = "127.0.0.1", _free_port()
-        command = [sys.executable, "-m", "antiphon", "serve", "--host", self.host, "--port", str(self.port), *flags]
+    def __init__(
+        self, name: str, command: list[str], port: int, ready_path: str, extra_env: Mapping[str, str] | None = None
+    ) -> None:
+        self.name, self.host, self.port, self.paused = name, HOST, port, False
+        self._ready_path = ready_path
+        self._log = os.memfd_create(name)
         self.started = time.perf_counter()
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
-        self._wait()
+            command, cwd=ROOT, env={**os.environ, **(extra_env or {})}, stdout=self._log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
         self.ready_s = time.perf_counter() - self.started
 
-    def __enter__(self) -> "Serving":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends it: SIGTERM, and SIGKILL to all of its processes when that takes too long."""
+        family = processes.tree(self.process.pid)
+        processes.resume(self.process.pid)
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(40)
+            self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            processes.kill(self.process.pid)
+            self.process.wait()
+        processes.end_orphans(family)
+        os.close(self._log)
+
+    def pause(self) -> None:
+        """Stops its processes where they are, so that another server has the machine."""
+        processes.pause(self.process.pid)
+        self.paused = True
+
+    def resume(self) -> None:
+        """Lets its processes go on, and returns when it is ready again."""
+        processes.resume(self.process.pid)
+        self.paused = False
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Returns when it is ready. Raises SystemExit with the end of its output when it has ended instead."""
+        while self.process.poll() is None:
+            if self.get(self._ready_path)[0] == 200:
+                return
+            time.sleep(POLL_S)
+        raise SystemExit(f"{self.name} ended: {self.output()[-TAIL_CHARS:]}")
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body of a GET; status 0 where nobody listens yet."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=10)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException):
+            return 0, b""
+        finally:
+            connection.close()
+
+    def model_name(self) -> str:
+        """What requests call its model."""
+        return json.loads(self.get("/v1/models")[1])["data"][0]["id"]
+
+    def output(self) -> str:
+        """All that it has printed."""
+        # Not by seeking: the server writes through the same file position.
+        return os.pread(self._log, os.fstat(self._log).st_size, 0).decode(errors="replace")
+
+    def part_of(self, command: str) -> str:
+        """Which part of the server a process is, for the books; here there is one part."""
+        del command
+        return self.name
 
     def cpu_seconds(self) -> Counter[str]:
-        """CPU time so far, by service."""
+        """CPU time so far, by part."""
         used: Counter[str] = Counter()
-        for pid in _tree(self.process.pid):
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-                fields = (
-                    Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-                )
-            except OSError:
-                continue
-            used[_service(command)] += (int(fields[11]) + int(fields[12])) / TICKS
+        for process in processes.tree(self.process.pid):
+            used[self.part_of(process.command)] += process.cpu_s
         return used
 
     def memory_mb(self) -> Counter[str]:
-        """Resident memory now, by service, MiB."""
+        """Resident memory now, by part, MiB."""
         used: Counter[str] = Counter()
-        for pid in _tree(self.process.pid):
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-                pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-            except OSError:
-                continue
-            used[_service(command)] += pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        for process in processes.tree(self.process.pid):
+            used[self.part_of(process.command)] += process.resident_mb
         return used
 
-    def _wait(self) -> None:
-        while self.process.poll() is None:
-            connection = http.client.HTTPConnection(self.host, self.port, timeout=2)
-            try:
-                connection.request("GET", "/readyz")
-                if connection.getresponse().status == 200:
-                    return
-            except OSError:
-                pass
-            finally:
-                connection.close()
-            time.sleep(0.01)
-        assert self.process.stderr is not None
-        raise SystemExit(f"antiphon serve ended: {self.process.stderr.read()[-2000:]}")
+
+class Serving(Server):
+    """`antiphon serve` with these flags: NATS and all four services."""
+
+    def __init__(self, *flags: str) -> None:
+        port = free_port()
+        command = [sys.executable, "-m", "antiphon", "serve", "--host", HOST, "--port", str(port), *flags]
+        super().__init__("antiphon", command, port, "/readyz")
+
+    def part_of(self, command: str) -> str:
+        """The service."""
+        for name in ("gateway", "detokenizer", "tokenizer", "engine"):
+            if f"services.{name}" in command:
+                return name
+        return "nats-server" if "nats-server" in command else "launcher"
 
 
-def _free_port() -> int:
+def end_in_order() -> None:
+    """From now on SIGTERM ends this process as Ctrl-C does: its servers, which may stand still, are ended first."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, leave)
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody has now."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((HOST, 0))
         return probe.getsockname()[1]
-
-
-def _service(command: str) -> str:
-    for name in ("gateway", "detokenizer", "tokenizer", "engine"):
-        if f"services.{name}" in command:
-            return name
-    return "nats-server" if "nats-server" in command else "launcher"
-
-
-def _tree(root: int) -> list[int]:
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(fields[1])
-    found, todo = [], [root]
-    while todo:
-        pid = todo.pop()
-        found.append(pid)
-        todo += [child for child, parent in parents.items() if parent == pid]
-    return found

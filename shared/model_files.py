@@ -1,29 +1,64 @@
-"""Where a model's files lie and what the model is called: what every service with a model asks."""
+"""Where a model's files lie and what the model is called: what every service with a model asks.
 
+A model is a directory or a name on the hub. A launcher looks once (`located`) and passes directories on, so that all
+its services have the same files even if the hub's change; a service that is started alone looks for itself.
+"""
+
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
+from shared import hub
 from shared.config import ModelSettings, SettingsError
 
+M = TypeVar("M", bound=ModelSettings)
 DEMO_DIRECTORY = Path(__file__).resolve().parent.parent / "antiphon" / "demo"
 DEMO_NAME = "antiphon-demo"
 
 
-def model_directory(settings: ModelSettings) -> Path:
-    """The model's directory. Raises SettingsError when there is none."""
-    return _existing(Path(settings.model) if settings.model else DEMO_DIRECTORY, "--model")
+def model_directory(settings: ModelSettings, *, weights: bool = True) -> Path:
+    """The model's directory, downloaded where it has to be. Raises SettingsError when there is none.
+
+    Without `weights` what is downloaded are its small files.
+    """
+    if not settings.model:
+        return DEMO_DIRECTORY
+    return _find(settings.model, settings.revision, "--model", weights=weights)
 
 
 def tokenizer_directory(settings: ModelSettings) -> Path:
     """The tokenizer's directory: the model's unless one is named. Raises SettingsError."""
-    return _existing(Path(settings.tokenizer), "--tokenizer") if settings.tokenizer else model_directory(settings)
+    if settings.tokenizer:
+        return _find(settings.tokenizer, settings.tokenizer_revision, "--tokenizer", weights=False)
+    if settings.tokenizer_revision and settings.model:
+        return _find(settings.model, settings.tokenizer_revision, "--tokenizer-revision", weights=False)
+    return model_directory(settings, weights=False)
 
 
 def model_name(settings: ModelSettings) -> str:
-    """What requests call the model: the served name, else its path as given, else the demo's name."""
+    """What requests call the model: the served name, else its name or path as given, else the demo's name."""
     return settings.served_model_name or settings.model or DEMO_NAME
 
 
-def _existing(path: Path, flag: str) -> Path:
-    if not path.is_dir():
-        raise SettingsError(f"{flag}: there is no directory {path}. Give the path of a model in Hugging Face layout.")
-    return path.resolve()
+def located(settings: M) -> M:
+    """The same settings with directories in place of names on the hub. Raises SettingsError when one is not found."""
+    changes: dict[str, str] = {}
+    model = model_directory(settings)
+    if settings.model and not _path(settings.model).is_dir():
+        changes = {"model": str(model), "revision": "", "served_model_name": model_name(settings)}
+    if settings.tokenizer or settings.tokenizer_revision:
+        changes |= {"tokenizer": str(tokenizer_directory(settings)), "tokenizer_revision": ""}
+    return replace(settings, **changes)
+
+
+def _find(given: str, revision: str, flag: str, *, weights: bool) -> Path:
+    path = _path(given)
+    if path.is_dir():
+        return path.resolve()
+    if hub.is_name(given):
+        return hub.find_snapshot(given, revision, flag, weights=weights)
+    raise SettingsError(f"{flag}: there is no directory {path}. Give the path of a model in Hugging Face layout.")
+
+
+def _path(given: str) -> Path:
+    return Path(given).expanduser()

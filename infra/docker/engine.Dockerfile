@@ -10,7 +10,8 @@ RUN python /build/group_requirements.py /build/pyproject.toml engine > /build/re
  && pip install -q --no-cache-dir --root-user-action=ignore ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
     -c /build/constraints.txt -r /build/requirements.txt \
  && rm -r /build \
- && useradd --uid 10001 --home-dir /tmp antiphon
+ && useradd --uid 10001 --home-dir /tmp antiphon \
+ && install -d -o antiphon /models
 COPY shared shared
 COPY services/__init__.py services/
 COPY services/engine services/engine

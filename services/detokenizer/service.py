@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 from services.detokenizer.actor import DetokenizerActor
-from services.detokenizer.vocabulary import Vocabulary, load_vocabulary
+from services.detokenizer.vocabulary import Vocabulary, choose_vocabulary
 from shared import limits
 from shared.actors.host import Host
 from shared.config import DetokenizerSettings
@@ -22,7 +22,7 @@ class DetokenizerService:
 
     def __init__(self, settings: DetokenizerSettings) -> None:
         self._settings = settings
-        self._directories = tokenizer_directory(settings), model_directory(settings)
+        self._directories = tokenizer_directory(settings), model_directory(settings, weights=False)
         self._actor: DetokenizerActor | None = None
 
     async def start(self, host: Host) -> None:
@@ -63,7 +63,7 @@ class DetokenizerService:
                 await self._housekeeping
 
     def _load(self) -> Vocabulary:
-        return load_vocabulary(*self._directories)
+        return choose_vocabulary(self._settings, *self._directories)
 
     async def _keep_house(self, actor: DetokenizerActor) -> None:
         while True:

@@ -10,9 +10,11 @@ from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from services.detokenizer.pieces import PieceRule, piece_rule
-from shared.config import SettingsError
+from shared.config import ModelSettings, SettingsError
+from shared.foreign_tokenizer import AnyTokenizer, load_foreign
 
 
 class UnknownTokenError(ValueError):
@@ -34,7 +36,10 @@ class _Table(dict[int, bytes]):
 class Vocabulary:
     """`pieces`, `visible_pieces` and `first_pieces` are only meant when `rule` is not None."""
 
-    def __init__(self, tokenizer: Tokenizer, decoder: dict[str, Any] | None, model_vocab_size: int = 0) -> None:
+    has_text = True
+    """False when tokens stand for no text at all."""
+
+    def __init__(self, tokenizer: AnyTokenizer, decoder: dict[str, Any] | None, model_vocab_size: int = 0) -> None:
         self.size = max(tokenizer.get_vocab_size(), model_vocab_size)
         self.special_ids = frozenset(i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special)
         self.rule: PieceRule | None = piece_rule(decoder)
@@ -81,6 +86,25 @@ class Vocabulary:
 
     def _decoded_bytes(self, token_id: int) -> bytes:
         return self.decode([token_id], skip_special_tokens=False).encode()
+
+
+class SilentVocabulary(Vocabulary):
+    """The vocabulary of a server without a tokenizer (`--skip-tokenizer-init`): every token's text is empty."""
+
+    has_text = False
+
+    def __init__(self, model_vocab_size: int) -> None:
+        super().__init__(Tokenizer(BPE()), {"type": "Fuse"}, model_vocab_size or 2**32)
+
+
+def choose_vocabulary(settings: ModelSettings, tokenizer_directory: Path, model_directory: Path) -> Vocabulary:
+    """The vocabulary that the settings ask for. Raises SettingsError."""
+    if settings.skip_tokenizer_init:
+        return SilentVocabulary(_model_vocab_size(model_directory / "config.json"))
+    foreign = load_foreign(settings, tokenizer_directory)
+    if foreign is None:
+        return load_vocabulary(tokenizer_directory, model_directory)
+    return Vocabulary(foreign, None, _model_vocab_size(model_directory / "config.json"))
 
 
 def load_vocabulary(tokenizer_directory: Path, model_directory: Path) -> Vocabulary:

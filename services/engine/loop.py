@@ -79,8 +79,9 @@ class StepLoop:
         self._work.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Blocks until something arrives; False if nothing did."""
-        return self._work.wait(timeout_s)
+        """Blocks until something arrives, or a batch that gathers has to start; False if there was neither."""
+        batch_s = self.core.seconds_to_batch(self._clock.monotonic())
+        return self._work.wait(min(timeout_s, batch_s)) or batch_s < timeout_s
 
     def step(self) -> bool:
         """One pass. False when there was nothing to compute."""

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from services.engine.actor import EngineActor
 from services.engine.core.core import Core
@@ -22,6 +23,7 @@ from shared.model_files import DEMO_NAME, model_name
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_BATCH_SIZE, DEFAULT_BATCH_WAIT_S = 16, 0.1
 JOIN_S = 5.0
 
 
@@ -38,7 +40,7 @@ class EngineService:
     ) -> None:
         if settings.use_lookahead and not settings.use_v2_block_manager:
             raise SettingsError("--use-lookahead needs --use-v2-block-manager: add it")
-        self._settings = settings
+        self._settings = with_present_names(settings)
         self._make_worker = make_worker or _load_worker
         self._status: EngineStatus | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -49,7 +51,7 @@ class EngineService:
         self._ended = self._event_loop.create_future()
         worker = await self._load()
         self._facts = worker.facts()
-        bounds = core_limits(self._settings, self._facts)
+        bounds = self._bounds = core_limits(self._settings, self._facts)
         if self._settings.use_warmup:
             await self._warm_up(worker, bounds)
         self._core = Core(bounds, self._facts)
@@ -136,7 +138,7 @@ class EngineService:
             facts.block_size,
             facts.num_blocks,
             core.num_free_blocks,
-            settings.max_num_seqs,
+            self._bounds.max_num_seqs,
             core.num_running,
             core.num_waiting,
             core.num_waiting_tokens,
@@ -159,24 +161,38 @@ class EngineService:
 def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
     """The scheduler's bounds, with defaults filled in. Raises SettingsError for bounds that contradict each other."""
     chunked = settings.enable_chunked_prefill
-    least = max(settings.max_num_seqs, 1 if chunked else facts.max_model_len)
+    rows = min(settings.max_num_seqs, settings.limit_worker_concurrency or settings.max_num_seqs)
+    least = max(rows, 1 if chunked else facts.max_model_len)
     budget = settings.max_num_batched_tokens
     if budget is None:
         budget = max(DEFAULT_BATCHED_TOKENS, least)
     if budget < least:
         raise SettingsError(
-            f"--max-num-batched-tokens: {budget} is less than --max-num-seqs ({settings.max_num_seqs}) or, with "
+            f"--max-num-batched-tokens: {budget} is less than --max-num-seqs ({rows}) or, with "
             f"--enable-chunked-prefill=false, less than the context ({facts.max_model_len} tokens)"
         )
+    gathers = settings.max_batch_size is not None or settings.batch_wait_timeout is not None
+    wait_s = settings.batch_wait_timeout
     return CoreLimits(
-        settings.max_num_seqs,
+        rows,
         budget,
         settings.enable_prefix_caching,
         chunked,
         settings.kv_cache_ratio,
         settings.scheduler_delay_factor,
         settings.num_speculative_tokens if settings.use_lookahead else 0,
+        (settings.max_batch_size or DEFAULT_BATCH_SIZE) if gathers else None,
+        DEFAULT_BATCH_WAIT_S if wait_s is None else wait_s,
     )
+
+
+def with_present_names(settings: EngineSettings) -> EngineSettings:
+    """The settings with what was given under a former name under its present one."""
+    former = settings.max_context_len_to_capture
+    if former is None:
+        return settings
+    logger.warning("--max-context-len-to-capture is deprecated: use --max-seq-len-to-capture=%d", former)
+    return replace(settings, max_seq_len_to_capture=former, max_context_len_to_capture=None)
 
 
 def _load_worker(settings: EngineSettings) -> ModelWorker:

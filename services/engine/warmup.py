@@ -3,6 +3,8 @@
 They go through a core of their own: afterwards no row is used and no block has a name. Called by the engine service.
 """
 
+from dataclasses import replace
+
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts
 from services.engine.core.request import SequenceSpec
@@ -14,7 +16,8 @@ DECODE_STEPS = 2
 
 def warm_up(worker: ModelWorker, limits: CoreLimits) -> int:
     """Prefills as much as a step may have, decodes with as many sequences as it takes; returns the steps."""
-    core = Core(limits, worker.facts())
+    # Made-up sequences have no time to gather in.
+    core = Core(replace(limits, max_batch_size=None), worker.facts())
     for index, length in enumerate(_lengths(limits, worker.facts())):
         params = SamplingParams(max_tokens=1 + DECODE_STEPS, temperature=float(index % 2), ignore_eos=True)
         core.add(SequenceSpec(f"warm-up {index}", (index % worker.facts().vocab_size,) * length, params))

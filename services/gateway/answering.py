@@ -30,7 +30,7 @@ class Run:
         self._backend = backend
         self._exchange = exchange
         self._trace = trace
-        self._tally = Tally(len(exchange.echoes), exchange.request.n)
+        self._tally = Tally(len(exchange.echoes), exchange.request.n, keep_token_ids=exchange.return_token_ids)
         self._meter = RequestMeter(metrics, exchange)
         self._chunks = ChunkEncoder(exchange)
         self._opening = self._chunks.opening()

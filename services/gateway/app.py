@@ -35,7 +35,7 @@ def create_app(
     )
     http_errors.install(app, metrics.count_error)
     app.add_middleware(Edge, keys=ApiKeys(settings.api_keys), metrics=metrics)
-    _add_generation(app, GenerationEndpoints(backend, metrics, settings.keep_alive_s))
+    _add_generation(app, GenerationEndpoints(backend, metrics, settings))
     _add_service(app, ServiceEndpoints(backend, metrics))
     openapi.add_schemas(app)
     return app

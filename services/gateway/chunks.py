@@ -53,16 +53,17 @@ class ChunkEncoder:
         return b"".join(parts)
 
     def chunk(self, choice: Choice, text: str) -> bytes:
-        """What a choice gained, or nothing when there is nothing to show yet. Takes the choice's waiting logprobs."""
+        """What a choice gained, or nothing when there is nothing to show yet. Takes what waits in the choice."""
+        head = self._head_with_ids(choice) if choice.token_ids else self._heads[choice.index]
+        something = text or head is not self._heads[choice.index]
         if choice.finish_reason is None:
-            if not text:
+            if not something:
                 return b""
-            return self._with_logprobs(choice, text) if choice.logprobs else self._plain(choice.index, text)
+            return self._with_logprobs(choice, head, text) if choice.logprobs else head + _encode(text) + self._tail
         if self._chat:
-            said = self._with_logprobs(choice, text) if text or choice.logprobs else b""
+            said = self._with_logprobs(choice, head, text) if something or choice.logprobs else b""
             return said + self._starts[choice.index] + _NO_DELTA + b',"logprobs":null' + self._finish(choice)
-        start = self._heads[choice.index] + _encode(text)
-        return start + b',"logprobs":' + self._logprobs(choice) + self._finish(choice)
+        return head + _encode(text) + b',"logprobs":' + self._logprobs(choice) + self._finish(choice)
 
     def usage(self, tally: Tally, prompt_token_ids: Sequence[Sequence[int]]) -> bytes:
         """The chunk with the token counts."""
@@ -71,8 +72,12 @@ class ChunkEncoder:
     def _plain(self, index: int, text: str) -> bytes:
         return self._heads[index] + _encode(text) + self._tail
 
-    def _with_logprobs(self, choice: Choice, text: str) -> bytes:
-        start = self._heads[choice.index] + _encode(text) + self._after
+    def _head_with_ids(self, choice: Choice) -> bytes:
+        token_ids, choice.token_ids = choice.token_ids, []
+        return self._starts[choice.index] + b',"token_ids":' + _encode(token_ids) + _BEFORE_TEXT[self._exchange.kind]
+
+    def _with_logprobs(self, choice: Choice, head: bytes, text: str) -> bytes:
+        start = head + _encode(text) + self._after
         return start + b',"logprobs":' + self._logprobs(choice) + b',"finish_reason":null}]' + self._close
 
     def _finish(self, choice: Choice) -> bytes:

@@ -35,6 +35,7 @@ class Exchange:
     stream: bool
     include_usage: bool
     echoes: tuple[str, ...]
+    return_token_ids: bool = False
 
     @property
     def id(self) -> str:

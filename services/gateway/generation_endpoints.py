@@ -5,21 +5,25 @@ from starlette.responses import Response
 
 from services.gateway import chat_schema, completion_schema, parameters, refused, request_body
 from services.gateway.answering import Run, StreamedAnswer
+from services.gateway.checks import given
 from services.gateway.exchange import Arrival, Exchange, Kind
 from services.gateway.generation import Backend, GenerationRequest, ModelCard
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai_api import SamplingFields, read_body, read_fields
+from services.gateway.seeds import seeds_of
 from services.gateway.tracing import RequestTrace
 from shared import codec
+from shared.config import GatewaySettings
 
 
 class GenerationEndpoints:
     """The two endpoints that generate."""
 
-    def __init__(self, backend: Backend, metrics: GatewayMetrics, keep_alive_s: float) -> None:
+    def __init__(self, backend: Backend, metrics: GatewayMetrics, settings: GatewaySettings) -> None:
         self._backend = backend
         self._metrics = metrics
-        self._keep_alive_s = keep_alive_s
+        self._settings = settings
+        self._draw_seed = seeds_of(settings.seed)
 
     async def completions(self, request: Request) -> Response:
         """Continues a text, or each of several."""
@@ -27,9 +31,9 @@ class GenerationEndpoints:
         data = await _checked(request)
         body = read_body(data, completion_schema.DECODER)
         card = self._backend.resolve_model(body.model)
-        wanted = parameters.completion(body, card, request.state.request_id)
+        wanted = parameters.completion(body, card, request.state.request_id, self._draw_seed)
         echoes = await self._echoes(wanted) if body.echo else _no_echoes(wanted)
-        return await self._answer(request, _exchange("completion", arrival, card, wanted, body, echoes))
+        return await self._answer(request, self._exchange("completion", arrival, card, wanted, body, echoes))
 
     async def chat_completions(self, request: Request) -> Response:
         """Continues a conversation."""
@@ -37,15 +41,15 @@ class GenerationEndpoints:
         data = await _checked(request)
         body = read_body(data, chat_schema.DECODER)
         card = self._backend.resolve_model(body.model)
-        wanted = parameters.chat(body, card, request.state.request_id)
+        wanted = parameters.chat(body, card, request.state.request_id, self._draw_seed)
         echoes = await self._echoes(wanted) if body.echo else _no_echoes(wanted)
-        return await self._answer(request, _exchange("chat", arrival, card, wanted, body, echoes))
+        return await self._answer(request, self._exchange("chat", arrival, card, wanted, body, echoes))
 
     async def _answer(self, request: Request, exchange: Exchange) -> Response:
         trace = RequestTrace(exchange, request.headers)
         run = Run(self._backend, exchange, self._metrics, trace)
         if exchange.stream:
-            return StreamedAnswer(run, self._keep_alive_s)
+            return StreamedAnswer(run, self._settings.keep_alive_s)
         return Response(await run.whole(request.receive), media_type="application/json")
 
     async def _echoes(self, wanted: GenerationRequest) -> tuple[str, ...]:
@@ -57,6 +61,27 @@ class GenerationEndpoints:
         last = [tuple(codec.unpack_ids(message.token_ids)) for message in wanted.messages[-1:]]
         return tuple([await self._backend.detokenize(wanted.model, ids) for ids in wanted.token_ids or last])
 
+    def _exchange(
+        self,
+        kind: Kind,
+        arrival: Arrival,
+        card: ModelCard,
+        wanted: GenerationRequest,
+        body: SamplingFields,
+        echoes: tuple[str, ...],
+    ) -> Exchange:
+        options = body.stream_options
+        return Exchange(
+            kind=kind,
+            arrival=arrival,
+            card=card,
+            request=wanted,
+            stream=bool(body.stream),
+            include_usage=options is not None and bool(options.include_usage),
+            echoes=echoes,
+            return_token_ids=given(body.return_token_ids, self._settings.return_token_ids),
+        )
+
 
 async def _checked(request: Request) -> bytes:
     data = await request_body.read(request.scope["headers"], request.receive)
@@ -66,23 +91,3 @@ async def _checked(request: Request) -> bytes:
 
 def _no_echoes(wanted: GenerationRequest) -> tuple[str, ...]:
     return ("",) * (len(wanted.texts) + len(wanted.token_ids) + bool(wanted.messages))
-
-
-def _exchange(
-    kind: Kind,
-    arrival: Arrival,
-    card: ModelCard,
-    wanted: GenerationRequest,
-    body: SamplingFields,
-    echoes: tuple[str, ...],
-) -> Exchange:
-    options = body.stream_options
-    return Exchange(
-        kind=kind,
-        arrival=arrival,
-        card=card,
-        request=wanted,
-        stream=bool(body.stream),
-        include_usage=options is not None and bool(options.include_usage),
-        echoes=echoes,
-    )

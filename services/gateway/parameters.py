@@ -4,7 +4,6 @@ Ranges of sampling parameters are `shared.sampling.check`'s; what is checked her
 prompt leaves room for `max_tokens` is checked where the prompt's length is known, behind the seam.
 """
 
-import secrets
 from dataclasses import replace
 
 import msgspec
@@ -15,6 +14,7 @@ from services.gateway.checks import check_token_ids, given, missing, refuse, uns
 from services.gateway.completion_schema import CompletionBody
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.openai_api import SamplingFields
+from services.gateway.seeds import Draw, from_chance
 from services.gateway.tokenize_schema import TokenizeBody
 from shared import limits, sampling
 from shared.errors import ServiceError
@@ -25,24 +25,26 @@ AS_MANY_AS_FIT = 0
 _INT32 = 2**31
 
 
-def completion(body: CompletionBody, card: ModelCard, request_id: str) -> GenerationRequest:
-    """Raises ServiceError naming the first parameter that is wrong."""
+def completion(
+    body: CompletionBody, card: ModelCard, request_id: str, draw_seed: Draw = from_chance
+) -> GenerationRequest:
+    """Raises ServiceError naming the first parameter that is wrong. `draw_seed` is asked where the body has no seed."""
     texts, token_ids = prompts(body.prompt, card.vocab_size)
     logprobs = body.logprobs
     if logprobs is not None and not 0 <= logprobs <= limits.COMPLETION_LOGPROBS_MAX:
         refuse("logprobs", f"must be between 0 and {limits.COMPLETION_LOGPROBS_MAX}")
     if body.echo and logprobs is not None:
         unsupported("logprobs", "Log probabilities of an echoed prompt ('echo' with 'logprobs') are")
-    params = _params(body, card, COMPLETION_MAX_TOKENS, logprobs)
+    params = _params(body, card, COMPLETION_MAX_TOKENS, logprobs, draw_seed)
     request = _request(body, card, request_id, params, len(texts) + len(token_ids))
     special = given(body.add_special_tokens, True)
     return replace(request, texts=texts, token_ids=token_ids, add_special_tokens=special)
 
 
-def chat(body: ChatBody, card: ModelCard, request_id: str) -> GenerationRequest:
-    """Raises ServiceError naming the first parameter that is wrong."""
+def chat(body: ChatBody, card: ModelCard, request_id: str, draw_seed: Draw = from_chance) -> GenerationRequest:
+    """Raises ServiceError naming the first parameter that is wrong. `draw_seed` is asked where the body has no seed."""
     messages = conversation.messages(body.messages, card.vocab_size)
-    params = _params(body, card, AS_MANY_AS_FIT, _chat_logprobs(body))
+    params = _params(body, card, AS_MANY_AS_FIT, _chat_logprobs(body), draw_seed)
     return replace(
         _request(body, card, request_id, params, 1),
         messages=messages,
@@ -108,7 +110,9 @@ def _chat_logprobs(body: ChatBody) -> int | None:
     return body.logprobs if top is None else top
 
 
-def _params(body: SamplingFields, card: ModelCard, default_max_tokens: int, logprobs: int | None) -> SamplingParams:
+def _params(
+    body: SamplingFields, card: ModelCard, default_max_tokens: int, logprobs: int | None, draw_seed: Draw
+) -> SamplingParams:
     max_tokens = _max_tokens(body, card, default_max_tokens)
     params = SamplingParams(
         max_tokens=max_tokens or card.max_model_len,
@@ -121,7 +125,7 @@ def _params(body: SamplingFields, card: ModelCard, default_max_tokens: int, logp
         presence_penalty=given(body.presence_penalty, 0.0),
         frequency_penalty=given(body.frequency_penalty, 0.0),
         repetition_penalty=given(body.repetition_penalty, 1.0),
-        seed=secrets.randbits(63) if body.seed is None else body.seed,
+        seed=draw_seed() if body.seed is None else body.seed,
         stop_token_ids=_stop_token_ids(body),
         ignore_eos=given(body.ignore_eos, False),
         logprobs=logprobs,

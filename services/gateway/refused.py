@@ -28,7 +28,6 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "bad_words": _EMPTY,
     "logits_processors": _EMPTY,
     "prompt_logprobs": (None, False),
-    "return_token_ids": _OFF,
     "return_tokens_as_token_ids": _OFF,
     "eos_token_ids": _EMPTY,
     "truncate_prompt_tokens": (None,),

@@ -46,6 +46,7 @@ def _choice(exchange: Exchange, choice: Choice) -> dict[str, Any]:
     return {
         "index": choice.index,
         **said,
+        **({} if choice.token_ids is None else {"token_ids": choice.token_ids}),
         "logprobs": _logprobs(exchange, choice),
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,

@@ -11,7 +11,7 @@ from shared.messages import FinishReason, PositionLogprobs
 
 @dataclass(slots=True)
 class Choice:
-    """One sequence. `text` and `logprobs` wait here until they are put into the answer."""
+    """One sequence. `text`, `logprobs` and `token_ids` wait here until they are put into the answer."""
 
     index: int
     num_tokens: int = 0
@@ -23,6 +23,8 @@ class Choice:
     """Characters of all tokens whose log probabilities were sent."""
     text: list[str] = field(default_factory=list[str])
     logprobs: list[PositionLogprobs] = field(default_factory=list[PositionLogprobs])
+    token_ids: list[int] | None = None
+    """None: nobody asked for them."""
 
     def add(self, update: SequenceUpdate) -> None:
         """Takes an update in, except its text, which a stream sends at once."""
@@ -33,6 +35,8 @@ class Choice:
             self.num_cached_tokens = update.num_cached_tokens
         if update.logprobs:
             self.logprobs += update.logprobs
+        if self.token_ids is not None:
+            self.token_ids += update.token_ids
         if update.finish_reason is not None:
             self.finish_reason = update.finish_reason
             self.stop_reason = update.stop_reason
@@ -41,9 +45,9 @@ class Choice:
 class Tally:
     """All choices of a request: index = prompt index * n + choice."""
 
-    def __init__(self, num_prompts: int, n: int) -> None:
+    def __init__(self, num_prompts: int, n: int, *, keep_token_ids: bool = False) -> None:
         self.n = n
-        self.choices = [Choice(index) for index in range(num_prompts * n)]
+        self.choices = [Choice(index, token_ids=[] if keep_token_ids else None) for index in range(num_prompts * n)]
 
     def check_complete(self) -> None:
         """Raises ServiceError when a choice has no end: a truncated answer must never look complete."""

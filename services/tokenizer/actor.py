@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from services.tokenizer.encode import TextCodec
+from services.tokenizer.encode import Codec
 from services.tokenizer.renderer import Renderer
 from services.tokenizer.requests import (
     check_model,
@@ -46,7 +46,7 @@ class TokenizerActor(Actor):
     def __init__(
         self,
         host: Host,
-        codec: TextCodec,
+        codec: Codec,
         renderer: Renderer,
         bos_token: str,
         model: str,

@@ -1,20 +1,23 @@
 """A model's text codec: text to token ids and back, with the tokenizer's own rules. Thread-safe once made.
 
 Reads the files of a model directory in Hugging Face layout; needs the `tokenizers` library only. Not here: chat
-templates are rendered by `renderer`, out of this process.
+templates are rendered by `renderer`, out of this process; tokenizers of other kinds are `shared.foreign_tokenizer`'s.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
-from shared.config import SettingsError
+from shared.config import ModelSettings, SettingsError
+from shared.errors import ServiceError
+from shared.foreign_tokenizer import AnyTokenizer, load_foreign
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+NO_TOKENIZER = "This server has no tokenizer (--skip-tokenizer-init). Give the 'prompt' as token ids, and no text."
 _TEMPLATE_MARKS = ("{{", "{%", "{#", "\n")
 
 
@@ -29,10 +32,50 @@ class TextFacts:
     chat_template: str | None
 
 
-class TextCodec:
-    """Encodes and decodes. `special_ids` are the ids of tokens that are no text."""
+class Codec(Protocol):
+    """Text to token ids and back. Raises ServiceError where there is no text at all."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """The token ids of each text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids; ids that the vocabulary lacks add nothing."""
+        ...
+
+    def knows(self, token_id: int) -> bool:
+        """True when the vocabulary has this id."""
+        ...
+
+    def token_text(self, token_id: int) -> str:
+        """One token as it reads inside a text."""
+        ...
+
+
+class NoCodec:
+    """The codec of a server without a tokenizer (`--skip-tokenizer-init`): refuses whatever is asked of it."""
+
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """See Codec."""
+        raise _no_tokenizer()
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """See Codec."""
+        raise _no_tokenizer()
+
+    def knows(self, token_id: int) -> bool:
+        """See Codec."""
+        raise _no_tokenizer()
+
+    def token_text(self, token_id: int) -> str:
+        """See Codec."""
+        raise _no_tokenizer()
+
+
+class TextCodec:
+    """A Codec. `special_ids` are the ids of tokens that are no text."""
+
+    def __init__(self, tokenizer: AnyTokenizer) -> None:
         # A file may carry the truncation and padding of its training; requests are neither cut nor filled.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -42,7 +85,7 @@ class TextCodec:
         self._anchor_chars = len(self.decode(self._anchor))
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """The token ids of each text. Releases the interpreter lock while it works."""
+        """See Codec. Releases the interpreter lock while it works."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
@@ -57,6 +100,14 @@ class TextCodec:
     def token_text(self, token_id: int) -> str:
         """One token as it reads inside a text: a leading space is kept, a piece of a character shows as U+FFFD."""
         return self.decode([*self._anchor, token_id])[self._anchor_chars :]
+
+
+def choose_codec(settings: ModelSettings, directory: Path) -> Codec:
+    """The codec that the settings ask for, of a tokenizer in `directory`. Raises SettingsError."""
+    if settings.skip_tokenizer_init:
+        return NoCodec()
+    foreign = load_foreign(settings, directory)
+    return TextCodec(foreign) if foreign is not None else load_codec(directory)
 
 
 def load_codec(directory: Path) -> TextCodec:
@@ -79,6 +130,10 @@ def load_facts(directory: Path, chat_template: str = "") -> TextFacts:
     named = {**_named_tokens(_read_object(directory / "special_tokens_map.json")), **_named_tokens(config)}
     template = _given_template(chat_template) if chat_template else _own_template(directory, config)
     return TextFacts(named, template)
+
+
+def _no_tokenizer() -> ServiceError:
+    return ServiceError("invalid_value", NO_TOKENIZER, param="prompt")
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:

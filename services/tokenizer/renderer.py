@@ -21,6 +21,7 @@ from shared import limits
 from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
+NO_TEMPLATE = "This model has no chat template. Start the server with --chat-template, or use /v1/completions."
 FRAME_BYTES_MAX = 4 * limits.TEMPLATE_OUTPUT_CHARS_MAX + 1024
 
 
@@ -37,13 +38,14 @@ class Renderer(Protocol):
 
 
 class NoTemplate:
-    """The renderer of a model without a chat template."""
+    """The renderer of a model without a chat template; `reason` is what a conversation is answered with."""
+
+    def __init__(self, reason: str = NO_TEMPLATE) -> None:
+        self._reason = reason
 
     async def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
         """See Renderer."""
-        raise _refusal(
-            "This model has no chat template. Start the server with --chat-template, or use /v1/completions."
-        )
+        raise _refusal(self._reason)
 
     async def close(self) -> None:
         """See Renderer."""

@@ -1,6 +1,6 @@
 """What a tokenize or detokenize request means, apart from asyncio and the bus: checks, and texts to reply. Pure."""
 
-from services.tokenizer.encode import TextCodec
+from services.tokenizer.encode import Codec
 from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import DecodeError, pack_ids, unpack_ids
@@ -38,7 +38,7 @@ def num_characters(request: TokenizeRequest) -> int:
     return sum(map(len, request.prompts)) + sum(len(message.content) for message in request.messages)
 
 
-def plain_messages(codec: TextCodec, messages: tuple[ChatMessage, ...]) -> list[dict[str, str]]:
+def plain_messages(codec: Codec, messages: tuple[ChatMessage, ...]) -> list[dict[str, str]]:
     """The conversation as a chat template sees it.
 
     A pre-tokenised turn is decoded first, special tokens included: a template works on text, and what comes before and
@@ -47,7 +47,7 @@ def plain_messages(codec: TextCodec, messages: tuple[ChatMessage, ...]) -> list[
     return [_plain_message(codec, message) for message in messages]
 
 
-def tokenize(codec: TextCodec, request: TokenizeRequest, texts: tuple[str, ...]) -> TokenizeReply:
+def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> TokenizeReply:
     """The reply for these texts: the request's prompts, or its rendered conversation.
 
     Raises ServiceError('context_length_exceeded').
@@ -59,7 +59,7 @@ def tokenize(codec: TextCodec, request: TokenizeRequest, texts: tuple[str, ...])
     return TokenizeReply(request.request_id, tuple(prompts))
 
 
-def detokenize(codec: TextCodec, request: DetokenizeRequest) -> str:
+def detokenize(codec: Codec, request: DetokenizeRequest) -> str:
     """The text of the request's tokens, special tokens included. Raises ServiceError for ids outside the vocabulary."""
     return codec.decode(_known_ids(codec, request.token_ids, "tokens"))
 
@@ -69,14 +69,14 @@ def num_tokens(reply: TokenizeReply) -> int:
     return sum(len(prompt.token_ids) for prompt in reply.prompts) // 4
 
 
-def _plain_message(codec: TextCodec, message: ChatMessage) -> dict[str, str]:
+def _plain_message(codec: Codec, message: ChatMessage) -> dict[str, str]:
     token_ids = message.token_ids
     content = codec.decode(_known_ids(codec, token_ids, "messages")) if token_ids else message.content
     plain = {"role": message.role, "content": content}
     return {**plain, "name": message.name} if message.name else plain
 
 
-def _known_ids(codec: TextCodec, packed: bytes, param: str) -> list[int]:
+def _known_ids(codec: Codec, packed: bytes, param: str) -> list[int]:
     try:
         token_ids = unpack_ids(packed)
     except DecodeError:
@@ -89,7 +89,7 @@ def _known_ids(codec: TextCodec, packed: bytes, param: str) -> list[int]:
     return token_ids
 
 
-def _tokenized(codec: TextCodec, request: TokenizeRequest, token_ids: list[int]) -> TokenizedPrompt:
+def _tokenized(codec: Codec, request: TokenizeRequest, token_ids: list[int]) -> TokenizedPrompt:
     packed = pack_ids(token_ids)
     hashes = chain_hashes(packed, request.block_size, request.cache_salt) if request.block_size > 0 else b""
     texts = tuple(map(codec.token_text, token_ids)) if request.return_tokens else ()

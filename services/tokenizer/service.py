@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 from services.tokenizer.actor import TokenizerActor
-from services.tokenizer.encode import TextCodec, TextFacts, load_codec, load_facts
+from services.tokenizer.encode import NO_TOKENIZER, Codec, TextFacts, choose_codec, load_facts
 from services.tokenizer.renderer import NoTemplate, WorkerPool
 from shared.actors.host import Host
 from shared.config import TokenizerSettings
@@ -30,8 +30,9 @@ class TokenizerService:
         """See Service. Raises SettingsError when the directory has no usable tokenizer."""
         codec, facts = await asyncio.to_thread(self._load)
         pool = WorkerPool(facts.chat_template, facts.named_tokens) if facts.chat_template is not None else None
+        none = NoTemplate(NO_TOKENIZER) if self._settings.skip_tokenizer_init else NoTemplate()
         bos = facts.named_tokens.get("bos_token", "")
-        self._actor = TokenizerActor(host, codec, pool or NoTemplate(), bos, model_name(self._settings))
+        self._actor = TokenizerActor(host, codec, pool or none, bos, model_name(self._settings))
         await self._actor.listen()
         self._actor_task = asyncio.create_task(self._actor.run())
         if pool is not None:
@@ -60,5 +61,8 @@ class TokenizerService:
         await self._actor.stop()
         await self._actor_task
 
-    def _load(self) -> tuple[TextCodec, TextFacts]:
-        return load_codec(self._directory), load_facts(self._directory, self._settings.chat_template)
+    def _load(self) -> tuple[Codec, TextFacts]:
+        settings, directory = self._settings, self._directory
+        if settings.skip_tokenizer_init:
+            return choose_codec(settings, directory), TextFacts({}, None)
+        return choose_codec(settings, directory), load_facts(directory, settings.chat_template)

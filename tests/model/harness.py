@@ -85,7 +85,14 @@ ROUNDED_VARIANTS = ("llama", "mistral with a window", "qwen2", "qwen3", "qwen2 w
 
 def settings(directory: Path, **overrides: Any) -> EngineSettings:
     return EngineSettings(
-        **{"model": str(directory), "device": "cpu", "threads": 1, "kv_cache_memory_gb": 0.05, **overrides}
+        **{
+            "model": str(directory),
+            "device": "cpu",
+            "threads": 1,
+            "kv_cache_memory_gb": 0.05,
+            "block_size": 16,
+            **overrides,
+        }
     )
 
 

@@ -1,19 +1,37 @@
 """Models that the engine cannot run through transformers are refused, with the reason."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from services.engine.core.core import Core
+from services.engine.core.plan import CoreLimits
+from services.engine.core.request import SequenceSpec
+from services.engine.worker.load import load_worker
 from services.engine.worker.model_files import read_config
 from services.engine.worker.torch_worker import load_model
+from shared.config import EngineSettings
 from shared.errors import ServiceError
+from shared.sampling import SamplingParams
+from tests.models import greedy_reference, make_model
 
 pytestmark = pytest.mark.model
 
 SIZES: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 CPU = torch.device("cpu")
+CLASSES = {"AutoConfig": "Config", "AutoModelForCausalLM": "ForCausalLM"}
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class ChoralConfig(LlamaConfig):
+    model_type = "choral"
+
+class ChoralForCausalLM(LlamaForCausalLM):
+    config_class = ChoralConfig
+"""
 
 
 @pytest.mark.parametrize(
@@ -37,6 +55,44 @@ def test_an_architecture_that_cannot_work_is_refused_with_the_reason(
     with pytest.raises(ServiceError, match=reason) as failure:
         load_model(tmp_path, read_config(tmp_path), torch.float32, CPU)
     assert "LlamaForCausalLM" in failure.value.message
+
+
+@pytest.fixture
+def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small Llama under another name, with its code beside it; what runs of it is copied below `tmp_path`."""
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    directory = make_model(tmp_path / "model", num_hidden_layers=1)
+    config = {**read_config(directory), "model_type": "choral", "architectures": ["ChoralForCausalLM"]}
+    config["auto_map"] = {name: f"choral.Choral{kind}" for name, kind in CLASSES.items()}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "choral.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n" + OWN_CODE)
+    return directory
+
+
+@pytest.mark.spec("S-SRV-025")
+def test_a_models_own_code_runs_when_it_is_trusted(own_code: Path) -> None:
+    prompt = [5, 6, 7, 8, 9]
+    given = {"device": "cpu", "threads": 1, "kv_cache_memory_gb": 0.01, "trust_remote_code": True}
+    worker = load_worker(EngineSettings(model=str(own_code), **given))
+    core = Core(CoreLimits(), worker.facts())
+    core.add(SequenceSpec("r", tuple(prompt), SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)))
+    tokens: list[int] = []
+    while core.sequences:
+        plan = core.schedule()
+        tokens += [token for outcome in core.apply(plan, worker.run(plan)) for token in outcome.token_ids]
+    plain = {**read_config(own_code), "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    del plain["auto_map"]
+    (own_code / "config.json").write_text(json.dumps(plain))
+    assert tokens == greedy_reference(own_code, prompt, 8)
+
+
+@pytest.mark.spec("S-SRV-025")
+def test_a_models_own_code_does_not_run_unless_it_is_trusted(own_code: Path) -> None:
+    with pytest.raises(ServiceError, match=r"ChoralForCausalLM is not supported.*is run with --trust-remote-code only"):
+        load_worker(EngineSettings(model=str(own_code), device="cpu"))
+    assert not (own_code.parent / "ran").exists()
 
 
 def test_an_architecture_that_nobody_knows_is_refused(tmp_path: Path) -> None:

@@ -19,10 +19,15 @@ READY_S, END_S = 60.0, 30.0
 
 
 class Served:
-    """One `antiphon serve` and what it printed. `environ` is added to the environment."""
+    """One `antiphon serve`, or another `command`, and what it printed. `environ` is added to the environment."""
 
-    def __init__(self, *flags: str, environ: Mapping[str, str] | None = None) -> None:
-        argv = [sys.executable, "-m", "antiphon", "serve", "--port=0", "--kv-cache-memory-gb=0.05", *flags]
+    def __init__(
+        self,
+        *flags: str,
+        environ: Mapping[str, str] | None = None,
+        command: tuple[str, ...] = ("antiphon", "serve"),
+    ) -> None:
+        argv = [sys.executable, "-m", *command, "--port=0", "--kv-cache-memory-gb=0.05", *flags]
         self.process = subprocess.Popen(
             argv,
             cwd=ROOT,

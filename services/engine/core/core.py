@@ -98,12 +98,16 @@ class Core:
     def schedule(self, now_s: float = 0.0) -> StepPlan:
         """Plans the next step; the plan is empty when there is nothing to compute, and is then not to be run.
 
-        `now_s` is the caller's clock, in seconds, 0 where there is none; a scheduler delay and guessing go by it.
+        `now_s` is the clock, in seconds, 0 where there is none: a scheduler delay, batches and guesses go by it.
 
         Every plan that is not empty must be run and applied, in order. The next one may be planned before that; it then
         leaves out sequences with guesses in flight: what follows them is only known from the result.
         """
         return self.scheduler.schedule(now_s)
+
+    def seconds_to_batch(self, now_s: float) -> float:
+        """How long after an empty plan the next one may have something without anything new; mostly infinite."""
+        return self.scheduler.batches.seconds_left(now_s)
 
     def apply(self, plan: StepPlan, result: StepResult, now_s: float = 0.0) -> list[Outcome]:
         """Takes in a step's result: one outcome for each sequence that got tokens and was not aborted, in plan order.

@@ -128,3 +128,7 @@ class CoreLimits:
     """See `delay`."""
     num_speculative_tokens: int = 0
     """Most tokens that are guessed for a sequence in a step; see `lookahead`."""
+    max_batch_size: int | None = None
+    """Most new sequences that join together after gathering; None: they do not gather. See `batching`."""
+    batch_wait_timeout: float = 0.1
+    """Longest time to gather, in seconds."""

@@ -6,17 +6,19 @@
 The prefix cache is asked first. What was swapped out or a relative has goes further or is not used. A relative's blocks
 can be shared as soon as the step that fills them is planned, even this very one: a step writes all its keys and values
 before it reads any. Copied is only what earlier steps have computed, as copies come before everything else in a step,
-and none reads what another writes.
+and none reads what another writes. Where that makes a difference of many tokens, it is worth waiting a step.
 Called by `scheduler`.
 """
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from services.engine.core.prefix_cache import PrefixCache
 from services.engine.core.sequence import Sequence, Status
 
+WORTH_WAITING_TOKENS = 16
+"""A step that only decodes takes a new sequence about as long as so many tokens of a prompt."""
 _NUM_TOKENS = attrgetter("num_tokens")
 
 
@@ -28,6 +30,13 @@ class Reusable:
     num_tokens: int
     copied: int | None = None
     """The block behind the shared ones that has the rest, when it is a relative's."""
+    num_soon: int = 0
+    """As `num_tokens`, in a step that follows the landing of all that is planned now."""
+
+    @property
+    def worth_waiting(self) -> bool:
+        """Whether computing the difference costs more than to join a step later."""
+        return self.num_soon - self.num_tokens > WORTH_WAITING_TOKENS
 
 
 def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int) -> Reusable:
@@ -38,7 +47,8 @@ def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int
         return Reusable(hits, sequence.num_host_tokens)
     for relative in sequence.relatives:
         if relative.row >= 0 and relative.status is not Status.FINISHED:
-            return max(found, _of_relative(sequence, relative, prefix_cache, block_size), key=_NUM_TOKENS)
+            of_relative = _of_relative(sequence, relative, prefix_cache, block_size)
+            return replace(max(found, of_relative, key=_NUM_TOKENS), num_soon=of_relative.num_soon)
     return found
 
 
@@ -51,7 +61,9 @@ def _of_relative(sequence: Sequence, relative: Sequence, prefix_cache: PrefixCac
     num_tokens = max(num_copied, num_planned)
     num_full, rest = divmod(num_tokens, block_size)
     prefix_cache.know(sequence, num_full)
-    return Reusable(relative.block_table[:num_full], num_tokens, relative.block_table[num_full] if rest else None)
+    copied = relative.block_table[num_full] if rest else None
+    num_soon = min(relative.num_scheduled_tokens, most)
+    return Reusable(relative.block_table[:num_full], num_tokens, copied, num_soon)
 
 
 def _common_length(first: "array[int]", second: "array[int]") -> int:

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from services.engine.core.batching import BatchGate
 from services.engine.core.block_pool import BlockPool
 from services.engine.core.counters import Tally
 from services.engine.core.delay import AdmissionDelay
@@ -104,6 +105,7 @@ class Scheduler:
         self._reserve = 0 if ratio is None else pool.num_blocks - int(ratio * pool.num_blocks)
         self._delay = AdmissionDelay(limits.scheduler_delay_factor)
         self._payoff = Payoff()
+        self.batches = BatchGate(limits.max_batch_size, limits.batch_wait_timeout)
         self._tally = tally
         self._shortage: _Shortage | None = None
         self._head_went_first = False
@@ -231,10 +233,16 @@ class Scheduler:
     # --- waiting sequences --------------------------------------------------------------------------------------------
 
     def _may_join(self, now_s: float) -> bool:
-        return self.waiting.head() is not None and (self._delay.passed(now_s) or not self.running)
+        head = self.waiting.head()
+        self.batches.look(head, self.waiting.num_waiting, now_s)
+        if head is None or not self.batches.admits(head, 0):
+            return False
+        return self._delay.passed(now_s) or not self.running
 
     def _schedule_waiting(self, draft: _Draft) -> None:
         while draft.budget > 0 and self.rows.num_free and (sequence := self.waiting.head()):
+            if not self.batches.admits(sequence, len(draft.joined)):
+                return
             alone = not self.running and not draft.joined
             found = self._reusable_of_fitting(sequence, draft.budget, 0 if alone else self._reserve)
             if found is None:
@@ -274,12 +282,14 @@ class Scheduler:
 
         It fits if all its known tokens find blocks (even if only a part of them is to be scheduled now: a prefill that
         is preempted half-way is work lost), `spare_blocks` left free, and if the budget has room for them, or for any
-        when prefill is chunked.
+        when prefill is chunked. One that has little to compute a step later waits for that.
         """
         num_free = self._pool.num_free - spare_blocks
         if not self._worth_a_lookup(sequence, budget, num_free):
             return None
         found = find_reusable(sequence, self._prefix_cache, self._block_size)
+        if found.worth_waiting:
+            return None
         num_free_hits = sum(map(self._pool.is_free, found.shared))
         num_blocks = self._blocks_for(sequence.num_tokens) - len(found.shared) + num_free_hits
         num_tokens = 1 if self._limits.enable_chunked_prefill else sequence.num_tokens - found.num_tokens
@@ -323,6 +333,7 @@ class Scheduler:
     def _note_first_run(self, sequence: Sequence, step: int) -> None:
         if sequence.status is Status.PREEMPTED:
             return
+        self.batches.started()
         sequence.first_scheduled_step = step
         sequence.num_cached_tokens = min(sequence.num_scheduled_tokens, sequence.num_prompt_tokens)
         self._tally.cached_tokens += sequence.num_cached_tokens

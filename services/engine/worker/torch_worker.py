@@ -61,7 +61,9 @@ class TorchWorker:
             torch.set_num_threads(settings.threads or useful_threads(model_dir))
         config = read_config(model_dir)
         self._dtype = choose_dtype(settings.dtype, weight_dtype(config), self._device)
-        self._model, self._description = load_model(model_dir, config, self._dtype, self._device)
+        self._model, self._description = load_model(
+            model_dir, config, self._dtype, self._device, trust_remote_code=settings.trust_remote_code
+        )
         self._prepare_state(settings, eos_token_ids(model_dir, self._description))
 
     def facts(self) -> EngineFacts:
@@ -152,14 +154,22 @@ class TorchWorker:
 
 
 def load_model(
-    model_dir: Path, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    model_dir: Path,
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    trust_remote_code: bool = False,
 ) -> tuple[LanguageModel, DecoderDescription]:
-    """A decoder of our own where there is a family for it, else one that transformers runs. Raises `ServiceError`."""
+    """A decoder of our own where there is a family for it, else one that transformers runs. Raises `ServiceError`.
+
+    `trust_remote_code` lets the latter run code that comes with the model.
+    """
     if not has_family(config):
         # Imported here: it takes seconds, and most models do without.
         from services.engine.worker.transformers_model import load_transformers_model
 
-        model = load_transformers_model(model_dir, config, dtype, device)
+        model = load_transformers_model(model_dir, config, dtype, device, trust_remote_code)
         return model, model.description
     family = find_family(config)
     description = family.describe(config)

@@ -2,8 +2,9 @@
 
 Transformers computes everything but attention: each layer hands its queries, keys and values to a registered function,
 which writes and reads the paged cache. What the cache must look like is seen by one trial run of one token. An
-architecture whose attention cannot be taken out is a `ServiceError` that says so; code from a model directory is never
-run. Called by the torch worker, which imports this only for such models: transformers takes seconds to import.
+architecture whose attention cannot be taken out is a `ServiceError` that says so; code from a model directory is run
+with `--trust-remote-code` only. Called by the torch worker, which imports this only for such models: transformers takes
+seconds to import.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from services.engine.kernels.paged_attention import Scores, paged_attention, write_kv
@@ -110,12 +112,21 @@ class TransformersModel:
 
 
 def load_transformers_model(
-    model_dir: Path, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    model_dir: Path,
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    trust_remote_code: bool = False,
 ) -> TransformersModel:
-    """A model on the device. Raises `ServiceError` naming why a model cannot be run like this."""
+    """A model on the device. Raises `ServiceError` naming why a model cannot be run like this.
+
+    `trust_remote_code` lets code of the model's directory run.
+    """
     names = ", ".join(map(str, config.get("architectures") or [])) or "none at all"
+    if config.get("auto_map") and not trust_remote_code and config.get("model_type") not in CONFIG_MAPPING:
+        raise _refusal(names, "its code comes with the model, and is run with --trust-remote-code only")
     try:
-        model = _load(model_dir, dtype).to(device).eval()
+        model = _load(model_dir, dtype, trust_remote_code).to(device).eval()
         trial = _Trial()
         token = torch.zeros(1, dtype=torch.int64, device=device)
         with torch.inference_mode():
@@ -127,11 +138,11 @@ def load_transformers_model(
         raise _refusal(names, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
 
 
-def _load(model_dir: Path, dtype: torch.dtype) -> Any:
-    config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
+def _load(model_dir: Path, dtype: torch.dtype, trusted: bool) -> Any:
+    config = AutoConfig.from_pretrained(model_dir, trust_remote_code=trusted)
+    model_class = _model_class(config, model_dir, trusted)
+    if model_class is None or config.is_encoder_decoder:
         raise config_error("it is no decoder that generates text.")
-    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if not model_class._supports_attention_backend:
         raise config_error("its attention cannot be replaced.")
     text = config.get_text_config()
@@ -143,8 +154,16 @@ def _load(model_dir: Path, dtype: torch.dtype) -> Any:
         raise config_error(f"positions scaled by {rope!r} change with the length.")
     AttentionInterface.register(_ATTENTION, _attention)
     return AutoModelForCausalLM.from_pretrained(
-        model_dir, config=config, dtype=dtype, attn_implementation=_ATTENTION, trust_remote_code=False
+        model_dir, config=config, dtype=dtype, attn_implementation=_ATTENTION, trust_remote_code=trusted
     )
+
+
+def _model_class(config: Any, model_dir: Path, trusted: bool) -> Any:
+    """The class of transformers for a config, or the directory's own; None where there is neither."""
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    reference = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
+    return get_class_from_dynamic_module(reference, model_dir) if trusted and reference else None
 
 
 def _run(model: Any, ids: Tensor, positions: Tensor, attending: _Attending, keep: int | Tensor) -> Tensor:

@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
 from antiphon import launcher
 from antiphon.cli import main, make_parser
 from antiphon.settings import ServeSettings
-from shared.config import EngineSettings, SettingsError, fields, normalise, parse
+from shared.config import EngineSettings, SettingsError, normalise, parse
 
 HEAVY = {"torch", "transformers", "fastapi", "uvicorn", "nats", "pydantic", "numpy", "tokenizers", "msgspec"}
 
@@ -76,7 +77,7 @@ def test_a_model_named_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> N
         (["serve", "--prot=80"], "--port"),
         (["chat", "--temprature", "1"], "--temperature"),
         (["sevre"], "serve"),
-        (["run", "engin"], "engine"),
+        (["service", "engin"], "engine"),
         (["serve", "--dtype", "bfloat61"], "bfloat16"),
     ],
 )
@@ -132,13 +133,15 @@ def test_chat_has_the_known_options_and_defaults() -> None:
     assert (options.system, options.token) == (None, None)
 
 
-def test_run_hands_all_flags_to_the_service() -> None:
+def test_service_hands_all_flags_to_the_service() -> None:
     code = (
         "import runpy, sys\nrunpy.run_module = lambda name, run_name: print(name, run_name, sys.argv)\n"
-        "from antiphon.cli import main\nmain(['run', 'engine', '--max_num_seqs', '3', '--help'])"
+        "from antiphon.cli import main\nmain(['service', 'engine', '--max_num_seqs', '3', '--help'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
-    assert done.stdout.strip() == "services.engine __main__ ['antiphon run engine', '--max-num-seqs', '3', '--help']"
+    assert (
+        done.stdout.strip() == "services.engine __main__ ['antiphon service engine', '--max-num-seqs', '3', '--help']"
+    )
 
 
 def test_settings_errors_name_the_setting() -> None:

@@ -104,6 +104,30 @@ def test_each_gateway_inherits_a_listening_socket_of_its_own(planned, listeners:
     assert [settings_of(s).listen_fd for s in gateways] == [s.fileno() for s in listeners]
 
 
+@pytest.mark.spec("S-SRV-014", "S-SRV-105")
+def test_as_many_engines_as_workers_each_with_its_gpu(planned, listeners: list[socket.socket], tmp_path: Path) -> None:
+    settings = ServeSettings(engines=2)
+    plan = make_plan(settings, {"CUDA_VISIBLE_DEVICES": "3,1"}, listeners, tmp_path, "", ("3", "1"))
+    gpus = {spec.name: spec.environ["CUDA_VISIBLE_DEVICES"] for spec in plan.specs if spec.environ}
+    assert gpus == {
+        "gateway-1": "3,1", "tokenizer-1": "3,1", "engine-1": "3", "engine-2": "1", "detokenizer-1": "3,1",
+    }  # fmt: skip
+
+
+@pytest.mark.spec("S-SRV-031")
+def test_gateways_draw_different_seeds_and_the_same_in_each_run(planned) -> None:
+    plans = [planned(ServeSettings(gateways=2, seed=seed)) for seed in (5, None)]
+    assert [[settings_of(spec).seed for spec in plan.specs[1:3]] for plan in plans] == [[5, 6], [None, None]]
+
+
+@pytest.mark.spec("S-SRV-024")
+def test_without_a_tokenizer_answers_carry_token_ids(planned) -> None:
+    for asked, skipped, carried in ((False, False, False), (True, False, True), (False, True, True)):
+        plan = planned(ServeSettings(return_token_ids=asked, skip_tokenizer_init=skipped))
+        assert settings_of(plan.specs[1]).return_token_ids is carried
+        assert settings_of(plan.specs[2]).skip_tokenizer_init is skipped
+
+
 def test_engines_share_the_cores_unless_threads_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher.os, "sched_getaffinity", lambda _pid: set(range(8)))
     assert engine_threads(ServeSettings(engines=1)) == 0
@@ -137,6 +161,7 @@ def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: P
         serve(ServeSettings(model=str(tmp_path / "missing")), {})
 
 
+@pytest.mark.spec("S-SRV-101")
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, listeners: list[socket.socket]) -> None:
     port = listeners[0].getsockname()[1]
     with pytest.raises(SettingsError, match=f"port {port} is in use"):

@@ -1,14 +1,22 @@
 """What an engine makes of its settings once it knows its model."""
 
+import asyncio
 import dataclasses
+import threading
 from typing import Any
 
 import pytest
 
-from services.engine.core.plan import EngineFacts
-from services.engine.service import EngineService, core_limits
+from services.engine.core.core import Core
+from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from services.engine.service import EngineService, core_limits, with_present_names
+from shared.actors.host import Host
+from shared.actors.memory import MemoryBus
 from shared.actors.service import EXIT_CONFIG, main
+from shared.clock import SystemClock
 from shared.config import EngineSettings, SettingsError
+from shared.subjects import Subjects
+from tests.unit.engine.core.factories import answer, prompt_of, spec
 
 FACTS = EngineFacts(1000, 16, 4096, 300, frozenset())
 """A context of 4096 tokens."""
@@ -95,3 +103,112 @@ def test_an_impossible_value_ends_the_process_with_78_and_what_is_allowed(
 ) -> None:
     assert main("engine", EngineSettings, EngineService, [words]) == EXIT_CONFIG
     assert f"{words.partition('=')[0]}: {said}" in capfd.readouterr().err
+
+
+@pytest.mark.spec("S-SRV-028")
+def test_the_only_task_is_to_generate(capfd: pytest.CaptureFixture[str]) -> None:
+    assert EngineSettings().task == "generate"
+    assert main("engine", EngineSettings, EngineService, ["--task=embed"]) == EXIT_CONFIG
+    printed = capfd.readouterr().err
+    assert "--task" in printed
+    assert "choose from generate" in printed.replace("'", "")
+
+
+@pytest.mark.spec("S-SRV-015")
+@pytest.mark.parametrize(("limit", "rows"), [(None, 8), (3, 3), (8, 8), (100, 8)])
+def test_an_engine_works_on_no_more_than_its_limit_and_the_others_wait_their_turn(limit: int | None, rows: int) -> None:
+    bounds = core_limits(EngineSettings(max_num_seqs=8, limit_worker_concurrency=limit), FACTS)
+    core = Core(bounds, FACTS)
+    for number in range(20):
+        core.add(spec(f"s{number}", prompt_of(5, 7 * number), max_tokens=3))
+    most = 0
+    while core.sequences:
+        plan = core.schedule()
+        most = max(most, core.counters().num_running)
+        core.apply(plan, answer(plan))
+    assert most == rows
+    assert dict(core.counters().finished)["length"] == 20
+
+
+@pytest.mark.spec("S-SRV-059", "S-SRV-060")
+@pytest.mark.parametrize(
+    ("settings", "size", "wait_s"),
+    [
+        ({}, None, 0.1),
+        ({"max_batch_size": 4}, 4, 0.1),
+        ({"batch_wait_timeout": 0.5}, 16, 0.5),
+        ({"batch_wait_timeout": 0.0}, 16, 0.0),
+        ({"max_batch_size": 1, "batch_wait_timeout": 2.0}, 1, 2.0),
+    ],
+)
+def test_requests_gather_into_batches_of_16_for_a_tenth_of_a_second_unless_told_otherwise_or_not_at_all(
+    settings: dict[str, Any], size: int | None, wait_s: float
+) -> None:
+    bounds = core_limits(EngineSettings(**settings), FACTS)
+    assert (bounds.max_batch_size, bounds.batch_wait_timeout) == (size, wait_s)
+
+
+@pytest.mark.spec("S-SRV-081", "S-SRV-082")
+def test_the_former_name_of_the_longest_captured_sequence_still_counts_and_is_deprecated(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert with_present_names(EngineSettings()) == EngineSettings(max_seq_len_to_capture=8192)
+    assert not caplog.text
+    assert with_present_names(EngineSettings(max_context_len_to_capture=64)).max_seq_len_to_capture == 64
+    assert "--max-context-len-to-capture is deprecated" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        pytest.param("--max-seq-len-to-capture=0", "0 is not at least 1", marks=pytest.mark.spec("S-SRV-081")),
+        pytest.param("--max-context-len-to-capture=0", "0 is not at least 1", marks=pytest.mark.spec("S-SRV-082")),
+        pytest.param("--enforce-eager=maybe", "'maybe' is not one of 0, 1", marks=pytest.mark.spec("S-SRV-080")),
+        pytest.param("--limit-worker-concurrency=0", "0 is not at least 1", marks=pytest.mark.spec("S-SRV-015")),
+        pytest.param("--max-batch-size=0", "0 is not at least 1", marks=pytest.mark.spec("S-SRV-059")),
+        pytest.param("--batch-wait-timeout=-1", "-1.0 is not at least 0", marks=pytest.mark.spec("S-SRV-060")),
+    ],
+)
+def test_an_impossible_bound_ends_the_process_with_78(word: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main("engine", EngineSettings, EngineService, [word]) == EXIT_CONFIG
+    printed = capfd.readouterr().err
+    assert word.partition("=")[0] in printed
+    assert said in printed
+
+
+class HeldWorker:
+    """Runs its first step when it is let go."""
+
+    def __init__(self) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+        self.steps = 0
+
+    def facts(self) -> EngineFacts:
+        return FACTS
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.entered.set()
+        self.go.wait()
+        self.steps += 1
+        return answer(plan)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.spec("S-SRV-061")
+async def test_an_engine_has_started_only_when_it_is_warm() -> None:
+    """What the process announces and prints as ready comes after `start`."""
+    bus, worker = MemoryBus(), HeldWorker()
+    transport = bus.connect("engine")
+    service = EngineService(EngineSettings(use_warmup=True), lambda _settings: worker)
+    starting = asyncio.create_task(service.start(Host(transport, Subjects(), SystemClock(), "e1", "b1")))
+    assert await asyncio.to_thread(worker.entered.wait, 20.0)
+    assert not starting.done()
+    worker.go.set()
+    await starting
+    assert worker.steps > 1
+    running = asyncio.create_task(service.run())
+    await service.drain()
+    await running
+    await transport.close()

@@ -20,6 +20,7 @@ def exchange(
     include_usage: bool = False,
     echoes: tuple[str, ...] = (),
     logprobs: int | None = None,
+    return_token_ids: bool = False,
 ) -> Exchange:
     """An exchange of id `AAA…` that came at second 1700000000."""
     params = SamplingParams(logprobs=logprobs)
@@ -34,6 +35,7 @@ def exchange(
         stream=stream,
         include_usage=include_usage,
         echoes=echoes or ("",) * prompts,
+        return_token_ids=return_token_ids,
     )
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.chunks import ChunkEncoder
-from services.gateway.exchange import Exchange
+from services.gateway.exchange import Exchange, Kind
 from services.gateway.generation import SequenceUpdate
 from services.gateway.tally import Tally
 from tests.unit.gateway.exchanges import ID, exchange, position, update
@@ -14,7 +14,7 @@ from tests.unit.gateway.exchanges import ID, exchange, position, update
 
 def play(one: Exchange, *updates: SequenceUpdate) -> list[Any]:
     """The chunks of a stream, decoded."""
-    encoder, tally = ChunkEncoder(one), Tally(len(one.echoes), one.request.n)
+    encoder, tally = ChunkEncoder(one), Tally(len(one.echoes), one.request.n, keep_token_ids=one.return_token_ids)
     data = encoder.opening()
     for item in updates:
         choice = tally.choices[item.index]
@@ -55,6 +55,21 @@ def test_a_completion_carries_text_and_its_end_together():
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["Good ", "day"]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, "length"]
     assert {(chunk["id"], chunk["object"]) for chunk in chunks} == {(f"cmpl-{ID}", "text_completion")}
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_token_ids_come_with_their_text_or_without_any_when_they_are_asked_for(kind: Kind):
+    updates = [
+        update("Good", token_ids=(5, 6)),
+        update("", token_ids=(7,), logprobs=(position("", -1.0),)),
+        update("", token_ids=()),
+        update("", token_ids=(8,), finish_reason="length"),
+    ]
+    chunks = play(exchange(kind, return_token_ids=True, logprobs=0), *updates)
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert [choice["token_ids"] for choice in choices if "token_ids" in choice] == [[5, 6], [7], [8]]
+    assert choices[-1]["finish_reason"] == "length"
+    assert all("token_ids" not in choice for chunk in play(exchange(kind), *updates) for choice in chunk["choices"])
 
 
 def test_the_last_chunk_names_the_stop_string():

@@ -20,7 +20,6 @@ ASKED = {
     "bad_words": ["x"],
     "logits_processors": ["x"],
     "prompt_logprobs": 0,
-    "return_token_ids": True,
     "return_tokens_as_token_ids": True,
     "eos_token_ids": [1],
     "truncate_prompt_tokens": 5,

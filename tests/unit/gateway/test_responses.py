@@ -3,7 +3,7 @@ import json
 import pytest
 
 from services.gateway import responses
-from services.gateway.exchange import Exchange, system_fingerprint
+from services.gateway.exchange import Exchange, Kind, system_fingerprint
 from services.gateway.generation import ModelCard, SequenceUpdate
 from services.gateway.tally import Tally
 from tests.unit.gateway.bodies import CARD
@@ -11,11 +11,19 @@ from tests.unit.gateway.exchanges import ID, exchange, position, update
 
 
 def answer(one: Exchange, *updates: SequenceUpdate):
-    tally = Tally(len(one.echoes), one.request.n)
+    tally = Tally(len(one.echoes), one.request.n, keep_token_ids=one.return_token_ids)
     for item in updates:
         tally.choices[item.index].add(item)
         tally.choices[item.index].text.append(item.text)
     return json.loads(responses.answer(one, tally, ((1, 2, 3),) * len(one.echoes)))
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_an_answer_has_its_token_ids_when_they_are_asked_for(kind: Kind):
+    updates = [update("a", token_ids=(5, 6)), update("b", index=1, token_ids=(7,)), update("c", token_ids=(8,))]
+    body = answer(exchange(kind, n=2, return_token_ids=True), *updates)
+    assert [choice["token_ids"] for choice in body["choices"]] == [[5, 6, 8], [7]]
+    assert all("token_ids" not in choice for choice in answer(exchange(kind, n=2), *updates)["choices"])
 
 
 @pytest.mark.spec("S-API-001", "S-API-070", "S-API-071", "S-API-072", "S-API-073", "S-API-074", "S-API-076")

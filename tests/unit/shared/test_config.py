@@ -15,6 +15,7 @@ from shared.config import (
     SettingsError,
     TokenizerSettings,
     add_flags,
+    flag,
     normalise,
     parse,
     to_argv,
@@ -47,7 +48,7 @@ def test_every_setting_has_a_help_text(kind, capsys):
 def test_a_flag_beats_the_environment_and_the_environment_beats_the_default():
     environ = {"MAX_MODEL_LEN": "100", "DTYPE": "float32"}
     settings = read(EngineSettings, ["--max-model-len", "200"], environ)
-    assert (settings.max_model_len, settings.dtype, settings.seed) == (200, "float32", 0)
+    assert (settings.max_model_len, settings.dtype, settings.threads) == (200, "float32", 0)
 
 
 def test_an_empty_variable_counts_as_unset():
@@ -131,7 +132,7 @@ def test_a_variable_out_of_its_range_is_named_too():
 
 def test_settings_cannot_be_changed_afterwards():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        read(EngineSettings).seed = 1
+        read(EngineSettings).threads = 1
 
 
 def test_a_launcher_that_has_a_flag_already_keeps_it():
@@ -156,8 +157,20 @@ TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
         max_model_len=st.none() | st.integers(1, 10**6),
         gpu_memory_utilization=st.floats(0.1, 1.0),
         enable_prefix_caching=st.booleans(),
-        seed=st.integers(),
+        threads=st.integers(min_value=0),
     )
 )
 def test_settings_as_flags_give_the_same_settings_again(settings):
     assert read(EngineSettings, to_argv(settings)) == settings
+
+
+def test_the_word_none_stands_for_none_where_a_setting_may_be():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Seeded(BusSettings):
+        seed: int | None = flag(3, "a seed", env="SEED", group="http")
+
+    assert [read(Seeded, words).seed for words in ([], ["--seed=4"], ["--seed", "None"])] == [3, 4, None]
+    assert read(Seeded, [], {"SEED": "none"}).seed is None
+    assert read(Seeded, to_argv(Seeded(seed=None))) == Seeded(seed=None)
+    with pytest.raises(SettingsError, match="SEED"):
+        read(Seeded, [], {"SEED": "nothing"})

@@ -47,7 +47,8 @@ struct TileState {
   alignas(64) float sums[kTile * kWidthMax];
   alignas(64) float scores[kUnit / kPanel][kTile * kPanel];
   alignas(64) T shares[kTile * kShareStride];
-  alignas(64) float highest[kTile], total[kTile], unit_highest[kTile], shrink[kTile];
+  alignas(64) float highest[kTile], unit_highest[kTile], shrink[kTile];
+  alignas(64) float total[kTile * kLanes];  // 16 parts of each row's
   long oldest[kTile], newest[kTile];  // the keys that each row sees
   float slope[kTile];
   Unit<T> unit;
@@ -81,25 +82,25 @@ class Attention {
       t_.oldest[r] = in_.rules.window ? std::max(0L, position - in_.rules.window + 1) : 0;
       t_.slope[r] = in_.rules.slopes ? in_.rules.slopes[head] : 0.0f;
     }
-    std::fill_n(t_.sums, kTile * width, 0.0f);
+    for (long p = 0; p < width / kPanel; p++) std::fill_n(t_.sums + p * kTile * kPanel, rows_ * kPanel, 0.0f);
     std::fill_n(t_.highest, kTile, kLowest);
     std::fill_n(t_.unit_highest, kTile, kNever);
-    std::fill_n(t_.total, kTile, 0.0f);
+    std::fill_n(t_.total, rows_ * kLanes, 0.0f);
   }
 
   void one_unit(long key) {
     const long width = in_.shape.width, last = t_.newest[rows_ - 1];
     t_.unit.take(in_.shape, in_.cache, span_.blocks, head_, key, last);
     prefetch(key + kUnit, last);
-    for (long p = 0; p < kUnit / kPanel; p++) {
-      Block<T, false>::multiply(rows_, t_.queries, stride_, t_.unit.keys + p * kPanel * width, width, t_.scores[p],
-                                false);
-      for (long r = 0; r < rows_; r++) adjust(r, key + p * kPanel, t_.scores[p] + r * kPanel);
-    }
+    Ahead nothing;
+    for (long p = 0; p < kUnit / kPanel; p++)
+      Block<T>::template multiply<Stays::panel>(rows_, t_.queries, stride_, t_.unit.keys + p * kPanel * width, width, t_.scores[p],
+                         false, nothing);
+    for (long r = 0; r < rows_; r++) adjust(r, key);
     weigh();
     for (long p = 0; p < width / kPanel; p++)
-      Block<T, false>::multiply(rows_, t_.shares, kShareStride, t_.unit.values + p * kUnit * kPanel, kUnit,
-                                t_.sums + p * kTile * kPanel, true);
+      Block<T>::template multiply<Stays::panel>(rows_, t_.shares, kShareStride, t_.unit.values + p * kUnit * kPanel, kUnit,
+                                t_.sums + p * kTile * kPanel, true, nothing);
   }
 
   // The next unit's keys and values, block by block.
@@ -115,22 +116,25 @@ class Attention {
     }
   }
 
-  // Soft cap, bias and mask of the scores of 32 keys from `key` on, and their maximum.
-  void adjust(long row, long key, float* scores) {
+  // Soft cap, bias and mask of a row's scores of the unit's keys, and their maximum.
+  void adjust(long row, long key) {
     const long oldest = t_.oldest[row] - key, newest = t_.newest[row] - key;
-    const bool whole = oldest <= 0 && newest >= kPanel - 1;
+    const bool whole = oldest <= 0 && newest >= kUnit - 1;
     const bool plain = in_.rules.softcap == 0 && t_.slope[row] == 0;
     if (!whole || !plain)
-      for (long half = 0; half < 2; half++) {
-        const IntVec numbers = lane_numbers() + (int32_t)(half * kLanes);
-        Vec s = load(scores + half * kLanes);
+      for (long place = 0; place < kUnit; place += kLanes) {
+        const IntVec numbers = lane_numbers() + (int32_t)place;
+        Vec s = load(score(row, place));
         if (!plain) s = shaped(row, s, numbers - (int32_t)newest);
-        const IntVec seen = (numbers >= (int32_t)std::max(oldest, 0L)) & (numbers <= (int32_t)std::min(newest, kPanel));
-        store(scores + half * kLanes, whole ? s : select(seen, s, splat(kNever)));
+        const IntVec seen = (numbers >= (int32_t)std::max(oldest, 0L)) & (numbers <= (int32_t)std::min(newest, kUnit));
+        store(score(row, place), whole ? s : select(seen, s, splat(kNever)));
       }
-    const float highest = max_lanes(max(load(scores), load(scores + kLanes)));
-    t_.unit_highest[row] = std::max(t_.unit_highest[row], highest);
+    const Vec left = max(load(score(row, 0)), load(score(row, kLanes)));
+    const Vec right = max(load(score(row, 2 * kLanes)), load(score(row, 3 * kLanes)));
+    t_.unit_highest[row] = max_lanes(max(left, right));
   }
+
+  float* score(long row, long place) { return t_.scores[place / kPanel] + row * kPanel + place % kPanel; }
 
   Vec shaped(long row, Vec s, IntVec distance) const {
     const float cap = in_.rules.softcap;
@@ -143,27 +147,24 @@ class Attention {
     bool shrinks = false;
     for (long first = 0; first < rows_; first += kLanes) {
       const Vec before = load(t_.highest + first), now = max(before, load(t_.unit_highest + first));
-      const Vec shrink = exp2(before - now);
       store(t_.highest + first, now);
-      store(t_.shrink + first, shrink);
-      store(t_.total + first, load(t_.total + first) * shrink);
-      store(t_.unit_highest + first, splat(kNever));
+      store(t_.shrink + first, exp2(before - now));
       shrinks |= max_lanes(now - before) > 0;
     }
-    constexpr bool kCoarse = sizeof(T) == sizeof(Bf16);
-    for (long r = 0; r < rows_; r++) {
-      T* shares = t_.shares + r * kShareStride;
-      const Vec highest = splat(t_.highest[r]);
-      Vec total = {};
-      for (long p = 0; p < kUnit / kPanel; p++)
-        for (long half = 0; half < 2; half++) {
-          const Vec share = exp2<kCoarse>(load(t_.scores[p] + r * kPanel + half * kLanes) - highest);
-          total += share;
-          store(shares + p * kPanel + half * kLanes, share);
-        }
-      t_.total[r] += sum_lanes(total);
-    }
     if (shrinks) shrink_sums();
+    for (long r = 0; r < rows_; r++) share(r);
+  }
+
+  void share(long row) {
+    constexpr bool kCoarse = sizeof(T) == sizeof(Bf16);
+    const Vec highest = splat(t_.highest[row]);
+    Vec shares[kUnit / kLanes];
+    for (long i = 0; i < kUnit / kLanes; i++) shares[i] = exp2<kCoarse>(load(score(row, i * kLanes)) - highest);
+    T* to = t_.shares + row * kShareStride;
+    store_pair(to, shares[0], shares[1]);
+    store_pair(to + kPanel, shares[2], shares[3]);
+    float* total = t_.total + row * kLanes;
+    store(total, load(total) + ((shares[0] + shares[1]) + (shares[2] + shares[3])));
   }
 
   void shrink_sums() {
@@ -174,13 +175,14 @@ class Attention {
         store(sums, load(sums) * t_.shrink[r]);
         store(sums + kLanes, load(sums + kLanes) * t_.shrink[r]);
       }
+    for (long r = 0; r < rows_; r++) store(t_.total + r * kLanes, load(t_.total + r * kLanes) * t_.shrink[r]);
   }
 
   void finish() {
     const long head_dim = in_.shape.head_dim;
     for (long r = 0; r < rows_; r++) {
       T* to = in_.attended.row(span_.first + token(r)) + query_head(r) * head_dim;
-      const float scale = 1.0f / t_.total[r];
+      const float scale = 1.0f / sum_lanes(load(t_.total + r * kLanes));
       for (long d = 0; d < head_dim; d += kLanes) {
         const Vec value = load(t_.sums + (d / kPanel * kTile + r) * kPanel + d % kPanel) * scale;
         store_some(to + d, value, std::min(kLanes, head_dim - d));

@@ -52,10 +52,12 @@ void apply_norm(const Norm& norm, NormKind kind, float eps, const float* x, T* y
   }
 }
 
+// `T`: what the result is rounded to.
+template <class T>
 inline Vec activate(Activation kind, Vec x) {
   switch (kind) {
     case Activation::silu:
-      return x * sigmoid(x);
+      return x * sigmoid<sizeof(T) == sizeof(Bf16)>(x);
     case Activation::gelu:
       return 0.5f * x * (1.0f + erf(x * 0.70710678f));
     case Activation::gelu_tanh:

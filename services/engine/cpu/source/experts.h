@@ -114,8 +114,16 @@ class Experts {
       for (long i = first; i < last; i++) {
         const long expert = b.active[i / panels], p = i % panels, start = b.start[expert];
         const Matrix<T>& w = experts[expert].matrix;
-        multiply_panel<T>(b.start[expert + 1] - start, x.row(start), x.stride, w.panel(p), w.terms, nullptr, false, true,
-                          [&](long row, const float* sums) { finish(start + row, p, sums, w); });
+        const long end = b.start[expert + 1];
+        if (end - start <= kBlockRows) {
+          multiply_few(end - start, x.row(start), x.stride, w, p, p + 1,
+                       [&](long row, long, const float* sums) { finish(start + row, p, sums, w); });
+          continue;
+        }
+        for (long rows = start; rows < end; rows += kPassRows)
+          multiply_panel<T>(std::min(kPassRows, end - rows), x.row(rows), x.stride, w.panel(p), w.terms,
+                            w.panel(p + 1), nullptr, false, true,
+                            [&](long row, const float* sums) { finish(rows + row, p, sums, w); });
       }
     });
   }

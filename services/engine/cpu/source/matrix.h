@@ -7,6 +7,8 @@
 // a row's result does not depend on the rows beside it.
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "pair.h"
@@ -21,10 +23,21 @@ constexpr long kPanel = 32;
 constexpr long kTermsMultiple = 32;
 constexpr long kBlockRows = 32;
 // Rows that go through all panels together, and the bytes of them that stay in a core's own cache meanwhile.
-constexpr long kPassRows = 512;
-constexpr long kPassBytes = 1 << 20;
+constexpr long kPassRows = 256;
+inline long pass_bytes() {
+  static const long bytes = std::max(sysconf(_SC_LEVEL2_CACHE_SIZE) / 4, 256L << 10);
+  return bytes;
+}
+// Rows that stay in the innermost cache while panels go past them.
+constexpr long kFewBytes = 24 << 10;
+// Terms of a panel that stay in the innermost cache while rows go past it (tiles can ask for rows not to be kept there).
+#if defined(__AMX_BF16__)
+constexpr long kPieceTerms = 448;
+#else
+constexpr long kPieceTerms = 256;
+#endif
 // Weights that a thread takes at a time.
-constexpr long kPortionBytes = 128 << 10;
+constexpr long kPortionBytes = 256 << 10;
 // Far enough ahead to hide the memory's latency.
 constexpr long kPrefetchBytes = 8 << 10;
 
@@ -61,67 +74,128 @@ long row_stride(long width) {
   return round_up(width, kTermsMultiple) + kTermsMultiple;
 }
 
-// `kStream`: the panel comes from memory, once; otherwise a cache has it.
-template <class T, bool kStream, int kRows>
-inline void multiply_rows(const T* x, long stride, const T* panel, long terms, float* sums, bool resume) {
+// Memory that is asked for on the way through something else, one stretch and then another: `lines` cache lines for
+// every 32 terms.
+class Ahead {
+ public:
+  Ahead() = default;
+  Ahead(const void* from, long bytes, long lines, const void* then = nullptr, long then_bytes = 0)
+      : next_((const char*)from), then_((const char*)then), left_(in_lines(bytes)), then_left_(in_lines(then_bytes)),
+        lines_(lines) {}
+
+  inline void ask() {
+    if (!left_) next_ = then_, left_ = then_left_, then_left_ = 0;
+    const long count = std::min(lines_, left_);
+    for (long line = 0; line < count; line++) __builtin_prefetch(next_ + line * 64, 0, 2);
+    next_ += count * 64;
+    left_ -= count;
+  }
+
+ private:
+  static long in_lines(long bytes) { return bytes > 0 ? (bytes + 63) / 64 : 0; }
+
+  const char *next_ = nullptr, *then_ = nullptr;
+  long left_ = 0, then_left_ = 0, lines_ = 0;
+};
+
+// Which of the two stays in the innermost cache: what is loaded of the other makes no room for itself there.
+enum class Stays { rows, panel };
+
+template <class T, int kRows>
+inline void multiply_rows(const T* x, long stride, const T* panel, long terms, float* sums, bool resume, Ahead& ahead) {
   using P = Pair<T>;
   Vec acc[kRows][2] = {};
   if (resume)
     for (int r = 0; r < kRows; r++)
       for (int half = 0; half < 2; half++) acc[r][half] = load(sums + r * kPanel + half * kLanes);
-  for (long k = 0; k < terms; k += P::kTerms) {
-    const T* w = panel + k * kPanel;
-    if constexpr (kStream) {
-      __builtin_prefetch((const char*)w + kPrefetchBytes);
-      __builtin_prefetch((const char*)w + kPrefetchBytes + 64);
-    }
-    const auto left = P::word(w), right = P::word(w + kLanes * P::kTerms);
-    for (int r = 0; r < kRows; r++) {
-      const auto spread = P::spread(x + r * stride + k);
-      acc[r][0] = P::add(acc[r][0], spread, left);
-      acc[r][1] = P::add(acc[r][1], spread, right);
+  for (long group = 0; group < terms; group += kTermsMultiple) {
+    ahead.ask();
+    for (long k = group; k < group + kTermsMultiple; k += P::kTerms) {
+      const T* w = panel + k * kPanel;
+      const auto left = P::word(w), right = P::word(w + kLanes * P::kTerms);
+      for (int r = 0; r < kRows; r++) {
+        const auto spread = P::spread(x + r * stride + k);
+        acc[r][0] = P::add(acc[r][0], spread, left);
+        acc[r][1] = P::add(acc[r][1], spread, right);
+      }
     }
   }
   for (int r = 0; r < kRows; r++)
     for (int half = 0; half < 2; half++) store(sums + r * kPanel + half * kLanes, acc[r][half]);
 }
 
-template <class T, bool kStream, int kRows = kRegisterRows>
-void multiply_some(long rows, const T* x, long stride, const T* panel, long terms, float* sums, bool resume) {
-  if (rows >= kRows) return multiply_rows<T, kStream, kRows>(x, stride, panel, terms, sums, resume);
-  if constexpr (kRows > 1) multiply_some<T, kStream, kRows - 1>(rows, x, stride, panel, terms, sums, resume);
+template <class T, int kRows = kRegisterRows>
+void multiply_some(long rows, const T* x, long stride, const T* panel, long terms, float* sums, bool resume,
+                   Ahead& ahead) {
+  if (rows >= kRows) return multiply_rows<T, kRows>(x, stride, panel, terms, sums, resume, ahead);
+  if constexpr (kRows > 1) multiply_some<T, kRows - 1>(rows, x, stride, panel, terms, sums, resume, ahead);
 }
 
 // Up to kBlockRows rows times a panel, or a part of its terms: sums [rows][32], continued where `resume` says so.
-template <class T, bool kStream>
+template <class T>
 struct Block {
-  static void multiply(long rows, const T* x, long stride, const T* panel, long terms, float* sums, bool resume) {
+  template <Stays>
+  static void multiply(long rows, const T* x, long stride, const T* panel, long terms, float* sums, bool resume,
+                       Ahead& ahead) {
     // Even shares: eleven rows and one cost more than six and six.
     long first = 0;
     for (long left = (rows + kRegisterRows - 1) / kRegisterRows; left; left--) {
       const long count = (rows - first + left - 1) / left;
-      multiply_some<T, kStream>(count, x + first * stride, stride, panel, terms, sums + first * kPanel, resume);
+      multiply_some<T>(count, x + first * stride, stride, panel, terms, sums + first * kPanel, resume, ahead);
       first += count;
     }
   }
 };
 
 #if defined(__AMX_BF16__)
-template <bool kStream, bool kBoth>
-inline void multiply_tiles(const Bf16* x, long stride, const Bf16* panel, long terms) {
+// Loads of rows (tiles 4 and 5) and of pairs (6 and 7). A tile's number has to stand in the text.
+template <bool kStays>
+inline void load_rows(const Bf16* from, long bytes) {
+  if constexpr (kStays)
+    _tile_loadd(4, from, bytes);
+  else
+    _tile_stream_loadd(4, from, bytes);
+}
+
+template <bool kStays>
+inline void load_rows_below(const Bf16* from, long bytes) {
+  if constexpr (kStays)
+    _tile_loadd(5, from, bytes);
+  else
+    _tile_stream_loadd(5, from, bytes);
+}
+
+template <bool kStays>
+inline void load_left(const Bf16* panel) {
+  if constexpr (kStays)
+    _tile_loadd(6, panel, 128);
+  else
+    _tile_stream_loadd(6, panel, 128);
+}
+
+template <bool kStays>
+inline void load_right(const Bf16* panel) {
+  if constexpr (kStays)
+    _tile_loadd(7, panel + kTileTerms, 128);
+  else
+    _tile_stream_loadd(7, panel + kTileTerms, 128);
+}
+
+template <Stays kStays, bool kBoth>
+inline void multiply_tiles(const Bf16* x, long stride, const Bf16* panel, long terms, Ahead& ahead) {
+  constexpr bool kRowsStay = kStays == Stays::rows;
   const long bytes = stride * (long)sizeof(Bf16);
   const Bf16* below = x + kTileRows * stride;
   for (long k = 0; k < terms; k += kTileTerms) {
     const Bf16* w = panel + k * kPanel;
-    if constexpr (kStream)
-      for (long line = 0; line < 32; line++) __builtin_prefetch((const char*)w + kPrefetchBytes + line * 64);
-    _tile_loadd(4, x + k, bytes);
-    _tile_loadd(6, w, 128);
+    ahead.ask();
+    load_rows<kRowsStay>(x + k, bytes);
+    load_left<!kRowsStay>(w);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, w + 32, 128);
+    load_right<!kRowsStay>(w);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (kBoth) {
-      _tile_loadd(5, below + k, bytes);
+      load_rows_below<kRowsStay>(below + k, bytes);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
@@ -156,20 +230,23 @@ inline void store_sums(float* sums) {
 }
 
 // The configuration of the tiles must be that of the rows.
-template <bool kStream>
-struct Block<Bf16, kStream> {
-  static void multiply(long rows, const Bf16* x, long stride, const Bf16* panel, long terms, float* sums, bool resume) {
+template <>
+struct Block<Bf16> {
+  template <Stays kStays>
+  static void multiply(long rows, const Bf16* x, long stride, const Bf16* panel, long terms, float* sums, bool resume,
+                       Ahead& ahead) {
     if (rows > kTileRows)
-      pass<true>(x, stride, panel, terms, sums, resume);
+      pass<kStays, true>(x, stride, panel, terms, sums, resume, ahead);
     else
-      pass<false>(x, stride, panel, terms, sums, resume);
+      pass<kStays, false>(x, stride, panel, terms, sums, resume, ahead);
   }
 
  private:
-  template <bool kBoth>
-  static void pass(const Bf16* x, long stride, const Bf16* panel, long terms, float* sums, bool resume) {
+  template <Stays kStays, bool kBoth>
+  static void pass(const Bf16* x, long stride, const Bf16* panel, long terms, float* sums, bool resume, Ahead& ahead) {
+    publish_stores();
     load_sums<kBoth>(sums, resume);
-    multiply_tiles<kStream, kBoth>(x, stride, panel, terms);
+    multiply_tiles<kStays, kBoth>(x, stride, panel, terms, ahead);
     store_sums<kBoth>(sums);
   }
 };
@@ -190,30 +267,60 @@ struct BlockShape {
   long rows_;
 };
 
-// Up to kPassRows rows times a panel, or a part of its terms. `finish(row, sums)` takes each row's 32 sums where these
-// are the `last` terms; otherwise `kept` [rows][32] keeps them for the next part.
+// Up to kBlockRows rows times panels [first, end), which come from memory once. Where not all of the rows' terms stay
+// in the innermost cache, a few panels take turns with each piece of them.
 template <class T, class Finish>
-void multiply_panel(long rows, const T* x, long stride, const T* panel, long terms, float* kept, bool resume,
-                    bool last, Finish&& finish) {
-  alignas(64) float block[kBlockRows * kPanel];
-  long shaped = 0;
-  for (long first = 0; first < rows; first += kBlockRows) {
-    const long count = std::min(kBlockRows, rows - first);
-    if (count != shaped) BlockShape<T>(count).use();
-    shaped = count;
-    float* sums = kept ? kept + first * kPanel : block;
-    if (first == 0)
-      Block<T, true>::multiply(count, x, stride, panel, terms, sums, resume);
-    else
-      Block<T, false>::multiply(count, x + first * stride, stride, panel, terms, sums, resume);
-    if (last)
-      for (long r = 0; r < count; r++) finish(first + r, sums + r * kPanel);
+void multiply_few(long rows, const T* x, long stride, const Matrix<T>& w, long first, long end, Finish&& finish) {
+  constexpr long kTogether = 4, kSize = (long)sizeof(T) * kPanel;
+  alignas(64) float sums[kTogether][kBlockRows * kPanel];
+  const long piece = std::max(kFewBytes / (rows * (long)sizeof(T)) / kTermsMultiple * kTermsMultiple, kTermsMultiple);
+  BlockShape<T>(rows).use();
+  for (long group = first; group < end; group += kTogether)
+    for (long k = 0; k < w.terms; k += piece) {
+      const long count = std::min(piece, w.terms - k), last = std::min(group + kTogether, end);
+      for (long p = group; p < last; p++) {
+        const T* panel = w.panel(p) + k * kPanel;
+        const T* next = p + 1 < last ? panel + w.terms * kPanel
+                        : k + count < w.terms ? w.panel(group) + (k + count) * kPanel : w.panel(last);
+        Ahead ahead((const char*)panel + kPrefetchBytes, count * kSize - kPrefetchBytes, kTermsMultiple * kSize / 64, next,
+                    std::min(kPrefetchBytes, count * kSize));
+        float* own = sums[p - group];
+        Block<T>::template multiply<Stays::rows>(rows, x + k, stride, panel, count, own, k > 0, ahead);
+        if (k + count == w.terms)
+          for (long r = 0; r < rows; r++) finish(r, p, own + r * kPanel);
+      }
+    }
+}
+
+// Up to kPassRows rows times a panel, or a part of its terms. The panel goes through the innermost cache in pieces, each
+// past all rows. `finish(row, sums)` takes each row's 32 sums where these are the `last` terms; otherwise `kept`
+// [rows][32] keeps them for the next part. `next`: what is read after this.
+template <class T, class Finish>
+void multiply_panel(long rows, const T* x, long stride, const T* panel, long terms, const T* next, float* kept,
+                    bool resume, bool last, Finish&& finish) {
+  alignas(64) float block[kPassRows * kPanel];
+  float* const sums = kept ? kept : block;
+  const long blocks = (rows + kBlockRows - 1) / kBlockRows, odd = rows - (blocks - 1) * kBlockRows;
+  const BlockShape<T> whole(kBlockRows), rest(odd);
+  for (long k = 0; k < terms; k += kPieceTerms) {
+    const long count = std::min(kPieceTerms, terms - k), bytes = std::min(kPieceTerms, terms) * kPanel * (long)sizeof(T);
+    const bool ends = k + count == terms;
+    Ahead ahead(ends ? next : panel + (k + count) * kPanel, bytes, bytes / 64 / (blocks * (count / kTermsMultiple)) + 1);
+    whole.use();
+    for (long first = 0; first < rows; first += kBlockRows) {
+      const long some = std::min(kBlockRows, rows - first);
+      if (some < kBlockRows) rest.use();
+      float* own = sums + first * kPanel;
+      Block<T>::template multiply<Stays::panel>(some, x + first * stride + k, stride, panel + k * kPanel, count, own, resume || k > 0, ahead);
+      if (ends && last)
+        for (long r = first; r < first + some; r++) finish(r, sums + r * kPanel);
+    }
   }
 }
 
 // The terms that go through all panels at once: as many as let the rows stay in a core's cache.
 inline long terms_at_once(long rows, long terms, long size) {
-  const long affordable = std::max(kPassBytes / (rows * size), kTermsMultiple);
+  const long affordable = std::max(pass_bytes() / (rows * size), kTermsMultiple);
   const long passes = (terms + affordable - 1) / affordable;
   return round_up((terms + passes - 1) / passes, kTermsMultiple);
 }
@@ -221,7 +328,7 @@ inline long terms_at_once(long rows, long terms, long size) {
 // Floats that `multiply` needs to keep sums of parts in.
 template <class T>
 long kept_size(long rows, const Matrix<T>& w) {
-  if (!rows) return 0;
+  if (rows <= kBlockRows) return 0;
   const long count = std::min(rows, kPassRows);
   return terms_at_once(count, w.terms, sizeof(T)) < w.terms ? w.panels * kPassRows * kPanel : 0;
 }
@@ -230,6 +337,11 @@ long kept_size(long rows, const Matrix<T>& w) {
 // once, on any thread. `kept`: see `kept_size`.
 template <class T, class Finish>
 void multiply(Pool& pool, const Matrix<T>& w, Rows<T> x, long rows, float* kept, Finish&& finish) {
+  if (rows <= kBlockRows) {
+    const long portion = std::max(1L, std::min(kPortionBytes / (w.terms * kPanel * (long)sizeof(T)), w.panels / (4 * pool.threads())));
+    return pool.share(w.panels, portion,
+                      [&](long first, long end) { multiply_few(rows, x.data, x.stride, w, first, end, finish); });
+  }
   for (long start = 0; start < rows; start += kPassRows) {
     const long count = std::min(kPassRows, rows - start), step = terms_at_once(count, w.terms, sizeof(T));
     for (long k = 0; k < w.terms; k += step) {
@@ -238,7 +350,7 @@ void multiply(Pool& pool, const Matrix<T>& w, Rows<T> x, long rows, float* kept,
       const long portion = std::max(1L, std::min(kPortionBytes / bytes, w.panels / (4 * pool.threads())));
       pool.share(w.panels, portion, [&](long first, long end) {
         for (long p = first; p < end; p++)
-          multiply_panel<T>(count, x.row(start) + k, x.stride, w.panel(p) + k * kPanel, terms,
+          multiply_panel<T>(count, x.row(start) + k, x.stride, w.panel(p) + k * kPanel, terms, w.panel(p + 1) + k * kPanel,
                             step < w.terms ? kept + p * kPassRows * kPanel : nullptr, k > 0, k + terms == w.terms,
                             [&](long row, const float* sums) { finish(start + row, p, sums); });
       });

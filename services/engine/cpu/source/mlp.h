@@ -33,13 +33,13 @@ template <class T>
 void put_gated(Activation kind, const float* bias, T* row, long panel, const float* sums) {
   const Vec gate = with_bias(bias, panel * kPanel, load(sums));
   const Vec up = with_bias(bias, panel * kPanel + kLanes, load(sums + kLanes));
-  store(row + panel * kLanes, activate(kind, gate) * up);
+  store(row + panel * kLanes, activate<T>(kind, gate) * up);
 }
 
 template <class T>
 void put_plain(Activation kind, const float* bias, T* row, long panel, const float* sums) {
   for (long half = 0; half < kPanel; half += kLanes)
-    store(row + panel * kPanel + half, activate(kind, with_bias(bias, panel * kPanel + half, load(sums + half))));
+    store(row + panel * kPanel + half, activate<T>(kind, with_bias(bias, panel * kPanel + half, load(sums + half))));
 }
 
 template <class T>

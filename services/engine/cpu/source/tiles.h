@@ -21,6 +21,9 @@ inline bool allow_tiles() {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
+// The compiler does not know what tile loads read: everything must be in memory before them.
+inline void publish_stores() { asm volatile("" ::: "memory"); }
+
 // Two row blocks of sums in tiles 0..1 and 2..3, rows in 4 and 5, pairs in 6 and 7.
 struct TileShape {
   alignas(64) uint8_t bytes[64] = {};
@@ -37,7 +40,7 @@ struct TileShape {
     bytes[16 + 2 * tile] = (uint8_t)row_bytes;
     bytes[48 + tile] = (uint8_t)rows;
   }
-  void use() const { _tile_loadconfig(bytes); }
+  void use() const { asm volatile("ldtilecfg %0" ::"m"(bytes)); }
 };
 
 }  // namespace antiphon

@@ -60,6 +60,21 @@ inline void store(Bf16* to, Vec v) {
   std::memcpy(to, &half, sizeof half);
 }
 
+// Two vectors behind each other.
+inline void store_pair(float* to, Vec left, Vec right) {
+  store(to, left);
+  store(to + kLanes, right);
+}
+inline void store_pair(Bf16* to, Vec left, Vec right) {
+#if defined(__AVX512BF16__)
+  const __m512bh both = _mm512_cvtne2ps_pbh((__m512)right, (__m512)left);
+  std::memcpy(to, &both, sizeof both);
+#else
+  store(to, left);
+  store(to + kLanes, right);
+#endif
+}
+
 inline float to_float(Bf16 x) {
   uint32_t bits = (uint32_t)x.bits << 16;
   float f;
@@ -90,6 +105,9 @@ inline Vec max(Vec a, Vec b) {
 inline Vec min(Vec a, Vec b) { return select(a < b, a, b); }
 
 inline float sum_lanes(Vec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#endif
   float part[kLanes];
   store(part, v);
   for (long width = kLanes / 2; width; width /= 2)
@@ -162,9 +180,24 @@ inline Vec exp2(Vec x) {
 
 constexpr float kLog2E = 1.44269504088896f;
 
-inline Vec exp(Vec x) { return exp2(min(x, splat(88.0f)) * kLog2E); }
+template <bool coarse = false>
+inline Vec exp(Vec x) {
+  return exp2<coarse>(min(x, splat(88.0f)) * kLog2E);
+}
 
-inline Vec sigmoid(Vec x) { return 1.0f / (1.0f + exp(-x)); }
+inline Vec reciprocal(Vec x) {
+#if defined(__AVX512F__)
+  const Vec guess = (Vec)_mm512_rcp14_ps((__m512)x);
+  return guess * (2.0f - x * guess);
+#else
+  return 1.0f / x;
+#endif
+}
+
+template <bool coarse = false>
+inline Vec sigmoid(Vec x) {
+  return reciprocal(1.0f + exp<coarse>(-x));
+}
 
 inline Vec tanh(Vec x) {
   Vec wide = 1.0f - 2.0f / (1.0f + exp(x + x));

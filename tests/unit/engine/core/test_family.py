@@ -79,3 +79,39 @@ def test_another_family_or_another_salt_shares_nothing() -> None:
     core.add(spec("b", prompt_of(9), family="r-1"))
     core.add(spec("c", prompt_of(9), family="r-0", salt=b"tenant"))
     assert [count for _, _, count, _ in shares(step(core)[0])] == [9, 9, 9]
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("length", [40, 100])
+def test_with_large_blocks_the_others_wait_a_step_and_compute_one_token(caching: bool, length: int) -> None:
+    core = with_choices(4, length, caching=caching, block_size=64, budget=256)
+    assert shares(step(core, 50)[0]) == [(0, 0, length, True)]
+    plan, _ = step(core, 51, 60, 70, 80)
+    assert shares(plan) == [(0, length, 1, True), *((row, length - 1, 1, True) for row in (1, 2, 3))]
+    assert [source for source, _ in plan.copies] == [plan.copies[0][0]] * 3
+
+
+def test_nobody_waits_for_a_relative_that_is_gone() -> None:
+    core = with_choices(2, 40, caching=False, block_size=64)
+    plan = core.schedule()
+    assert len(plan.new) == 1
+    core.abort("c0")
+    later = core.schedule()
+    assert shares(later) == [(1, 0, 40, True)]
+    core.apply(plan, answer(plan))
+    core.apply(later, answer(later))
+    invariants.check(core)
+
+
+def test_a_copy_is_not_taken_from_the_target_of_another_copy() -> None:
+    core = make_core(caching=False, max_num_seqs=4, budget=64)
+    core.add(spec("c0", prompt_of(10), family="f", priority=2))
+    core.add(spec("c1", prompt_of(10), family="f", priority=1))
+    for number in range(3):
+        core.add(spec(f"other {number}", prompt_of(5, 500), max_tokens=1))
+    core.add(spec("c2", prompt_of(10), family="f", priority=-1))
+    step(core)
+    plan, _ = step(core)
+    assert [new.request_id for new in plan.new] == ["c1", "c0"]
+    targets = {target for _, target in plan.copies}
+    assert not targets & {source for source, _ in plan.copies}

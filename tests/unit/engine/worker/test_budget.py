@@ -37,7 +37,11 @@ def test_cache_swap_space_and_steps_together_fit_into_what_is_free(monkeypatch: 
     for free in (2 * MIB, 50 * MIB, 4 * GIB):
         with_free(monkeypatch, free)
         plan = plan_memory(
-            EngineSettings(max_num_seqs=100), DESCRIPTION, torch.float32, CPU, StepBytes(100 * 1024, 256, 0)
+            EngineSettings(max_num_seqs=100, block_size=16),
+            DESCRIPTION,
+            torch.float32,
+            CPU,
+            StepBytes(100 * 1024, 256, 0),
         )
         assert plan.total_bytes - plan.held_bytes <= free
         assert plan.cache_bytes == plan.kv.num_blocks * BLOCK_BYTES
@@ -48,7 +52,9 @@ def test_cache_swap_space_and_steps_together_fit_into_what_is_free(monkeypatch: 
 def test_a_context_whose_attention_alone_takes_all_memory_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
     with_free(monkeypatch, 100 * MIB)
     own = dataclasses.replace(DESCRIPTION, max_positions=2**20)
-    plan = plan_memory(EngineSettings(max_num_seqs=2), own, torch.float32, CPU, StepBytes(MIB, 256, 10_000))
+    plan = plan_memory(
+        EngineSettings(max_num_seqs=2, block_size=16), own, torch.float32, CPU, StepBytes(MIB, 256, 10_000)
+    )
     assert 1000 < plan.kv.max_model_len < 100 * MIB // 10_000
     assert plan.total_bytes - plan.held_bytes <= 100 * MIB
 

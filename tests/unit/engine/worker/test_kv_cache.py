@@ -26,7 +26,7 @@ BLOCK_BYTES = 3 * 2 * 16 * 2 * 8 * 4
 
 
 def plan(budget_blocks: int, **overrides: Any) -> tuple[int, int]:
-    settings = EngineSettings(**{"max_num_seqs": 4, **overrides})
+    settings = EngineSettings(**{"max_num_seqs": 4, "block_size": 16, **overrides})
     budget = Budget(budget_blocks * BLOCK_BYTES, 100 * BLOCK_BYTES)
     given = plan_kv_cache(settings, DESCRIPTION, torch.float32, budget, 10_000)
     return given.num_blocks, given.max_model_len

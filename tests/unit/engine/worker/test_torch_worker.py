@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ def settings(directory: Path | str = "", **overrides: Any) -> EngineSettings:
     return EngineSettings(**{**base, **overrides})
 
 
+@pytest.mark.spec("S-SRV-033")
 @pytest.mark.parametrize(
     ("asked", "stored", "device", "chosen"),
     [
@@ -49,10 +51,39 @@ def test_the_type_is_the_one_asked_for_or_follows_from_checkpoint_and_device(
     assert choose_dtype(asked, stored, device) == chosen
 
 
+@pytest.mark.spec("S-SRV-033")
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+@pytest.mark.parametrize("stored", ["float16", "bfloat16", "float32"])
+def test_a_type_that_is_asked_for_wins_over_checkpoint_and_device(stored: Any, device: torch.device) -> None:
+    types = {
+        "half": torch.float16,
+        "float16": torch.float16,
+        "bfloat16": torch.bfloat16,
+        "float": torch.float32,
+        "float32": torch.float32,
+    }
+    [field] = [item for item in dataclasses.fields(EngineSettings) if item.name == "dtype"]
+    assert set(field.metadata["choices"]) == {"auto", *types}
+    assert {asked: choose_dtype(asked, stored, device) for asked in types} == types
+
+
+@pytest.mark.spec("S-SRV-080", "S-SRV-081", "S-SRV-082")
+def test_what_concerns_cuda_graphs_changes_nothing_on_a_cpu_and_says_so(
+    checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    directory = checkpoint()
+    load_worker(settings(directory))
+    assert "CUDA graphs" not in caplog.text
+    load_worker(settings(directory, enforce_eager=True, max_seq_len_to_capture=64))
+    assert "--enforce-eager changes nothing on a CPU" in caplog.text
+    assert "--max-seq-len-to-capture changes nothing on a CPU" in caplog.text
+
+
 def test_facts_say_what_loading_learnt(checkpoint: Callable[..., Path]) -> None:
     directory = checkpoint(eos_token_id=[1, 5])
     facts = load_worker(settings(directory, max_model_len=40)).facts()
-    assert (facts.num_blocks, facts.block_size, facts.max_model_len, facts.vocab_size) == (12, 16, 40, 53)
+    assert (facts.num_blocks, facts.block_size, facts.max_model_len, facts.vocab_size) == (4, 64, 40, 53)
     assert facts.eos_token_ids == {1, 5}
 
 

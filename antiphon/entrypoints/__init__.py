@@ -1,0 +1,1 @@
+"""Where other programs expect to start a server: module names that they know."""

@@ -1,0 +1,36 @@
+"""`python -m antiphon.entrypoints.openai.api_server --model DIR …`: the direct entry point, as other servers have it.
+
+The same as `antiphon serve` with three other defaults: the model has to be named, it listens on every network, and the
+draws of requests without a seed are those of seed 0.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from antiphon.cli import Parser, guarded, unknown_words
+from antiphon.settings import NOT_FOR_USERS, DirectSettings
+from shared.config import SettingsError, add_flags, normalise, parse
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves until it is told to stop; the exit code."""
+    program = "python -m antiphon.entrypoints.openai.api_server"
+    parser = Parser(prog=program, usage=f"{program} --model MODEL [FLAGS]", description=__doc__, allow_abbrev=False)
+    add_flags(parser, DirectSettings, skip=NOT_FOR_USERS)
+    options, unknown = parser.parse_known_args(normalise(sys.argv[1:] if argv is None else argv))
+    if unknown:
+        parser.error(unknown_words(unknown, parser.options()))
+    return guarded(lambda: _serve(parse(DirectSettings, options)))
+
+
+def _serve(settings: DirectSettings) -> int:
+    from antiphon import launcher
+
+    if not settings.model:
+        raise SettingsError("--model is needed: the directory of a model, or its name on the Hugging Face hub")
+    return launcher.serve(settings, os.environ)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

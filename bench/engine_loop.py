@@ -1,0 +1,45 @@
+"""A step loop whose reports are only counted: what `bench.engine_stream` runs in its process."""
+
+from bench.engine_stream import Work
+from services.engine.core.core import Core
+from services.engine.core.request import SequenceSpec
+from services.engine.loop import StepLoop, StepReport
+from services.engine.service import core_limits
+from services.engine.worker.load import load_worker
+from shared.clock import SystemClock
+from shared.config import EngineSettings
+from shared.sampling import SamplingParams
+
+
+class LoopAlone:
+    """An engine with the settings that `antiphon serve` gives it."""
+
+    def __init__(self, model: str, threads: int) -> None:
+        settings = EngineSettings(model=model, threads=threads)
+        worker = load_worker(settings)
+        facts = worker.facts()
+        self._loop = StepLoop(Core(core_limits(settings, facts), facts), worker, SystemClock(), self._report)
+        self._left: Work = []
+        self._tokens = self._number = 0
+
+    def run(self, work: Work, streams: int) -> int:
+        """Runs a load, `streams` requests at a time: one that ends lets the next one in. Output tokens."""
+        self._tokens, self._left = 0, work[::-1]
+        for _ in range(streams):
+            self._next()
+        while self._loop.step():
+            pass
+        return self._tokens
+
+    def _next(self) -> None:
+        if self._left:
+            prompt, output = self._left.pop()
+            self._number += 1
+            params = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0.0)
+            self._loop.add(SequenceSpec(f"r{self._number}", tuple(prompt), params, arrival=self._number))
+
+    def _report(self, report: StepReport) -> None:
+        for outcome in report.outcomes:
+            self._tokens += len(outcome.token_ids)
+            if outcome.finish_reason is not None:
+                self._next()

@@ -1,0 +1,118 @@
+"""Samples to medians, ratios and tables. Pure: no clock, no file, no server. Called by `bench.peers` and `bench.run`.
+
+A ratio is taken within each round, where both sides had the same minutes, and then its median over the rounds.
+"""
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bench.sample import Sample, spread
+
+Cell = Callable[[list[Sample]], str]
+
+
+def median(samples: Sequence[Sample], value: Callable[[Sample], float]) -> float:
+    """Over the rounds."""
+    return statistics.median(value(sample) for sample in samples)
+
+
+def pick(samples: Sequence[Sample], load: str, server: str) -> list[Sample]:
+    """The samples of one server under one load."""
+    return [sample for sample in samples if (sample.load, sample.server) == (load, server)]
+
+
+def ratio(samples: Sequence[Sample], load: str, server: str, other: str) -> float | None:
+    """Output tokens/s of `server` over those of `other`, round by round; None where no round has both."""
+    theirs = {sample.round: sample for sample in pick(samples, load, other)}
+    pairs = [(mine, theirs[mine.round]) for mine in pick(samples, load, server) if mine.round in theirs]
+    return statistics.median(a.output_rate / b.output_rate for a, b in pairs) if pairs else None
+
+
+def summary(samples: Sequence[Sample], ours: str) -> list[dict[str, Any]]:
+    """One record for each load and server that has samples, in the order in which they first came."""
+    loads, servers = (list(dict.fromkeys(names)) for names in zip(*((s.load, s.server) for s in samples), strict=True))
+    pairs = itertools.product(loads, servers)
+    return [_record(samples, load, server, ours) for load, server in pairs if pick(samples, load, server)]
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table whose columns are as wide as they need to be."""
+    cells = [[str(cell) for cell in row] for row in (heads, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
+    ]
+    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    """A figure, or a dash for none."""
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """A share."""
+    return "–" if value is None else f"{value:.0%}"
+
+
+COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "load": lambda r: r["load"],
+    "server": lambda r: r["server"],
+    "out tok/s": lambda r: number(r["output_tok_per_s"], 1),
+    "spread": lambda r: percent(r["spread"]),
+    "ours ÷ it": lambda r: number(r["ours_over_it"], 2),
+    "all tok/s": lambda r: number(r["total_tok_per_s"]),
+    "of floor": lambda r: percent(r["share_of_floor"]),
+    "TTFT p50 / p99 ms": lambda r: f"{number(r['ttft_ms_p50'])} / {number(r['ttft_ms_p99'])}",
+    "ITL p50 / p99 ms": lambda r: f"{number(r['itl_ms_p50'], 1)} / {number(r['itl_ms_p99'], 1)}",
+    "TPOT ms": lambda r: number(r["tpot_ms_p50"], 1),
+    "cores": lambda r: number(r["server_cores"], 2),
+    "client": lambda r: number(r["client_cores"], 2),
+    "foreign": lambda r: number(r["foreign_cores"], 2) + ("*" if r["noisy"] else ""),
+}
+"""Of the table of loads: `*` marks loads of which some had foreign programs beside them in every try."""
+
+
+def loads_table(records: Sequence[dict[str, Any]]) -> str:
+    """The records of `summary` for a person."""
+    return table(list(COLUMNS), [[cell(record) for cell in COLUMNS.values()] for record in records])
+
+
+def limits_table(turns: Sequence[dict[str, Any]]) -> str:
+    """What the machine allowed: median and range over all rounds. `turns`: records of `measure.Turn`."""
+    names = {"read_model_gb_s": "read, model's size, GB/s", "read_large_gb_s": "read, large buffer, GB/s"}
+    names["gemm_gflop_s"] = "bf16 GEMM, GFLOP/s"
+    rows: list[list[str]] = []
+    for key, title in names.items():
+        values = [turn[key] for turn in turns]
+        rows.append([title, *(number(value, 1) for value in (statistics.median(values), min(values), max(values)))])
+    return table(["limit", "median", "least", "most"], rows)
+
+
+def _record(samples: Sequence[Sample], load: str, server: str, ours: str) -> dict[str, Any]:
+    chosen = pick(samples, load, server)
+    fields = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "tpot_ms_p50", "wall_s", "floor_s")
+    return {
+        "load": load,
+        "server": server,
+        "rounds": len(chosen),
+        "noisy": sum(sample.cpu.noisy for sample in chosen),
+        "output_tok_per_s": median(chosen, lambda s: s.output_rate),
+        "total_tok_per_s": median(chosen, lambda s: s.total_rate),
+        "spread": spread([sample.output_rate for sample in chosen]),
+        "ours_over_it": None if server == ours else ratio(samples, load, ours, server),
+        "share_of_floor": median(chosen, lambda s: s.share),
+        **{name: median(chosen, lambda s, name=name: getattr(s, name)) for name in fields},
+        "server_cores": median(chosen, lambda s: sum(s.cpu.parts.values())),
+        "client_cores": median(chosen, lambda s: s.cpu.client),
+        "foreign_cores": median(chosen, lambda s: s.cpu.foreign),
+        "part_cores": {
+            part: median(chosen, lambda s, part=part: s.cpu.parts.get(part, 0.0)) for part in _parts(chosen)
+        },
+    }
+
+
+def _parts(samples: Sequence[Sample]) -> list[str]:
+    return sorted({part for sample in samples for part in sample.cpu.parts})

@@ -1,0 +1,84 @@
+"""Models by their name on the Hugging Face hub: a directory of the local cache, downloaded where a hub is reached.
+
+Where the cache lies, which hub is asked and with which token is the library's own business and its own variables
+(HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE). Not here: what a directory must hold. Called by `shared.model_files`.
+The library is imported when a name is asked for: a model in a directory does without it.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from shared.flags import SettingsError
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_SMALL = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py")
+"""Everything but weights, whatever the tokenizer."""
+_FOREIGN = ("*/*", "consolidated*")
+"""The same weights once more, in layouts that nobody here reads."""
+_UNAUTHORIZED = 401
+
+
+def is_name(text: str) -> bool:
+    """True for `organisation/model` and for `model`: what a hub could know and what is no path for certain."""
+    return _NAME.fullmatch(text) is not None and ".." not in text
+
+
+def find_snapshot(name: str, revision: str, flag: str, *, weights: bool) -> Path:
+    """The directory of a model's files; without `weights`, of its configuration and tokenizer alone.
+
+    `revision` '' is the main branch. Raises SettingsError that names `flag` and says what to do.
+    """
+    try:
+        directory = _download(name, revision, _SMALL)
+        if weights:
+            directory = _download(name, directory.name, (*_SMALL, "*.safetensors"))
+            if not any(directory.glob("*.safetensors")):
+                directory = _download(name, directory.name, (*_SMALL, "*.bin"))
+    except Exception as error:  # network, disk, hub and library errors have no common base
+        raise SettingsError(f"{flag}: there is no directory {name}, and {_reason(name, revision, error)}") from error
+    return directory
+
+
+def _download(name: str, revision: str, patterns: tuple[str, ...]) -> Path:
+    import huggingface_hub
+
+    download: Callable[..., str] = cast(Any, huggingface_hub).snapshot_download
+    return Path(
+        download(name, revision=revision or None, allow_patterns=list(patterns), ignore_patterns=list(_FOREIGN))
+    )
+
+
+def _reason(name: str, revision: str, error: Exception) -> str:
+    """Why there is nothing, and what to do, as the end of a sentence and one more."""
+    from huggingface_hub import constants, errors
+
+    hub, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
+    if isinstance(error, errors.GatedRepoError):
+        return f"{name} is gated: accept its terms at {hub}/{name}, then set HF_TOKEN to a token of that account."
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{name} has no revision {revision!r} at {hub}. Name a branch, a tag or a whole commit id."
+    if isinstance(error, errors.RepositoryNotFoundError) or _status(error) == _UNAUTHORIZED:
+        return f"{hub} has no model of this name, or a private one. Check the name; for a private one set HF_TOKEN."
+    wanted = f"{name} at revision {revision!r}" if revision else name
+    if constants.is_offline_mode():
+        return (
+            f"{wanted} is not, or not wholly, in the cache {cache}, while HF_HUB_OFFLINE forbids to download it. "
+            f"Unset that, or run `hf download {name}` where there is a network and copy the cache, or give a directory."
+        )
+    return (
+        f"{wanted} could not be had from {hub} ({_first_line(error)}), nor is the whole of it in the cache {cache}. "
+        f"Check the network (HF_ENDPOINT names another hub), or give the path of a directory."
+    )
+
+
+def _status(error: Exception) -> int:
+    response: Any = getattr(error, "response", None)
+    return int(getattr(response, "status_code", 0))
+
+
+def _first_line(error: Exception) -> str:
+    cause = error.__cause__ or error
+    lines = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__

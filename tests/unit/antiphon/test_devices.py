@@ -1,0 +1,42 @@
+"""Which GPU each engine gets, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from antiphon import devices, launcher
+from antiphon.devices import Assignment, for_engines, visible
+from antiphon.settings import ServeSettings
+from shared.config import SettingsError
+
+
+def test_gpus_are_what_the_variable_names_or_else_the_device_files(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert visible({}, tmp_path) == ["0", "1"]
+    assert visible({}, tmp_path / "none") == []
+    assert visible({"CUDA_VISIBLE_DEVICES": "3, 1"}, tmp_path) == ["3", "1"]
+    assert visible({"CUDA_VISIBLE_DEVICES": "GPU-8a,-1,2"}, tmp_path) == ["GPU-8a"]
+    assert visible({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
+
+
+@pytest.mark.spec("S-SRV-014", "S-SRV-105")
+def test_each_engine_gets_a_gpu_of_its_own() -> None:
+    assert for_engines(2, "auto", ["3", "1"]) == Assignment(("3", "1"))
+    assert for_engines(1, "auto", ["0"]) == Assignment()
+    for engines, device, gpus in ((4, "auto", []), (4, "cpu", ["0"])):
+        assert for_engines(engines, device, gpus) == Assignment()
+
+
+@pytest.mark.spec("S-SRV-014", "S-SRV-105")
+def test_more_engines_than_gpus_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "visible", lambda _environ: ["0", "1"])
+    with pytest.raises(SettingsError, match=r"--engines \(--worker-num\): 3 engines need a GPU each, and 2 can"):
+        launcher.serve(ServeSettings(engines=3), {})
+
+
+@pytest.mark.spec("S-SRV-105")
+def test_gpus_that_stay_unused_are_told() -> None:
+    found = for_engines(2, "cuda", ["0", "1", "2"])
+    assert found.ids == ("0", "1")
+    assert found.notices == ("1 of 3 GPUs stay unused: --engines (--worker-num) is 2",)

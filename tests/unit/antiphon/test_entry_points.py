@@ -1,0 +1,180 @@
+"""The two other ways to start everything: the wrapper `antiphon run` and the direct entry point, and their defaults."""
+
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon import launcher
+from antiphon.cli import main, make_parser
+from antiphon.entrypoints.openai import api_server
+from antiphon.settings import SERVICES, DirectSettings, RunSettings, ServeSettings
+from shared.config import EngineSettings
+
+ROOT = Path(launcher.__file__).parents[1]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
+    """The settings that would be served with; variables of this machine do not count."""
+    found: list[ServeSettings] = []
+
+    def serve(settings: ServeSettings, _environ: object) -> int:
+        found.append(settings)
+        return 0
+
+    for kind in (*SERVICES.values(), RunSettings):
+        for item in fields(kind):
+            monkeypatch.delenv(item.metadata["env"] or "UNNAMED", raising=False)
+    monkeypatch.setattr(launcher, "serve", serve)
+    return found
+
+
+def run(served: list[ServeSettings], *words: str) -> ServeSettings:
+    assert main(["run", *words]) == 0
+    return served[-1]
+
+
+def values(settings: ServeSettings, *names: str) -> tuple[Any, ...]:
+    return tuple(getattr(settings, name) for name in names)
+
+
+@pytest.mark.spec("S-SRV-001")
+def test_the_direct_entry_point_serves_with_the_engines_own_defaults(served: list[ServeSettings]) -> None:
+    assert api_server.main(["--model", "/m", "--max_num_seqs=3", "--use-lookahead", "--use-v2-block-manager"]) == 0
+    [settings] = served
+    assert values(settings, "host", "port", "seed", "dtype", "enforce_eager") == ("0.0.0.0", 8000, 0, "auto", False)
+    assert values(settings, "model", "max_num_seqs", "limit_worker_concurrency") == ("/m", 3, None)
+    same = {item.name: getattr(EngineSettings(), item.name) for item in fields(EngineSettings)}
+    changed = {"model": "/m", "max_num_seqs": 3, "use_lookahead": True, "use_v2_block_manager": True}
+    assert {name: getattr(settings, name) for name in same} == {**same, **changed}
+
+
+@pytest.mark.spec("S-SRV-001", "S-SRV-020")
+def test_the_direct_entry_point_needs_a_model(
+    served: list[ServeSettings], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert api_server.main([]) == 78
+    assert "--model is needed" in capsys.readouterr().err
+    monkeypatch.setenv("MODEL_PATH", "/from/variable")
+    assert api_server.main([]) == 0
+    assert served[0].model == "/from/variable"
+
+
+@pytest.mark.spec("S-SRV-001")
+def test_the_direct_entry_point_is_a_module_that_python_runs() -> None:
+    argv = [sys.executable, "-m", "antiphon.entrypoints.openai.api_server"]
+    said = subprocess.run([*argv, "--max-num-sesq=3"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert said.returncode == 2
+    assert "Did you mean --max-num-seqs?" in said.stderr
+
+
+@pytest.mark.spec("S-SRV-002", "S-SRV-011", "S-SRV-015", "S-SRV-031", "S-SRV-033", "S-SRV-080")
+def test_run_has_the_defaults_of_its_backend(served: list[ServeSettings]) -> None:
+    for words in ((), ("--backend=vllm",)):
+        settings = run(served, *words)
+        assert values(settings, "host", "port", "model") == ("0.0.0.0", 8501, "/data/model")
+        assert values(settings, "dtype", "seed", "enforce_eager") == ("float16", None, True)
+        assert values(settings, "engines", "limit_worker_concurrency", "max_num_seqs") == (1, 128, 256)
+        assert values(settings, "gpu_memory_utilization", "max_model_len") == (0.9, None)
+        assert values(settings, "use_lookahead", "num_speculative_tokens") == (False, 8)
+        assert values(settings, "max_batch_size", "batch_wait_timeout") == (None, None)
+
+
+@pytest.mark.spec("S-SRV-002", "S-SRV-015", "S-SRV-034", "S-SRV-059", "S-SRV-060")
+def test_run_has_the_other_defaults_of_the_other_backend(served: list[ServeSettings]) -> None:
+    settings = run(served, "--backend", "deepspeed")
+    assert values(settings, "port", "model", "dtype", "seed") == (8501, "/data/model", "float16", None)
+    assert values(settings, "limit_worker_concurrency", "engines") == (32, 1)
+    assert values(settings, "max_batch_size", "batch_wait_timeout") == (16, None)
+
+
+@pytest.mark.spec(
+    "S-SRV-002", "S-SRV-014", "S-SRV-015", "S-SRV-031", "S-SRV-080", "S-DEP-034a", "S-DEP-034b", "S-DEP-035b",
+    "S-DEP-036d", "S-DEP-037a", "S-DEP-037b",
+)  # fmt: skip
+def test_run_is_told_by_variables_and_flags_beat_them(
+    served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"MODEL_PATH": "/m", "WORKER_NUM": "3", "MAX_CONCURRENCY": "5", "DTYPE": "bfloat16", "SEED": "7"}
+    told |= {"ENFORCE_EAGER": "0", "USE_LOOKAHEAD": "1", "NUM_SPECULATIVE_TOKENS": "4"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    names = ("model", "engines", "limit_worker_concurrency", "dtype", "seed")
+    more = ("enforce_eager", "use_lookahead", "num_speculative_tokens")
+    assert values(run(served), *names, *more) == ("/m", 3, 5, "bfloat16", 7, False, True, 4)
+    words = ("--worker-num=2", "--limit-worker-concurrency=6", "--seed=none", "--enforce-eager", "--use-lookahead=0")
+    assert values(run(served, *words), *names, *more) == ("/m", 2, 6, "bfloat16", None, True, False, 4)
+
+
+@pytest.mark.spec("S-SRV-002", "S-SRV-056")
+def test_lookahead_in_run_brings_the_block_manager_that_it_needs(served: list[ServeSettings]) -> None:
+    names = ("use_lookahead", "use_v2_block_manager")
+    assert values(run(served), *names) == (False, False)
+    assert values(run(served, "--use-lookahead=1"), *names) == (True, True)
+
+
+@pytest.mark.spec("S-SRV-034", "S-SRV-033", "S-DEP-039a", "S-DEP-039b", "S-DEP-039c", "S-SRV-059", "S-SRV-060")
+def test_the_other_backend_computes_in_the_type_of_its_own_flag(
+    served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deepspeed = ("--backend=deepspeed", "--dtype=float32")
+    assert run(served, *deepspeed).dtype == "float16"
+    assert run(served, *deepspeed, "--ds-dtype=bfloat16").dtype == "bfloat16"
+    for name, value in {"DS_DTYPE": "bfloat16", "MAX_BATCH_SIZE": "4", "BATCH_WAIT_TIMEOUT": "0.5"}.items():
+        monkeypatch.setenv(name, value)
+    assert values(run(served, *deepspeed), "dtype", "max_batch_size", "batch_wait_timeout") == ("bfloat16", 4, 0.5)
+
+
+@pytest.mark.spec("S-SRV-034", "S-SRV-107")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--backend=deepspeed", "--ds-dtype=int8"], "--ds-dtype: int8 weights are not supported"),
+        (["--ds-dtype=float16"], "--ds-dtype needs --backend=deepspeed"),
+    ],
+)
+def test_a_type_that_cannot_be_computed_in_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *words]) == 78
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.spec("S-SRV-034", "S-SRV-107")
+def test_another_type_of_the_other_backend_is_answered_with_the_allowed_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--backend=deepspeed", "--ds-dtype=float32"])
+    printed = capsys.readouterr().err
+    assert all(word in printed for word in ("--ds-dtype", "float32", "float16", "bfloat16", "int8"))
+
+
+def test_a_service_is_not_what_run_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "engine"])
+    assert "Did you mean `antiphon service engine`?" in capsys.readouterr().err
+
+
+def test_the_ways_to_start_differ_in_defaults_alone() -> None:
+    plain = {item.name: item for item in fields(ServeSettings)}
+    for kind, own in ((DirectSettings, set[str]()), (RunSettings, {"backend", "ds_dtype"})):
+        others = {item.name: item for item in fields(kind)}
+        assert set(others) == set(plain) | own
+        for name in plain:
+            same = ("env", "choices", "alias", "group", "rule")
+            assert [others[name].metadata[key] for key in same] == [plain[name].metadata[key] for key in same], name
+    assert replace(DirectSettings(), host="127.0.0.1", seed=None) == DirectSettings(host="127.0.0.1", seed=None)
+
+
+def test_help_has_a_heading_for_each_kind_of_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("serve", "run"):
+        help_text = make_parser()[1][command].format_help()
+        headings = [line[:-1] for line in help_text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+        assert headings[-7:] == [
+            "model", "http", "processes", "engine: scheduling", "engine: memory", "engine: execution", "bus",
+        ]  # fmt: skip
