@@ -169,13 +169,16 @@ class EngineSettings(ModelSettings):
     use_v2_block_manager: bool = flag(False, "required together with --use-lookahead", group="engine: scheduling")
     gpu_memory_utilization: float = flag(
         0.9,
-        "share of the device's memory to use, above 0 up to 1",
+        "share of the device's memory to use, on a CPU of --kv-cache-memory-gb, above 0 up to 1",
         env="GPU_MEMORY_UTILIZATION",
         rule=SHARE,
         group="engine: memory",
     )
     kv_cache_memory_gb: float = flag(
-        1.0, "memory for the KV cache on a CPU, GiB (at most what is free)", rule=POSITIVE, group="engine: memory"
+        1.0,
+        "memory for the KV cache on a CPU, GiB, of which a share is used (at most what is free)",
+        rule=POSITIVE,
+        group="engine: memory",
     )
     block_size: int = flag(64, "tokens in one KV block, a power of two", rule=POWER_OF_TWO, group="engine: memory")
     num_gpu_blocks_override: int | None = flag(

@@ -6,8 +6,7 @@ subject (`shared.subjects`). Token lists of unbounded length travel as `bytes`: 
 
 Names: a command is imperative (`Submit`), a fact is a noun (`TokenEvents`). `request_id` names one sequence on one
 engine: a request with `n` choices or several prompts is several sequences, each with an id of its own. `epoch` counts
-the placements of a sequence and is moved by the gateway's request actor alone. A token's position in the output is its
-sequence number.
+the placements of a sequence; the gateway's request actor alone moves it. A token's place in the output is its number.
 """
 
 from typing import Literal
@@ -119,7 +118,7 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     """Run one sequence. Answered by `SubmitReply`; its tokens then go to `sink` as `TokenEvents`.
 
     `output_token_ids` are tokens that were already generated elsewhere: they count as output (penalties, min_tokens,
-    positions), and generation goes on behind them.
+    positions), and generation goes on behind them. A `family` begins alike and is computed once: choices of a prompt.
     """
 
     request_id: str
@@ -134,6 +133,7 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     block_hashes: bytes = b""
     cache_salt: bytes = b""
     priority: int = 0
+    family: str = ""
 
 
 SubmitStatus = Literal["accepted", "duplicate", "stale_epoch", "tombstoned", "busy", "invalid"]
@@ -329,7 +329,7 @@ class SequenceMark(Part, frozen=True, array_like=True):
 
 
 class EngineStatus(Part, frozen=True, array_like=True, tag=True):
-    """What a gateway needs to place requests on an engine. Counters count from the engine's start."""
+    """What a gateway needs to place requests on an engine, and counts from its start (cached tokens: not computed)."""
 
     model: str
     model_path: str
@@ -351,6 +351,11 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     sequences: tuple[SequenceMark, ...] = ()
     finished: tuple[tuple[str, int], ...] = ()
     """Requests ended, by finish reason."""
+    cached_tokens: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):

@@ -186,6 +186,7 @@ class EngineActor(Actor):
             submit.cache_salt,
             submit.priority,
             self._arrivals,
+            submit.family,
         )
         self._arrivals += 1
         if self.ledger.bury(submit.request_id, submit.epoch - 1, self._now()):

@@ -23,6 +23,9 @@ from services.engine.worker.seam import ModelWorker
 from shared.clock import Clock
 from shared.errors import ServiceError
 
+REST_S = 1.0
+"""Time without work after which the loop counts as resting."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
@@ -78,9 +81,10 @@ class StepLoop:
         """Lets a waiting `wait` return."""
         self._work.set()
 
-    def wait(self, timeout_s: float) -> None:
-        """Blocks until something arrives or a batch that gathers has to start."""
-        self._work.wait(min(timeout_s, self.core.seconds_to_batch(self._clock.monotonic())))
+    def wait(self, timeout_s: float) -> bool:
+        """Blocks until something arrives, or a batch that gathers has to start; False if there was neither."""
+        batch_s = self.core.seconds_to_batch(self._clock.monotonic())
+        return self._work.wait(min(timeout_s, batch_s)) or batch_s < timeout_s
 
     def step(self) -> bool:
         """One pass. False when there was nothing to compute."""
@@ -177,11 +181,18 @@ class Driver(Protocol):
 
 
 class ThreadedLoop:
-    """Runs a StepLoop on a thread of its own. `on_exit` is called from that thread when it ends: None, or the error."""
+    """Runs a StepLoop on a thread of its own.
 
-    def __init__(self, loop: StepLoop, on_exit: Callable[[BaseException | None], None]) -> None:
+    Both callbacks come from that thread: `on_exit` when it ends, with None or the error, `on_rest` when there has been
+    nothing to compute for a second, once until there is again.
+    """
+
+    def __init__(
+        self, loop: StepLoop, on_exit: Callable[[BaseException | None], None], on_rest: Callable[[], None]
+    ) -> None:
         self._loop = loop
         self._on_exit = on_exit
+        self._on_rest = on_rest
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
 
@@ -201,9 +212,16 @@ class ThreadedLoop:
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            while not self._stop.is_set():
-                if not self._loop.step():
-                    self._loop.wait(1.0)
+            self._step_until_stopped()
         except BaseException as failure:
             error = failure
         self._on_exit(error)
+
+    def _step_until_stopped(self) -> None:
+        resting = True
+        while not self._stop.is_set():
+            if self._loop.step():
+                resting = False
+            elif not self._loop.wait(REST_S) and not resting:
+                resting = True
+                self._on_rest()

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from services.engine.actor import EngineActor
 from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits, EngineFacts
+from services.engine.core.plan import DEFAULT_BATCHED_TOKENS, CoreLimits, EngineFacts
 from services.engine.loop import Driver, StepLoop, StepReport, ThreadedLoop
 from services.engine.reports import ReportQueue
 from services.engine.warmup import warm_up
+from services.engine.worker.memory import return_free_heap
 from services.engine.worker.seam import ModelWorker
 from shared import limits
 from shared.actors.host import Host
@@ -22,7 +23,6 @@ from shared.model_files import DEMO_NAME, model_name
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_BATCHED_TOKENS = 2048
 DEFAULT_BATCH_SIZE, DEFAULT_BATCH_WAIT_S = 16, 0.1
 JOIN_S = 5.0
 
@@ -105,7 +105,7 @@ class EngineService:
         await self.actor.report(report)
 
     def _drive(self) -> Driver:
-        thread = ThreadedLoop(self._steps, self._on_exit)
+        thread = ThreadedLoop(self._steps, self._on_exit, return_free_heap)
         thread.start()
         return thread
 
@@ -150,6 +150,11 @@ class EngineService:
             core.preemptions,
             self.actor.ledger.marks(),
             tuple(self.actor.finished.items()),
+            core.cached_tokens,
+            core.swapped_out_blocks,
+            core.swapped_in_blocks,
+            core.drafted_tokens,
+            core.accepted_tokens,
         )
 
 

@@ -34,9 +34,14 @@ def open_stream(
 
 
 def submit(
-    host: Host, request: GenerationRequest, sequence: SequenceOwner, prompt: Prompt, params: SamplingParams
+    host: Host,
+    request: GenerationRequest,
+    sequence: SequenceOwner,
+    prompt: Prompt,
+    params: SamplingParams,
+    family: str,
 ) -> Submit:
-    """A sequence with the tokens so far as output."""
+    """A sequence with the tokens so far as output. `family`: what the choices of its prompt are called together."""
     assert sequence.detokenizer is not None
     return Submit(
         sequence.request_id,
@@ -50,4 +55,5 @@ def submit(
         prompt.block_hashes,
         request.cache_salt,
         request.priority,
+        family,
     )

@@ -59,10 +59,14 @@ class PlacementBoard:
 
     def choose_engine(
         self, engines: Sequence[Heartbeat], model: str, num_tokens: int, hashes: Sequence[bytes],
-        avoid: Collection[tuple[str, str]] = (),
+        avoid: Collection[tuple[str, str]] = (), near: Collection[tuple[str, str]] = (),
     ) -> Heartbeat | None:  # fmt: skip
-        """The cheapest ready engine that serves the model; None when there is none."""
+        """The cheapest ready engine that serves the model; None when there is none.
+
+        One of those in `near`, where the prompt is being computed already, goes before the others while it has a row.
+        """
         ready = [e for e in engines if e.state == "ready" and (e.id, e.boot) not in avoid and _serves(e, model)]
+        ready = [e for e in ready if (e.id, e.boot) in near and self._has_row(e)] or ready
         return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes), self._used(e), e.id), default=None)
 
     def choose_detokenizer(
@@ -100,6 +104,10 @@ class PlacementBoard:
         cached = prefixes.overlap(hashes) * status.block_size if prefixes is not None else 0
         waiting = status.num_waiting_tokens + sent.tokens + max(0, num_tokens - cached)
         return waiting + RUNNING_COST * (status.num_running + status.num_waiting + sent.sequences)
+
+    def _has_row(self, engine: Heartbeat) -> bool:
+        status = _engine_status(engine)
+        return status.num_running + status.num_waiting + self._since(engine).sequences < status.max_num_seqs
 
     def _used(self, engine: Heartbeat) -> int:
         return _engine_status(engine).prompt_tokens

@@ -237,7 +237,9 @@ class RequestActor:
 
     def _submit(self, index: int) -> Submit:
         prompt, params = self._prompt(index), self._params(index)
-        return orders.submit(self._host, self.request, self.sequences[index], prompt, params)
+        choices = self._choices(index)
+        family = choices[0].request_id if len(choices) > 1 else ""
+        return orders.submit(self._host, self.request, self.sequences[index], prompt, params, family)
 
     # --- letting go ---
 
@@ -276,7 +278,8 @@ class RequestActor:
         prompt, now = self._prompt(index), self._now()
         hashes = split_hashes(prompt.block_hashes)
         engines = self._members.alive("engine", now)
-        engine = self._board.choose_engine(engines, self._card.name, len(prompt.token_ids), hashes, refused)
+        near = {one.engine for one in self._choices(index) if one.engine is not None and one.phase is not Phase.DONE}
+        engine = self._board.choose_engine(engines, self._card.name, len(prompt.token_ids), hashes, refused, near)
         detokenizer = self._board.choose_detokenizer(self._members.alive("detokenizer", now), refused)
         return (engine, detokenizer) if engine is not None and detokenizer is not None else None
 
@@ -301,6 +304,11 @@ class RequestActor:
             if block_size:
                 return block_size
         return 0
+
+    def _choices(self, index: int) -> list[SequenceOwner]:
+        """The sequences of the same prompt."""
+        first = index - index % self.request.n
+        return self.sequences[first : first + self.request.n]
 
     def _prompt(self, index: int) -> Prompt:
         return self.prompts[index // self.request.n]

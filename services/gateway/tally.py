@@ -68,8 +68,14 @@ class Tally:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens from the cache: what each prompt's first choice found there."""
-        return sum(choice.num_cached_tokens for choice in self.choices[:: self.n])
+        """Prompt tokens from the cache: what the choice of each prompt found there that found least.
+
+        The others have more from that one.
+        """
+        choices = self.choices
+        groups = (choices[first : first + self.n] for first in range(0, len(choices), self.n))
+        found = ([choice.num_cached_tokens for choice in group if choice.num_tokens] for group in groups)
+        return sum(min(each, default=0) for each in found)
 
 
 def merge(batch: list[SequenceUpdate]) -> Iterable[SequenceUpdate]:

@@ -93,8 +93,8 @@ def settings(directory: Path, **overrides: Any) -> EngineSettings:
             "model": str(directory),
             "device": "cpu",
             "threads": 1,
-            "block_size": 16,
             "kv_cache_memory_gb": 0.05,
+            "block_size": 16,
             **overrides,
         }
     )

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -40,11 +41,13 @@ class HashWorker:
         self._facts = EngineFacts(num_blocks, block_size, max_model_len, VOCABULARY, frozenset({EOS}))
         self._rows: dict[int, list[int]] = {}
         self._salts: dict[int, int] = {}
+        self.num_computed = 0
 
     def facts(self) -> EngineFacts:
         return self._facts
 
     def run(self, plan: StepPlan) -> StepResult:
+        self.num_computed += plan.num_tokens
         for row in plan.freed_rows:
             del self._rows[row]
         for new in plan.new:
@@ -162,13 +165,14 @@ class Gateway:
 class Society:
     """A deployment: starts members, breaks them, asks it things."""
 
-    def __init__(self, model_dir: str, seed: int = 0) -> None:
+    def __init__(self, model_dir: str, seed: int = 0, **flags: Any) -> None:
         self.bus = MemoryBus(seed, (0.0001, 0.002))
         self.model_dir = model_dir
         self.members: dict[str, Member] = {}
         self.subjects = Subjects()
         self._numbers = 0
         self._seed = seed
+        self._flags = flags
 
     async def start(self, kind: str, name: str = "", **engine: object) -> Member:
         """Starts a replica; its id is its name."""
@@ -229,7 +233,8 @@ class Society:
             return TokenizerService(TokenizerSettings(model=self.model_dir))
         if kind == "detokenizer":
             return DetokenizerService(DetokenizerSettings(model=self.model_dir))
-        settings = EngineSettings(model=self.model_dir, max_num_seqs=16, max_num_batched_tokens=32)
+        flags = {"max_num_seqs": 16, "max_num_batched_tokens": 32, **self._flags}
+        settings = EngineSettings(model=self.model_dir, **flags)
         return SimulatedEngine(settings, lambda _: HashWorker(**engine))
 
     def _boot(self) -> str:

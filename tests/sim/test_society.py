@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from services.gateway.generation import GenerationRequest
+from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.prompts import sequence_params
 from shared import limits
 from shared.actors.simulation import run_simulation
 from shared.messages import TokenEvents
@@ -256,3 +257,55 @@ def test_a_small_block_pool_preempts_and_still_gives_the_same_tokens(model_dir):
         assert society.engines()[0]._core.counters().preemptions > 0
 
     simulate(model_dir, scenario, engine=0)
+
+
+CHOICES = 4
+CHOICES_PARAMS = SamplingParams(max_tokens=12, temperature=1.0, seed=5)
+
+
+async def choices(society: Society, during: str = "") -> None:
+    """Several choices of a long prompt; each is what its seed alone gives."""
+    prompt = "a prompt of thirty-nine characters, ok?"
+    request = GenerationRequest("r1", "", CHOICES_PARAMS, texts=(prompt,), n=CHOICES)
+    asked = asyncio.create_task(society.ask(request))
+    if during:
+        while not any(engine._core.counters().generation_tokens > CHOICES for engine in society.engines()):
+            await asyncio.sleep(0.005)
+        society.kill(during)
+    answer = await asked
+    assert answer.error is None, answer.error
+    card = ModelCard("", "", 128, 256, 0)
+    for index in range(CHOICES):
+        seed = sequence_params(CHOICES_PARAMS, index, len(prompt), card).seed
+        assert answer.token_ids[index] == expected(prompt, 12, seed)
+    assert len({tuple(tokens) for tokens in answer.token_ids.values()}) == CHOICES
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_choices_of_a_prompt_run_on_one_engine_that_computes_it_once(model_dir, caching, seed):
+    async def main() -> None:
+        society = Society(model_dir, seed, enable_prefix_caching=caching)
+        for kind in ("gateway", "tokenizer", "detokenizer", "engine", "engine"):
+            await society.start(kind)
+        await society.ready()
+        await choices(society)
+        workers = [engine._steps.worker for engine in society.engines()]
+        # Each choice computes less than a block of the prompt for itself, and all but the last of its tokens.
+        computed = sorted(worker.num_computed for worker in workers)
+        assert computed[0] == 0
+        assert 39 + 11 * CHOICES <= computed[1] <= 39 + (CHOICES - 1) * 4 + 11 * CHOICES
+        await settled(society)
+
+    run_simulation(main, seed)
+
+
+def test_choices_whose_engine_dies_go_on_together_on_another(model_dir):
+    async def scenario(society: Society) -> None:
+        busy = asyncio.create_task(choices(society, during="engine0"))
+        await busy
+        (left,) = society.engines()
+        prefill = left._steps.worker.num_computed - 11 * CHOICES
+        assert prefill < 2 * 39
+
+    simulate(model_dir, scenario, engine=2)

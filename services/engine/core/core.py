@@ -10,8 +10,6 @@ It decides nothing about order or memory (`scheduler`, `block_pool`) and runs no
 `LLM` call it from one thread. Only `counters` may be read from another.
 """
 
-from array import array
-
 from services.engine.core.block_pool import BlockPool
 from services.engine.core.counters import Counters, Tally
 from services.engine.core.lookahead import Lookahead
@@ -37,6 +35,8 @@ class Core:
         self.prefix_cache = PrefixCache(self.pool, facts.block_size, enabled=limits.enable_prefix_caching)
         self.swap = SwapSpace(facts.num_host_blocks, facts.block_size, self.pool, self.tally)
         self.scheduler = Scheduler(limits, facts.block_size, self.pool, self.prefix_cache, self.swap, self.tally)
+        self._families: dict[tuple[str, bytes], list[Sequence]] = {}
+        """The live sequences of each family, by name and cache salt."""
         self.sequences: dict[str, Sequence] = {}
         """Those that were added and have not ended, by request id."""
         # The last token of a sequence is sampled and never computed, so it needs no place in a block.
@@ -64,6 +64,9 @@ class Core:
             sequence.lookahead = Lookahead(self.num_speculative_tokens)
         self._num_added += 1
         self.sequences[spec.request_id] = sequence
+        if spec.family:
+            sequence.relatives = self._families.setdefault((spec.family, spec.cache_salt), [])
+            sequence.relatives.append(sequence)
         self.scheduler.add(sequence)
 
     def fork(self, source_id: str, spec: SequenceSpec) -> None:
@@ -71,14 +74,13 @@ class Core:
 
         If the source is running when the new one joins, all that both have in common and that is computed by then is
         shared, its last block, if it is not full, as a copy. Otherwise it is a sequence like any other. The same errors
-        as `add`; a source that is not live or has another cache salt is the caller's mistake.
+        as `add`; a source that is not live or has another cache salt, or a family, is the caller's mistake.
         """
         source = self.sequences[source_id]
         assert source.cache_salt == spec.cache_salt, "a fork across cache salts"
+        assert not spec.family, "a fork has its source"
         self.add(spec)
-        sequence = self.sequences[spec.request_id]
-        sequence.fork_source = source
-        sequence.num_forked_tokens = _common_length(source.tokens, sequence.tokens)
+        self.sequences[spec.request_id].relatives = [source]
 
     def abort(self, request_id: str) -> bool:
         """Ends a sequence without an outcome; False if there is none of this id.
@@ -88,6 +90,7 @@ class Core:
         sequence = self.sequences.pop(request_id, None)
         if sequence is None:
             return False
+        self._leave_family(sequence)
         self.scheduler.finish(sequence)
         self.tally.finished["abort"] += 1
         return True
@@ -95,7 +98,7 @@ class Core:
     def schedule(self, now_s: float = 0.0) -> StepPlan:
         """Plans the next step; the plan is empty when there is nothing to compute, and is then not to be run.
 
-        `now_s` is the caller's clock, in seconds; it matters with a scheduler delay and with batches only.
+        `now_s` is the clock, in seconds, 0 where there is none: a scheduler delay, batches and guesses go by it.
 
         Every plan that is not empty must be run and applied, in order. The next one may be planned before that; it then
         leaves out sequences with guesses in flight: what follows them is only known from the result.
@@ -116,8 +119,8 @@ class Core:
             return []
         assert plan.step == result.step == self._num_applied + 1, (plan.step, result.step, self._num_applied)
         self._num_applied = plan.step
-        self.scheduler.landed(plan.step, now_s)
         num_samples = sum(share.samples for share in plan.scheduled)
+        self.scheduler.landed(plan.step, now_s, sum(map(len, result.token_ids)) - num_samples)
         assert len(result.token_ids) == len(result.logprobs) == num_samples, "the result is not that of the plan"
         samples = zip(result.token_ids, result.logprobs, strict=True)
         outcomes: list[Outcome] = []
@@ -144,6 +147,7 @@ class Core:
             generation_tokens=tally.generation_tokens,
             prefix_cache_queries=tally.prefix_cache_queries,
             prefix_cache_hits=tally.prefix_cache_hits,
+            cached_tokens=tally.cached_tokens,
             preemptions=tally.preemptions,
             swapped_out_blocks=tally.swapped_out_blocks,
             swapped_in_blocks=tally.swapped_in_blocks,
@@ -188,8 +192,17 @@ class Core:
 
     def _end(self, sequence: Sequence, verdict: Verdict) -> None:
         del self.sequences[sequence.request_id]
+        self._leave_family(sequence)
         self.scheduler.finish(sequence)
         self.tally.finished[verdict.reason] += 1
+
+    def _leave_family(self, sequence: Sequence) -> None:
+        if not sequence.family:
+            return
+        members = self._families[sequence.family, sequence.cache_salt]
+        members.remove(sequence)
+        if not members:
+            del self._families[sequence.family, sequence.cache_salt]
 
     # --- admission ----------------------------------------------------------------------------------------------------
 
@@ -228,13 +241,6 @@ def _append(sequence: Sequence, token_ids: tuple[int, ...]) -> Verdict | None:
         if verdict := sequence.rules.verdict(token_id, position):
             return verdict
     return None
-
-
-def _common_length(first: "array[int]", second: "array[int]") -> int:
-    length = min(len(first), len(second))
-    if first[:length] == second[:length]:
-        return length
-    return next(index for index in range(length) if first[index] != second[index])
 
 
 def _require(ok: bool, param: str, message: str) -> None:

@@ -18,6 +18,8 @@ class Tally:
     """Tokens of sequences looked up when they first ran."""
     prefix_cache_hits: int = 0
     """Those of them found in the cache."""
+    cached_tokens: int = 0
+    """Prompt tokens that a first scheduling took from others instead of computing them."""
     preemptions: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
@@ -41,6 +43,7 @@ class Counters:
     generation_tokens: int
     prefix_cache_queries: int
     prefix_cache_hits: int
+    cached_tokens: int
     preemptions: int
     swapped_out_blocks: int
     swapped_in_blocks: int

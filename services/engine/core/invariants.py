@@ -33,13 +33,13 @@ def _check_free_list(pool: BlockPool) -> None:
 
 
 def _check_references(core: Core) -> None:
-    """A reference count is the number of tables with the block; what is in two tables is full and computed."""
+    """A reference count is the number of tables with the block; what is in two tables is full of planned tokens."""
     held: Counter[int] = Counter()
     block_size = core.facts.block_size
     for sequence in core.scheduler.rows.holders():
         assert len(set(sequence.block_table)) == len(sequence.block_table), f"{sequence.request_id}: a block twice"
         held.update(sequence.block_table)
-        for block in sequence.block_table[sequence.num_computed_tokens // block_size :]:
+        for block in sequence.block_table[sequence.num_scheduled_tokens // block_size :]:
             assert core.pool.ref_count(block) == 1, f"{sequence.request_id} writes into block {block}, which is shared"
     for block in range(core.pool.num_blocks):
         count = core.pool.ref_count(block)

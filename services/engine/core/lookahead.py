@@ -8,8 +8,8 @@ after a guess with nothing right it rests, longer each time. Pure; one object fo
 
 from array import array
 
-NGRAMS = (3, 2)
-"""Lengths of the endings that are looked up, longest first."""
+CANDIDATES_MAX = 8
+"""Places behind the same two tokens that are looked at for one behind the same three."""
 FIRST_REACH = 4
 REST_STEPS_MAX = 64
 
@@ -22,9 +22,10 @@ class Lookahead:
         self._reach = min(FIRST_REACH, most)
         self._misses = 0
         self._rest = 0
-        self._num_indexed = 0
-        self._follows: dict[bytes, int] = {}
-        """Each ending to the place of the token that followed its last occurrence."""
+        self._latest: dict[int, int] = {}
+        """Each pair of tokens to the place behind its last occurrence that something follows."""
+        self._earlier = array("I", (0, 0))
+        """For each such place the one behind the pair's occurrence before; 0: there is none."""
 
     def draft(self, tokens: "array[int]", most: int) -> tuple[int, ...]:
         """At most `most` tokens that may follow; empty while resting or where nothing like the end was seen before."""
@@ -53,16 +54,22 @@ class Lookahead:
         self._reach = min(self._most, 2 * self._reach if num_accepted == num_drafted else num_accepted + 1)
 
     def _index(self, tokens: "array[int]") -> None:
-        """Every ending that something follows, each once."""
-        for end in range(max(self._num_indexed, 1), len(tokens)):
-            for length in NGRAMS:
-                if length <= end:
-                    self._follows[tokens[end - length : end].tobytes()] = end
-        self._num_indexed = len(tokens)
+        """Every pair that something follows, each once."""
+        latest, earlier = self._latest, self._earlier
+        for place in range(len(earlier), len(tokens)):
+            pair = tokens[place - 2] << 32 | tokens[place - 1]
+            earlier.append(latest.get(pair, 0))
+            latest[pair] = place
 
     def _find(self, tokens: "array[int]") -> int | None:
-        for length in NGRAMS:
-            place = self._follows.get(tokens[-length:].tobytes()) if length <= len(tokens) else None
-            if place is not None:
+        """The latest place behind the last three tokens, or else behind the last two."""
+        if len(tokens) < 2:
+            return None
+        place = first = self._latest.get(tokens[-2] << 32 | tokens[-1], 0)
+        for _ in range(CANDIDATES_MAX):
+            if place < 3:
+                break
+            if tokens[place - 3] == tokens[-3]:
                 return place
-        return None
+            place = self._earlier[place]
+        return first or None

@@ -4,7 +4,8 @@ A worker keeps a state table with one row for each running sequence (`--max-num-
 sequences that join get a row with everything about them; for the others only new blocks are named. The worker appends a
 sampled token to its own row, so that the next step's input is already there. Token ranges of a scheduled sequence:
 
-    [0, start)                  computed: KV is in the blocks
+    [0, start)                  computed: KV is in the blocks, or will be once the keys and values of this step are
+                                written, which is before any are read, in each layer
     [start, start + num_tokens) computed by this step
     `samples`                   true when the range ends at the last known token, so that the next one is sampled
     `draft_token_ids`           guesses of what follows the last known token: the end of the range, computed like known
@@ -17,6 +18,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shared.sampling import SamplingParams
+
+DEFAULT_BATCHED_TOKENS = 2048
+"""Most tokens of a step where the flag is not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ class CoreLimits:
     """The scheduler's bounds, from flags."""
 
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     kv_cache_ratio: float | None = None

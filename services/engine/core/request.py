@@ -25,6 +25,8 @@ class SequenceSpec:
     cache_salt: bytes = b""
     priority: int = 0
     arrival: int = 0
+    family: str = ""
+    """Sequences of one family (and one salt) that run at the same time share what they have in common."""
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):

@@ -25,6 +25,7 @@ from services.engine.core.batching import BatchGate
 from services.engine.core.block_pool import BlockPool
 from services.engine.core.counters import Tally
 from services.engine.core.delay import AdmissionDelay
+from services.engine.core.payoff import Payoff
 from services.engine.core.plan import CoreLimits, NewSequence, ScheduledSequence, StepPlan
 from services.engine.core.prefix_cache import PrefixCache
 from services.engine.core.reuse import Reusable, find_reusable
@@ -43,10 +44,13 @@ class _Draft:
     step: int
     budget: int
     now_s: float
+    num_guessers: int = 0
+    """Sequences that may still guess."""
     scheduled: list[ScheduledSequence] = field(default_factory=list[ScheduledSequence])
     joined: list[Sequence] = field(default_factory=list[Sequence])
     copies: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     num_tokens: int = 0
+    num_guesses: int = 0
 
     def add(
         self, sequence: Sequence, num_tokens: int, new_blocks: Iterable[int] = (), guesses: tuple[int, ...] = ()
@@ -61,6 +65,8 @@ class _Draft:
         sequence.num_drafted_tokens = len(guesses)
         sequence.num_in_flight += 1
         self.num_tokens += num_tokens
+        self.num_guesses += len(guesses)
+        self.num_guessers -= bool(guesses)
         self.budget = max(0, self.budget - num_tokens)
 
 
@@ -98,6 +104,7 @@ class Scheduler:
         ratio = limits.kv_cache_ratio
         self._reserve = 0 if ratio is None else pool.num_blocks - int(ratio * pool.num_blocks)
         self._delay = AdmissionDelay(limits.scheduler_delay_factor)
+        self._payoff = Payoff()
         self.batches = BatchGate(limits.max_batch_size, limits.batch_wait_timeout)
         self._tally = tally
         self._shortage: _Shortage | None = None
@@ -109,7 +116,8 @@ class Scheduler:
 
     def schedule(self, now_s: float) -> StepPlan:
         """Plans a step. An empty plan takes no step number; rows freed and copies out stay for the next one."""
-        draft = _Draft(self._tally.step + 1, self._limits.max_num_batched_tokens, now_s)
+        guessers = self._payoff.num_guessers(len(self.running), now_s)
+        draft = _Draft(self._tally.step + 1, self._limits.max_num_batched_tokens, now_s, guessers)
         may_join = self._may_join(now_s)
         if may_join:
             self._schedule_large_head(draft)
@@ -117,9 +125,10 @@ class Scheduler:
             self._schedule_waiting(draft)
         return self._close(draft)
 
-    def landed(self, step: int, now_s: float) -> None:
-        """A step's result is in; its shares land one by one."""
+    def landed(self, step: int, now_s: float, num_right: int) -> None:
+        """A step's result is in, with so many right guesses; its shares land one by one."""
         self._delay.landed(step, now_s)
+        self._payoff.landed(step, now_s, num_right)
 
     def land(self, share: ScheduledSequence, num_given: int) -> Sequence:
         """Takes in that a share of the oldest plan in flight was computed and gave `num_given` tokens.
@@ -163,7 +172,9 @@ class Scheduler:
             sequence = self.running[index]
             num_tokens = min(sequence.num_unscheduled_tokens, draft.budget)
             if num_tokens > 0:
-                guesses = self._guess(sequence, draft.budget - (len(self.running) - index))
+                guesses = (
+                    self._guess(sequence, draft.budget - (len(self.running) - index)) if draft.num_guessers else ()
+                )
                 new_blocks = self._grow(sequence, num_tokens + len(guesses))
                 if new_blocks is None:
                     return False
@@ -271,12 +282,14 @@ class Scheduler:
 
         It fits if all its known tokens find blocks (even if only a part of them is to be scheduled now: a prefill that
         is preempted half-way is work lost), `spare_blocks` left free, and if the budget has room for them, or for any
-        when prefill is chunked.
+        when prefill is chunked. One that has little to compute a step later waits for that.
         """
         num_free = self._pool.num_free - spare_blocks
         if not self._worth_a_lookup(sequence, budget, num_free):
             return None
         found = find_reusable(sequence, self._prefix_cache, self._block_size)
+        if found.worth_waiting:
+            return None
         num_free_hits = sum(map(self._pool.is_free, found.shared))
         num_blocks = self._blocks_for(sequence.num_tokens) - len(found.shared) + num_free_hits
         num_tokens = 1 if self._limits.enable_chunked_prefill else sequence.num_tokens - found.num_tokens
@@ -312,10 +325,8 @@ class Scheduler:
         if found.copied is not None:
             draft.copies.append((found.copied, new_blocks[0]))
         self._swap.bring_back(head, first=num_shared)
-        head.fork_source = None
         head.start_at(start)
         self._note_first_run(head, draft.step)
-        head.move_to(Status.RUNNING)
         draft.joined.append(head)
         draft.add(head, num_tokens)
 
@@ -325,6 +336,7 @@ class Scheduler:
         self.batches.started()
         sequence.first_scheduled_step = step
         sequence.num_cached_tokens = min(sequence.num_scheduled_tokens, sequence.num_prompt_tokens)
+        self._tally.cached_tokens += sequence.num_cached_tokens
         if self._limits.enable_prefix_caching:
             self._tally.prefix_cache_queries += sequence.num_tokens
             self._tally.prefix_cache_hits += sequence.num_scheduled_tokens
@@ -335,10 +347,13 @@ class Scheduler:
         if not draft.scheduled:
             return StepPlan(draft.step)
         for sequence in draft.joined:
+            sequence.move_to(Status.RUNNING)
             insort(self.running, sequence, key=_AGE)
         self._tally.step = draft.step
         if draft.joined:
             self._delay.joined(draft.step, draft.now_s)
+        if draft.num_tokens == len(draft.scheduled) + draft.num_guesses:
+            self._payoff.planned(draft.step, draft.now_s, len(draft.scheduled), draft.num_guesses)
         swap_out, swap_in = self._swap.announce()
         return StepPlan(
             step=draft.step,

@@ -53,6 +53,7 @@ class Sequence:
     age: tuple[int, int, int]
     """Priority, arrival, order of `add`: smaller runs first and is preempted last."""
     cache_salt: bytes
+    family: str
     block_hashes: list[bytes]
     """Hashes of the leading full blocks, as many as were needed so far."""
     status: Status = Status.WAITING
@@ -61,9 +62,8 @@ class Sequence:
     host_blocks: list[int] = field(default_factory=list[int])
     """While preempted and swapped out: copies of the blocks of the first `num_host_tokens`."""
     num_host_tokens: int = 0
-    fork_source: "Sequence | None" = None
-    """While waiting: the sequence whose KV it may share, of their first `num_forked_tokens`."""
-    num_forked_tokens: int = 0
+    relatives: list["Sequence"] = field(default_factory=list["Sequence"])
+    """Live sequences that may begin alike, itself among them; one list for all of them."""
     num_published_blocks: int = 0
     """Leading blocks that the prefix cache has been told of."""
     num_computed_tokens: int = 0
@@ -125,5 +125,6 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
         num_carried_tokens=len(spec.output_token_ids),
         age=(spec.priority, spec.arrival, number),
         cache_salt=spec.cache_salt,
+        family=spec.family,
         block_hashes=list(spec.block_hashes[: len(tokens) // block_size]),
     )

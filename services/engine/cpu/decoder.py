@@ -51,6 +51,7 @@ class NativeDecoder:
         self.description = description
         self.model = library.new(make_spec(description, dtype, block_size, threads))
         self._kept: list[Tensor] = []
+        self._caches: dict[int, tuple[Tensor, Tensor]] = {}
         with Checkpoint(model_dir) as checkpoint:
             checkpoint.check(layout, ignored_names(description))
             self._load(_Source(checkpoint, layout, dtype))
@@ -61,10 +62,11 @@ class NativeDecoder:
             self._vector(-1, "slopes", slopes)
 
     def set_cache(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """A layer's cache: any tensors of the right size whose first dimension counts blocks."""
+        """A layer's cache, in place of an earlier one: any tensors of the right size, first dimension blocks."""
         assert keys.nbytes == values.nbytes == len(keys) * self.model.block_bytes()
-        self._table(layer, "keys", keys)
-        self._table(layer, "values", values)
+        self._caches[layer] = keys, values
+        self.model.set_table(layer, "keys", keys.data_ptr())
+        self.model.set_table(layer, "values", values.data_ptr())
 
     def _load(self, source: "_Source") -> None:
         d = self.description

@@ -21,9 +21,11 @@ from services.engine.models.config_fields import weight_dtype
 from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import find_family, has_family
 from services.engine.worker.acceptance import accept
-from services.engine.worker.host_cache import copy_blocks, plan_host_blocks
+from services.engine.worker.budget import Backend, MemoryPlan, plan_measured
+from services.engine.worker.host_cache import copy_blocks
 from services.engine.worker.inputs import FlatStep, flatten
-from services.engine.worker.kv_cache import allocate_kv_cache, cpu_budget, plan_kv_cache
+from services.engine.worker.kv_cache import KvPlan, allocate_kv_cache
+from services.engine.worker.memory import HeapGuard
 from services.engine.worker.model_files import eos_token_ids, read_config
 from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch, sample
 from services.engine.worker.state_table import StateTable
@@ -84,9 +86,19 @@ class CpuWorker:
         """See `ModelWorker`."""
         return self._facts
 
-    @torch.inference_mode()
+    @property
+    def memory(self) -> MemoryPlan:
+        """What was planned at start-up."""
+        return self._memory
+
     def run(self, plan: StepPlan) -> StepResult:
         """See `ModelWorker`."""
+        result = self._run(plan)
+        self._heap_guard.after_step()
+        return result
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan) -> StepResult:
         copy_blocks(plan, self._cache, self._host_cache)
         self._table.apply(plan)
         if plan.empty:
@@ -109,11 +121,20 @@ class CpuWorker:
         del self._decoder, self._cache, self._host_cache, self._table
 
     def _prepare_state(self, settings: EngineSettings, eos: frozenset[int]) -> None:
-        """Sizes and makes the cache and the rows, and with them the facts."""
+        """Measures steps in a small state of their own, then sizes and makes the one to serve with."""
+
+        def make_state(kv: KvPlan, num_host_blocks: int) -> None:
+            self._make_state(settings, kv, num_host_blocks, eos)
+
+        # Attention reads keys and values where they are.
+        backend = Backend(padded_heads(self._description), _CPU, self._dtype, make_state, self._run, lambda _: 0)
+        self._memory = plan_measured(settings, backend)
+        self._heap_guard = HeapGuard(self._memory.heap_bytes)
+
+    def _make_state(self, settings: EngineSettings, kv: KvPlan, num_host_blocks: int, eos: frozenset[int]) -> None:
+        """The cache and the rows, and with them the facts."""
         padded = padded_heads(self._description)
-        kv = plan_kv_cache(settings, padded, self._dtype, cpu_budget(settings))
         self._cache = allocate_kv_cache(padded, kv.num_blocks, settings.block_size, self._dtype, _CPU)
-        num_host_blocks = plan_host_blocks(settings, padded, kv, self._dtype)
         self._host_cache = allocate_kv_cache(padded, num_host_blocks, settings.block_size, self._dtype, _CPU)
         caches = zip(self._cache.key_caches, self._cache.value_caches, strict=True)
         for layer, (keys, values) in enumerate(caches):

@@ -9,7 +9,8 @@ from torch import Tensor
 from services.engine.core.plan import StepPlan
 from services.engine.kernels.storage import as_moved
 from services.engine.models.description import DecoderDescription
-from services.engine.worker.kv_cache import KvCache, KvPlan, bytes_per_block, free_bytes
+from services.engine.worker.kv_cache import KvCache, KvPlan, bytes_per_block
+from services.engine.worker.memory import free_bytes
 from shared.config import EngineSettings, SettingsError
 
 DEFAULT_SWAP_GIB = 4.0
@@ -18,17 +19,23 @@ DEFAULT_FREE_SHARE = 0.5
 _GIB = 2**30
 
 
-def plan_host_blocks(settings: EngineSettings, description: DecoderDescription, kv: KvPlan, dtype: torch.dtype) -> int:
-    """Blocks that the swap space holds, at most what all rows can use. More than is free is a SettingsError."""
+def plan_host_blocks(
+    settings: EngineSettings, description: DecoderDescription, kv: KvPlan, dtype: torch.dtype, promised_bytes: int = 0
+) -> int:
+    """Blocks that the swap space holds, at most what all rows can use. More than is free is a SettingsError.
+
+    `promised_bytes` of the free memory are for the cache itself and for steps, where these are in main memory too.
+    """
+    free = max(0, free_bytes() - promised_bytes)
     block_bytes = bytes_per_block(description, settings.block_size, dtype)
     useful = settings.max_num_seqs * -(-kv.max_model_len // settings.block_size)
     if settings.swap_space is None:
-        asked = min(DEFAULT_SWAP_GIB * _GIB, free_bytes() * DEFAULT_FREE_SHARE)
+        asked = min(DEFAULT_SWAP_GIB * _GIB, free * DEFAULT_FREE_SHARE)
         return min(useful, int(asked) // block_bytes)
     asked = settings.swap_space * _GIB
-    if asked > free_bytes():
+    if asked > free:
         raise SettingsError(
-            f"--swap-space: {settings.swap_space:g} GiB is more than the {free_bytes() / _GIB:.1f} GiB of memory "
+            f"--swap-space: {settings.swap_space:g} GiB is more than the {free / _GIB:.1f} GiB of memory "
             "that are free here. Lower it; 0 has preempted sequences computed again instead."
         )
     return min(useful, int(asked) // block_bytes)

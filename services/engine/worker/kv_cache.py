@@ -7,7 +7,6 @@ Which block holds what is the core's business. Called by the torch worker at sta
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,10 +18,16 @@ from shared.errors import ServiceError
 
 logger = logging.getLogger(__name__)
 
-FREE_SHARE_MAX = 0.7
-"""Most of the free memory of a CPU that the cache may take; the rest is for activations and the other processes."""
 _GIB = 2**30
 _ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bytes for the cache: what the flags ask for, and the most that there is."""
+
+    asked_bytes: int
+    most_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +52,40 @@ def bytes_per_block(description: DecoderDescription, block_size: int, dtype: tor
 
 
 def plan_kv_cache(
-    settings: EngineSettings, description: DecoderDescription, dtype: torch.dtype, budget_bytes: int
+    settings: EngineSettings, description: DecoderDescription, dtype: torch.dtype, budget: Budget, longest: int
 ) -> KvPlan:
-    """Blocks for the budget, never more than the rows can use, and a context that fits into them.
+    """Blocks for the budget, never more than the rows can use, and a context of at most `longest` that fits into them.
 
-    A context that was asked for and does not fit is a `ServiceError`; the model's own is shortened with a notice.
+    A context that was asked for and does not fit is a `ServiceError`; the model's own is shortened with a notice. So is
+    a number of blocks that was asked for and that there is no memory for.
     """
     block_size, asked = settings.block_size, settings.max_model_len
-    wanted = context_length(settings, description)
+    wanted = min(context_length(settings, description), longest)
     useful = settings.max_num_seqs * -(-wanted // block_size)
-    affordable = budget_bytes // bytes_per_block(description, block_size, dtype)
-    num_blocks = settings.num_gpu_blocks_override or min(affordable, useful)
+    block_bytes = bytes_per_block(description, block_size, dtype)
+    num_blocks = settings.num_gpu_blocks_override or min(budget.asked_bytes // block_bytes, useful)
+    if num_blocks > max(1, budget.most_bytes // block_bytes):
+        raise ServiceError(
+            "invalid_value",
+            f"--num-gpu-blocks-override: {num_blocks} blocks need {num_blocks * block_bytes / _GIB:.2f} GiB, and there "
+            f"are {budget.most_bytes / _GIB:.2f} GiB for them.",
+            param="num_gpu_blocks_override",
+        )
     fitting = num_blocks * block_size
     if fitting < wanted and (asked is not None or num_blocks < 1):
-        need = -(-wanted // block_size) * bytes_per_block(description, block_size, dtype) / _GIB
+        need = -(-wanted // block_size) * block_bytes / _GIB
         raise ServiceError(
             "invalid_value",
             f"The KV cache has room for {fitting} tokens, less than the context of {wanted} tokens, which needs "
             f"{need:.2f} GiB. Give it more memory (--kv-cache-memory-gb, --gpu-memory-utilization, "
-            "--num-gpu-blocks-override) or shorten the context (--max-model-len).",
+            "--num-gpu-blocks-override), shorten the context (--max-model-len) or make steps smaller "
+            "(--max-num-batched-tokens, --max-num-seqs).",
             param="max_model_len",
         )
-    if fitting < wanted:
-        logger.warning("context shortened from %d to %d tokens: that is what the KV cache holds", wanted, fitting)
-    return KvPlan(num_blocks, min(wanted, fitting))
+    context, own = min(wanted, fitting), context_length(settings, description)
+    if context < own:
+        logger.warning("context shortened from %d to %d tokens: that is what there is memory for", own, context)
+    return KvPlan(num_blocks, context)
 
 
 def context_length(settings: EngineSettings, description: DecoderDescription) -> int:
@@ -84,31 +99,6 @@ def context_length(settings: EngineSettings, description: DecoderDescription) ->
             param="max_model_len",
         )
     return settings.max_model_len
-
-
-def cpu_budget(settings: EngineSettings) -> int:
-    """Bytes for the cache in main memory: the setting, but at most a share of what is free."""
-    return min(int(settings.kv_cache_memory_gb * _GIB), int(free_bytes() * FREE_SHARE_MAX))
-
-
-def cuda_budget(settings: EngineSettings, description: DecoderDescription, device: torch.device) -> int:
-    """Bytes for the cache on a device whose weights are loaded: the share to use, less what is used and activations."""
-    free, total = torch.cuda.mem_get_info(device)
-    tokens = settings.max_num_batched_tokens or 2048
-    widest = 2 * description.intermediate_size + 2 * (description.q_size + 2 * description.kv_size)
-    activations = tokens * (widest + 4 * description.hidden_size) * 4
-    # Logits, their adjusted copy, weights and running sums in float64.
-    logits = settings.max_num_seqs * description.vocab_size * 4 * 6
-    return max(0, int(total * settings.gpu_memory_utilization) - (total - free) - activations - logits)
-
-
-def free_bytes() -> int:
-    """Free main memory: the machine's or, where it is less, what the control group has left."""
-    free = _field(Path("/proc/meminfo"), "MemAvailable:") * 1024
-    limit, used = (_integer(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
-    if limit is not None and used is not None:
-        free = min(free, max(0, limit - used))
-    return free
 
 
 def allocate_kv_cache(
@@ -128,18 +118,3 @@ def _zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype, device: torch.d
     raw = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
     offset = -raw.ctypes.data % _ALIGNMENT
     return torch.from_numpy(raw[offset : offset + size]).to(device).view(dtype).view(shape)
-
-
-def _field(path: Path, name: str) -> int:
-    for line in path.read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1])
-    raise AssertionError(f"{path} has no {name}")
-
-
-def _integer(path: Path) -> int | None:
-    """The number in a file; None where there is no file or it says `max`."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None

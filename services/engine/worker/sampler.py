@@ -28,8 +28,13 @@ Floats = NDArray[np.float32]
 
 GREEDY_BELOW = 1e-5
 """A temperature so low that the draw has no choice left."""
-_SLICE_BYTES = 4 * 2**20
+SLICE_BYTES = 4 * 2**20
 """Logits worked on at once on a CPU: what stays in its cache from one operation to the next."""
+
+
+def penalty_bytes(vocab_size: int) -> int:
+    """Main memory of a row in `PenaltyCounts`."""
+    return vocab_size * (np.dtype(np.int32).itemsize + np.dtype(np.bool_).itemsize)
 
 
 class PenaltyCounts:
@@ -113,14 +118,18 @@ def _adjust(logits: Tensor, batch: SamplingBatch) -> Tensor:
         return logits
     adjusted = logits.clone()
     if len(batch.penalised):
-        rows = torch.from_numpy(batch.penalised).to(logits.device)
-        columns = (*batch.penalty_counts, batch.repetition, batch.frequency, batch.presence)
-        adjusted[rows] = kernels.apply_penalties(
-            logits[rows], *(torch.from_numpy(column).to(logits.device) for column in columns)
-        )
+        _penalise(logits, adjusted, batch)
     for row, token_ids in batch.barred.items():
         adjusted[row, torch.from_numpy(token_ids).to(logits.device)] = float("-inf")
     return adjusted
+
+
+def _penalise(logits: Tensor, adjusted: Tensor, batch: SamplingBatch) -> None:
+    columns = (*batch.penalty_counts, batch.repetition, batch.frequency, batch.presence)
+    for members in _slices(np.arange(len(batch.penalised)), logits):
+        rows = torch.from_numpy(batch.penalised[members]).to(logits.device)
+        ours = (torch.from_numpy(column[members]).to(logits.device) for column in columns)
+        adjusted[rows] = kernels.apply_penalties(logits[rows], *ours)
 
 
 def _argmax(logits: Tensor) -> Tensor:
@@ -147,7 +156,7 @@ def _slices(rows: Integers, logits: Tensor) -> list[Integers]:
     """The rows in portions, all at once where the device has memory to stream from."""
     if not len(rows):
         return []
-    portion = max(1, _SLICE_BYTES // (4 * logits.shape[1])) if logits.device.type == "cpu" else len(rows)
+    portion = max(1, SLICE_BYTES // (4 * logits.shape[1])) if logits.device.type == "cpu" else len(rows)
     return [rows[first : first + portion] for first in range(0, len(rows), portion)]
 
 
@@ -157,8 +166,7 @@ def _report(logits: Tensor, tokens: Tensor, batch: SamplingBatch) -> tuple[Sampl
     norms = torch.cat([logits[rows[0] : rows[-1] + 1].logsumexp(dim=-1) for rows in _slices(everything, logits)])
     chosen = (logits.gather(1, tokens[:, None]).squeeze(1) - norms).tolist()
     reports = [SampledLogprobs(logprob) for logprob in chosen]
-    asking = np.flatnonzero(batch.num_logprobs)
-    if len(asking):
+    for asking in _slices(np.flatnonzero(batch.num_logprobs), logits):
         rows = torch.from_numpy(asking).to(logits.device)
         width = min(int(batch.num_logprobs.max()), logits.shape[1])
         values, token_ids = logits[rows].topk(width, dim=-1)

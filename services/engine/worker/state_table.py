@@ -11,10 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.engine.core.plan import NewSequence, StepPlan
-from services.engine.worker.sampler import PenaltyCounts, SamplingBatch
+from services.engine.worker.sampler import PenaltyCounts, SamplingBatch, penalty_bytes
 from shared.sampling import SamplingParams
 
 Rows = NDArray[np.int64]
+
+
+def table_bytes(max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int) -> int:
+    """Main memory of a `StateTable` whose rows are all full and have penalties."""
+    tokens_and_blocks = 4 * (max_model_len + -(-max_model_len // block_size))
+    return max_num_seqs * (tokens_and_blocks + penalty_bytes(vocab_size))
 
 
 class StateTable:

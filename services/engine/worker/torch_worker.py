@@ -25,10 +25,13 @@ from services.engine.models.decoder import Decoder, LanguageModel
 from services.engine.models.description import DecoderDescription, DtypeName
 from services.engine.models.registry import find_family, has_family
 from services.engine.worker.acceptance import accept
-from services.engine.worker.host_cache import copy_blocks, plan_host_blocks
+from services.engine.worker.budget import Backend, MemoryPlan, plan_measured
+from services.engine.worker.host_cache import copy_blocks
 from services.engine.worker.inputs import FlatStep, flatten
-from services.engine.worker.kv_cache import allocate_kv_cache, cpu_budget, cuda_budget, plan_kv_cache
+from services.engine.worker.kv_cache import KvPlan, allocate_kv_cache
+from services.engine.worker.memory import HeapGuard
 from services.engine.worker.model_files import eos_token_ids, read_config
+from services.engine.worker.profile import bytes_per_context_token
 from services.engine.worker.sampler import sample
 from services.engine.worker.state_table import StateTable
 from services.engine.worker.weights import load_weights
@@ -53,6 +56,7 @@ class TorchWorker:
     def __init__(self, settings: EngineSettings, model_dir: Path, device: torch.device | None = None) -> None:
         """Loads the model. Raises `ServiceError` for a model or settings that cannot work."""
         self._device = device or torch.device("cpu")
+        self._heap_guard: HeapGuard | None = None
         check_offload(settings, self._device)
         if self._device.type == "cpu":
             torch.set_num_threads(settings.threads or useful_threads(model_dir))
@@ -67,9 +71,20 @@ class TorchWorker:
         """See `ModelWorker`."""
         return self._facts
 
-    @torch.inference_mode()
+    @property
+    def memory(self) -> MemoryPlan:
+        """What was planned at start-up."""
+        return self._memory
+
     def run(self, plan: StepPlan) -> StepResult:
         """See `ModelWorker`."""
+        result = self._run(plan)
+        if self._heap_guard is not None:
+            self._heap_guard.after_step()
+        return result
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan) -> StepResult:
         copy_blocks(plan, self._cache, self._host_cache)
         self._table.apply(plan)
         if plan.empty:
@@ -95,13 +110,26 @@ class TorchWorker:
             torch.cuda.empty_cache()
 
     def _prepare_state(self, settings: EngineSettings, eos: frozenset[int]) -> None:
-        """Sizes and makes the cache and the rows, and with them the facts."""
+        """Measures steps in a small state of their own, then sizes and makes the one to serve with."""
         description, dtype = self._description, choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
-        on_cpu = self._device.type == "cpu"
-        budget = cpu_budget(settings) if on_cpu else cuda_budget(settings, description, self._device)
-        kv = plan_kv_cache(settings, description, dtype, budget)
+
+        def make_state(kv: KvPlan, num_host_blocks: int) -> None:
+            self._make_state(settings, kv, num_host_blocks, dtype, eos)
+
+        def context_token_bytes(num_tokens: int) -> int:
+            return bytes_per_context_token(num_tokens, description, self._dtype)
+
+        backend = Backend(description, self._device, dtype, make_state, self._run, context_token_bytes)
+        self._memory = plan_measured(settings, backend)
+        if self._device.type == "cpu":
+            self._heap_guard = HeapGuard(self._memory.heap_bytes)
+
+    def _make_state(
+        self, settings: EngineSettings, kv: KvPlan, num_host_blocks: int, dtype: torch.dtype, eos: frozenset[int]
+    ) -> None:
+        """The cache and the rows, and with them the facts."""
+        description = self._description
         self._cache = allocate_kv_cache(description, kv.num_blocks, settings.block_size, dtype, self._device)
-        num_host_blocks = plan_host_blocks(settings, description, kv, dtype)
         self._host_cache = allocate_kv_cache(
             description, num_host_blocks, settings.block_size, dtype, torch.device("cpu")
         )

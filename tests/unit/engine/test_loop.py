@@ -1,14 +1,16 @@
 """The step loop: several steps in one report give what single steps give; a first token never waits for others."""
 
 import asyncio
+import queue
 from collections import defaultdict
 
 import pytest
 
+from services.engine import loop as loop_module
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
 from services.engine.core.request import SequenceSpec
-from services.engine.loop import StepLoop, StepReport
+from services.engine.loop import StepLoop, StepReport, ThreadedLoop
 from services.engine.reports import ReportQueue
 from shared.clock import SystemClock
 from shared.errors import ServiceError
@@ -116,3 +118,19 @@ async def test_reports_leave_in_order_beside_the_steps_or_before_the_next_one(wa
     publisher.cancel()
     assert published == [1, 2, 3, 4, 5]
     assert not wait or published_at_return == [1, 2, 3, 4, 5]
+
+
+def test_a_loop_without_work_for_a_while_says_so_once_until_it_has_worked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop_module, "REST_S", 0.01)
+    loop, _ = loop_of(1)
+    rests: queue.SimpleQueue[int] = queue.SimpleQueue()
+    thread = ThreadedLoop(loop, lambda error: None, lambda: rests.put(loop.core.counters().generation_tokens))
+    thread.start()
+    for count in (3, 6):
+        add(loop, f"s{count}", 3)
+        assert rests.get(timeout=5) == count
+    thread.stop()
+    asyncio.run(thread.join(5))
+    assert rests.empty()

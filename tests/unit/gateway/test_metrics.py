@@ -26,6 +26,11 @@ ENGINE = EngineStatus(
     prefix_cache_hits=50,
     preemptions=1,
     finished=(("stop", 4), ("length", 5)),
+    cached_tokens=48,
+    swapped_out_blocks=12,
+    swapped_in_blocks=11,
+    drafted_tokens=90,
+    accepted_tokens=66,
 )
 
 
@@ -59,6 +64,11 @@ def test_engines_show_under_vllm_s_names():
     assert seen[f"vllm:prefix_cache_hits_total{e0}"] == 50
     assert seen[f"vllm:num_preemptions_total{e0}"] == 1
     assert seen[f"antiphon:engine_generation_tokens_total{e0}"] == 80
+    assert seen[f"vllm:spec_decode_num_draft_tokens_total{e0}"] == 90
+    assert seen[f"vllm:spec_decode_num_accepted_tokens_total{e0}"] == 66
+    assert seen[f"antiphon:engine_cached_tokens_total{e0}"] == 48
+    assert seen[f"antiphon:engine_swapped_out_blocks_total{e0}"] == 12
+    assert seen[f"antiphon:engine_swapped_in_blocks_total{e0}"] == 11
     assert seen["antiphon:engine_sequences_finished_total{engine=e0,finished_reason=stop,model_name=toy}"] == 4
     assert seen["vllm:cache_config_info{block_size=16,engine=e0,num_gpu_blocks=100}"] == 1
     assert not any("engine=g" in name for name in seen)
@@ -67,7 +77,13 @@ def test_engines_show_under_vllm_s_names():
 def test_a_request_is_measured_from_its_arrival():
     metrics, one = GatewayMetrics(), exchange(n=2)
     meter, tally = RequestMeter(metrics, one), Tally(1, 2)
-    for item in (update("", 0, token_ids=()), update("a", 0), update("b", 0), update("c", 1), update("d", 0)):
+    for item in (
+        update("", 0, token_ids=()),
+        update("a", 0),
+        update("b", 0),
+        update("c", 1, num_cached_tokens=9),
+        update("d", 0),
+    ):
         tally.choices[item.index].add(item)
         meter.saw(item)
     tally.choices[0].add(update("", 0, token_ids=(), finish_reason="stop", num_cached_tokens=2))

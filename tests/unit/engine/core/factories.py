@@ -51,6 +51,7 @@ def spec(
     salt: bytes = b"",
     priority: int = 0,
     arrival: int = 0,
+    family: str = "",
     **params: object,
 ) -> SequenceSpec:
     return SequenceSpec(
@@ -62,6 +63,7 @@ def spec(
         cache_salt=salt,
         priority=priority,
         arrival=arrival,
+        family=family,
     )
 
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from services.engine.models.description import DecoderDescription, RopeParameters
-from services.engine.worker import kv_cache
-from services.engine.worker.kv_cache import allocate_kv_cache, bytes_per_block, cpu_budget, plan_kv_cache
+from services.engine.worker.kv_cache import Budget, allocate_kv_cache, bytes_per_block, plan_kv_cache
 from shared.config import EngineSettings
 from shared.errors import ServiceError
 
@@ -28,7 +27,8 @@ BLOCK_BYTES = 3 * 2 * 16 * 2 * 8 * 4
 
 def plan(budget_blocks: int, **overrides: Any) -> tuple[int, int]:
     settings = EngineSettings(**{"max_num_seqs": 4, "block_size": 16, **overrides})
-    given = plan_kv_cache(settings, DESCRIPTION, torch.float32, budget_blocks * BLOCK_BYTES)
+    budget = Budget(budget_blocks * BLOCK_BYTES, 100 * BLOCK_BYTES)
+    given = plan_kv_cache(settings, DESCRIPTION, torch.float32, budget, 10_000)
     return given.num_blocks, given.max_model_len
 
 
@@ -67,14 +67,10 @@ def test_a_context_beyond_the_models_own_is_refused(length: int) -> None:
         plan(100, max_model_len=length)
 
 
-def test_main_memory_is_taken_as_set_but_at_most_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache, "free_bytes", lambda: 1000 * 2**20)
-    assert cpu_budget(EngineSettings(kv_cache_memory_gb=0.5)) == 512 * 2**20
-    assert cpu_budget(EngineSettings(kv_cache_memory_gb=4.0)) == int(1000 * 2**20 * kv_cache.FREE_SHARE_MAX)
-
-
-def test_free_memory_is_measured() -> None:
-    assert 2**20 < kv_cache.free_bytes() < 2**50
+def test_more_blocks_than_there_is_memory_for_are_refused() -> None:
+    assert plan(10, num_gpu_blocks_override=100) == (100, 256)
+    with pytest.raises(ServiceError, match="num-gpu-blocks-override: 101 blocks"):
+        plan(10, num_gpu_blocks_override=101)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

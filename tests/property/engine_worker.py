@@ -1,0 +1,141 @@
+"""A worker for tests of the core: it follows the rules of `plan.py` and asserts that each plan finds what it builds on.
+
+It remembers of each place in each block which prefix it holds the KV of. A wrong prefix hit, a block given away too
+early, a row that two sequences share, a token computed twice or never: each shows as a place with other content than
+the range of a plan needs.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+from services.engine.core.plan import (
+    EngineFacts,
+    NewSequence,
+    SampledLogprobs,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+)
+
+EOS, STOP = 2, 9
+SAMPLED = (EOS, STOP, *range(10, 20))
+
+
+@dataclass
+class Row:
+    """A row of the worker's state table; `prefixes[i]` stands for the tokens up to and including the i-th."""
+
+    request_id: str
+    salt: bytes
+    tokens: list[int] = field(default_factory=list)
+    prefixes: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+
+    def append(self, token_ids: tuple[int, ...]) -> None:
+        for token_id in token_ids:
+            self.tokens.append(token_id)
+            self.prefixes.append(hash((self.prefixes[-1] if self.prefixes else self.salt, token_id)))
+
+    def with_guesses(self, token_ids: tuple[int, ...]) -> list[int]:
+        """The prefixes as they are if the guesses are right."""
+        guessed = Row("", self.salt, list(self.tokens), list(self.prefixes))
+        guessed.append(token_ids)
+        return guessed.prefixes
+
+
+class ModelWorker:
+    """Carries out plans in order and asserts that each finds the KV that it builds on."""
+
+    def __init__(self, facts: EngineFacts, max_num_seqs: int) -> None:
+        self.facts = facts
+        self.max_num_seqs = max_num_seqs
+        self.rows: dict[int, Row] = {}
+        self.kv: dict[tuple[int, int], int] = {}
+        """Block and offset to the prefix whose last token's KV is there."""
+        self.host: dict[int, dict[int, int]] = {}
+        """Host block to offset to prefix."""
+
+    def run(self, plan: StepPlan, salts: dict[str, bytes], draw: random.Random) -> StepResult:
+        for row in plan.freed_rows:
+            del self.rows[row]
+        self.copy(plan)
+        for new in plan.new:
+            self.fill(new, salts[new.request_id])
+        assert len({share.row for share in plan.scheduled}) == len(plan.scheduled), "a row twice in one plan"
+        for share in plan.scheduled:
+            self.rows[share.row].blocks += share.new_block_ids
+        joined = {new.row for new in plan.new}
+        for share in plan.scheduled:
+            self.write(share, {each.row: each.start for each in plan.scheduled if each.row in joined})
+        for share in plan.scheduled:
+            self.read(share)
+        sampled: list[tuple[int, ...]] = []
+        for share in plan.scheduled:
+            if share.samples:
+                sampled.append(self.sample(share.draft_token_ids, draw))
+                self.rows[share.row].append(sampled[-1])
+        logprobs = tuple(tuple(SampledLogprobs(-1.0) for _ in tokens) for tokens in sampled)
+        return StepResult(plan.step, tuple(sampled), logprobs)
+
+    def sample(self, guesses: tuple[int, ...], draw: random.Random) -> tuple[int, ...]:
+        """Some of the guesses and one token more, which is not the next guess."""
+        right = guesses[: draw.randint(0, len(guesses))]
+        wrong = guesses[len(right) : len(right) + 1]
+        few = draw.choice([SAMPLED, (10, 11), (10, 11)])
+        return (*right, draw.choice([token for token in few if token not in wrong]))
+
+    def copy(self, plan: StepPlan) -> None:
+        for pairs in (plan.swap_out, plan.swap_in, plan.copies):
+            assert len({target for _, target in pairs}) == len(pairs), "two copies to one block"
+        for block, host_block in plan.swap_out:
+            assert 0 <= host_block < self.facts.num_host_blocks
+            self.host[host_block] = self.content(block)
+        held = {block for row in self.rows.values() for block in row.blocks}
+        for host_block, block in plan.swap_in:
+            assert block not in held, "copied into a block that is held"
+            self.put(block, self.host[host_block])
+        for source, block in plan.copies:
+            assert block not in held, "copied into a block that is held"
+            self.put(block, self.content(source))
+
+    def content(self, block: int) -> dict[int, int]:
+        places = ((offset, self.kv.get((block, offset))) for offset in range(self.facts.block_size))
+        return {offset: prefix for offset, prefix in places if prefix is not None}
+
+    def put(self, block: int, content: dict[int, int]) -> None:
+        for offset in range(self.facts.block_size):
+            self.kv.pop((block, offset), None)
+        self.kv.update({(block, offset): prefix for offset, prefix in content.items()})
+
+    def fill(self, new: NewSequence, salt: bytes) -> None:
+        assert 0 <= new.row < self.max_num_seqs
+        assert new.row not in self.rows, "the row is taken"
+        row = self.rows[new.row] = Row(new.request_id, salt, blocks=list(new.block_ids))
+        row.append(new.token_ids)
+
+    def write(self, share: ScheduledSequence, readers: dict[int, int]) -> None:
+        """`readers`: where the sequences that join in this plan start. What is before that they only read."""
+        row, end = self.rows[share.row], share.start + share.num_tokens
+        assert share.num_tokens > 0
+        num_known = end - len(share.draft_token_ids)
+        assert num_known <= len(row.tokens), "tokens that nobody knows"
+        assert share.samples == (num_known == len(row.tokens))
+        assert share.samples or not share.draft_token_ids
+        prefixes = row.with_guesses(share.draft_token_ids)
+        others = {block for number in self.rows if number != share.row for block in self.written(number, readers)}
+        for position in range(share.start, end):
+            place = self.place(row, position)
+            assert place[0] not in others, "writes into a block of another"
+            self.kv[place] = prefixes[position]
+
+    def written(self, number: int, readers: dict[int, int]) -> list[int]:
+        """The blocks of a row that nobody else may write: all, but for those that it joins this plan to read."""
+        return self.rows[number].blocks[readers.get(number, 0) // self.facts.block_size :]
+
+    def read(self, share: ScheduledSequence) -> None:
+        row = self.rows[share.row]
+        for position in range(share.start):
+            assert self.kv.get(self.place(row, position)) == row.prefixes[position], f"lost KV at {position}"
+
+    def place(self, row: Row, position: int) -> tuple[int, int]:
+        return row.blocks[position // self.facts.block_size], position % self.facts.block_size

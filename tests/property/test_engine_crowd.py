@@ -1,0 +1,77 @@
+"""Many seeded runs of the core in which sequences meet: preempted and swapped, forked, guessing, choices of one prompt.
+
+The operations and what must hold are those of `test_engine_core`; there they come in any order, here they are dealt so
+that rare meetings are common.
+"""
+
+import random
+from collections import Counter
+
+import pytest
+
+from tests.property.test_engine_core import EngineCoreMachine
+
+RUNS = 24
+
+
+def crowded(draw: random.Random) -> EngineCoreMachine:
+    """A pool that is too small for what wants to run, with everything switched on that makes sequences meet."""
+    machine = EngineCoreMachine()
+    block_size = draw.choice([2, 4, 4])
+    machine.start(
+        num_blocks=draw.randint(16, 40) // block_size,
+        block_size=block_size,
+        max_num_seqs=draw.randint(2, 5),
+        budget=draw.choice([3, 4, 5, 6, 8, 24]),
+        caching=draw.random() < 0.3,
+        chunked=draw.random() < 0.8,
+        depth=draw.choice([1, 1, 2, 3]),
+        num_guesses=draw.choice([0, 4]),
+        num_host_blocks=draw.choice([0, 5, 20, 20]),
+        ratio=None,
+        delay=0.0,
+        clock=False,
+        rank=draw.choice([0, 0, -1, 1]),
+        crowd=[(draw.randint(0, 2), draw.randint(3, 12)) for _ in range(draw.randint(2, 6))],
+    )
+    return machine
+
+
+def submit_something(machine: EngineCoreMachine, draw: random.Random) -> None:
+    machine.submit(
+        family=draw.randint(0, 1),
+        shared=draw.choice([4, 8, 12]),
+        tail=[draw.randint(20, 21) for _ in range(draw.randint(0, 2))],
+        output=[draw.choice([10, 11]) for _ in range(draw.randint(0, 2))],
+        max_tokens=draw.randint(3, 12),
+        min_tokens=0,
+        flags=(draw.random() < 0.8, draw.random() < 0.2, False),
+        salt=draw.choice([b"", b"", b"tenant"]),
+        priority=draw.choice([0, 0, 0, 1, -1]),
+        arrival=0,
+        num_hashes=99,
+        source=draw.choice([None, None, draw.randrange(1000)]),
+        choices=draw.choice([1, 2, 3, 4]),
+        spread=draw.choice([0, 0, 1, -1]),
+        clamped=True,
+    )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(seed: int) -> None:
+    seen: Counter[str] = Counter()
+    for run in range(RUNS):
+        draw = random.Random(f"{seed}/{run}")
+        machine = crowded(draw)
+        for _ in range(30):
+            kind = draw.choices(["advance", "submit", "abort"], [6, 2, 1])[0]
+            if kind == "advance":
+                machine.advance(draw.randrange(2**16), draw.randint(1, 5))
+            elif kind == "submit":
+                submit_something(machine, draw)
+            elif machine.live:
+                machine.abort(draw.randrange(1000))
+            machine.holds_together()
+        machine.teardown()
+        seen += machine.seen()
+    assert min(seen[what] for what in ("preempted", "swapped in", "copied", "right guesses", "wrong guesses")) > 0, seen

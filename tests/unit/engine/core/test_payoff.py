@@ -1,0 +1,100 @@
+"""Whether guessing pays: on made-up machines, what wrong guesses cost in all and how soon right ones are noticed."""
+
+from collections.abc import Callable
+
+import pytest
+
+from services.engine.core.payoff import COST_SHARE, PLAIN_TIMES_MIN, REFRESH_STEPS, SAVED_STEPS_MAX, Payoff
+
+REACH = 4
+
+
+class Machine:
+    """Steps of a second, and `guess_s` more for each sequence that guesses; `num_right` of its guesses are right."""
+
+    def __init__(self, batch: int, guess_s: float, num_right: Callable[[int], int]) -> None:
+        self.payoff = Payoff()
+        self.batch, self.guess_s, self.num_right = batch, guess_s, num_right
+        self.now_s = 1.0
+        self.step = 0
+        self.tokens = 0
+        self.guessers: list[int] = []
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step += 1
+            guessers = min(self.batch, self.payoff.num_guessers(self.batch, self.now_s))
+            self.payoff.planned(self.step, self.now_s, self.batch, REACH * guessers)
+            right = guessers * self.num_right(self.step)
+            self.now_s += 1.0 + self.guess_s * guessers
+            self.tokens += self.batch + right
+            self.payoff.landed(self.step, self.now_s, right)
+            self.guessers.append(guessers)
+
+    @property
+    def plain_s(self) -> float:
+        """What these tokens take without guesses."""
+        return self.tokens / self.batch
+
+
+@pytest.mark.spec("S-SRV-057")
+@pytest.mark.parametrize("batch", [1, 8, 32, 256])
+@pytest.mark.parametrize("guess_s", [0.02, 0.3, 2.0])
+def test_wrong_guesses_cost_a_small_share_of_the_time_whatever_a_guess_costs(batch: int, guess_s: float) -> None:
+    machine = Machine(batch, guess_s, lambda step: 0)
+    machine.run(3000)
+    assert any(machine.guessers), "it never tries"
+    assert machine.now_s <= (1 + COST_SHARE + 0.002) * machine.plain_s + guess_s
+
+
+@pytest.mark.parametrize("batch", [1, 8, 32])
+def test_right_guesses_are_noticed_and_then_everybody_guesses(batch: int) -> None:
+    machine = Machine(batch, 0.5 / batch, lambda step: REACH)
+    machine.run(PLAIN_TIMES_MIN)
+    assert not any(machine.guessers)
+    machine.run(200)
+    assert machine.guessers.index(batch) < 60
+    assert machine.guessers[60:].count(batch) >= 140 * (1 - 2 / REFRESH_STEPS)
+    assert machine.now_s < 0.6 * machine.plain_s
+
+
+def test_guesses_that_are_right_too_seldom_for_what_they_cost_are_not_made() -> None:
+    machine = Machine(32, 0.2, lambda step: 1)
+    machine.run(2000)
+    assert machine.now_s <= (1 + COST_SHARE + 0.002) * machine.plain_s
+
+
+def test_what_luck_has_saved_up_is_soon_lost_when_the_text_changes() -> None:
+    machine = Machine(8, 0.05, lambda step: REACH if step < 500 else 0)
+    machine.run(500)
+    lucky_s = machine.now_s - machine.plain_s
+    machine.run(2000)
+    lost_s = machine.now_s - machine.plain_s - lucky_s
+    assert lost_s <= 2000 * (COST_SHARE + 0.002) + SAVED_STEPS_MAX + 1
+
+
+def test_a_step_that_something_else_held_up_is_not_held_against_its_guesses() -> None:
+    machine = Machine(1, 0.1, lambda step: 1)
+    machine.run(50)
+    assert machine.guessers[-1]
+    machine.payoff.planned(99, machine.now_s, 1, REACH)
+    machine.payoff.landed(99, machine.now_s + 1000.0, 0)
+    machine.run(400)
+    assert sum(map(bool, machine.guessers[-200:])) > 150
+
+
+def test_without_a_clock_everybody_may_guess() -> None:
+    payoff = Payoff()
+    for step in range(5):
+        payoff.planned(step, 0.0, 16, 0)
+        payoff.landed(step, 0.0, 0)
+        assert payoff.num_guessers(16, 0.0) == 16
+
+
+def test_steps_that_overlap_tell_nothing_about_their_time() -> None:
+    payoff = Payoff()
+    for step in range(20):
+        payoff.planned(step, step + 1.0, 4, 0)
+        if step:
+            payoff.landed(step - 1, step + 1.5, 0)
+    assert payoff.num_guessers(4, 30.0) == 0

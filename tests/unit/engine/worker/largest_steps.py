@@ -1,0 +1,80 @@
+"""A process with a model that runs the largest steps that its flags allow. Run by `test_memory_limit`.
+
+Prints, in bytes: the planned total, the anonymous memory at its peak, the planned cache, the most that was held between
+two steps.
+"""
+
+import sys
+from pathlib import Path
+
+from services.engine.core.core import Core
+from services.engine.core.plan import EngineFacts
+from services.engine.core.request import SequenceSpec
+from services.engine.cpu.worker import CpuWorker
+from services.engine.service import core_limits
+from services.engine.worker import memory
+from services.engine.worker.load import load_worker
+from services.engine.worker.torch_worker import TorchWorker
+from shared.config import EngineSettings
+from shared.sampling import SamplingParams
+
+
+def main(model: str, backend: str, *flags: str) -> None:
+    """`flags`: max_num_seqs, max_num_batched_tokens, chunked prefill, guesses."""
+    num_seqs, num_tokens, chunked, num_guesses = map(int, flags)
+    settings = EngineSettings(
+        model=model,
+        device="cpu",
+        cpu_backend=backend,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=num_tokens,
+        enable_chunked_prefill=bool(chunked),
+        use_lookahead=num_guesses > 0,
+        num_speculative_tokens=max(1, num_guesses),
+        kv_cache_memory_gb=0.12,
+        swap_space=0.0,
+        threads=1,
+    )
+    worker = load_worker(settings)
+    assert isinstance(worker, CpuWorker if backend == "auto" else TorchWorker)
+    file_bytes = status("RssFile")
+    largest = worker.memory.held_bytes
+    Path("/proc/self/clear_refs").write_text("5")
+    core = Core(core_limits(settings, worker.facts()), worker.facts())
+    for index, spec in enumerate(specs(worker.facts(), num_seqs)):
+        core.add(spec(index))
+    while not (plan := core.schedule()).empty:
+        core.apply(plan, worker.run(plan))
+        largest = max(largest, memory.held_bytes())
+    assert core.pool.num_free == worker.facts().num_blocks
+    sizes = (worker.memory.total_bytes, status("VmHWM") - file_bytes, worker.memory.cache_bytes, largest)
+    sys.stdout.write(" ".join(map(str, sizes)))
+
+
+def specs(facts: EngineFacts, num_seqs: int):  # type: ignore[no-untyped-def]
+    """One sequence as long as may be, short ones in all other rows, then as many again as fill the cache."""
+
+    def make(length: int):  # type: ignore[no-untyped-def]
+        params = SamplingParams(
+            max_tokens=3, min_tokens=3, top_p=0.9, top_k=facts.vocab_size - 1, repetition_penalty=1.1, logprobs=20
+        )
+        # Every other token the same, so that there is something to guess from.
+        return lambda index: SequenceSpec(
+            f"s{index}", tuple((7 * i + index) % facts.vocab_size if i % 2 else 1 for i in range(length)), params
+        )
+
+    longest = min(facts.max_model_len, facts.num_blocks * facts.block_size) - 3
+    fill = facts.num_blocks * facts.block_size // num_seqs
+    yield make(longest)
+    yield from [make(9)] * (num_seqs - 1)
+    yield from [make(max(1, min(longest, fill) - 4))] * num_seqs
+
+
+def status(name: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

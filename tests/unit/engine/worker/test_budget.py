@@ -1,0 +1,98 @@
+"""What memory goes to what, and how a step's share follows from small ones."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from services.engine.core.plan import StepPlan
+from services.engine.worker import budget, host_cache, profile
+from services.engine.worker.budget import FREE_SHARE_MAX, cpu_budget, plan_memory
+from services.engine.worker.profile import StepBytes, largest_step, make_probe, measure_step
+from shared.config import EngineSettings
+from tests.unit.engine.worker.test_kv_cache import BLOCK_BYTES, DESCRIPTION
+
+MIB, GIB = 2**20, 2**30
+CPU = torch.device("cpu")
+
+
+def with_free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    for module in (budget, host_cache):
+        monkeypatch.setattr(module, "free_bytes", lambda: size)
+
+
+@pytest.mark.spec("S-SRV-040")
+def test_on_a_cpu_it_is_the_share_of_the_configured_cache_and_at_most_of_what_steps_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_free(monkeypatch, 1000 * MIB)
+    assert cpu_budget(EngineSettings(kv_cache_memory_gb=0.5), 0).asked_bytes == int(0.45 * GIB)
+    assert cpu_budget(EngineSettings(kv_cache_memory_gb=0.5, gpu_memory_utilization=0.5), 0).asked_bytes == GIB // 4
+    tight = cpu_budget(EngineSettings(kv_cache_memory_gb=4.0), 400 * MIB)
+    assert tight.asked_bytes == tight.most_bytes == int(600 * MIB * FREE_SHARE_MAX)
+    assert cpu_budget(EngineSettings(), 2000 * MIB).asked_bytes == 0
+
+
+def test_cache_swap_space_and_steps_together_fit_into_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    for free in (2 * MIB, 50 * MIB, 4 * GIB):
+        with_free(monkeypatch, free)
+        plan = plan_memory(
+            EngineSettings(max_num_seqs=100, block_size=16),
+            DESCRIPTION,
+            torch.float32,
+            CPU,
+            StepBytes(100 * 1024, 256, 0),
+        )
+        assert plan.total_bytes - plan.held_bytes <= free
+        assert plan.cache_bytes == plan.kv.num_blocks * BLOCK_BYTES
+        assert plan.num_host_blocks > 0
+
+
+@pytest.mark.spec("S-SRV-032")
+def test_a_context_whose_attention_alone_takes_all_memory_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_free(monkeypatch, 100 * MIB)
+    own = dataclasses.replace(DESCRIPTION, max_positions=2**20)
+    plan = plan_memory(
+        EngineSettings(max_num_seqs=2, block_size=16), own, torch.float32, CPU, StepBytes(MIB, 256, 10_000)
+    )
+    assert 1000 < plan.kv.max_model_len < 100 * MIB // 10_000
+    assert plan.total_bytes - plan.held_bytes <= 100 * MIB
+
+
+def test_the_largest_step_has_guesses_and_whole_prompts() -> None:
+    def bounds(**flags: object) -> tuple[int, int, int]:
+        step = largest_step(EngineSettings(max_num_seqs=8, **flags), DESCRIPTION)  # type: ignore[arg-type]
+        return step.num_tokens, step.num_rows, step.num_samples
+
+    assert bounds() == (2048, 8, 8)
+    assert bounds(max_num_batched_tokens=20, enable_chunked_prefill=False) == (256, 8, 8)
+    assert bounds(use_lookahead=True, num_speculative_tokens=3) == (2048, 8, 32)
+    assert bounds(use_lookahead=True, num_speculative_tokens=3, max_num_batched_tokens=20) == (20, 8, 20)
+
+
+def test_what_small_steps_take_is_scaled_up_to_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = largest_step(EngineSettings(max_num_seqs=640), DESCRIPTION)
+    probe = make_probe(bounds, DESCRIPTION, 16, CPU)
+    ran: list[StepPlan] = []
+    peaks = iter([1000, 2000, 50_000, 82_000])
+    monkeypatch.setattr(profile, "peak_growth", lambda work: work() or next(peaks))
+    step = measure_step(probe, ran.append, 7, CPU)
+    assert [(plan.num_tokens, len(plan.scheduled)) for plan in ran] == [
+        (256, 1),
+        (64, 64),
+        (32, 32),
+        (32, 32),
+        (64, 64),
+    ]
+    assert step.at(256) == 1000 * 2048 // 256 + 2000 * 640 // 32 + 82_000 + (640 - 64) * 1000
+    assert step.at(300) == step.at(256) + 44 * 7
+    places = [block for new in ran[0].new for block in new.block_ids]
+    assert len(places) == 16
+    assert max(places) < probe.kv.num_blocks
+
+
+def test_on_a_device_the_largest_step_itself_is_measured() -> None:
+    bounds = largest_step(EngineSettings(max_num_seqs=640, max_num_batched_tokens=700), DESCRIPTION)
+    probe = make_probe(bounds, DESCRIPTION, 16, torch.device("cuda"))
+    assert (probe.drawing.num_tokens, probe.many.num_tokens, probe.unseen_rows) == (640, 640, 0)
+    assert (probe.passing.num_tokens, probe.more_tokens, probe.kv.max_model_len) == (256, 700 / 256, 256)

@@ -1,0 +1,56 @@
+"""Choices of one prompt in a batch: each backend reads in a step what another sequence writes in that very step."""
+
+import pytest
+
+from services.engine.core.core import Core
+from services.engine.core.plan import CoreLimits
+from services.engine.core.request import SequenceSpec
+from services.engine.worker.load import load_worker
+from services.engine.worker.seam import ModelWorker
+from shared.config import EngineSettings
+from shared.sampling import SamplingParams
+from tests.unit.engine.worker.conftest import Checkpoint
+
+PROMPT = tuple((7 * place) % 50 + 3 for place in range(45))
+SEEDS = (0, 1, 2, 3)
+
+
+def generate(worker: ModelWorker, together: bool, budget: int) -> tuple[list[list[int]], int]:
+    """Each seed's tokens, and the tokens that were computed."""
+    core = Core(CoreLimits(4, budget, enable_prefix_caching=False), worker.facts())
+    given: dict[str, list[int]] = {}
+    num_tokens = 0
+    for seed in SEEDS:
+        params = SamplingParams(max_tokens=8, temperature=float(seed > 0), seed=seed, ignore_eos=True)
+        core.add(SequenceSpec(f"{seed}", PROMPT, params, family="r" if together else ""))
+        given[f"{seed}"] = []
+    while not (plan := core.schedule()).empty:
+        num_tokens += plan.num_tokens
+        for outcome in core.apply(plan, worker.run(plan)):
+            given[outcome.request_id] += outcome.token_ids
+    return list(given.values()), num_tokens
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("budget", [512, 32])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_tokens_are_the_same_and_the_prompt_is_computed_once(
+    checkpoint: Checkpoint, backend: str, budget: int, block_size: int
+) -> None:
+    settings = EngineSettings(
+        model=str(checkpoint()),
+        device="cpu",
+        cpu_backend=backend,
+        threads=1,
+        max_num_seqs=4,
+        kv_cache_memory_gb=0.01,
+        block_size=block_size,
+    )
+    worker = load_worker(settings)
+    apart, num_apart = generate(worker, False, budget)
+    together, num_together = generate(worker, True, budget)
+    worker.close()
+    assert together == apart
+    assert num_apart == 4 * 45 + 4 * 7
+    rest = 1 if (block_size, budget) == (64, 512) else 45 - 32
+    assert 45 + 3 + 4 * 7 <= num_together <= 45 + 3 * rest + 4 * 7

@@ -1,0 +1,101 @@
+"""Free memory as machine and containers see it, what a piece of work takes, and what the heap keeps."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.engine.worker import memory
+
+MIB = 2**20
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 1000 MiB free; tests add control groups."""
+    monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(memory, "CONTROL_GROUPS", tmp_path / "cgroup")
+    write(tmp_path / "proc/meminfo", f"MemTotal: 9 kB\nMemAvailable: {1000 * 1024} kB\n")
+    return tmp_path
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def group(folder: Path, limit: str, used_mib: int, cold_mib: int = 0) -> None:
+    write(folder / "memory.max", f"{limit}\n")
+    write(folder / "memory.current", f"{used_mib * MIB}\n")
+    write(folder / "memory.stat", f"anon 1\ninactive_file {cold_mib * MIB}\n")
+
+
+def test_free_memory_is_measured() -> None:
+    assert 2**20 < memory.free_bytes() < 2**50
+
+
+def test_without_a_limit_the_machine_counts(system: Path) -> None:
+    assert memory.free_bytes() == 1000 * MIB
+    write(system / "proc/self/cgroup", "0::/\n")
+    group(system / "cgroup", "max", 999)
+    assert memory.free_bytes() == 1000 * MIB
+
+
+@pytest.mark.spec("S-SRV-040")
+def test_a_containers_limit_counts_less_what_is_used_and_cannot_be_dropped(system: Path) -> None:
+    write(system / "proc/self/cgroup", "0::/\n")
+    group(system / "cgroup", str(600 * MIB), 250, cold_mib=50)
+    assert memory.free_bytes() == 400 * MIB
+
+
+def test_the_narrowest_of_the_groups_around_the_process_counts(system: Path) -> None:
+    write(system / "proc/self/cgroup", "0::/outer/inner\n")
+    group(system / "cgroup/outer", str(300 * MIB), 100)
+    group(system / "cgroup/outer/inner", str(900 * MIB), 100)
+    assert memory.free_bytes() == 200 * MIB
+    group(system / "cgroup/outer", str(50 * MIB), 100)
+    assert memory.free_bytes() == 0
+
+
+def test_limits_of_the_first_version_count_too(system: Path) -> None:
+    write(system / "proc/self/cgroup", "5:devices:/\n4:memory,cpu:/pod\n")
+    write(system / "cgroup/memory/pod/memory.limit_in_bytes", f"{500 * MIB}")
+    write(system / "cgroup/memory/pod/memory.usage_in_bytes", f"{200 * MIB}")
+    write(system / "cgroup/memory/pod/memory.stat", f"total_inactive_file {100 * MIB}")
+    assert memory.free_bytes() == 400 * MIB
+
+
+def test_the_peak_of_a_piece_of_work_is_measured_and_begins_anew() -> None:
+    np.ones(200 * MIB, dtype=np.uint8)
+    assert 64 * MIB <= memory.peak_growth(lambda: np.ones(64 * MIB, dtype=np.uint8)) < 100 * MIB
+    assert memory.peak_growth(lambda: None) < 32 * MIB
+
+
+def scatter() -> list[bytes]:
+    """Fills the heap with 100 MiB, frees all of it but a grain in each hundred: nothing of it is at the heap's end."""
+    pieces = [bytes(8000) for _ in range(100 * MIB // 8000)]
+    for piece in pieces:
+        assert len(piece) == 8000
+    return pieces[::100]
+
+
+def test_free_pages_of_the_heap_are_kept_up_to_a_bound() -> None:
+    memory.return_free_heap()
+    before = memory.held_bytes()
+    guard = memory.HeapGuard(50 * MIB)
+    kept = scatter()
+    if memory.held_bytes() - before < 60 * MIB:
+        pytest.skip("this C library gives the pages back by itself")
+    guard.after_step()
+    assert memory.held_bytes() - before < 50 * MIB
+    assert kept
+
+
+def test_little_is_not_given_back() -> None:
+    memory.return_free_heap()
+    guard = memory.HeapGuard(500 * MIB)
+    kept = scatter()
+    before = memory.held_bytes()
+    guard.after_step()
+    assert memory.held_bytes() >= before - MIB
+    assert kept
