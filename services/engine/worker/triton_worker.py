@@ -27,6 +27,7 @@ from services.engine.triton.attention_work import Heads, Integers
 from services.engine.triton.operations import TritonOperations
 from services.engine.triton.step_inputs import known_ids, scatter_words
 from services.engine.worker.acceptance import accept
+from services.engine.worker.budget import cpu_budget
 from services.engine.worker.decode_graphs import DecodeGraphs, graph_sizes
 from services.engine.worker.device_blocks import DeviceBlocks
 from services.engine.worker.device_inputs import (
@@ -41,7 +42,7 @@ from services.engine.worker.device_inputs import (
 from services.engine.worker.device_memory import device_budget
 from services.engine.worker.device_sampler import Chosen, DeviceSampler, Guesses, StagedSampling, report
 from services.engine.worker.host_cache import plan_host_blocks
-from services.engine.worker.kv_cache import KvPlan, context_length, cpu_budget, plan_kv_cache
+from services.engine.worker.kv_cache import Budget, KvPlan, context_length, plan_kv_cache
 from services.engine.worker.model_files import eos_token_ids, read_config
 from services.engine.worker.staging import Staging
 from services.engine.worker.state_table import StateTable
@@ -174,10 +175,12 @@ class TritonWorker:
 
     def _plan_cache(self, settings: EngineSettings, num_tokens: int) -> KvPlan:
         if self._device.type != "cuda":
-            budget = cpu_budget(settings)
+            budget = cpu_budget(settings, 0)
         else:
-            budget = device_budget(settings, self._device, lambda: self._try_largest_step(num_tokens))
-        return plan_kv_cache(settings, self._description, self._cache_dtype, budget)
+            left = device_budget(settings, self._device, lambda: self._try_largest_step(num_tokens))
+            budget = Budget(left, left)
+        longest = context_length(settings, self._description)
+        return plan_kv_cache(settings, self._description, self._cache_dtype, budget, longest)
 
     def _make_blocks(self, num_blocks: int, num_host_blocks: int) -> DeviceBlocks:
         block_size = self._settings.block_size
