@@ -58,6 +58,11 @@ int antiphon_set_matrix(antiphon_Model* model, int64_t layer, const char* name, 
   return guarded([&] { of(model).set_matrix(layer, name, expert, weight, out, in, bias); });
 }
 
+int antiphon_set_quantized(antiphon_Model* model, int64_t layer, const char* name, int64_t expert,
+                           const antiphon_Quantized* weight, int64_t out, int64_t in, const float* bias) {
+  return guarded([&] { of(model).set_quantized(layer, name, expert, *weight, out, in, bias); });
+}
+
 int antiphon_set_vector(antiphon_Model* model, int64_t layer, const char* name, const float* values, int64_t count) {
   return guarded([&] { of(model).set_vector(layer, name, values, count); });
 }
@@ -81,6 +86,11 @@ int64_t antiphon_weight_bytes(const antiphon_Model* model) { return of(model).we
 
 int antiphon_step(antiphon_Model* model, const antiphon_Step* step) {
   return guarded([&] { of(model).step(*step); });
+}
+
+int antiphon_multiply(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, const void* x,
+                      int64_t x_stride, int64_t rows, float* y, int64_t y_stride) {
+  return guarded([&] { of(model).multiply(layer, name, expert, x, x_stride, rows, y, y_stride); });
 }
 
 }  // extern "C"

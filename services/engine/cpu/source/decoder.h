@@ -77,6 +77,7 @@ class Decoder {
     for (const Layer<T>& layer : weights.layers)
       for (const Packed<T>* packed : {&layer.qkv, &layer.o, &layer.up, &layer.down, &layer.shared_up, &layer.shared_down})
         if (packed->matrix) most = std::max(most, kept_size(tokens_, packed->matrix));
+    for (const Layer<T>& layer : weights.layers) most = std::max(most, Experts<T>::kept_size(experts_, layer, tokens_));
     if (most * sizeof(float) > kept_.bytes()) kept_ = Memory(most * sizeof(float));
   }
 
