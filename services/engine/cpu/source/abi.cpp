@@ -45,9 +45,8 @@ int antiphon_usable(void) {
 
 antiphon_Model* antiphon_new(const antiphon_Spec* spec) {
   Model* model = nullptr;
-  guarded([&] {
-    model = (spec->wide ? antiphon::make_float_model(*spec) : antiphon::make_bf16_model(*spec)).release();
-  });
+  guarded(
+      [&] { model = (spec->wide ? antiphon::make_float_model(*spec) : antiphon::make_bf16_model(*spec)).release(); });
   return reinterpret_cast<antiphon_Model*>(model);
 }
 
@@ -75,8 +74,8 @@ int antiphon_set_window(antiphon_Model* model, int64_t layer, int64_t window) {
   return guarded([&] { of(model).set_window(layer, window); });
 }
 
-int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequencies, int64_t pairs, int64_t interleaved,
-                      float scale) {
+int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequencies, int64_t pairs,
+                      int64_t interleaved, float scale) {
   return guarded([&] { of(model).set_rope(layer, frequencies, pairs, interleaved != 0, scale); });
 }
 

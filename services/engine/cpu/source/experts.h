@@ -132,9 +132,8 @@ class Experts {
           continue;
         }
         for (long rows = start; rows < end; rows += kPassRows)
-          multiply_panel<T>(std::min(kPassRows, end - rows), x.row(rows), x.stride, w.panel(p), w.terms,
-                            w.panel(p + 1), nullptr, false, true,
-                            [&](long row, const float* sums) { finish(rows + row, p, sums, w); });
+          multiply_panel<T>(std::min(kPassRows, end - rows), x.row(rows), x.stride, w.panel(p), w.terms, w.panel(p + 1),
+                            nullptr, false, true, [&](long row, const float* sums) { finish(rows + row, p, sums, w); });
       }
     });
   }

@@ -35,9 +35,8 @@ template <class T>
 long prepared_size(long rows, const Linear<T>& w) {
   long size = 0;
   if (w.quantized)
-    with_kernel<T>(*w.quantized, {}, nullptr, [&](const auto& kernel) {
-      size = round_up(kernel.prepared_floats(rows, *w.quantized), kLanes);
-    });
+    with_kernel<T>(*w.quantized, {}, nullptr,
+                   [&](const auto& kernel) { size = round_up(kernel.prepared_floats(rows, *w.quantized), kLanes); });
   return size;
 }
 

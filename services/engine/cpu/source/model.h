@@ -12,8 +12,8 @@ class Model {
   virtual ~Model() = default;
   virtual void set_matrix(int64_t layer, const char* name, int64_t expert, const void* weight, int64_t out, int64_t in,
                           const float* bias) = 0;
-  virtual void set_quantized(int64_t layer, const char* name, int64_t expert, const antiphon_Quantized& weight, int64_t out,
-                             int64_t in, const float* bias) = 0;
+  virtual void set_quantized(int64_t layer, const char* name, int64_t expert, const antiphon_Quantized& weight,
+                             int64_t out, int64_t in, const float* bias) = 0;
   virtual void set_vector(int64_t layer, const char* name, const float* values, int64_t count) = 0;
   virtual void set_table(int64_t layer, const char* name, const void* table) = 0;
   virtual void set_window(int64_t layer, int64_t window) = 0;

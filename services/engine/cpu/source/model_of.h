@@ -75,8 +75,8 @@ class ModelOf final : public Model {
     decoder_.step(step);
   }
 
-  void multiply(int64_t layer, const char* name, int64_t expert, const void* x, int64_t x_stride, int64_t rows, float* y,
-                int64_t y_stride) override {
+  void multiply(int64_t layer, const char* name, int64_t expert, const void* x, int64_t x_stride, int64_t rows,
+                float* y, int64_t y_stride) override {
     const Linear<T>& w = matrix_named(layer, name, expert).matrix;
     const Rows<T> from{static_cast<T*>(const_cast<void*>(x)), x_stride};
     const size_t bytes = kept_size(rows, w) * sizeof(float);

@@ -31,11 +31,11 @@ struct Quantized {
   long terms = 0, row_terms = 0;  // of a panel, of a row with its padding
   long groups = 1, group = 0;     // `group`: terms of one
   const uint8_t* data = nullptr;
-  const float* scales = nullptr;    // [panels][groups][32]
-  const float* offsets = nullptr;   // [panels][groups][32], scale * zero, or null: there are no zeros
-  const int32_t* totals = nullptr;  // [panels][32], sum of q: of int8_dynamic
-  bool whole_levels = true;         // level[i] = i - 8
-  float levels[kLevels] = {};       // numbers that bfloat16 has
+  const float* scales = nullptr;                 // [panels][groups][32]
+  const float* offsets = nullptr;                // [panels][groups][32], scale * zero, or null: there are no zeros
+  const int32_t* totals = nullptr;               // [panels][32], sum of q: of int8_dynamic
+  bool whole_levels = true;                      // level[i] = i - 8
+  float levels[kLevels] = {};                    // numbers that bfloat16 has
   alignas(64) uint16_t table[2 * kLevels] = {};  // their bits, twice
 
   long bytes(long count) const { return count * kPanel / (kind == Kind::int4 ? 2 : 1); }

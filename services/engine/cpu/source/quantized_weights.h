@@ -24,8 +24,8 @@ class BlockProduct {
   long shaped_ = 0;
 };
 
-// Calls `work(piece, its weights, ahead)` for pieces of a part. `ahead` asks for what is read later, evenly while a piece
-// is unpacked and while each block of rows goes past it.
+// Calls `work(piece, its weights, ahead)` for pieces of a part. `ahead` asks for what is read later, evenly while a
+// piece is unpacked and while each block of rows goes past it.
 template <class Work>
 void each_piece(const Quantized& w, const Part& part, Work&& work) {
   const long blocks = (part.rows + kBlockRows - 1) / kBlockRows;
