@@ -24,13 +24,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from bench.probe import gemm_rate, read_rate  # noqa: E402  (after the path)
-from services.engine.cpu.compile import (  # noqa: E402
-    Variant,
-    cache_directory,
-    find_library,
-    make_library,
-    usable_variants,
-)
+from services.engine.cpu.compile import Variant, make_library, usable_variants  # noqa: E402
+from services.engine.cpu.library import cache_directory, find_library  # noqa: E402
 from services.engine.cpu.native import Library, NativeModel, Spec  # noqa: E402
 from services.engine.cpu.quantize import (  # noqa: E402
     QuantizedWeight,
@@ -144,6 +139,7 @@ def pad_rows(x: Tensor) -> Tensor:
 def load(variant: Variant) -> Library:
     """The library, compiled if need be."""
     cache = cache_directory("")
+    assert cache is not None
     library = Library(find_library(variant, cache) or make_library(variant, cache))
     assert library.usable()
     return library

@@ -1,20 +1,18 @@
 """The C++ library's quantized matrices for tests: one matrix in a model of nothing else, and the kinds to try."""
 
-import functools
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor
 
-from services.engine.cpu.compile import COMPILERS, cache_directory, find_library, make_library, usable_variants
-from services.engine.cpu.native import Library, NativeModel, Spec
+from services.engine.cpu.native import NativeModel, Spec
 from services.engine.cpu.quantize import QuantizedWeight, quantize_int4, quantize_int8, quantize_nf4
+from tests.native.libraries import VARIANTS as INSTRUCTION_SETS
+from tests.native.libraries import library
 
-VARIANTS = tuple(variant.name for variant in usable_variants()) or ("none",)
+VARIANTS = tuple(INSTRUCTION_SETS) or ("none",)
 """Instruction sets of this processor, the best first."""
 KINDS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "int8": lambda weight: quantize_int8(weight),
@@ -26,19 +24,6 @@ KINDS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
 }
 WEIGHT_ONLY = tuple(kind for kind in KINDS if kind != "int8_dynamic")
 PANEL = 32
-
-
-@functools.cache
-def library(name: str) -> Library:
-    """A variant's library, compiled once for each state of its sources; skips where this machine cannot have it."""
-    if name == "none" or not any(shutil.which(compiler) for compiler in COMPILERS):
-        pytest.skip("the C++ library needs a compiler (g++ or clang++) and a processor that it knows")
-    variant = next(variant for variant in usable_variants() if variant.name == name)
-    cache = cache_directory("")
-    loaded = Library(find_library(variant, cache) or make_library(variant, cache))
-    if not loaded.usable():
-        pytest.skip(f"the system does not let programs use {name}")
-    return loaded
 
 
 class OneMatrix:

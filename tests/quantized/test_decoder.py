@@ -20,7 +20,8 @@ from services.engine.cpu.quantize import QuantizedWeight, quantize_int4, quantiz
 from services.engine.models.registry import find_family
 from services.engine.worker.model_files import read_config
 from tests.models import make_model
-from tests.quantized.harness import KINDS, VARIANTS, WEIGHT_ONLY, library
+from tests.native.libraries import library
+from tests.quantized.harness import KINDS, VARIANTS, WEIGHT_ONLY
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]  # compiles the library for every instruction set at first
 BLOCK_SIZE = 16

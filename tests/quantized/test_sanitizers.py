@@ -3,14 +3,14 @@
 Without tiles, whose loads no sanitizer sees; on a processor with AVX512 that is what does most of the work there too.
 """
 
-import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from services.engine.cpu.compile import COMPILERS, SOURCE, usable_variants
+from services.engine.cpu.compile import SOURCE, usable_variants
+from tests.native.libraries import need_compiler
 from tests.quantized.harness import driver_source
 
 pytestmark = pytest.mark.timeout(300)
@@ -23,9 +23,9 @@ WRAPPED = "-Wl,--wrap=mmap,--wrap=munmap,--wrap=madvise"
 def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The driver with each sanitizer, compiled together."""
     variants = [variant for variant in usable_variants() if variant.name != "amx"]
-    compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
-    if compiler is None or not variants:
-        pytest.skip("sanitizers need a compiler (g++ or clang++) and a processor that the library knows")
+    compiler = need_compiler()
+    if not variants:
+        pytest.skip("the library knows no instruction set of this processor that sanitizers see")
     directory = tmp_path_factory.mktemp("drivers")
 
     def compiled(name: str) -> Path:
