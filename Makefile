@@ -2,6 +2,8 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+# A machine with a GPU brings a torch of its own.
+GPU_PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || command -v python3)
 INSTALLED := .venv/.installed
 COMPOSE ?= $(shell command -v docker-compose || echo docker compose)
 SCALE ?= --scale gateway=1 --scale tokenizer=1 --scale engine=1 --scale detokenizer=1
@@ -11,18 +13,21 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check bench bench-models bench-peers coverage-of-spec demo-model container-test up down
+.PHONY: help install serve test check kernels gpu-check bench bench-models bench-peers coverage-of-spec demo-model neon-test container-test up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED)  ## make the environment .venv with everything in it
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt infra/checks/kernels/triton.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with PYTHON=…"; exit 1; }
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
 	$(BIN)/python infra/docker/group_requirements.py pyproject.toml dev >.venv/dev-requirements.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -r .venv/dev-requirements.txt -e .
+	@# A torch without CUDA brings no Triton; the kernels are tested and compiled with this one.
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install -q -r infra/checks/kernels/triton.txt
+	$(BIN)/python -m services.engine.cpu
 	@touch $@
 
 serve: install  ## serve the demo model at http://127.0.0.1:8000 (ARGS="--model DIR --port N …")
@@ -39,6 +44,12 @@ check: install  ## format, lint, types, imports, house limits
 	$(BIN)/python infra/checks/house_limits.py
 	$(BIN)/python -m infra.checks.spec_coverage --check
 
+kernels: install  ## compile every GPU kernel for every target, without a GPU (ARGS="--write --jobs 4")
+	$(BIN)/python -m infra.checks.kernels.gate $(ARGS)
+
+gpu-check:  ## on a machine with a GPU: kernels, engine, system, a peer; about ten minutes (ARGS="--wheels DIR")
+	$(GPU_PYTHON) -m bench.gpu_check $(ARGS)
+
 bench: install  ## every figure of this machine in one table for each model (ARGS="MODEL_DIR --rounds 3")
 	$(BIN)/python -m bench.run $(ARGS)
 
@@ -53,6 +64,9 @@ coverage-of-spec: install  ## which rows of the specification have a test
 
 demo-model: install  ## train the demo model anew
 	$(BIN)/python -m infra.demo_model.train $(ARGS)
+
+neon-test: install  ## the CPU backend for ARM, emulated (needs g++-aarch64-linux-gnu and qemu-user-static)
+	$(BIN)/python -m pytest -q --timeout 600 tests/emulated $(ARGS)
 
 container-test: install  ## build the images, run two of each service, break some (needs Docker)
 	$(BIN)/python -m pytest -q --timeout 1200 tests/container $(ARGS)

@@ -54,6 +54,7 @@ def all_checks(model: str, port: int) -> list[Callable[[], Check]]:
         python_version,
         torch_import,
         lambda: processor(cpu_flags(), platform.machine()),
+        cpu_backend,
         cores,
         lambda: memory(available_memory()),
         nats_server,
@@ -93,8 +94,18 @@ def processor(flags: frozenset[str], machine: str) -> Check:
     if {"avx2", "fma"} <= flags:
         return Check("ok", "CPU", "AVX2: good; try --dtype float32 with a bfloat16 model")
     if machine in ("aarch64", "arm64"):
-        return Check("ok", "CPU", "ARM: works with torch's own kernels")
+        return Check("ok", "CPU", "ARM with NEON")
     return Check("warn", "CPU", f"{machine} without AVX2", "it works, slowly: prefer a processor from 2013 or later")
+
+
+def cpu_backend() -> Check:
+    """What an engine computes with where there is no GPU."""
+    code, output = _command([sys.executable, "-m", "services.engine.cpu", "--which"])
+    found = output.strip().splitlines()[-1] if output.strip() else f"exit code {code}"
+    if code == 0:
+        return Check("ok", "CPU backend", f"compiled code ({found})")
+    advice = "install a C++ compiler for more speed (Debian: apt install g++), then: make install"
+    return Check("warn", "CPU backend", f"PyTorch's operations (compiled code: {found})", advice)
 
 
 def cores() -> Check:

@@ -222,7 +222,14 @@ class EngineSettings(ModelSettings):
     )
     cpu_backend: str = flag(
         "auto",
-        "what computes on a CPU: code compiled for this processor where it serves the model, or PyTorch's operations",
+        "what computes on a CPU: code compiled for this processor where it serves the model, PyTorch's operations, or "
+        "(for tests, with TRITON_INTERPRET=1, very slowly) the kernels for GPUs",
+        choices=("auto", "torch", "triton"),
+        group="engine: execution",
+    )
+    cuda_backend: str = flag(
+        "auto",
+        "what computes on a CUDA device: Triton kernels where they serve the model, or PyTorch's operations",
         choices=("auto", "torch"),
         group="engine: execution",
     )

@@ -74,6 +74,8 @@ TOMBSTONES_MAX = 65536
 
 STEP_REPORTS_MAX = 64
 """Steps computed but not yet published; the step loop waits beyond."""
+COMPILED_LIBRARIES_MAX = 32
+"""Compiled forms of the CPU backend kept in a directory: a few instruction sets and versions, 300 KiB each."""
 
 # --- detokenizer ---
 STREAMS_MAX = 8192

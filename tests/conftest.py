@@ -17,6 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+# Kernels for GPUs run under Triton's interpreter, which must be known before anything imports Triton. On a machine with
+# a GPU they run there with TRITON_INTERPRET=0.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import pytest
 
 from shared.actors.memory import MemoryBus, MemoryTransport

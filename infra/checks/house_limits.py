@@ -1,6 +1,6 @@
 """The house rules that no linter knows: `house_limits.py [ROOT]`.
 
-- A file has at most 400 lines; a function at most 60, unless a comment `# long: WHY` stands in it.
+- A file, C++ too, has at most 400 lines; a function at most 60, unless a comment `# long: WHY` stands in it.
 - The product never unpickles, evaluates text, or hands text to a shell.
 
 Prints the longest functions in any case. Reads the source only; imports none of it.
@@ -17,6 +17,7 @@ FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 SHOWN = 10
 SIZED = ("services", "shared", "antiphon", "infra", "bench", "tests")
+CPP = ("*.h", "*.cpp")
 PRODUCT = ("services", "shared", "antiphon")
 _EXCUSE = re.compile(r"#\s*long:\s*\w+")
 _UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
@@ -44,10 +45,11 @@ def main() -> int:
         name = path.relative_to(root)
         tree = ast.parse(text, str(path))
         functions += measured(tree, text, str(name))
-        if (count := text.count("\n")) > FILE_LINES_MAX:
-            problems.append(f"{name}: {count} lines, more than {FILE_LINES_MAX}")
+        problems += too_long(str(name), text)
         if name.parts[0] in PRODUCT:
             problems += [f"{name}:{line}: {what}" for line, what in unsafe(tree, name.as_posix())]
+    for path in source_files(root, SIZED, CPP):
+        problems += too_long(str(path.relative_to(root)), path.read_text(encoding="utf-8"))
     problems += [
         f"{f.place}: {f.lines} lines, more than {FUNCTION_LINES_MAX}, and no comment `# long: WHY`"
         for f in functions
@@ -57,10 +59,16 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def source_files(root: Path, folders: tuple[str, ...]) -> Iterator[Path]:
-    """Python files, in order."""
+def source_files(root: Path, folders: tuple[str, ...], patterns: tuple[str, ...] = ("*.py",)) -> Iterator[Path]:
+    """Python files, or those of the patterns, in order."""
     for folder in folders:
-        yield from sorted((root / folder).rglob("*.py"))
+        yield from sorted(path for pattern in patterns for path in (root / folder).rglob(pattern))
+
+
+def too_long(name: str, text: str) -> Iterator[str]:
+    """What is wrong with a file's length; nothing for most."""
+    if (count := text.count("\n")) > FILE_LINES_MAX:
+        yield f"{name}: {count} lines, more than {FILE_LINES_MAX}"
 
 
 def measured(tree: ast.AST, text: str, name: str) -> Iterator[Function]:

@@ -1,4 +1,15 @@
 # The engine: runs the model.
+
+# The CPU backend for every processor of this kind: the image that runs has no compiler.
+FROM python:3.11-slim-bookworm AS compiled
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ >/dev/null && rm -rf /var/lib/apt/lists/*
+WORKDIR /app
+COPY shared/__init__.py shared/limits.py shared/
+COPY services/__init__.py services/
+COPY services/engine/__init__.py services/engine/
+COPY services/engine/cpu services/engine/cpu
+RUN python -m services.engine.cpu --all
+
 FROM python:3.11-slim-bookworm
 
 WORKDIR /app
@@ -15,6 +26,7 @@ RUN python /build/group_requirements.py /build/pyproject.toml engine > /build/re
 COPY shared shared
 COPY services/__init__.py services/
 COPY services/engine services/engine
+COPY --from=compiled /app/services/engine/cpu/compiled services/engine/cpu/compiled
 COPY infra/docker/healthcheck.py ./
 RUN python -m compileall -q shared services
 USER 10001

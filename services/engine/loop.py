@@ -1,8 +1,9 @@
 """The step loop: inbox, schedule, run, apply, report. Synchronous; a thread of its own drives it in production.
 
-It knows the core and a worker, nothing of the bus. Commands come through a thread-safe inbox; what a step gave leaves
-through one callback, once a step or once for several (`--num-scheduler-steps`). `ThreadedLoop` runs it beside the event
-loop; the simulation calls `step` itself.
+A worker that takes the next plan before it has the last result gets it (`flight`). It knows the core and a worker,
+nothing of the bus. Commands come through a thread-safe inbox; what a step gave leaves through one callback, once a step
+or once for several (`--num-scheduler-steps`). `ThreadedLoop` runs it beside the event loop; the simulation calls `step`
+itself.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import msgspec
 from services.engine.core.core import Core
 from services.engine.core.plan import StepPlan
 from services.engine.core.request import Outcome, SequenceSpec
+from services.engine.flight import Flight
 from services.engine.worker.seam import ModelWorker
 from shared.clock import Clock
 from shared.errors import ServiceError
@@ -58,6 +60,7 @@ class StepLoop:
     ) -> None:
         self.core = core
         self.worker = worker
+        self._flight = Flight(worker)
         self._clock = clock
         self._report = report
         self._steps_a_report = steps_a_report
@@ -100,14 +103,23 @@ class StepLoop:
     def _one_step(self) -> StepReport:
         refused = self._receive()
         started_ns = self._clock.time_ns()
-        plan = self.core.schedule(self._clock.monotonic())
-        if plan.empty:
+        plan = self._fill_flight()
+        if not self._flight:
             return self._summary(plan, [], refused, started_ns)
-        result = self.worker.run(plan)
+        plan, result = self._flight.land()
         # Aborts that came while the step ran take effect before its tokens are given out.
         refused += self._receive()
         outcomes = self.core.apply(plan, result, self._clock.monotonic())
         return self._summary(plan, outcomes, refused, started_ns)
+
+    def _fill_flight(self) -> StepPlan:
+        """Gives the worker as many plans as it takes; the last one, which is empty if there is nothing to compute."""
+        while True:
+            plan = self.core.schedule(self._clock.monotonic())
+            if not plan.empty:
+                self._flight.launch(plan)
+            if plan.empty or self._flight.full:
+                return plan
 
     def _receive(self) -> list[tuple[str, ServiceError]]:
         refused: list[tuple[str, ServiceError]] = []

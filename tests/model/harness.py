@@ -1,23 +1,27 @@
 """What the comparisons with transformers share: the models' variants, and core and worker in a plain loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, StepPlan
 from services.engine.core.request import SequenceSpec
+from services.engine.worker.seam import ModelWorker
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings
 from shared.sampling import SamplingParams
-from tests.model_variants import MORE_FAMILY_VARIANTS, MORE_VARIANTS
+from tests.model_variants import FOREIGN_VARIANTS, MORE_FAMILY_VARIANTS, MORE_VARIANTS
 from tests.models import VOCAB_SIZE
+from tests.native.libraries import make_cpu_worker
 
 Models = Callable[[str], Path]
 Reference = Callable[[str, list[int]], list[int]]
 NUM_TOKENS = 20
+BACKENDS = ("torch", "native")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied, three layers": ("llama", {"tie_word_embeddings": True, "num_hidden_layers": 3}),
@@ -104,11 +108,39 @@ def greedy(num_tokens: int = NUM_TOKENS) -> SamplingParams:
     return SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
 
 
+def on_both(variants: Iterable[str]) -> list[tuple[str, str]]:
+    """(backend, variant) for every backend that serves the variant."""
+    return [
+        (backend, variant)
+        for variant in variants
+        for backend in BACKENDS
+        if backend == "torch" or variant not in FOREIGN_VARIANTS
+    ]
+
+
+def make_worker(backend: str, directory: Path, **overrides: Any) -> ModelWorker:
+    """`torch`, `native` or the name of an instruction set."""
+    chosen = settings(directory, **overrides)
+    if backend == "torch":
+        return TorchWorker(chosen, directory)
+    return make_cpu_worker(directory, chosen, *(() if backend == "native" else (backend,)))
+
+
 class Engine:
     """Core and worker in a plain loop."""
 
-    def __init__(self, directory: Path, limits: CoreLimits, **overrides: Any) -> None:
-        self.worker = TorchWorker(settings(directory, max_num_seqs=limits.max_num_seqs, **overrides), directory)
+    def __init__(self, directory: Path, limits: CoreLimits, backend: str = "torch", **overrides: Any) -> None:
+        self._start(make_worker(backend, directory, max_num_seqs=limits.max_num_seqs, **overrides), limits)
+
+    @classmethod
+    def around(cls, worker: ModelWorker, limits: CoreLimits) -> "Engine":
+        """A core that starts anew with a worker that has computed before."""
+        engine = cls.__new__(cls)
+        engine._start(worker, limits)
+        return engine
+
+    def _start(self, worker: ModelWorker, limits: CoreLimits) -> None:
+        self.worker = worker
         self.core = Core(limits, self.worker.facts())
         self.plans: list[StepPlan] = []
         self.cached: dict[str, int] = {}
@@ -124,3 +156,20 @@ class Engine:
                 output[outcome.request_id] += outcome.token_ids
                 self.cached[outcome.request_id] = outcome.num_cached_tokens
         return list(output.values())
+
+    def log_probabilities(self, prompts: list[list[int]], num_tokens: int) -> list[NDArray[np.float64]]:
+        """Of every token after each greedy step, [num_tokens, vocab] for each prompt."""
+        vocab_size = self.worker.facts().vocab_size
+        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, logprobs=vocab_size)
+        rows: dict[str, list[NDArray[np.float64]]] = {f"p{i}": [] for i in range(len(prompts))}
+        for request_id, prompt in zip(rows, prompts, strict=True):
+            self.core.add(SequenceSpec(request_id, tuple(prompt), params))
+        while self.core.sequences:
+            plan = self.core.schedule()
+            self.plans.append(plan)
+            for outcome in self.core.apply(plan, self.worker.run(plan)):
+                for report in outcome.logprobs:
+                    row = np.full(vocab_size, np.nan)
+                    row[list(report.top_token_ids)] = report.top_logprobs
+                    rows[outcome.request_id].append(row)
+        return [np.stack(each) for each in rows.values()]

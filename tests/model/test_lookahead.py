@@ -9,11 +9,13 @@ from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from shared.sampling import SamplingParams
 from tests.model.harness import (
+    BACKENDS,
     FAMILY_VARIANTS,
     Engine,
     Models,
     Reference,
     make_prompt,
+    on_both,
 )
 from tests.models import VOCAB_SIZE
 
@@ -24,16 +26,16 @@ REPETITIVE = [3, 4, 5, 6, 7, 8, 9, 10] * 5
 
 
 @pytest.mark.spec("S-SRV-057", "S-SRV-058")
-@pytest.mark.parametrize("variant", FAMILY_VARIANTS)
+@pytest.mark.parametrize(("backend", "variant"), on_both(FAMILY_VARIANTS))
 @pytest.mark.parametrize("num_guesses", [1, 8])
 def test_lookahead_gives_the_same_greedy_tokens(
-    variant: str, num_guesses: int, models: Models, reference: Reference
+    backend: str, variant: str, num_guesses: int, models: Models, reference: Reference
 ) -> None:
     """Also in a crowded pool, in chunks and after prefix hits."""
     prompts = [make_prompt(30), make_prompt(50), REPETITIVE, make_prompt(33)]
     expected = [reference(variant, prompt) for prompt in prompts]
     limits = CoreLimits(4, 48, num_speculative_tokens=num_guesses)
-    engine = Engine(models(variant), limits, num_gpu_blocks_override=12, max_model_len=160)
+    engine = Engine(models(variant), limits, backend, num_gpu_blocks_override=12, max_model_len=160)
     for prompt, tokens in zip(prompts, expected, strict=True):
         ask_an_oracle(engine, prompt + tokens, num_guesses)
     assert engine.generate(prompts) == expected
@@ -44,6 +46,7 @@ def test_lookahead_gives_the_same_greedy_tokens(
 
 
 @pytest.mark.spec("S-SRV-057")
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -56,12 +59,12 @@ def test_lookahead_gives_the_same_greedy_tokens(
     ids=str,
 )
 def test_lookahead_gives_the_same_seeded_penalised_and_held_back_tokens(
-    changes: dict[str, Any], models: Models
+    backend: str, changes: dict[str, Any], models: Models
 ) -> None:
     params = SamplingParams(**{"max_tokens": 60, "ignore_eos": True, "logprobs": 2, **changes})
     prompts = [REPETITIVE, make_prompt(20) * 2]
-    plain = Engine(models("qwen3"), CoreLimits(2, 64)).generate(prompts, params)
-    ahead = Engine(models("qwen3"), CoreLimits(2, 64, num_speculative_tokens=4))
+    plain = Engine(models("qwen3"), CoreLimits(2, 64), backend).generate(prompts, params)
+    ahead = Engine(models("qwen3"), CoreLimits(2, 64, num_speculative_tokens=4), backend)
     for prompt, tokens in zip(prompts, plain, strict=True):
         ask_an_oracle(ahead, prompt + tokens, 4)
     assert ahead.generate(prompts, params) == plain

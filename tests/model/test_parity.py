@@ -11,6 +11,7 @@ from services.engine.models.config_fields import rope_parameters
 from services.engine.models.rope import inverse_frequencies
 from shared.sampling import SamplingParams
 from tests.model.harness import (
+    BACKENDS,
     CROWDED_VARIANTS,
     FAMILY_VARIANTS,
     NUM_TOKENS,
@@ -20,58 +21,63 @@ from tests.model.harness import (
     Models,
     Reference,
     make_prompt,
+    on_both,
 )
 from tests.models import make_model
 
 pytestmark = pytest.mark.model
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("backend", "variant"), on_both(VARIANTS))
 def test_greedy_output_is_that_of_transformers_in_chunks_and_a_mixed_batch(
-    variant: str, models: Models, reference: Reference
+    backend: str, variant: str, models: Models, reference: Reference
 ) -> None:
     prompts = [make_prompt(length) for length in (1, 15, 16, 33, 90)]
-    engine = Engine(models(variant), CoreLimits(8, 24, enable_prefix_caching=False))
+    engine = Engine(models(variant), CoreLimits(8, 24, enable_prefix_caching=False), backend)
     assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
     mixed = [plan for plan in engine.plans if {share.num_tokens == 1 for share in plan.scheduled} == {True, False}]
     assert mixed, "no step had both a chunk and a decode"
 
 
-@pytest.mark.parametrize("variant", FAMILY_VARIANTS)
-def test_a_prompt_in_one_step_gives_the_same_tokens(variant: str, models: Models, reference: Reference) -> None:
+@pytest.mark.parametrize(("backend", "variant"), on_both(FAMILY_VARIANTS))
+def test_a_prompt_in_one_step_gives_the_same_tokens(
+    backend: str, variant: str, models: Models, reference: Reference
+) -> None:
     prompt = make_prompt(90)
-    engine = Engine(models(variant), CoreLimits(1, 512, enable_prefix_caching=False))
+    engine = Engine(models(variant), CoreLimits(1, 512, enable_prefix_caching=False), backend)
     assert engine.generate([prompt]) == [reference(variant, prompt)]
     assert engine.plans[0].num_tokens == len(prompt)
 
 
-@pytest.mark.parametrize("variant", FAMILY_VARIANTS)
-def test_a_prefix_hit_gives_the_same_tokens(variant: str, models: Models, reference: Reference) -> None:
+@pytest.mark.parametrize(("backend", "variant"), on_both(FAMILY_VARIANTS))
+def test_a_prefix_hit_gives_the_same_tokens(backend: str, variant: str, models: Models, reference: Reference) -> None:
     shared, tails = make_prompt(70), [make_prompt(5, seed=1), make_prompt(30, seed=2), []]
-    engine = Engine(models(variant), CoreLimits(8, 64))
+    engine = Engine(models(variant), CoreLimits(8, 64), backend)
     engine.generate([shared])
     prompts = [shared + tail for tail in tails]
     assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
     assert sorted(engine.cached.values())[-3:] == [64, 64, 64]
 
 
-@pytest.mark.parametrize("variant", FAMILY_VARIANTS)
-def test_preemption_gives_the_same_tokens(variant: str, models: Models, reference: Reference) -> None:
+@pytest.mark.parametrize(("backend", "variant"), on_both(FAMILY_VARIANTS))
+def test_preemption_gives_the_same_tokens(backend: str, variant: str, models: Models, reference: Reference) -> None:
     prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
     limits = CoreLimits(4, 64, enable_prefix_caching=False)
-    engine = Engine(models(variant), limits, num_gpu_blocks_override=11, swap_space=0.0)
+    engine = Engine(models(variant), limits, backend, num_gpu_blocks_override=11, swap_space=0.0)
     assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
     joined = [sequence.request_id for plan in engine.plans for sequence in plan.new]
     assert len(joined) > len(prompts), "nothing was preempted"
 
 
 @pytest.mark.spec("S-SRV-044")
-@pytest.mark.parametrize("variant", FAMILY_VARIANTS)
+@pytest.mark.parametrize(("backend", "variant"), on_both(FAMILY_VARIANTS))
 def test_swapping_to_the_host_gives_the_same_tokens_and_computes_none_twice(
-    variant: str, models: Models, reference: Reference
+    backend: str, variant: str, models: Models, reference: Reference
 ) -> None:
     prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
-    engine = Engine(models(variant), CoreLimits(4, 64, enable_prefix_caching=False), num_gpu_blocks_override=11)
+    engine = Engine(
+        models(variant), CoreLimits(4, 64, enable_prefix_caching=False), backend, num_gpu_blocks_override=11
+    )
     assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
     assert sum(len(plan.swap_in) for plan in engine.plans) > 0
     assert engine.core.counters().preemptions > 0
@@ -107,12 +113,13 @@ def test_an_8_bit_cache_moves_log_probabilities_a_little(models: Models) -> None
     assert 0.0 < errors[1] < 0.4
 
 
-def test_forks_of_a_running_sequence_give_what_they_give_alone(models: Models) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_forks_of_a_running_sequence_give_what_they_give_alone(backend: str, models: Models) -> None:
     prompt = make_prompt(37)
     params = [SamplingParams(max_tokens=NUM_TOKENS, seed=seed, ignore_eos=True) for seed in range(4)]
     limits = CoreLimits(4, 64, enable_prefix_caching=False)
-    alone = [Engine(models("qwen3"), limits).generate([prompt], each)[0] for each in params]
-    engine = Engine(models("qwen3"), limits)
+    alone = [Engine(models("qwen3"), limits, backend).generate([prompt], each)[0] for each in params]
+    engine = Engine(models("qwen3"), limits, backend)
     output: dict[str, list[int]] = {str(number): [] for number in range(4)}
     engine.core.add(SequenceSpec("0", tuple(prompt), params[0]))
     while engine.core.sequences or not output["3"]:
@@ -128,25 +135,32 @@ def test_forks_of_a_running_sequence_give_what_they_give_alone(models: Models) -
     assert len(engine.plans[2].copies) == 3
 
 
-@pytest.mark.parametrize("variant", CROWDED_VARIANTS)
-def test_thirty_two_sequences_at_once_give_the_same_tokens(variant: str, models: Models, reference: Reference) -> None:
+@pytest.mark.parametrize(("backend", "variant"), on_both(CROWDED_VARIANTS))
+def test_thirty_two_sequences_at_once_give_the_same_tokens(
+    backend: str, variant: str, models: Models, reference: Reference
+) -> None:
     """Plain first; then everything at once: chunks, prefix hits and a pool so small that sequences are preempted."""
     prompts = [make_prompt(1 + 7 * i % 60, seed=i) for i in range(16)] * 2
     expected = [reference(variant, prompt) for prompt in prompts]
-    plain = Engine(models(variant), CoreLimits(32, 128, enable_prefix_caching=False))
+    plain = Engine(models(variant), CoreLimits(32, 128, enable_prefix_caching=False), backend)
     assert plain.generate(prompts) == expected
     assert max(len(plan.scheduled) for plan in plain.plans) == 32
-    crowded = Engine(models(variant), CoreLimits(32, 48), num_gpu_blocks_override=60)
+    crowded = Engine(models(variant), CoreLimits(32, 48), backend, num_gpu_blocks_override=60)
     assert crowded.generate(prompts) == expected
     assert crowded.core.counters().preemptions > 0
 
 
-def test_seeded_sequences_give_the_same_tokens_alone_in_a_batch_and_under_preemption(models: Models) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_seeded_sequences_give_the_same_tokens_alone_in_a_batch_and_under_preemption(
+    backend: str, models: Models
+) -> None:
     prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
     params = SamplingParams(max_tokens=NUM_TOKENS, seed=7, top_p=0.9, top_k=40, ignore_eos=True)
-    alone = [Engine(models("qwen3"), CoreLimits(1, 512)).generate([prompt], params)[0] for prompt in prompts]
+    alone = [Engine(models("qwen3"), CoreLimits(1, 512), backend).generate([prompt], params)[0] for prompt in prompts]
     assert len({tuple(tokens) for tokens in alone}) == len(alone)
-    together = Engine(models("qwen3"), CoreLimits(8, 40, enable_prefix_caching=False), num_gpu_blocks_override=11)
+    together = Engine(
+        models("qwen3"), CoreLimits(8, 40, enable_prefix_caching=False), backend, num_gpu_blocks_override=11
+    )
     assert together.generate(prompts, params) == alone
 
 
@@ -158,9 +172,9 @@ def test_a_sharded_checkpoint_gives_the_same_tokens(tmp_path: Path) -> None:
     assert Engine(sharded, limits).generate([prompt]) == Engine(single, limits).generate([prompt])
 
 
-@pytest.mark.parametrize("variant", ROUNDED_VARIANTS)
+@pytest.mark.parametrize(("backend", "variant"), on_both(ROUNDED_VARIANTS))
 def test_bfloat16_log_probabilities_are_near_those_of_float32_weights(
-    variant: str, models: Models, tmp_path: Path
+    backend: str, variant: str, models: Models, tmp_path: Path
 ) -> None:
     """Rounding to 8 bits at every step of two layers: a few hundredths of a nat."""
     from transformers import AutoModelForCausalLM
@@ -171,7 +185,7 @@ def test_bfloat16_log_probabilities_are_near_those_of_float32_weights(
     prompt = make_prompt(60)
     with torch.inference_mode():
         expected = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
-    engine = Engine(directory, CoreLimits(1, 25, enable_prefix_caching=False))
+    engine = Engine(directory, CoreLimits(1, 25, enable_prefix_caching=False), backend)
     engine.core.add(SequenceSpec("a", tuple(prompt), SamplingParams(max_tokens=1, temperature=0.0, logprobs=20)))
     while "a" in engine.core:
         plan = engine.core.schedule()

@@ -1,31 +1,31 @@
-"""Compiles the C++ in `source/` for a processor, once, and finds what has been compiled.
+"""Compiles the C++ in `source/` for a processor.
 
-A library is named by its variant and a hash of sources and flags: whatever changes makes another one. Libraries that an
-image or an installation has made beforehand lie beside the sources, others in the user's cache. Where there is no
-compiler, there is no library, and the caller goes on without. Called by the CPU worker and, ahead of it, by `__main__`.
+A library is named by its variant and a hash of sources and flags: whatever changes makes another one. Where and when
+one is made is the business of `library`, and ahead of time of `__main__`, which call this.
 """
 
+import fcntl
 import hashlib
-import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
+from shared.limits import COMPILED_LIBRARIES_MAX
 
 SOURCE = Path(__file__).parent / "source"
-BESIDE = Path(__file__).parent / "compiled"
-"""Libraries that were made beforehand."""
 COMPILERS = ("g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra")
 QUIET = ("-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
 """The compiler's own headers of vector instructions are not free of these."""
 COMPILE_TIMEOUT_S = 300.0
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,9 @@ class CompileError(RuntimeError):
 def usable_variants(machine: str | None = None, cpuinfo: str | None = None) -> list[Variant]:
     """The variants that this processor runs, the best first."""
     machine = platform.machine() if machine is None else machine
-    has = processor_flags(Path("/proc/cpuinfo").read_text() if cpuinfo is None else cpuinfo)
+    if cpuinfo is None:
+        cpuinfo = _CPUINFO.read_text() if _CPUINFO.is_file() else ""
+    has = processor_flags(cpuinfo)
     return [variant for variant in VARIANTS if variant.machine == machine and variant.needs <= has]
 
 
@@ -80,38 +82,61 @@ def processor_flags(cpuinfo: str) -> frozenset[str]:
     return frozenset()
 
 
-def find_library(variant: Variant, cache: Path) -> Path | None:
-    """The compiled library of a variant, where there is one."""
-    for directory in (BESIDE, cache):
-        path = directory / library_name(variant)
-        if path.is_file() and (directory == BESIDE or _is_ours(path)):
-            return path
-    return None
-
-
 def make_library(variant: Variant, directory: Path) -> Path:
-    """Compiles a variant into a directory. Raises `CompileError`."""
-    compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    """Compiles a variant into a directory, unless it is there. Raises `CompileError`."""
+    path = directory / library_name(variant)
+    if path.is_file():
+        return path
+    compiler = find_compiler()
     if compiler is None:
         raise CompileError("there is no C++ compiler (Debian has one in the package g++)")
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = directory / library_name(variant)
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".compiling-") as scratch:
-        compile_objects(compiler, (*FLAGS, *QUIET, *variant.flags), Path(scratch), Path(scratch) / path.name)
-        (Path(scratch) / path.name).replace(path)
+    try:
+        make_directory(directory)
+        with _alone_in(directory):
+            # Somebody else may have made it meanwhile.
+            if not path.is_file():
+                _compile(compiler, variant, path)
+                remove_old(directory)
+    except OSError as error:
+        raise CompileError(f"{directory} cannot be written: {error}") from error
     return path
 
 
-def compile_objects(compiler: str, flags: tuple[str, ...], scratch: Path, library: Path) -> None:
-    """Compiles every source, several at a time, and links them. Raises `CompileError`."""
-    sources = sorted(SOURCE.glob("*.cpp"))
-    objects = [scratch / f"{source.stem}.o" for source in sources]
+def find_compiler() -> str | None:
+    """The path of a C++ compiler."""
+    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
+
+
+def make_directory(directory: Path) -> None:
+    """Makes what is missing of a path such that nobody else can write there."""
+    for path in reversed((directory, *directory.parents)):
+        if not path.is_dir():
+            path.mkdir(mode=0o700, exist_ok=True)
+
+
+def compile_objects(compiler: str, flags: Iterable[str], sources: Iterable[Path], scratch: Path) -> list[str]:
+    """Compiles the sources, several at a time, and gives the objects' paths. Raises `CompileError`."""
+    pairs = [(str(source), str(scratch / f"{source.stem}.o")) for source in sources]
     with ThreadPoolExecutor(max_workers=max(1, len(os.sched_getaffinity(0)))) as pool:
-        commands = [
-            [compiler, *flags, "-c", str(source), "-o", str(to)] for source, to in zip(sources, objects, strict=True)
-        ]
-        list(pool.map(_run, commands))
-    _run([compiler, *flags, "-shared", *map(str, objects), "-o", str(library)])
+        list(pool.map(run, ([compiler, *flags, "-c", source, "-o", to] for source, to in pairs)))
+    return [to for _, to in pairs]
+
+
+def run(command: list[str]) -> None:
+    """Runs a compiler. Raises `CompileError` with what it said."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMPILE_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompileError(f"{command[0]} could not run: {error}") from error
+    if done.returncode:
+        raise CompileError(f"{command[0]} failed: {done.stderr.strip()[-2000:]}")
+
+
+def remove_old(directory: Path) -> None:
+    """Leaves the newest libraries; one that is in use stays so without its file."""
+    made = sorted(directory.glob("*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in made[COMPILED_LIBRARIES_MAX:]:
+        path.unlink(missing_ok=True)
 
 
 def library_name(variant: Variant) -> str:
@@ -122,20 +147,23 @@ def library_name(variant: Variant) -> str:
     return f"{variant.name}-{digest.hexdigest()[:16]}.so"
 
 
-def cache_directory(asked: str) -> Path:
-    """Where libraries are kept: as asked, or the user's cache."""
-    return Path(asked).expanduser() if asked else Path("~/.cache/antiphon/cpu").expanduser()
+def _compile(compiler: str, variant: Variant, path: Path) -> None:
+    """The library appears whole or not at all."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-", ignore_cleanup_errors=True) as scratch:
+        flags, made = (*FLAGS, *QUIET, *variant.flags), Path(scratch) / path.name
+        objects = compile_objects(compiler, flags, sorted(SOURCE.glob("*.cpp")), Path(scratch))
+        run([compiler, *flags, "-shared", *objects, "-o", str(made)])
+        made.chmod(0o755)
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
+        made.replace(path)
 
 
-def _is_ours(path: Path) -> bool:
-    """Code that another user could have put there is not loaded."""
-    return path.stat().st_uid in (os.getuid(), 0)
-
-
-def _run(command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompileError(f"{command[0]} could not run: {error}") from error
-    if done.returncode:
-        raise CompileError(f"{command[0]} failed: {done.stderr.strip()[-2000:]}")
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """One process at a time makes libraries in a directory; what one left that was killed is removed."""
+    with (directory / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in directory.glob(".compiling-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield

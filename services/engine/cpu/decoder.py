@@ -4,6 +4,7 @@ Peak memory stays near the model's own: each parameter is read, packed by the li
 worker at start-up.
 """
 
+import ctypes
 import math
 from pathlib import Path
 from typing import get_args
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.engine.cpu.native import Library, Spec
+from services.engine.cpu.quantize import Quantize, QuantizedWeight
 from services.engine.kernels.alibi import alibi_slopes
 from services.engine.models.description import (
     ActivationKind,
@@ -45,8 +47,10 @@ class NativeDecoder:
         dtype: torch.dtype,
         block_size: int,
         threads: int,
+        quantize: Quantize | None = None,
     ) -> None:
         """Loads the checkpoint. Raises `ServiceError` where it does not fit its config."""
+        self._quantize = quantize
         self.description = description
         self.model = library.new(make_spec(description, dtype, block_size, threads))
         self._kept: list[Tensor] = []
@@ -78,6 +82,7 @@ class NativeDecoder:
         self._matrix(-1, "head", 0, F.normalize(head) if d.normalised_head else head, source.bias("head"))
         for layer in range(d.num_layers):
             self._load_layer(source, layer)
+        _release_freed_memory()
 
     def _load_layer(self, source: "_Source", layer: int) -> None:
         d, prefix = self.description, f"layers.{layer}"
@@ -121,8 +126,12 @@ class NativeDecoder:
         self.model.set_rope(layer, frequencies.data_ptr(), len(frequencies), rope.interleaved, rope.attention_factor)
 
     def _matrix(self, layer: int, name: str, expert: int, weight: Tensor, bias: Tensor | None) -> None:
-        weight = weight.contiguous()
         address = 0 if bias is None else bias.data_ptr()
+        chosen = self._quantize(name, weight) if self._quantize else weight
+        if isinstance(chosen, QuantizedWeight):
+            self.model.set_quantized(layer, name, expert, chosen.native(), chosen.shape, address)
+            return
+        weight = chosen.contiguous()
         self.model.set_matrix(layer, name, expert, weight.data_ptr(), (weight.shape[0], weight.shape[1]), address)
 
     def _vector(self, layer: int, name: str, values: Tensor) -> None:
@@ -133,6 +142,13 @@ class NativeDecoder:
         assert table.is_contiguous()
         self._kept.append(table)
         self.model.set_table(layer, name, table.data_ptr())
+
+
+def _release_freed_memory() -> None:
+    """What the allocator kept of parameters that have been packed goes back to the system, where the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class _Source:

@@ -61,12 +61,24 @@ class Step(ctypes.Structure):
     _fields_ = [(name, c_int64) for name in _STEP_INTEGERS] + [(name, c_void_p) for name in _STEP_POINTERS]
 
 
+class Quantized(ctypes.Structure):
+    """`antiphon_Quantized`."""
+
+    _fields_ = [(name, c_int64) for name in ("kind", "group", "two_a_byte", "has_sign")] + [
+        (name, c_void_p) for name in ("weight", "scales", "zeros", "levels")
+    ]
+
+
 _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "antiphon_error": (c_char_p, ()),
     "antiphon_usable": (c_int, ()),
     "antiphon_new": (c_void_p, (POINTER(Spec),)),
     "antiphon_free": (None, (c_void_p,)),
     "antiphon_set_matrix": (c_int, (c_void_p, c_int64, c_char_p, c_int64, c_void_p, c_int64, c_int64, c_void_p)),
+    "antiphon_set_quantized": (
+        c_int,
+        (c_void_p, c_int64, c_char_p, c_int64, POINTER(Quantized), c_int64, c_int64, c_void_p),
+    ),
     "antiphon_set_vector": (c_int, (c_void_p, c_int64, c_char_p, c_void_p, c_int64)),
     "antiphon_set_table": (c_int, (c_void_p, c_int64, c_char_p, c_void_p)),
     "antiphon_set_window": (c_int, (c_void_p, c_int64, c_int64)),
@@ -74,6 +86,10 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "antiphon_block_bytes": (c_int64, (c_void_p,)),
     "antiphon_weight_bytes": (c_int64, (c_void_p,)),
     "antiphon_step": (c_int, (c_void_p, POINTER(Step))),
+    "antiphon_multiply": (
+        c_int,
+        (c_void_p, c_int64, c_char_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64),
+    ),
 }
 
 
@@ -87,7 +103,10 @@ class Library:
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
         for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(self._library, name)
+            try:
+                function = getattr(self._library, name)
+            except AttributeError as error:
+                raise OSError(f"{path} lacks {name}") from error
             function.restype, function.argtypes = result, arguments
 
     def usable(self) -> bool:
@@ -125,6 +144,14 @@ class NativeModel:
         """Packs and copies a weight [out, in] with its float32 bias."""
         self._library.check("set_matrix", self._handle, layer, name.encode(), expert, address, *shape, bias)
 
+    def set_quantized(
+        self, layer: int, name: str, expert: int, weight: Quantized, shape: tuple[int, int], bias: int
+    ) -> None:
+        """Packs and copies a weight [out, in] of 8 or 4 bits with its float32 bias."""
+        self._library.check(
+            "set_quantized", self._handle, layer, name.encode(), expert, ctypes.byref(weight), *shape, bias
+        )
+
     def set_vector(self, layer: int, name: str, address: int, count: int) -> None:
         """Copies float32 values."""
         self._library.check("set_vector", self._handle, layer, name.encode(), address, count)
@@ -152,6 +179,10 @@ class NativeModel:
     def step(self, step: Step) -> None:
         """Computes a step; other Python threads run meanwhile."""
         self._library.check("step", self._handle, ctypes.byref(step))
+
+    def multiply(self, layer: int, name: str, expert: int, x: tuple[int, int], rows: int, y: tuple[int, int]) -> None:
+        """A matrix' product with rows, x and y being (address, stride in elements); see `antiphon_multiply`."""
+        self._library.check("multiply", self._handle, layer, name.encode(), expert, *x, rows, *y)
 
     def free(self) -> None:
         """Ends its threads and frees its memory."""

@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from services.engine.core.plan import EngineFacts, SampledLogprobs, StepPlan, StepResult
-from services.engine.cpu.compile import CompileError, cache_directory, find_library, make_library, usable_variants
+from services.engine.cpu.compile import CompileError
 from services.engine.cpu.decoder import HEAD_DIM_MAX, WIDTH_MULTIPLE, NativeDecoder
+from services.engine.cpu.library import load_library
 from services.engine.cpu.native import Library, Step
 from services.engine.models.config_fields import weight_dtype
 from services.engine.models.description import DecoderDescription
@@ -42,7 +43,7 @@ def load_cpu_worker(settings: EngineSettings, model_dir: Path) -> "CpuWorker | N
     reason = cannot_serve(settings, model_dir)
     if reason is None:
         try:
-            return CpuWorker(settings, model_dir, load_library(settings))
+            return CpuWorker(settings, model_dir, load_library(settings.compile_cache))
         except (CompileError, OSError) as error:
             reason = str(error)
     logger.warning("the fast CPU backend is not used: %s. PyTorch's operations compute instead", reason)
@@ -61,21 +62,6 @@ def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
     if find_family(config).describe(config).head_dim > HEAD_DIM_MAX:
         return f"the model's heads have more than {HEAD_DIM_MAX} dimensions"
     return None
-
-
-def load_library(settings: EngineSettings) -> Library:
-    """The library for this processor, compiled if need be. Raises `CompileError` or OSError."""
-    cache = cache_directory(settings.compile_cache)
-    for variant in usable_variants():
-        path = find_library(variant, cache)
-        if path is None:
-            logger.info("compiling the CPU backend for %s, once", variant.name)
-            path = make_library(variant, cache)
-        library = Library(path)
-        if library.usable():
-            logger.info("the CPU backend computes with %s", variant.name)
-            return library
-    raise CompileError("this processor is not supported")
 
 
 class CpuWorker:

@@ -9,22 +9,19 @@ What a model does is chosen once, from its description and the kinds of its weig
 looked at in between. No state: weights are given, caches are in the step. Called by the worker.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.kernels.paged_attention import AttentionBatch, Scores, paged_attention, write_kv
-from services.engine.kernels.rms_norm import rms_norm
-from services.engine.kernels.rotary import Rotation, make_rotation, rotate
-from services.engine.models.description import DecoderDescription, RopeParameters
+from services.engine.models.attention import Attention, StepInputs
+from services.engine.models.description import DecoderDescription
 from services.engine.models.linear import Linear
 from services.engine.models.mlp import Mlp
 from services.engine.models.norm import Norm
-from services.engine.models.rope import inverse_frequencies
+from services.engine.models.operations import TORCH_OPERATIONS, Operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +50,8 @@ class DecoderWeights:
     positions: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """What a step knows besides its tokens.
-
-    `slot_mapping` [num_tokens] int64: where each token's key and value go. `attention`: who sees what, for each
-    distinct sliding window of the model's layers. `key_caches`, `value_caches`: one a layer, see `paged_attention`.
-    """
-
-    slot_mapping: Tensor
-    attention: Mapping[int | None, AttentionBatch]
-    key_caches: tuple[Tensor, ...]
-    value_caches: tuple[Tensor, ...]
-
-
 class LanguageModel(Protocol):
-    """A model as the worker runs it. Both calls write the step's keys and values; ids, positions [num_tokens] int64."""
+    """A model as the worker runs it. Both calls write the step's keys and values; ids, positions [num_tokens]."""
 
     def forward(self, ids: Tensor, positions: Tensor, step: StepInputs) -> object:
         """A step in which nothing samples."""
@@ -79,36 +62,31 @@ class LanguageModel(Protocol):
         ...
 
 
-Rotations = Mapping[RopeParameters, Rotation]
-
-
 class Decoder:
-    """A model's forward pass."""
+    """A model's forward pass. `operations` are those that made the weights' parts."""
 
-    def __init__(self, description: DecoderDescription, weights: DecoderWeights) -> None:
+    def __init__(
+        self, description: DecoderDescription, weights: DecoderWeights, operations: Operations = TORCH_OPERATIONS
+    ) -> None:
         self.description = description
         self._weights = weights
         embedding = weights.embedding
-        self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
-        self._frequencies = {
-            rope: inverse_frequencies(rope).to(embedding.device) for rope in set(self._ropes) if rope is not None
-        }
+        self._attention = operations.attention(description, tuple(x.qk_norm for x in weights.layers), embedding)
         # The scale is rounded to the weights' type, as the checkpoints were trained.
         scaled = description.embedding_scale != 1.0
         self._embedding_scale = embedding.new_tensor(description.embedding_scale) if scaled else None
-        self._scores = Scores(description.query_scale, description.attention_softcap)
-        blocks = {"sequential": self._sequential, "parallel": self._parallel, "normed": self._normed}
-        self._block = blocks[description.residual]
+        blocks = {"sequential": _Sequential, "parallel": _Parallel, "normed": _Normed}
+        block = blocks[description.residual]
+        self._blocks = tuple(
+            block(index, layer, self._attention, operations) for index, layer in enumerate(weights.layers)
+        )
 
     def forward(self, ids: Tensor, positions: Tensor, step: StepInputs) -> Tensor:
-        """Ids and positions [num_tokens] int64 → hidden [num_tokens, hidden]; writes the step's keys and values."""
+        """Ids and positions [num_tokens] → hidden [num_tokens, hidden]; writes the step's keys and values."""
         hidden = self._embed(ids, positions)
-        rotations = {
-            rope: make_rotation(positions, frequencies, rope.attention_factor, hidden.dtype, rope.interleaved)
-            for rope, frequencies in self._frequencies.items()
-        }
-        for index, layer in enumerate(self._weights.layers):
-            hidden = self._block(index, layer, hidden, rotations, step)
+        prepared = self._attention.prepare(positions)
+        for block in self._blocks:
+            hidden = block(hidden, prepared, step)
         return self._weights.final_norm(hidden)
 
     def step_logits(self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor | None) -> Tensor:
@@ -130,46 +108,49 @@ class Decoder:
             hidden = hidden + F.embedding(positions + self.description.learned_position_offset, self._weights.positions)
         return hidden
 
-    def _sequential(
-        self, index: int, layer: LayerWeights, hidden: Tensor, rotations: Rotations, step: StepInputs
-    ) -> Tensor:
-        assert layer.mlp_norm is not None
-        attended = self._attention(index, layer, layer.input_norm(hidden), rotations, step)
-        hidden = layer.o.add_to(hidden, attended)
-        return layer.mlp.add_to(hidden, layer.mlp_norm(hidden))
 
-    def _parallel(
-        self, index: int, layer: LayerWeights, hidden: Tensor, rotations: Rotations, step: StepInputs
-    ) -> Tensor:
+class _Sequential:
+    """A layer whose MLP reads what attention has added to."""
+
+    def __init__(self, index: int, layer: LayerWeights, attention: Attention, operations: Operations) -> None:
+        assert layer.mlp_norm is not None
+        self._index, self._layer, self._attention = index, layer, attention
+        self._qkv = operations.normed_linear(layer.input_norm, layer.qkv)
+        self._mlp = operations.normed_mlp(layer.mlp_norm, layer.mlp)
+
+    def __call__(self, hidden: Tensor, prepared: Any, step: StepInputs) -> Tensor:
+        attended = self._attention.attend(self._index, self._qkv(hidden), prepared, step)
+        hidden = self._layer.o.add_to(hidden, attended)
+        return self._mlp.add_to(hidden, hidden)
+
+
+class _Parallel:
+    """A layer whose attention and MLP read the same, through one norm or two."""
+
+    def __init__(self, index: int, layer: LayerWeights, attention: Attention, operations: Operations) -> None:
+        self._index, self._layer, self._attention = index, layer, attention
+
+    def __call__(self, hidden: Tensor, prepared: Any, step: StepInputs) -> Tensor:
+        layer = self._layer
         normed = layer.input_norm(hidden)
-        attended = self._attention(index, layer, normed, rotations, step)
+        attended = self._attention.attend(self._index, layer.qkv(normed), prepared, step)
         inner = normed if layer.mlp_norm is None else layer.mlp_norm(hidden)
         return layer.mlp.add_to(layer.o.add_to(hidden, attended), inner)
 
-    def _normed(
-        self, index: int, layer: LayerWeights, hidden: Tensor, rotations: Rotations, step: StepInputs
-    ) -> Tensor:
+
+class _Normed:
+    """A layer with norms after each part too."""
+
+    def __init__(self, index: int, layer: LayerWeights, attention: Attention, operations: Operations) -> None:
         assert layer.mlp_norm is not None
         assert layer.after_attention_norm is not None
         assert layer.after_mlp_norm is not None
-        attended = self._attention(index, layer, layer.input_norm(hidden), rotations, step)
-        hidden = hidden + layer.after_attention_norm(layer.o(attended))
-        return hidden + layer.after_mlp_norm(layer.mlp(layer.mlp_norm(hidden)))
+        self._index, self._layer, self._attention = index, layer, attention
+        self._qkv = operations.normed_linear(layer.input_norm, layer.qkv)
+        self._mlp_norm = layer.mlp_norm
+        self._after_attention, self._after_mlp = layer.after_attention_norm, layer.after_mlp_norm
 
-    def _attention(
-        self, index: int, layer: LayerWeights, normed: Tensor, rotations: Rotations, step: StepInputs
-    ) -> Tensor:
-        """Normed [num_tokens, hidden] → attended values [num_tokens, heads * head_dim]."""
-        d = self.description
-        heads = layer.qkv(normed).view(-1, d.num_heads + 2 * d.num_kv_heads, d.head_dim)
-        queries_keys, values = heads.split((d.num_heads + d.num_kv_heads, d.num_kv_heads), dim=1)
-        if layer.qk_norm is not None:
-            queries_keys = rms_norm(queries_keys, None, d.norm_eps) * layer.qk_norm
-        rope = self._ropes[index]
-        if rope is not None:
-            queries_keys = rotate(queries_keys, rotations[rope])
-        queries, keys = queries_keys.split((d.num_heads, d.num_kv_heads), dim=1)
-        caches = step.key_caches[index], step.value_caches[index]
-        write_kv(keys, values, *caches, step.slot_mapping)
-        batch = step.attention[d.sliding_windows[index]]
-        return paged_attention(queries, keys, values, *caches, batch, self._scores).view(-1, d.q_size)
+    def __call__(self, hidden: Tensor, prepared: Any, step: StepInputs) -> Tensor:
+        attended = self._attention.attend(self._index, self._qkv(hidden), prepared, step)
+        hidden = self._after_attention.add_to(hidden, self._layer.o(attended))
+        return self._after_mlp.add_to(hidden, self._layer.mlp(self._mlp_norm(hidden)))

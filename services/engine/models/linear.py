@@ -26,7 +26,7 @@ class Linear(Protocol):
         ...
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """X [n, in] → residual [n, out] + x Wᵀ + b, as a new tensor."""
+        """X [n, in] → residual [n, out] + x Wᵀ + b. The residual may be overwritten: it is not used again."""
         ...
 
 

@@ -26,7 +26,7 @@ class Mlp(Protocol):
         ...
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """X [n, hidden] → residual [n, hidden] + mlp(x), as a new tensor."""
+        """X [n, hidden] → residual [n, hidden] + mlp(x). The residual may be overwritten, once x has been read."""
         ...
 
 

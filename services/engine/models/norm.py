@@ -23,6 +23,10 @@ class Norm(Protocol):
         """X [..., n] → the same shape and type."""
         ...
 
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """X [..., n] → residual + norm(x)."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
@@ -34,6 +38,10 @@ class RmsNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """See `Norm`."""
         return rms_norm(x, self.weight, self.eps)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Norm`."""
+        return residual + self(x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,10 @@ class RmsPlusOneNorm:
         """See `Norm`."""
         return rms_norm(x.to(torch.float32), self.factor, self.eps).to(x.dtype)
 
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Norm`."""
+        return residual + self(x)
+
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
@@ -59,6 +71,10 @@ class LayerNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """See `Norm`."""
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Norm`."""
+        return residual + self(x)
 
 
 def make_norm(kind: NormKind, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:

@@ -1,6 +1,6 @@
 """The worker seam: all that the step loop knows of a backend. `torch_worker` implements it; others sit beside it."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 
@@ -18,4 +18,17 @@ class ModelWorker(Protocol):
 
     def close(self) -> None:
         """Frees the device's memory."""
+        ...
+
+
+@runtime_checkable
+class PipelinedWorker(ModelWorker, Protocol):
+    """A worker that takes the next plan while the device is busy with the last one."""
+
+    def launch(self, plan: StepPlan) -> None:
+        """Starts a plan behind those that were started before; at most two are under way."""
+        ...
+
+    def collect(self) -> StepResult:
+        """Waits for the oldest plan under way."""
         ...

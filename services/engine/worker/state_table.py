@@ -34,7 +34,7 @@ class StateTable:
         self.block_tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
-        self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self._columns = _ParamColumns(max_num_seqs, vocab_size)
         self._stop_token_ids: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)] * max_num_seqs
         self._eos_token_ids = eos_token_ids
@@ -64,7 +64,26 @@ class StateTable:
         penalised = self._columns.penalised[rows]
         self._penalties.count(rows[penalised], token_ids[penalised])
 
-    def sampling(self, rows: Rows, offsets: NDArray[np.int64]) -> SamplingBatch:
+    def reserve(self, rows: Rows) -> NDArray[np.int64]:
+        """A place for one token of each of the rows, which are distinct: it is on the device until `fill`."""
+        places = self.num_tokens[rows]
+        self.num_tokens[rows] += places < self.token_ids.shape[1]
+        return places
+
+    def fill(self, rows: Rows, places: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
+        """The tokens of reserved places. Penalties are the device's business then."""
+        inside = places < self.token_ids.shape[1]
+        self.token_ids[rows[inside], places[inside]] = token_ids[inside]
+
+    def has_penalties(self, rows: Rows) -> NDArray[np.bool_]:
+        """Which of the rows have penalties."""
+        return self._columns.penalised[rows]
+
+    def penalty_rows(self, rows: Rows) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Counts of output tokens and membership of the prompt [len(rows), vocab] when the rows joined."""
+        return self._penalties.rows(rows)
+
+    def sampling(self, rows: Rows, offsets: NDArray[np.int64], with_counts: bool = True) -> SamplingBatch:
         """What the sampler needs to know of these rows, in their order, each behind `offsets` guesses."""
         columns = self._columns
         output_positions = self.num_tokens[rows] - self._num_prompt_tokens[rows] + offsets
@@ -82,7 +101,7 @@ class StateTable:
             repetition=columns.repetition[rows[penalised]],
             frequency=columns.frequency[rows[penalised]],
             presence=columns.presence[rows[penalised]],
-            penalty_counts=self._penalty_counts(rows[penalised], offsets[penalised]),
+            penalty_counts=self._penalty_counts(*(x[penalised if with_counts else []] for x in (rows, offsets))),
             barred={int(place): self._stop_token_ids[rows[place]] for place in barred},
         )
 
@@ -99,7 +118,7 @@ class StateTable:
         self.token_ids[row, :length] = sequence.token_ids
         self.num_tokens[row] = length
         self._num_prompt_tokens[row] = sequence.num_prompt_tokens
-        self._num_blocks[row] = 0
+        self.num_blocks[row] = 0
         self._add_blocks(row, sequence.block_ids)
         self._columns.set(row, sequence.params)
         self._stop_token_ids[row] = self._stops(sequence.params)
@@ -108,9 +127,9 @@ class StateTable:
             self._penalties.reset(row, tokens[: sequence.num_prompt_tokens], tokens[sequence.num_prompt_tokens :])
 
     def _add_blocks(self, row: int, block_ids: Sequence[int]) -> None:
-        first = int(self._num_blocks[row])
+        first = int(self.num_blocks[row])
         self.block_tables[row, first : first + len(block_ids)] = block_ids
-        self._num_blocks[row] = first + len(block_ids)
+        self.num_blocks[row] = first + len(block_ids)
 
     def _stops(self, params: SamplingParams) -> NDArray[np.int64]:
         """Tokens that end the sequence: what `min_tokens` holds back."""

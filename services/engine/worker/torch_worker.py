@@ -19,8 +19,9 @@ from torch import Tensor
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.kernels.alibi import alibi_slopes
 from services.engine.kernels.paged_attention import AttentionShape, plan_attention
+from services.engine.models.attention import StepInputs
 from services.engine.models.config_fields import weight_dtype
-from services.engine.models.decoder import Decoder, LanguageModel, StepInputs
+from services.engine.models.decoder import Decoder, LanguageModel
 from services.engine.models.description import DecoderDescription, DtypeName
 from services.engine.models.registry import find_family, has_family
 from services.engine.worker.acceptance import accept

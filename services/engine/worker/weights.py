@@ -14,9 +14,10 @@ from torch import Tensor
 from services.engine.models.decoder import DecoderWeights, LayerWeights
 from services.engine.models.description import DecoderDescription, Experts
 from services.engine.models.layout import Parameter, ignored_names
-from services.engine.models.linear import DenseLinear, Linear, can_pack, make_linear
-from services.engine.models.mlp import ExpertMlp, GatedMlp, Mlp, PlainMlp, SharedExpert
-from services.engine.models.norm import Norm, make_norm
+from services.engine.models.linear import Linear, can_pack
+from services.engine.models.mlp import Mlp, SharedExpert
+from services.engine.models.norm import Norm
+from services.engine.models.operations import TORCH_OPERATIONS, Operations
 from services.engine.worker.checkpoint import Checkpoint
 
 
@@ -26,11 +27,12 @@ def load_weights(
     layout: tuple[Parameter, ...],
     dtype: torch.dtype,
     device: torch.device,
+    operations: Operations = TORCH_OPERATIONS,
 ) -> DecoderWeights:
-    """The decoder's weights on the device, in the forms that are fastest there."""
+    """The decoder's weights on the device, in the forms that the operations take."""
     with Checkpoint(model_dir) as checkpoint:
         checkpoint.check(layout, ignored_names(description))
-        loader = _Loader(checkpoint, description, layout, dtype, device)
+        loader = _Loader(checkpoint, description, layout, dtype, device, operations)
         embedding = loader.tensor("embedding")
         return DecoderWeights(
             embedding=embedding,
@@ -51,8 +53,9 @@ class _Loader:
         layout: tuple[Parameter, ...],
         dtype: torch.dtype,
         device: torch.device,
+        operations: Operations,
     ) -> None:
-        self._checkpoint, self._description = checkpoint, description
+        self._checkpoint, self._description, self.operations = checkpoint, description, operations
         self._parameters = {parameter.name: parameter for parameter in layout}
         self._dtype, self._device = dtype, device
 
@@ -69,11 +72,11 @@ class _Loader:
     def linear(self, name: str) -> Linear:
         packs = can_pack(self._dtype, self._device)
         weight = (self.tensor if packs else self.owned)(f"{name}.weight")
-        return make_linear(weight, self._bias(name))
+        return self.operations.linear(weight, self._bias(name))
 
     def norm(self, name: str) -> Norm:
         d = self._description
-        return make_norm(d.norm, self.owned(f"{name}.weight"), self._bias(name), d.norm_eps)
+        return self.operations.norm(d.norm, self.owned(f"{name}.weight"), self._bias(name), d.norm_eps)
 
     def optional_norm(self, name: str) -> Norm | None:
         return self.norm(name) if self.has(f"{name}.weight") else None
@@ -109,25 +112,27 @@ def _mlp(loader: _Loader, description: DecoderDescription, index: int) -> Mlp:
     name, activation = f"layers.{index}", description.activation
     if description.experts is not None and description.has_experts(index):
         return _expert_mlp(loader, description, description.experts, name)
-    make = GatedMlp if description.gated_mlp else PlainMlp
-    return make(loader.linear(f"{name}.up"), loader.linear(f"{name}.down"), activation)
+    up, down = loader.linear(f"{name}.up"), loader.linear(f"{name}.down")
+    return loader.operations.mlp(up, down, activation, description.gated_mlp)
 
 
 def _expert_mlp(loader: _Loader, description: DecoderDescription, experts: Experts, name: str) -> Mlp:
     activation, shared = description.activation, None
     if experts.shared_intermediate_size:
-        mlp = GatedMlp(loader.linear(f"{name}.shared.up"), loader.linear(f"{name}.shared.down"), activation)
+        inner = loader.linear(f"{name}.shared.up"), loader.linear(f"{name}.shared.down")
+        mlp = loader.operations.mlp(*inner, activation, gated=True)
         shared = SharedExpert(mlp, loader.linear(f"{name}.shared.gate"))
     up, down = (loader.owned(f"{name}.experts.{part}.weight") for part in ("up", "down"))
     count = experts.num_experts
     up, down = up.unflatten(0, (count, -1)), down.unflatten(0, (count, -1))
-    return ExpertMlp(experts, loader.linear(f"{name}.router"), up, down, activation, shared)
+    return loader.operations.expert_mlp(experts, loader.linear(f"{name}.router"), up, down, activation, shared)
 
 
 def _head(embedding: Tensor, loader: _Loader, description: DecoderDescription) -> Linear:
     """Packing a tied head needs a second copy of the matrix: only where the first one is the file's pages and free."""
     if description.tied_embeddings:
-        return make_linear(embedding) if loader.is_mapped("embedding") else DenseLinear(embedding)
+        make = loader.operations.linear if loader.is_mapped("embedding") else loader.operations.unpacked_linear
+        return make(embedding)
     if description.normalised_head:
-        return make_linear(F.normalize(loader.tensor("head.weight")))
+        return loader.operations.linear(F.normalize(loader.tensor("head.weight")))
     return loader.linear("head")

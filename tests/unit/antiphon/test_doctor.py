@@ -22,7 +22,19 @@ def test_a_machine_that_can_run_everything_passes(tmp_path: Path, capsys: pytest
     assert doctor.run(model, 0) == 0
     out = capsys.readouterr().out
     assert "Ready for `antiphon serve`." in out
-    for subject in ("Python", "torch", "CPU", "cores", "memory", "nats-server", "model", "port", "disk", "docker"):
+    for subject in (
+        "Python",
+        "torch",
+        "CPU",
+        "CPU backend",
+        "cores",
+        "memory",
+        "nats-server",
+        "model",
+        "port",
+        "disk",
+        "docker",
+    ):
         assert subject in out
 
 
@@ -122,3 +134,20 @@ def test_the_kernel_files_are_read_where_they_exist(tmp_path: Path) -> None:
     memory.write_text("MemTotal: 9 kB\nMemAvailable:  7 kB\n")
     assert doctor.available_memory(memory) == 7 * 1024
     assert doctor.available_memory(tmp_path / "none") > 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "words"),
+    [
+        ((0, "amx, compiled\n"), "ok", "compiled code (amx, compiled)"),
+        ((1, "avx2, but there is no C++ compiler\n"), "warn", "PyTorch's operations"),
+        ((-4, ""), "warn", "exit code -4"),
+    ],
+)
+def test_the_doctor_says_what_computes_on_a_cpu(
+    answer: tuple[int, str], state: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_command", lambda argv: answer)
+    check = doctor.cpu_backend()
+    assert (check.state, bool(check.advice)) == (state, state == "warn")
+    assert words in check.finding

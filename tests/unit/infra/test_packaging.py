@@ -61,10 +61,19 @@ def test_an_image_copies_its_service_alone_and_runs_it_as_no_root(service: str) 
 def test_what_the_images_copy_is_in_the_build_context() -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     for service in SERVICES:
-        for sources in re.findall(r"^COPY (.+) \S+$", dockerfile(service), re.MULTILINE):
+        for sources in re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile(service), re.MULTILINE):
             for source in sources.split():
                 assert (ROOT / source).exists()
                 assert any(source == a or source.startswith(f"{a}/") for a in allowed), source
+
+
+def test_the_engines_image_has_the_cpu_backend_for_every_processor_and_no_compiler() -> None:
+    build, _, runtime = dockerfile("engine").partition("\nFROM python:3.11-slim-bookworm\n")
+    assert "g++" in build
+    assert "RUN python -m services.engine.cpu --all\n" in build
+    assert "g++" not in runtime
+    assert "COPY --from=compiled /app/services/engine/cpu/compiled services/engine/cpu/compiled\n" in runtime
+    assert "services/engine/cpu/compiled" in (ROOT / ".dockerignore").read_text().splitlines()
 
 
 def test_the_compose_file_holds_no_password_and_bounds_every_service() -> None:

@@ -45,9 +45,8 @@ int antiphon_usable(void) {
 
 antiphon_Model* antiphon_new(const antiphon_Spec* spec) {
   Model* model = nullptr;
-  guarded([&] {
-    model = (spec->wide ? antiphon::make_float_model(*spec) : antiphon::make_bf16_model(*spec)).release();
-  });
+  guarded(
+      [&] { model = (spec->wide ? antiphon::make_float_model(*spec) : antiphon::make_bf16_model(*spec)).release(); });
   return reinterpret_cast<antiphon_Model*>(model);
 }
 
@@ -56,6 +55,11 @@ void antiphon_free(antiphon_Model* model) { delete &of(model); }
 int antiphon_set_matrix(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, const void* weight,
                         int64_t out, int64_t in, const float* bias) {
   return guarded([&] { of(model).set_matrix(layer, name, expert, weight, out, in, bias); });
+}
+
+int antiphon_set_quantized(antiphon_Model* model, int64_t layer, const char* name, int64_t expert,
+                           const antiphon_Quantized* weight, int64_t out, int64_t in, const float* bias) {
+  return guarded([&] { of(model).set_quantized(layer, name, expert, *weight, out, in, bias); });
 }
 
 int antiphon_set_vector(antiphon_Model* model, int64_t layer, const char* name, const float* values, int64_t count) {
@@ -70,8 +74,8 @@ int antiphon_set_window(antiphon_Model* model, int64_t layer, int64_t window) {
   return guarded([&] { of(model).set_window(layer, window); });
 }
 
-int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequencies, int64_t pairs, int64_t interleaved,
-                      float scale) {
+int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequencies, int64_t pairs,
+                      int64_t interleaved, float scale) {
   return guarded([&] { of(model).set_rope(layer, frequencies, pairs, interleaved != 0, scale); });
 }
 
@@ -81,6 +85,11 @@ int64_t antiphon_weight_bytes(const antiphon_Model* model) { return of(model).we
 
 int antiphon_step(antiphon_Model* model, const antiphon_Step* step) {
   return guarded([&] { of(model).step(*step); });
+}
+
+int antiphon_multiply(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, const void* x,
+                      int64_t x_stride, int64_t rows, float* y, int64_t y_stride) {
+  return guarded([&] { of(model).multiply(layer, name, expert, x, x_stride, rows, y, y_stride); });
 }
 
 }  // extern "C"

@@ -9,9 +9,9 @@ extern "C" {
 struct antiphon_Spec {
   int64_t vocab_size, hidden_size, num_layers, num_heads, num_kv_heads, head_dim, intermediate_size;
   int64_t block_size, threads;
-  int64_t norm;        // rms, rms_plus_one, layer
-  int64_t activation;  // silu, gelu, gelu_tanh, relu
-  int64_t residual;    // sequential, parallel, normed
+  int64_t norm;                                   // rms, rms_plus_one, layer
+  int64_t activation;                             // silu, gelu, gelu_tanh, relu
+  int64_t residual;                               // sequential, parallel, normed
   int64_t gated_mlp, shared_norm, qk_norm, wide;  // wide: float32 instead of bfloat16
   int64_t learned_position_offset;
   int64_t num_experts, experts_per_token, expert_size, shared_expert_size, normalise_experts;
@@ -33,6 +33,20 @@ struct antiphon_Step {
   float* log_total;                // [num_logits] log of the sum of exp(logit)
 };
 
+// A matrix [out][in] in 8 or 4 bits; see quantized.h for what it means. Nothing of it is needed afterwards.
+struct antiphon_Quantized {
+  int64_t kind;        // int8, int8_dynamic, int4
+  int64_t group;       // of int4: terms with one scale, a multiple of 32 or at least `in`
+  int64_t two_a_byte;  // of int4: the first of two terms in a byte's lower half, rows ending with a byte
+  int64_t has_sign;    // of int4: two's complement from -8 to 7, otherwise from 0 to 15
+  const void* weight;
+  const float* scales;  // [out], of int4 [out][groups]
+  const float*
+      zeros;  // of int4: null or [out][groups], on the scale from 0 to 15, or of the levels where there are some
+  const float*
+      levels;  // of int4: null or [16], rounded to bfloat16; without them, the numbers from 0 to 15 less the zero
+};
+
 typedef struct antiphon_Model antiphon_Model;
 
 // The message of the last call that failed on this thread.
@@ -47,17 +61,25 @@ void antiphon_free(antiphon_Model* model);
 // "router", "experts.up", …); layer -1 for those of no layer. 0 when it worked.
 int antiphon_set_matrix(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, const void* weight,
                         int64_t out, int64_t in, const float* bias);
+// The same from weights of 8 or 4 bits.
+int antiphon_set_quantized(antiphon_Model* model, int64_t layer, const char* name, int64_t expert,
+                           const antiphon_Quantized* weight, int64_t out, int64_t in, const float* bias);
 // Vectors of floats, copied.
 int antiphon_set_vector(antiphon_Model* model, int64_t layer, const char* name, const float* values, int64_t count);
 // Tables of the model's type that are read in place ("embedding", "positions"), and the caches of a layer.
 int antiphon_set_table(antiphon_Model* model, int64_t layer, const char* name, const void* table);
 int antiphon_set_window(antiphon_Model* model, int64_t layer, int64_t window);
-int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequencies, int64_t pairs, int64_t interleaved,
-                      float scale);
+int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequencies, int64_t pairs,
+                      int64_t interleaved, float scale);
 // Bytes of one layer's keys of one block; the values have as many.
 int64_t antiphon_block_bytes(const antiphon_Model* model);
 int64_t antiphon_weight_bytes(const antiphon_Model* model);
 
 int antiphon_step(antiphon_Model* model, const antiphon_Step* step);
+// One matrix' product with rows, without its bias, for tests and measurements: x [rows][x_stride] of the model's type,
+// zero from `in` on; y [rows][y_stride]. Strides count elements: x has `in` rounded up to 32, y `out` likewise; columns
+// of gated matrices are in turns of 16 gates and partners.
+int antiphon_multiply(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, const void* x,
+                      int64_t x_stride, int64_t rows, float* y, int64_t y_stride);
 
 }  // extern "C"

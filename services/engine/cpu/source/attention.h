@@ -26,8 +26,8 @@ struct AttentionInput {
   Cache<T> cache;
   ScoreRules rules;
   long heads, group;
-  const T* queries;    // [tokens][heads][width], scaled
-  Rows<T> attended;    // [tokens][heads * head_dim]
+  const T* queries;  // [tokens][heads][width], scaled
+  Rows<T> attended;  // [tokens][heads * head_dim]
 };
 
 // One sequence's share of a step: tokens [first, first + count) of it, at positions from `start`.
@@ -49,7 +49,7 @@ struct TileState {
   alignas(64) T shares[kTile * kShareStride];
   alignas(64) float highest[kTile], unit_highest[kTile], shrink[kTile];
   alignas(64) float total[kTile * kLanes];  // 16 parts of each row's
-  long oldest[kTile], newest[kTile];  // the keys that each row sees
+  long oldest[kTile], newest[kTile];        // the keys that each row sees
   float slope[kTile];
   Unit<T> unit;
 };
@@ -94,13 +94,13 @@ class Attention {
     prefetch(key + kUnit, last);
     Ahead nothing;
     for (long p = 0; p < kUnit / kPanel; p++)
-      Block<T>::template multiply<Stays::panel>(rows_, t_.queries, stride_, t_.unit.keys + p * kPanel * width, width, t_.scores[p],
-                         false, nothing);
+      Block<T>::template multiply<Stays::panel>(rows_, t_.queries, stride_, t_.unit.keys + p * kPanel * width, width,
+                                                t_.scores[p], false, nothing);
     for (long r = 0; r < rows_; r++) adjust(r, key);
     weigh();
     for (long p = 0; p < width / kPanel; p++)
-      Block<T>::template multiply<Stays::panel>(rows_, t_.shares, kShareStride, t_.unit.values + p * kUnit * kPanel, kUnit,
-                                t_.sums + p * kTile * kPanel, true, nothing);
+      Block<T>::template multiply<Stays::panel>(rows_, t_.shares, kShareStride, t_.unit.values + p * kUnit * kPanel,
+                                                kUnit, t_.sums + p * kTile * kPanel, true, nothing);
   }
 
   // The next unit's keys and values, block by block.
@@ -108,7 +108,8 @@ class Attention {
     const CacheShape& shape = in_.shape;
     const long step = std::min(kUnit, shape.block_size), bytes = step * shape.width * (long)sizeof(T);
     for (long key = first; key < first + kUnit && key <= last; key += step) {
-      const long offset = shape.offset(span_.blocks[key / shape.block_size], head_) + key % shape.block_size * shape.width;
+      const long offset =
+          shape.offset(span_.blocks[key / shape.block_size], head_) + key % shape.block_size * shape.width;
       for (long line = 0; line < bytes; line += 64) {
         __builtin_prefetch((const char*)(in_.cache.keys + offset) + line, 0, 2);
         __builtin_prefetch((const char*)(in_.cache.values + offset) + line, 0, 2);

@@ -61,7 +61,8 @@ class Decoder {
     sampled_ = sampled_buffer_.rows(std::max(step.num_logits, (int64_t)1), spec_.hidden_size);
     angles_ = angle_buffer_.rows(tokens_, std::max(angle_width(), 1L));
     if (experts_.count) Experts<T>::prepare(expert_buffers_, experts_, tokens_, spec_.hidden_size);
-    head_.reset(step.num_logits ? new Head<T>(weights.head.matrix, spec_.logits_softcap, step, head_buffers_) : nullptr);
+    head_.reset(step.num_logits ? new Head<T>(weights.head.matrix, spec_.logits_softcap, step, head_buffers_)
+                                : nullptr);
     keep_sums(step.num_logits);
     list_tiles(step);
   }
@@ -75,8 +76,10 @@ class Decoder {
   void keep_sums(long num_logits) {
     long most = kept_size(num_logits, weights.head.matrix);
     for (const Layer<T>& layer : weights.layers)
-      for (const Packed<T>* packed : {&layer.qkv, &layer.o, &layer.up, &layer.down, &layer.shared_up, &layer.shared_down})
+      for (const Packed<T>* packed :
+           {&layer.qkv, &layer.o, &layer.up, &layer.down, &layer.shared_up, &layer.shared_down})
         if (packed->matrix) most = std::max(most, kept_size(tokens_, packed->matrix));
+    for (const Layer<T>& layer : weights.layers) most = std::max(most, Experts<T>::kept_size(experts_, layer, tokens_));
     if (most * sizeof(float) > kept_.bytes()) kept_ = Memory(most * sizeof(float));
   }
 
@@ -152,7 +155,8 @@ class Decoder {
   void embed(long t, int64_t id, int64_t position) {
     const long width = spec_.hidden_size;
     const T* row = weights.embedding + id * width;
-    const T* place = weights.positions ? weights.positions + (position + spec_.learned_position_offset) * width : nullptr;
+    const T* place =
+        weights.positions ? weights.positions + (position + spec_.learned_position_offset) * width : nullptr;
     float* to = hidden_.row(t);
     for (long i = 0; i < width; i++)
       to[i] = to_float(row[i]) * spec_.embedding_scale + (place ? to_float(place[i]) : 0.0f);
@@ -165,9 +169,8 @@ class Decoder {
   }
 
   void norm(const Norm& norm, Rows<T> to) {
-    each_token([&](long t) {
-      apply_norm(norm, norm_kind(), spec_.norm_eps, hidden_.row(t), to.row(t), spec_.hidden_size);
-    });
+    each_token(
+        [&](long t) { apply_norm(norm, norm_kind(), spec_.norm_eps, hidden_.row(t), to.row(t), spec_.hidden_size); });
   }
 
   void add_normed(const Norm& norm) {
@@ -181,8 +184,9 @@ class Decoder {
   void attention(Layer<T>& layer, int thread, const Target& target) {
     linear(pool_, layer.qkv.matrix, normed_, tokens_, kept_.as<float>(), Target{qkv_, false});
     each_token([&](long t) { split_heads(layer, spans_[span_of_[t]], t); });
-    const AttentionInput<T> input{shape_,  layer.cache, {spec_.attention_softcap, slopes(), layer.window},
-                                  spec_.num_heads, group(), queries_, attended_};
+    const AttentionInput<T> input{shape_,          layer.cache, {spec_.attention_softcap, slopes(), layer.window},
+                                  spec_.num_heads, group(),     queries_,
+                                  attended_};
     const long count = (long)row_blocks_.size(), items = count * spec_.num_kv_heads;
     pool_.share(items, std::max(1L, items / (16 * pool_.threads())), [&](long first, long last) {
       for (long i = first; i < last; i++) {

@@ -65,6 +65,16 @@ class Experts {
     b.shared_gate.rows(tokens, 1);
   }
 
+  // Floats that `kept` must have room for.
+  static long kept_size(const ExpertShape& shape, const Layer<T>& layer, long tokens) {
+    long most = 0;
+    for (const Packed<T>* packed : {&layer.router, &layer.shared_gate})
+      if (packed->matrix) most = std::max(most, antiphon::kept_size(tokens, packed->matrix));
+    for (const auto* experts : {&layer.expert_up, &layer.expert_down})
+      if (!experts->empty()) most = std::max(most, prepared_size(tokens * shape.per_token, (*experts)[0].matrix));
+    return most;
+  }
+
   void run(const Layer<T>& layer, ExpertBuffers<T>& b, Rows<T> x, long tokens, long hidden, const Target& target) {
     const Rows<float> scores = b.scores.get();
     linear(pool_, layer.router.matrix, x, tokens, kept_, Target{scores, false});
@@ -98,10 +108,10 @@ class Experts {
     pool_.share(rows, 16, [&](long first, long last) {
       for (long r = first; r < last; r++) std::memcpy(gathered.row(r), x.row(b.token[r]), hidden * sizeof(T));
     });
-    each_panel(layer.expert_up, b, gathered, [&](long row, long panel, const float* sums, const Matrix<T>& w) {
+    each_panel(layer.expert_up, b, gathered, [&](long row, long panel, const float* sums, const Linear<T>& w) {
       put_gated(kind_, w.bias, inner.row(row), panel, sums);
     });
-    each_panel(layer.expert_down, b, inner, [&](long row, long panel, const float* sums, const Matrix<T>&) {
+    each_panel(layer.expert_down, b, inner, [&](long row, long panel, const float* sums, const Linear<T>&) {
       Target{outputs, false}.put(row, panel, load(sums), load(sums + kLanes));
     });
   }
@@ -109,11 +119,12 @@ class Experts {
   // All panels of all chosen experts, shared out together.
   template <class Finish>
   void each_panel(const std::vector<Packed<T>>& experts, const ExpertBuffers<T>& b, Rows<T> x, Finish&& finish) {
+    if (experts[0].matrix.quantized) return each_quantized_panel(experts, b, x, finish);
     const long panels = experts[0].matrix.panels;
     pool_.share((long)b.active.size() * panels, 1, [&](long first, long last) {
       for (long i = first; i < last; i++) {
         const long expert = b.active[i / panels], p = i % panels, start = b.start[expert];
-        const Matrix<T>& w = experts[expert].matrix;
+        const Linear<T>& w = experts[expert].matrix;
         const long end = b.start[expert + 1];
         if (end - start <= kBlockRows) {
           multiply_few(end - start, x.row(start), x.stride, w, p, p + 1,
@@ -121,10 +132,27 @@ class Experts {
           continue;
         }
         for (long rows = start; rows < end; rows += kPassRows)
-          multiply_panel<T>(std::min(kPassRows, end - rows), x.row(rows), x.stride, w.panel(p), w.terms,
-                            w.panel(p + 1), nullptr, false, true,
-                            [&](long row, const float* sums) { finish(rows + row, p, sums, w); });
+          multiply_panel<T>(std::min(kPassRows, end - rows), x.row(rows), x.stride, w.panel(p), w.terms, w.panel(p + 1),
+                            nullptr, false, true, [&](long row, const float* sums) { finish(rows + row, p, sums, w); });
       }
+    });
+  }
+
+  // As above; rows are prepared once for all experts, whose matrices are alike.
+  template <class Finish>
+  void each_quantized_panel(const std::vector<Packed<T>>& experts, const ExpertBuffers<T>& b, Rows<T> x,
+                            Finish&& finish) {
+    const long panels = experts[0].matrix.panels, rows = b.start.back();
+    with_kernel<T>(*experts[0].matrix.quantized, x, kept_, [&](auto kernel) {
+      kernel.prepare(pool_, rows);
+      pool_.share((long)b.active.size() * panels, 1, [&](long first, long last) {
+        for (long i = first; i < last; i++) {
+          const long expert = b.active[i / panels], p = i % panels;
+          const Linear<T>& w = experts[expert].matrix;
+          multiply_whole(kernel.of(*w.quantized), *w.quantized, b.start[expert], b.start[expert + 1], p,
+                         [&](long row, const float* sums) { finish(row, p, sums, w); });
+        }
+      });
     });
   }
 

@@ -15,7 +15,7 @@ struct HeadBuffers {
 template <class T>
 class Head {
  public:
-  Head(const Matrix<T>& weight, float softcap, const antiphon_Step& step, HeadBuffers& b)
+  Head(const Linear<T>& weight, float softcap, const antiphon_Step& step, HeadBuffers& b)
       : weight_(weight), softcap_(softcap), step_(step), highest_(b.highest.rows(step.num_logits, weight.panels)),
         total_(b.total.rows(step.num_logits, weight.panels)), best_(b.best.rows(step.num_logits, weight.panels)) {}
 
@@ -73,7 +73,7 @@ class Head {
     step_.log_total[row] = highest[best] + std::log(sum_lanes(total));
   }
 
-  const Matrix<T>& weight_;
+  const Linear<T>& weight_;
   const float softcap_;
   const antiphon_Step& step_;
   const Rows<float> highest_, total_;

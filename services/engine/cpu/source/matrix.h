@@ -30,7 +30,8 @@ inline long pass_bytes() {
 }
 // Rows that stay in the innermost cache while panels go past them.
 constexpr long kFewBytes = 24 << 10;
-// Terms of a panel that stay in the innermost cache while rows go past it (tiles can ask for rows not to be kept there).
+// Terms of a panel that stay in the innermost cache while rows go past it (tiles can ask for rows not to be kept
+// there).
 #if defined(__AMX_BF16__)
 constexpr long kPieceTerms = 448;
 #else
@@ -280,10 +281,11 @@ void multiply_few(long rows, const T* x, long stride, const Matrix<T>& w, long f
       const long count = std::min(piece, w.terms - k), last = std::min(group + kTogether, end);
       for (long p = group; p < last; p++) {
         const T* panel = w.panel(p) + k * kPanel;
-        const T* next = p + 1 < last ? panel + w.terms * kPanel
-                        : k + count < w.terms ? w.panel(group) + (k + count) * kPanel : w.panel(last);
-        Ahead ahead((const char*)panel + kPrefetchBytes, count * kSize - kPrefetchBytes, kTermsMultiple * kSize / 64, next,
-                    std::min(kPrefetchBytes, count * kSize));
+        const T* next = p + 1 < last          ? panel + w.terms * kPanel
+                        : k + count < w.terms ? w.panel(group) + (k + count) * kPanel
+                                              : w.panel(last);
+        Ahead ahead((const char*)panel + kPrefetchBytes, count * kSize - kPrefetchBytes, kTermsMultiple * kSize / 64,
+                    next, std::min(kPrefetchBytes, count * kSize));
         float* own = sums[p - group];
         Block<T>::template multiply<Stays::rows>(rows, x + k, stride, panel, count, own, k > 0, ahead);
         if (k + count == w.terms)
@@ -292,8 +294,8 @@ void multiply_few(long rows, const T* x, long stride, const Matrix<T>& w, long f
     }
 }
 
-// Up to kPassRows rows times a panel, or a part of its terms. The panel goes through the innermost cache in pieces, each
-// past all rows. `finish(row, sums)` takes each row's 32 sums where these are the `last` terms; otherwise `kept`
+// Up to kPassRows rows times a panel, or a part of its terms. The panel goes through the innermost cache in pieces,
+// each past all rows. `finish(row, sums)` takes each row's 32 sums where these are the `last` terms; otherwise `kept`
 // [rows][32] keeps them for the next part. `next`: what is read after this.
 template <class T, class Finish>
 void multiply_panel(long rows, const T* x, long stride, const T* panel, long terms, const T* next, float* kept,
@@ -303,15 +305,18 @@ void multiply_panel(long rows, const T* x, long stride, const T* panel, long ter
   const long blocks = (rows + kBlockRows - 1) / kBlockRows, odd = rows - (blocks - 1) * kBlockRows;
   const BlockShape<T> whole(kBlockRows), rest(odd);
   for (long k = 0; k < terms; k += kPieceTerms) {
-    const long count = std::min(kPieceTerms, terms - k), bytes = std::min(kPieceTerms, terms) * kPanel * (long)sizeof(T);
+    const long count = std::min(kPieceTerms, terms - k),
+               bytes = std::min(kPieceTerms, terms) * kPanel * (long)sizeof(T);
     const bool ends = k + count == terms;
-    Ahead ahead(ends ? next : panel + (k + count) * kPanel, bytes, bytes / 64 / (blocks * (count / kTermsMultiple)) + 1);
+    Ahead ahead(ends ? next : panel + (k + count) * kPanel, bytes,
+                bytes / 64 / (blocks * (count / kTermsMultiple)) + 1);
     whole.use();
     for (long first = 0; first < rows; first += kBlockRows) {
       const long some = std::min(kBlockRows, rows - first);
       if (some < kBlockRows) rest.use();
       float* own = sums + first * kPanel;
-      Block<T>::template multiply<Stays::panel>(some, x + first * stride + k, stride, panel + k * kPanel, count, own, resume || k > 0, ahead);
+      Block<T>::template multiply<Stays::panel>(some, x + first * stride + k, stride, panel + k * kPanel, count, own,
+                                                resume || k > 0, ahead);
       if (ends && last)
         for (long r = first; r < first + some; r++) finish(r, sums + r * kPanel);
     }
@@ -338,7 +343,8 @@ long kept_size(long rows, const Matrix<T>& w) {
 template <class T, class Finish>
 void multiply(Pool& pool, const Matrix<T>& w, Rows<T> x, long rows, float* kept, Finish&& finish) {
   if (rows <= kBlockRows) {
-    const long portion = std::max(1L, std::min(kPortionBytes / (w.terms * kPanel * (long)sizeof(T)), w.panels / (4 * pool.threads())));
+    const long portion =
+        std::max(1L, std::min(kPortionBytes / (w.terms * kPanel * (long)sizeof(T)), w.panels / (4 * pool.threads())));
     return pool.share(w.panels, portion,
                       [&](long first, long end) { multiply_few(rows, x.data, x.stride, w, first, end, finish); });
   }
@@ -350,8 +356,9 @@ void multiply(Pool& pool, const Matrix<T>& w, Rows<T> x, long rows, float* kept,
       const long portion = std::max(1L, std::min(kPortionBytes / bytes, w.panels / (4 * pool.threads())));
       pool.share(w.panels, portion, [&](long first, long end) {
         for (long p = first; p < end; p++)
-          multiply_panel<T>(count, x.row(start) + k, x.stride, w.panel(p) + k * kPanel, terms, w.panel(p + 1) + k * kPanel,
-                            step < w.terms ? kept + p * kPassRows * kPanel : nullptr, k > 0, k + terms == w.terms,
+          multiply_panel<T>(count, x.row(start) + k, x.stride, w.panel(p) + k * kPanel, terms,
+                            w.panel(p + 1) + k * kPanel, step < w.terms ? kept + p * kPassRows * kPanel : nullptr,
+                            k > 0, k + terms == w.terms,
                             [&](long row, const float* sums) { finish(start + row, p, sums); });
       });
     }

@@ -1,4 +1,5 @@
-// Zeroed memory from the system: pages that are not written take none, large pieces get large pages where there are some.
+// Zeroed memory from the system: pages that are not written take none, large pieces get large pages where there are
+// some.
 #pragma once
 
 #include <sys/mman.h>

@@ -21,7 +21,7 @@ inline Vec with_bias(const float* bias, long column, Vec v) { return bias ? v + 
 
 // y = x Wᵀ + b
 template <class T>
-void linear(Pool& pool, const Matrix<T>& w, Rows<T> x, long rows, float* kept, const Target& target) {
+void linear(Pool& pool, const Linear<T>& w, Rows<T> x, long rows, float* kept, const Target& target) {
   multiply(pool, w, x, rows, kept, [&](long row, long panel, const float* sums) {
     target.put(row, panel, with_bias(w.bias, panel * kPanel, load(sums)),
                with_bias(w.bias, panel * kPanel + kLanes, load(sums + kLanes)));
@@ -43,7 +43,7 @@ void put_plain(Activation kind, const float* bias, T* row, long panel, const flo
 }
 
 template <class T>
-void mlp_inner(Pool& pool, const Matrix<T>& up, bool gated, Activation kind, Rows<T> x, long rows, float* kept,
+void mlp_inner(Pool& pool, const Linear<T>& up, bool gated, Activation kind, Rows<T> x, long rows, float* kept,
                Rows<T> inner) {
   multiply(pool, up, x, rows, kept, [&](long row, long panel, const float* sums) {
     if (gated)

@@ -12,6 +12,8 @@ class Model {
   virtual ~Model() = default;
   virtual void set_matrix(int64_t layer, const char* name, int64_t expert, const void* weight, int64_t out, int64_t in,
                           const float* bias) = 0;
+  virtual void set_quantized(int64_t layer, const char* name, int64_t expert, const antiphon_Quantized& weight,
+                             int64_t out, int64_t in, const float* bias) = 0;
   virtual void set_vector(int64_t layer, const char* name, const float* values, int64_t count) = 0;
   virtual void set_table(int64_t layer, const char* name, const void* table) = 0;
   virtual void set_window(int64_t layer, int64_t window) = 0;
@@ -19,6 +21,8 @@ class Model {
   virtual int64_t block_bytes() const = 0;
   virtual int64_t weight_bytes() const = 0;
   virtual void step(const antiphon_Step& step) = 0;
+  virtual void multiply(int64_t layer, const char* name, int64_t expert, const void* x, int64_t x_stride, int64_t rows,
+                        float* y, int64_t y_stride) = 0;
 };
 
 std::unique_ptr<Model> make_bf16_model(const antiphon_Spec& spec);

@@ -18,10 +18,12 @@ class ModelOf final : public Model {
 
   void set_matrix(int64_t layer, const char* name, int64_t expert, const void* weight, int64_t out, int64_t in,
                   const float* bias) override {
-    const std::string which = name;
-    const bool ups = which == "up" ? spec_.gated_mlp != 0 : which == "experts.up" || which == "shared.up";
-    matrix_named(layer, which, expert)
-        .pack(pool_, static_cast<const T*>(weight), bias, out, in, ups ? Order::gated : Order::plain);
+    matrix_named(layer, name, expert).pack(pool_, static_cast<const T*>(weight), bias, out, in, order_of(name));
+  }
+
+  void set_quantized(int64_t layer, const char* name, int64_t expert, const antiphon_Quantized& weight, int64_t out,
+                     int64_t in, const float* bias) override {
+    matrix_named(layer, name, expert).pack(pool_, weight, bias, out, in, order_of(name));
   }
 
   void set_vector(int64_t layer, const char* name, const float* values, int64_t count) override {
@@ -66,10 +68,33 @@ class ModelOf final : public Model {
     return total;
   }
 
-  void step(const antiphon_Step& step) override { decoder_.step(step); }
+  void step(const antiphon_Step& step) override {
+    for (const Layer<T>& layer : decoder_.weights.layers)
+      if (!alike(layer.expert_up) || !alike(layer.expert_down))
+        throw std::invalid_argument("the experts of a layer must be quantized alike");
+    decoder_.step(step);
+  }
+
+  void multiply(int64_t layer, const char* name, int64_t expert, const void* x, int64_t x_stride, int64_t rows,
+                float* y, int64_t y_stride) override {
+    const Linear<T>& w = matrix_named(layer, name, expert).matrix;
+    const Rows<T> from{static_cast<T*>(const_cast<void*>(x)), x_stride};
+    const size_t bytes = kept_size(rows, w) * sizeof(float);
+    if (bytes > kept_.bytes()) kept_ = Memory(bytes);
+    pool_.run([&](int) { linear(pool_, w, from, rows, kept_.as<float>(), Target{{y, y_stride}, false}); });
+  }
 
  private:
   Layer<T>& at(int64_t layer) { return decoder_.weights.layers.at(layer); }
+
+  Order order_of(const std::string& name) const {
+    const bool gated = name == "up" ? spec_.gated_mlp != 0 : name == "experts.up" || name == "shared.up";
+    return gated ? Order::gated : Order::plain;
+  }
+
+  static bool alike(const std::vector<Packed<T>>& experts) {
+    return std::all_of(experts.begin(), experts.end(), [&](const Packed<T>& e) { return e.same_shape(experts[0]); });
+  }
 
   Packed<T>& matrix_named(int64_t layer, const std::string& name, int64_t expert) {
     if (name == "head") return decoder_.weights.head;
@@ -117,6 +142,7 @@ class ModelOf final : public Model {
   const antiphon_Spec spec_;
   Pool pool_;
   Decoder<T> decoder_;
+  Memory kept_;  // of `multiply`
 };
 
 }  // namespace antiphon

@@ -34,10 +34,17 @@ inline void wait_until(Done&& done) {
 }  // namespace
 
 Pool::Pool(int threads) {
-  for (int number = 1; number < threads; number++) workers_.emplace_back([this, number] { work(number); });
+  try {
+    for (int number = 1; number < threads; number++) workers_.emplace_back([this, number] { work(number); });
+  } catch (...) {
+    stop();  // the system gives no more threads
+    throw;
+  }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
   stopping_ = true;
   {
     std::lock_guard<std::mutex> lock(mutex_);

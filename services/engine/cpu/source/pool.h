@@ -1,8 +1,8 @@
 // The threads of a model: they share out the numbered items of one phase after the other.
 //
 // Items are taken from a counter, so that a thread that the system has put aside holds up one item and not its share of
-// all. Who computes an item never changes its result. Between phases threads spin for a moment, then offer their core to
-// the other services on the machine; between steps they do so for a while, then sleep.
+// all. Who computes an item never changes its result. Between phases threads spin for a moment, then offer their core
+// to the other services on the machine; between steps they do so for a while, then sleep.
 #pragma once
 
 #include <atomic>
@@ -41,6 +41,7 @@ class Pool {
 
  private:
   void meet();
+  void stop();
   void work(int number);
   bool wait_for_step(unsigned long seen);
 

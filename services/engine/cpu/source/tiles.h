@@ -1,4 +1,5 @@
-// AMX: a row of eight 1 KiB tile registers, and the product of two of them. Only included where the compiler may use it.
+// AMX: a row of eight 1 KiB tile registers, and the product of two of them. Only included where the compiler may use
+// it.
 //
 // A product takes a tile of rows [m][32] and a tile of pairs [16][16][2] and adds to a tile of sums [m][16]. The
 // number of rows is part of the configuration, so that a step of one token costs one row.

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "abi.h"
 #include "cache.h"
+#include "linear.h"
 #include "memory.h"
+#include "quantized_pack.h"
 
 namespace antiphon {
 
@@ -23,10 +26,8 @@ class Packed {
   // Weight [out][in]. With `gated`, rows [0, out / 2) are gates and the others their partners.
   void pack(Pool& pool, const T* weight, const float* bias, long out, long in, Order order) {
     Matrix<T>& m = matrix;
-    m.out = out, m.in = in, m.terms = round_up(in, kTermsMultiple);
-    const long columns = order == Order::gated ? 2 * round_up(out / 2, kPanel) : round_up(out, kPanel);
-    m.panels = columns / kPanel;
-    data_ = Memory((size_t)(columns * m.terms) * sizeof(T));
+    shape(bias, out, in, order);
+    data_ = Memory((size_t)(m.panels * kPanel * m.terms) * sizeof(T));
     T* data = data_.template as<T>();
     pool.run([&](int) {
       pool.share(m.panels, 1, [&](long first, long last) {
@@ -34,13 +35,32 @@ class Packed {
       });
     });
     m.data = data;
+  }
+
+  void pack(Pool& pool, const antiphon_Quantized& weight, const float* bias, long out, long in, Order order) {
+    shape(bias, out, in, order);
+    std::vector<long> rows(matrix.panels * kPanel);
+    for (size_t column = 0; column < rows.size(); column++) rows[column] = source((long)column, order);
+    quantized_ = std::make_unique<PackedQuantized>(pool, weight, rows, in);
+    matrix.quantized = &quantized_->quantized;
+  }
+
+  size_t bytes() const { return data_.bytes() + (quantized_ ? quantized_->bytes() : 0); }
+  bool same_shape(const Packed& other) const {
+    return !quantized_ == !other.quantized_ && (!quantized_ || quantized_->same_shape(*other.quantized_));
+  }
+  Linear<T> matrix;
+
+ private:
+  void shape(const float* bias, long out, long in, Order order) {
+    Linear<T>& m = matrix;
+    m = {}, data_ = Memory(), quantized_.reset();
+    m.out = out, m.in = in, m.terms = round_up(in, kTermsMultiple);
+    const long columns = order == Order::gated ? 2 * round_up(out / 2, kPanel) : round_up(out, kPanel);
+    m.panels = columns / kPanel;
     if (bias) copy_bias(bias, columns, order);
   }
 
-  size_t bytes() const { return data_.bytes(); }
-  Matrix<T> matrix;
-
- private:
   // The checkpoint's row of a column; -1: there is none.
   long source(long column, Order order) const {
     if (order == Order::plain) return column < matrix.out ? column : -1;
@@ -75,6 +95,7 @@ class Packed {
   }
 
   Memory data_;
+  std::unique_ptr<PackedQuantized> quantized_;
   std::vector<float> bias_;
 };
 

@@ -9,7 +9,7 @@ from services.engine.worker.load import load_worker
 from services.engine.worker.seam import ModelWorker
 from shared.config import EngineSettings
 from shared.sampling import SamplingParams
-from tests.unit.engine.worker.conftest import Checkpoint
+from tests.unit.engine.conftest import Checkpoint
 
 PROMPT = tuple((7 * place) % 50 + 3 for place in range(45))
 SEEDS = (0, 1, 2, 3)

@@ -8,7 +8,7 @@ import pytest
 
 from shared.config import EngineSettings
 from shared.model_files import model_directory
-from tests.unit.engine.worker.conftest import Checkpoint
+from tests.unit.engine.conftest import Checkpoint
 
 MIB = 2**20
 

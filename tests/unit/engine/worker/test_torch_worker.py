@@ -26,8 +26,8 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def settings(directory: Path | str = "", **overrides: Any) -> EngineSettings:
-    base = {"model": str(directory), "device": "cpu", "threads": 1, "kv_cache_memory_gb": 0.01, "max_num_seqs": 4}
-    return EngineSettings(**{**base, **overrides})
+    base = {"model": str(directory), "device": "cpu", "threads": 1, "block_size": 16, "kv_cache_memory_gb": 0.01}
+    return EngineSettings(**{"max_num_seqs": 4, **base, **overrides})
 
 
 @pytest.mark.spec("S-SRV-033")

@@ -1,0 +1,163 @@
+"""The CPU library's matrices, one by one: what each kind of weights costs beside bfloat16, without a model around it.
+
+    python bench/cpu_kernels.py [--rows 1 8 32 256] [--shapes 4864x896 896x4864 151936x896] [--kinds …] [--variant amx]
+
+Every kind has copies of a matrix until they fill more memory than caches hold; calls go through them in turn, kinds
+alternate, and the best call of each counts. Probes of the machine's own limits run in between.
+
+    GB/s      bytes of packed weights, scales included / time
+    of bf16   those as a share of the bytes a second of the bfloat16 kernel at one row: a bandwidth that was reached
+    GFLOP/s   2 x out x in x rows / time
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from bench.probe import gemm_rate, read_rate  # noqa: E402  (after the path)
+from services.engine.cpu.compile import (  # noqa: E402
+    Variant,
+    cache_directory,
+    find_library,
+    make_library,
+    usable_variants,
+)
+from services.engine.cpu.native import Library, NativeModel, Spec  # noqa: E402
+from services.engine.cpu.quantize import (  # noqa: E402
+    QuantizedWeight,
+    quantize_int4,
+    quantize_int8,
+    quantize_nf4,
+)
+
+PANEL = 32
+COPIES_MAX = 24
+TRIES = 3
+FEWEST_CALLS = 12
+BUDGET_S = 1.0
+"""Of calls of one kind, shape and number of rows, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Copies of a matrix in a model that has nothing else: one a layer."""
+
+    kind: str
+    model: NativeModel
+    count: int
+    bytes: int
+    """Of one of them, packed."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Rates of the CPU library's matrices.")
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32, 256])
+    parser.add_argument("--shapes", nargs="*", default=["4864x896", "896x4864", "151936x896"])
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--megabytes", type=int, default=192, help="of bfloat16 copies of a matrix")
+    parser.add_argument("--variant", default="", help="of the library; default: the best for this processor")
+    options = parser.parse_args()
+    variant = next(v for v in usable_variants() if options.variant in ("", v.name))
+    library = load(variant)
+    print(f"{variant.name}, {options.threads} threads, out x in, ms and rates of the best call")
+    for shape in options.shapes:
+        out, width = map(int, shape.split("x"))
+        print(f"\n{shape:<14}{'rows':>5}{'ms':>10}{'GB/s':>8}{'of bf16':>9}{'GFLOP/s':>9}", flush=True)
+        measure_shape(library, out, width, options)
+        read, gemm = read_rate(options.megabytes * 2**20, TRIES) / 1e9, gemm_rate(TRIES) / 1e9
+        print(f"{'probes':<29}{read:>8.1f}{'':>9}{gemm:>9.0f}", flush=True)
+
+
+def measure_shape(library: Library, out: int, width: int, options: argparse.Namespace) -> None:
+    """A table's rows."""
+    count = max(1, min(COPIES_MAX, options.megabytes * 2**20 // (out * width * 2)))
+    kinds = [make_copies(library, kind, out, width, count, options.threads) for kind in options.kinds]
+    reached = 0.0
+    for rows in options.rows:
+        x = pad_rows(torch.randn(rows, width))
+        y = torch.empty(rows, -(-out // PANEL) * PANEL)
+        best = best_calls(kinds, x, y)
+        for copies in kinds:
+            seconds = best[copies.kind]
+            rate = copies.bytes / seconds
+            reached = rate if (copies.kind, rows) == ("bf16", 1) else reached
+            share = f"{rate / reached:>9.0%}" if reached else f"{'':>9}"
+            flops = 2 * out * width * rows / seconds / 1e9
+            print(
+                f"  {copies.kind:<12}{rows:>5}{seconds * 1e3:>10.3f}{rate / 1e9:>8.1f}{share}{flops:>9.0f}", flush=True
+            )
+    for copies in kinds:
+        copies.model.free()
+
+
+def best_calls(kinds: list[Copies], x: Tensor, y: Tensor) -> dict[str, float]:
+    """Seconds of each kind's best call, kinds taking turns of all their copies."""
+    best = {copies.kind: float("inf") for copies in kinds}
+    started, calls = time.perf_counter(), 0
+    while calls < FEWEST_CALLS or time.perf_counter() - started < BUDGET_S * len(kinds):
+        for copies in kinds:
+            for layer in range(copies.count):
+                best[copies.kind] = min(best[copies.kind], call(copies.model, layer, x, y))
+            calls += copies.count
+        if time.perf_counter() - started > 3 * BUDGET_S * len(kinds):
+            break
+    return best
+
+
+def call(model: NativeModel, layer: int, x: Tensor, y: Tensor) -> float:
+    """Seconds of one product."""
+    started = time.perf_counter()
+    model.multiply(layer, "o", 0, (x.data_ptr(), x.stride(0)), len(x), (y.data_ptr(), y.stride(0)))
+    return time.perf_counter() - started
+
+
+def make_copies(library: Library, kind: str, out: int, width: int, count: int, threads: int) -> Copies:
+    """Packs them."""
+    model = library.new(Spec(num_layers=count, threads=threads, num_kv_heads=1, head_dim=PANEL, block_size=PANEL))
+    weight = torch.randn(out, width, dtype=torch.bfloat16) * width**-0.5
+    chosen = KINDS[kind](weight)
+    for layer in range(count):
+        if isinstance(chosen, QuantizedWeight):
+            model.set_quantized(layer, "o", 0, chosen.native(), chosen.shape, 0)
+        else:
+            model.set_matrix(layer, "o", 0, chosen.data_ptr(), (out, width), 0)
+    return Copies(kind, model, count, model.weight_bytes() // count)
+
+
+def pad_rows(x: Tensor) -> Tensor:
+    """Rows in bfloat16 with a stride as the library's own have it."""
+    room = torch.zeros(len(x), -(-x.shape[1] // PANEL) * PANEL + PANEL, dtype=torch.bfloat16)
+    room[:, : x.shape[1]] = x
+    return room
+
+
+def load(variant: Variant) -> Library:
+    """The library, compiled if need be."""
+    cache = cache_directory("")
+    library = Library(find_library(variant, cache) or make_library(variant, cache))
+    assert library.usable()
+    return library
+
+
+KINDS = {
+    "bf16": lambda weight: weight,
+    "int8": lambda weight: quantize_int8(weight),
+    "int8_dynamic": lambda weight: quantize_int8(weight, "int8_dynamic"),
+    "int4 g128": lambda weight: quantize_int4(weight, 128),
+    "int4 g32 zp": lambda weight: quantize_int4(weight, 32, zero_points=True),
+    "nf4 g64": lambda weight: quantize_nf4(weight, 64),
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Core, loop and GPU worker in one process, without bus: decode at several batch sizes, a long prefill, idle gaps.
+
+    python -m bench.gpu.engine MODEL_DIRECTORY [--backend auto|torch] [--batches 1 8 64 256] [--context 1024]
+
+A decode step's floor is the time to read weights and keys once at the copy bandwidth, a prefill's that of its products
+at the GEMM rate, both measured in the same run and given by the caller.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from services.engine.core.core import Core
+from services.engine.core.plan import CoreLimits
+from services.engine.core.request import SequenceSpec
+from services.engine.loop import StepLoop, StepReport
+from services.engine.models.description import DecoderDescription
+from services.engine.worker.load import load_worker
+from services.engine.worker.seam import ModelWorker
+from services.engine.worker.torch_worker import describe_model
+from shared.clock import SystemClock
+from shared.config import EngineSettings
+from shared.sampling import SamplingParams
+
+DECODE_STEPS = 64
+PREFILL = 8192
+
+
+class Runner:
+    """Runs sequences through the loop; notes when each report came and what was in it."""
+
+    def __init__(self, worker: ModelWorker, max_num_seqs: int) -> None:
+        self._worker, self._max_num_seqs = worker, max_num_seqs
+
+    def run(self, batch: int, length: int, num_tokens: int, budget: int, seed: int) -> list[tuple[int, float]]:
+        """(tokens computed, seconds since the last report) of every step."""
+        steps: list[tuple[int, float]] = []
+        last = [time.perf_counter()]
+
+        def note(report: StepReport) -> None:
+            now = time.perf_counter()
+            steps.append((report.num_tokens, now - last[0]))
+            last[0] = now
+
+        limits = CoreLimits(self._max_num_seqs, budget, enable_prefix_caching=False)
+        loop = StepLoop(Core(limits, self._worker.facts()), self._worker, SystemClock(), note)
+        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+        for index in range(batch):
+            draw = np.random.default_rng([seed, index]).integers(1, self._worker.facts().vocab_size, length)
+            loop.add(SequenceSpec(f"{seed}-{index}", tuple(draw.tolist()), params))
+        while loop.step():
+            pass
+        torch.cuda.synchronize()
+        return steps
+
+
+def decode_ms(runner: Runner, batch: int, context: int) -> float:
+    """Median milliseconds of a step in which the whole batch decodes."""
+    steps = runner.run(batch, context, DECODE_STEPS, 8192, seed=batch)
+    times = [seconds for tokens, seconds in steps if tokens == batch]
+    return 1e3 * statistics.median(times[len(times) // 4 :])
+
+
+def prefill_ms(runner: Runner) -> float:
+    """Milliseconds from nothing to the first token of a long prompt; the best of three."""
+    return 1e3 * min(sum(s for _, s in runner.run(1, PREFILL, 1, PREFILL, seed)) for seed in range(3))
+
+
+def parameters(d: DecoderDescription) -> int:
+    """Numbers that a step multiplies with: every matrix but the embedding's table."""
+    layer = d.hidden_size * (2 * d.q_size + 2 * d.kv_size + 3 * d.intermediate_size)
+    return d.num_layers * layer + d.vocab_size * d.hidden_size
+
+
+def decode_floor_ms(d: DecoderDescription, batch: int, context: int, copy_tb_s: float) -> float:
+    """Weights and keys read once."""
+    kv = 2 * d.num_layers * d.kv_size * 2
+    return (2 * parameters(d) + kv * batch * context) / copy_tb_s / 1e9
+
+
+def prefill_floor_ms(d: DecoderDescription, length: int, gemm_tflop_s: float) -> float:
+    """Products with the weights, the head for one token, and half a square of attention."""
+    body = parameters(d) - d.vocab_size * d.hidden_size
+    return (2 * body * length + 2 * length**2 * d.q_size * d.num_layers) / gemm_tflop_s / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 64, 256])
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--copy-tb-s", type=float, default=4.3)
+    parser.add_argument("--gemm-tflop-s", type=float, default=790.0)
+    options = parser.parse_args()
+    settings = EngineSettings(
+        model=str(options.model),
+        device="cuda",
+        cuda_backend=options.backend,
+        max_num_seqs=max(options.batches),
+        max_num_batched_tokens=PREFILL,
+        max_model_len=PREFILL + 64,
+        swap_space=0.0,
+    )
+    started = time.perf_counter()
+    worker = load_worker(settings)
+    found: dict[str, object] = {"start_s": round(time.perf_counter() - started, 1), "worker": type(worker).__name__}
+    description, runner = describe_model(options.model), Runner(worker, max(options.batches))
+    found["num_blocks"] = worker.facts().num_blocks
+    runner.run(2, 300, 4, PREFILL, seed=99)
+    for batch in options.batches:
+        ms = decode_ms(runner, batch, options.context)
+        floor = decode_floor_ms(description, batch, options.context, options.copy_tb_s)
+        found[f"decode, batch {batch}"] = {
+            "ms": round(ms, 3),
+            "tokens_s": round(1e3 * batch / ms, 1),
+            "floor_ms": round(floor, 3),
+            "of_floor_percent": round(100 * floor / ms, 1),
+        }
+    ms, floor = prefill_ms(runner), prefill_floor_ms(description, PREFILL, options.gemm_tflop_s)
+    found[f"prefill, {PREFILL}"] = {
+        "ms": round(ms, 1),
+        "tokens_s": round(1e3 * PREFILL / ms),
+        "floor_ms": round(floor, 1),
+        "of_floor_percent": round(100 * floor / ms, 1),
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Every kernel on the device in bfloat16 against the reference in float32, then the times of those that matter.
+
+An error is ‖ours - theirs‖ / ‖theirs‖; bfloat16 operands give between 0.001 and 0.01.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench.gpu.timing import median_ms
+from services.engine.kernels.activation import ACTIVATIONS, gated
+from services.engine.kernels.experts import mixed_experts as reference_experts
+from services.engine.kernels.experts import route
+from services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention
+from services.engine.kernels.rms_norm import rms_norm
+from services.engine.kernels.storage import as_stored
+from services.engine.triton.activation import activated
+from services.engine.triton.attention_work import DeviceWork, Geometry, Heads, Sequences, plan_work
+from services.engine.triton.blocks import gather_blocks, scatter_blocks
+from services.engine.triton.decode_attention import attend_few
+from services.engine.triton.experts import mixed_experts
+from services.engine.triton.norm import normed
+from services.engine.triton.prefill_attention import attend_many
+from services.engine.triton.skinny import skinny_linear
+
+DEVICE, BF16 = torch.device("cuda"), torch.bfloat16
+ERROR_MAX = 0.012
+BLOCK_SIZE = 16
+
+
+def draw(*shape: int, scale: float = 1.0, dtype: torch.dtype = BF16) -> Tensor:
+    return (torch.randn(shape, device=DEVICE) * scale).to(dtype)
+
+
+def error(ours: Tensor, theirs: Tensor) -> float:
+    ours, theirs = ours.float(), theirs.float()
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+class Attention:
+    """Random keys of sequences with (computed, queries) lengths, in shuffled blocks."""
+
+    def __init__(
+        self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, window: int | None = None,
+        softcap: float | None = None, cache: torch.dtype = BF16,
+    ) -> None:  # fmt: skip
+        query_lens = np.array([queries for _, queries in lengths])
+        seq_lens = np.array([computed + queries for computed, queries in lengths])
+        widths = -(-seq_lens // BLOCK_SIZE)
+        ids = np.random.default_rng(1).permutation(int(widths.sum()))
+        self.tables = np.zeros((len(lengths), int(widths.max())), dtype=np.int32)
+        for row, width in enumerate(widths):
+            self.tables[row, :width], ids = ids[:width], ids[width:]
+        self.sequences = Sequences(np.arange(len(lengths)), seq_lens, query_lens.cumsum() - query_lens, query_lens)
+        self.queries = draw(int(query_lens.sum()), heads, head_dim)
+        shape = (int(widths.sum()), BLOCK_SIZE, kv_heads, head_dim)
+        self.caches = [as_stored(draw(*shape), cache) for _ in range(2)]
+        self.window, self.softcap, self.kv_heads = window, softcap, kv_heads
+        self.geometry = Geometry(kv_heads, head_dim**-0.5, softcap)
+        tables = torch.from_numpy(self.tables).to(DEVICE)
+        self.work = plan_work(self.sequences, tables, window, Heads(heads // kv_heads, 2), _put)
+
+    def run(self) -> Tensor:
+        """By the kernels, into a place full of rubbish."""
+        attended = torch.full_like(self.queries, float("nan"))
+        return attend(self.queries, self.caches, attended, self.work, self.geometry)
+
+    def expected(self) -> Tensor:
+        """By the reference, in float32."""
+        shape = AttentionShape(BLOCK_SIZE, 1, torch.float32, DEVICE)
+        starts = np.concatenate((self.sequences.query_starts, [len(self.queries)]))
+        tables = self.tables.astype(np.int64)
+        batch = plan_attention(starts, self.sequences.seq_lens, tables, self.window, shape)
+        keys, values = (cache.float() for cache in self.caches)
+        none = keys.new_zeros((len(self.queries), self.kv_heads, keys.shape[-1]))
+        scores = Scores(None, self.softcap)
+        return paged_attention(self.queries.float(), none, none, keys, values, batch, scores)
+
+
+def _put(values: "np.ndarray[Any, Any]", capacity: int) -> Tensor:
+    out = np.zeros(max(capacity, len(values)), dtype=np.int32)
+    out[: len(values)] = values
+    return torch.from_numpy(out).to(DEVICE)
+
+
+def attend(queries: Tensor, caches: list[Tensor], attended: Tensor, work: DeviceWork, geometry: Geometry) -> Tensor:
+    if work.few is not None:
+        attend_few(queries, caches[0], caches[1], attended, work, geometry)
+    if work.many is not None:
+        attend_many(queries, caches[0], caches[1], attended, work, geometry)
+    return attended
+
+
+def errors() -> Iterator[tuple[str, float]]:
+    """Each kernel's error."""
+    decodes = [(n, 1) for n in (1, 15, 255, 256, 1000, 4097)]
+    # A prefix, so that the reference too reads everything from the cache.
+    prefills = [(16, 300), (500, 129), (100, 1), (1000, 64)]
+    for name, lengths in (("decode", decodes), ("prefill", prefills)):
+        yield f"{name}, 32 heads on 8", _attention_error(Attention(lengths, 32, 8, 128))
+        yield f"{name}, window", _attention_error(Attention(lengths, 16, 8, 128, window=200))
+        yield f"{name}, soft cap, 256", _attention_error(Attention(lengths, 8, 4, 256, softcap=30.0))
+        yield f"{name}, groups of 7, 64", _attention_error(Attention(lengths, 14, 2, 64))
+        eight = Attention(lengths, 32, 8, 128, cache=torch.float8_e4m3fn)
+        yield f"{name}, e4m3 cache", _attention_error(eight)
+    x, weight, residual = draw(65, 4096), draw(4096), draw(65, 4096)
+    expected = residual.float() + rms_norm(x.float(), weight.float(), 1e-5)
+    yield "norm", error(normed(x, weight, None, 1e-5, residual), expected)
+    wide = draw(65, 2 * 14336)
+    yield "silu", error(activated(wide, "silu", gated=True), gated(ACTIVATIONS["silu"], wide.float()))
+    yield "gelu", error(activated(wide, "gelu", gated=True), gated(ACTIVATIONS["gelu"], wide.float()))
+    for rows in (1, 5, 16):
+        yield f"few rows, {rows}", _skinny_error(rows)
+    for tokens in (3, 300, 4000):
+        yield f"experts, {tokens} tokens", _experts_error(tokens)
+    cache = torch.randint(0, 2**60, (64, 50, 4096), device=DEVICE)
+    packed = torch.zeros(7, 64, 4096, device=DEVICE, dtype=torch.int64)
+    blocks = torch.tensor([3, 49, 0, 7, 8, 11, 20], dtype=torch.int32, device=DEVICE)
+    gather_blocks(cache, blocks, packed)
+    copy = torch.zeros_like(cache)
+    scatter_blocks(packed, blocks, copy)
+    yield "blocks", 0.0 if torch.equal(copy[:, blocks.long()], cache[:, blocks.long()]) else 1.0
+
+
+def _attention_error(attention: Attention) -> float:
+    return error(attention.run(), attention.expected())
+
+
+def _skinny_error(rows: int) -> float:
+    x, weight, factor, residual = draw(rows, 4096), draw(2 * 1000, 4096, scale=0.02), draw(4096), draw(rows, 1000)
+    inner = F.linear(rms_norm(x.float(), factor.float(), 1e-5), weight.float())
+    ours = skinny_linear(x, weight, norm=(factor, 1e-5), activation="silu", residual=residual)
+    return error(ours, residual.float() + gated(ACTIVATIONS["silu"], inner))
+
+
+def _experts_error(tokens: int) -> float:
+    x, up, down = draw(tokens, 512), draw(16, 2 * 384, 512, scale=0.04), draw(16, 512, 384, scale=0.05)
+    shares, chosen = route(draw(tokens, 16), 4, normalise=True)
+    ours = mixed_experts(x, shares, chosen, up, down, "silu")
+    theirs = reference_experts(x.float(), shares.float(), chosen, up.float(), down.float(), ACTIVATIONS["silu"])
+    return error(ours, theirs)
+
+
+def times() -> dict[str, dict[str, float]]:
+    """Kernels alone: milliseconds and what they move or compute in that time."""
+    found: dict[str, dict[str, float]] = {}
+    for count, length in ((1, 1024), (8, 1024), (64, 4096), (256, 1024)):
+        attention = Attention([(length - 1, 1)] * count, 32, 8, 128)
+        ms = median_ms(attention.run)
+        found[f"decode attention, {count} x {length}"] = _moved(ms, 2 * count * length * 8 * 128 * 2)
+    for length in (2048, 8192):
+        attention = Attention([(0, length)], 32, 8, 128)
+        ms = median_ms(attention.run, 10)
+        found[f"prefill attention, {length}"] = {"ms": ms, "tflop_s": 4 * length**2 / 2 * 32 * 128 / ms / 1e9}
+    for name, width, columns in (("qkv", 6144, 4096), ("down", 4096, 14336), ("head", 128256, 4096)):
+        # Several weights in turn: one would stay in the cache.
+        weights = [draw(width, columns) for _ in range(max(2, int(4e8 / (2 * width * columns))))]
+        for rows in (1, 8):
+            x = draw(rows, columns)
+            for label, product in (("ours", skinny_linear), ("library", F.linear)):
+                ms = median_ms(_in_turn(product, x, weights)) / len(weights)
+                found[f"{name}, {rows} rows, {label}"] = _moved(ms, 2 * width * columns)
+        del weights
+    return found
+
+
+def _in_turn(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weights: list[Tensor]) -> Callable[[], None]:
+    def work() -> None:
+        for weight in weights:
+            product(x, weight)
+
+    return work
+
+
+def _moved(ms: float, num_bytes: int) -> dict[str, float]:
+    return {"ms": round(ms, 4), "tb_s": round(num_bytes / ms / 1e9, 3)}
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    found = {name: round(value, 5) for name, value in errors()}
+    wrong = [name for name, value in found.items() if not value <= ERROR_MAX]
+    print(json.dumps({"errors": found, "wrong": wrong, "times": times()}))
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

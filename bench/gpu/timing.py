@@ -1,0 +1,41 @@
+"""Times on a device, by its own events, and what the device can do at best."""
+
+import statistics
+from collections.abc import Callable
+
+import torch
+
+COPY_BYTES = 4 * 2**30
+GEMM_SIDE = 8192
+
+
+def median_ms(work: Callable[[], object], repeats: int = 20, warm_up: int = 3) -> float:
+    """Median milliseconds of one call."""
+    for _ in range(warm_up):
+        work()
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def rooflines() -> dict[str, float]:
+    """Copy bandwidth (bytes read and written) and the rate of a large bfloat16 product of random numbers."""
+    copy_ms = _copy_ms()
+    a, b = (torch.randn(GEMM_SIDE, GEMM_SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    gemm_ms = median_ms(lambda: a @ b, 10)
+    return {
+        "copy_tb_s": round(2 * COPY_BYTES / copy_ms / 1e9, 3),
+        "gemm_tflop_s": round(2 * GEMM_SIDE**3 / gemm_ms / 1e9, 1),
+    }
+
+
+def _copy_ms() -> float:
+    source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return median_ms(lambda: target.copy_(source), 10)

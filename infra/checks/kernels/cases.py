@@ -1,0 +1,191 @@
+"""Every kernel in the shapes that matter: what the launchers would start for published models, on tensors without data.
+
+A case calls launchers with tensors of the `meta` device. Its name heads the lines of docs/kernels.md.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.engine.triton.activation import activated
+from services.engine.triton.attention_work import DeviceWork, FewWork, Geometry, ManyWork, queries_a_tile
+from services.engine.triton.blocks import copy_blocks, gather_blocks, scatter_blocks
+from services.engine.triton.decode_attention import attend_few
+from services.engine.triton.experts import mixed_experts
+from services.engine.triton.norm import normed
+from services.engine.triton.prefill_attention import attend_many
+from services.engine.triton.rope_kv import rotate_and_store
+from services.engine.triton.sampling import Adjustments, Columns, choose_tokens
+from services.engine.triton.skinny import skinny_linear
+from services.engine.triton.step_inputs import known_ids, scatter_words
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+NOT_ON_SM_80 = frozenset({"sm_80"})
+"""Kernels that read or write 8-bit floats."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Launches under one name. `left_out`: targets that have no such types."""
+
+    name: str
+    start: Callable[[], None]
+    left_out: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Attention:
+    """An attention's sizes and options."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype = BF16
+    cache: torch.dtype | None = None
+    window: int | None = None
+    softcap: float | None = None
+    alibi: bool = False
+    queries: int = 1
+
+
+def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def words(*shape: int) -> Tensor:
+    return empty(*shape, dtype=torch.int32)
+
+
+ATTENTIONS = {
+    "Llama 3.1 8B": Attention(32, 8, 128),
+    "Llama 3.1 8B, float16": Attention(32, 8, 128, dtype=F16),
+    "Llama 3.1 8B, float32": Attention(32, 8, 128, dtype=F32),
+    "Llama 3.1 8B, cache e4m3": Attention(32, 8, 128, cache=E4M3),
+    "Llama 3.1 8B, cache e5m2": Attention(32, 8, 128, cache=E5M2),
+    "Llama 3.1 8B, 9 queries": Attention(32, 8, 128, queries=9),
+    "Qwen3 0.6B": Attention(16, 8, 128),
+    "Qwen2 0.5B": Attention(14, 2, 64),
+    "Mistral 7B": Attention(32, 8, 128, window=4096),
+    "Gemma 2 9B": Attention(16, 8, 256, window=4096, softcap=50.0),
+    "Baichuan 13B": Attention(40, 40, 128, alibi=True),
+    "GPT-NeoX": Attention(64, 64, 96),
+}
+
+
+def attention(a: Attention) -> Callable[[], None]:
+    def start() -> None:
+        few = FewWork(8, a.queries, 64, *(words(8) for _ in range(4)), words(9), words(64), words(1))
+        tile = queries_a_tile(a.heads // a.kv_heads, a.dtype.itemsize)
+        many = ManyWork(64, tile, *(words(8) for _ in range(4)), words(64))
+        work = DeviceWork(words(256, 512), a.window, few, many)
+        slopes = empty(a.heads, dtype=F32) if a.alibi else None
+        geometry = Geometry(a.kv_heads, a.head_dim**-0.5, a.softcap, slopes)
+        queries = empty(64, a.heads + 2 * a.kv_heads, a.head_dim, dtype=a.dtype)[:, : a.heads]
+        cache = empty(1024, 64, a.kv_heads, a.head_dim, dtype=a.cache or a.dtype)
+        attended = empty(64, a.heads, a.head_dim, dtype=a.dtype)
+        attend_few(queries, cache, cache, attended, work, geometry)
+        attend_many(queries, cache, cache, attended, work, geometry)
+
+    return start
+
+
+def rope(a: Attention, rotary: int, interleaved: bool, normed_heads: bool) -> Callable[[], None]:
+    def start() -> None:
+        cache = empty(1024, 64, a.kv_heads, a.head_dim, dtype=a.cache or a.dtype)
+        norm = empty(a.heads + a.kv_heads, a.head_dim, dtype=a.dtype) if normed_heads else None
+        table = empty(8192, 2, rotary // 2, dtype=a.dtype) if rotary else None
+        qkv = empty(64, (a.heads + 2 * a.kv_heads) * a.head_dim, dtype=a.dtype)
+        rotate_and_store(qkv, words(64), words(64), cache, cache, a.heads, table, interleaved, norm, 1e-6)
+
+    return start
+
+
+def norms(width: int, dtype: torch.dtype) -> Callable[[], None]:
+    def start() -> None:
+        x, weight = empty(64, width, dtype=dtype), empty(width, dtype=dtype)
+        normed(x, weight, None, 1e-6)
+        normed(x, empty(width, dtype=F32), None, 1e-6, x)
+        normed(x, weight, weight, 1e-5)
+
+    return start
+
+
+def activations(width: int, dtype: torch.dtype) -> Callable[[], None]:
+    def start() -> None:
+        for kind in ("silu", "gelu", "gelu_tanh", "relu"):
+            activated(empty(64, width, dtype=dtype), kind, gated=True)
+        activated(empty(64, width, dtype=dtype), "gelu", gated=False)
+
+    return start
+
+
+def layer_of_few(hidden: int, qkv: int, attended: int, inner: int, dtype: torch.dtype) -> Callable[[], None]:
+    """The four products of a decoder layer for a few rows."""
+
+    def start() -> None:
+        x, norm = empty(4, hidden, dtype=dtype), (empty(hidden, dtype=dtype), 1e-6)
+        skinny_linear(x, empty(qkv, hidden, dtype=dtype), norm=norm)
+        skinny_linear(x, empty(qkv, hidden, dtype=dtype), empty(qkv, dtype=dtype), norm=norm)
+        skinny_linear(empty(4, attended, dtype=dtype), empty(hidden, attended, dtype=dtype), residual=x)
+        skinny_linear(x, empty(2 * inner, hidden, dtype=dtype), norm=norm, activation="silu")
+        skinny_linear(empty(4, inner, dtype=dtype), empty(hidden, inner, dtype=dtype), residual=x)
+        skinny_linear(x, empty(128_256, hidden, dtype=dtype))
+
+    return start
+
+
+def experts(tokens: int, count: int, per_token: int, hidden: int, inner: int, dtype: torch.dtype) -> Callable[[], None]:
+    def start() -> None:
+        x, chosen = empty(tokens, hidden, dtype=dtype), empty(tokens, per_token, dtype=torch.int64)
+        up, down = empty(count, 2 * inner, hidden, dtype=dtype), empty(count, hidden, inner, dtype=dtype)
+        mixed_experts(x, empty(tokens, per_token, dtype=dtype), chosen, up, down, "silu", x)
+
+    return start
+
+
+def sampling(vocab: int, dtype: torch.dtype) -> Callable[[], None]:
+    def start() -> None:
+        column, number = empty(64, dtype=F32), words(64)
+        wide, seeds = empty(64, dtype=torch.float64), empty(64, dtype=torch.int64)
+        columns = Columns(column, number, wide, column, seeds, number, column, column, column, number, number)
+        counts, in_prompt = words(256, vocab), empty(256, vocab, dtype=torch.int8)
+        adjustments = Adjustments(counts, in_prompt, words(64, -(-vocab // 32)))
+        choose_tokens(empty(64, vocab, dtype=dtype), columns, adjustments)
+
+    return start
+
+
+def moves() -> None:
+    cache, packed = empty(64, 1024, 2048, dtype=torch.int64), empty(16, 64, 2048, dtype=torch.int64)
+    copy_blocks(cache, words(16), words(16))
+    gather_blocks(cache, words(16), packed)
+    scatter_blocks(packed, words(16), cache)
+    known_ids(words(64), words(64), empty(256, dtype=torch.int64))
+    scatter_words(words(256, 512), words(64), words(64))
+
+
+def all_cases() -> Iterator[Case]:
+    """Every case, in the order of the table."""
+    for name, a in ATTENTIONS.items():
+        yield Case(f"attention, {name}", attention(a), NOT_ON_SM_80 if a.cache else frozenset())
+    llama, qwen = ATTENTIONS["Llama 3.1 8B"], ATTENTIONS["Qwen3 0.6B"]
+    yield Case("rotation and cache, Llama 3.1 8B", rope(llama, 128, False, False))
+    yield Case("rotation and cache, Qwen3 0.6B", rope(qwen, 128, False, True))
+    yield Case("rotation and cache, GLM 4", rope(Attention(32, 2, 128), 64, True, False))
+    yield Case("rotation and cache, GPT-2", rope(Attention(12, 12, 64, dtype=F16), 0, False, False))
+    eight = ATTENTIONS["Llama 3.1 8B, cache e4m3"]
+    yield Case("rotation and cache, cache e4m3", rope(eight, 128, False, False), NOT_ON_SM_80)
+    for dtype, label in ((BF16, "bfloat16"), (F16, "float16"), (F32, "float32")):
+        yield Case(f"norms, {label}", norms(4096, dtype))
+        yield Case(f"activations, {label}", activations(2 * 14336, dtype))
+        yield Case(f"products of few rows, Llama 3.1 8B, {label}", layer_of_few(4096, 6144, 4096, 14336, dtype))
+        yield Case(f"sampling, {label}", sampling(128_256, dtype))
+    yield Case("products of few rows, Qwen3 0.6B, bfloat16", layer_of_few(1024, 4096, 2048, 3072, BF16))
+    for tokens, label in ((8, "decode"), (256, "batch"), (8192, "prefill")):
+        yield Case(f"experts, Mixtral 8x7B, {label}", experts(tokens, 8, 2, 4096, 14336, BF16))
+        yield Case(f"experts, Qwen3 30B-A3B, {label}", experts(tokens, 128, 8, 2048, 768, F16))
+    yield Case("experts, float32", experts(64, 8, 2, 1024, 2048, F32))
+    yield Case("blocks and inputs", moves)

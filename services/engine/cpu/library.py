@@ -1,0 +1,131 @@
+"""Which compiled library this process computes with: found, or compiled once and kept for the next start.
+
+Libraries that an image or an installation made beforehand lie beside the sources; others are kept in the user's cache,
+and only where nobody else could have put code: the directory and all above it belong to this user or root. Where there
+is no such place, one is made for this process alone. Called by the CPU worker and by `__main__`.
+"""
+
+import logging
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from services.engine.cpu.compile import (
+    CompileError,
+    Variant,
+    find_compiler,
+    library_name,
+    make_directory,
+    make_library,
+    usable_variants,
+)
+from services.engine.cpu.native import Library
+
+logger = logging.getLogger(__name__)
+
+BESIDE = Path(__file__).parent / "compiled"
+"""Libraries that were made beforehand: trusted like the sources beside them."""
+_CACHE = "~/.cache/antiphon/cpu"
+
+
+def load_library(asked_cache: str = "") -> Library:
+    """The library for this processor, compiled if need be. Raises `CompileError` or OSError."""
+    cache, problem = cache_directory(asked_cache), CompileError("this processor is not supported")
+    for variant in usable_variants():
+        try:
+            library = _found(variant, cache) or _made(variant, cache)
+        except CompileError as error:
+            # An older compiler may know the next one.
+            problem = error
+            continue
+        if library.usable():
+            logger.info("the CPU backend computes with %s", variant.name)
+            return library
+    raise problem
+
+
+def describe(asked_cache: str = "") -> tuple[bool, str]:
+    """Whether this process would compute with a library, and which; loads it where there is one, and compiles none."""
+    for variant in usable_variants():
+        library = _found(variant, cache_directory(asked_cache))
+        if library is None:
+            ready = find_compiler() is not None
+            return (
+                ready,
+                f"{variant.name}, {'compiled at the first start' if ready else 'but there is no C++ compiler'}",
+            )
+        if library.usable():
+            return True, f"{variant.name}, compiled"
+    return False, "none for this processor"
+
+
+def cache_directory(asked: str) -> Path | None:
+    """Where libraries are kept: as asked, or the user's cache; None for a user without a home."""
+    try:
+        return Path(asked or _CACHE).expanduser()
+    except RuntimeError:
+        return None
+
+
+def find_library(variant: Variant, cache: Path | None) -> Path | None:
+    """The compiled library of a variant, where there is one that can be trusted."""
+    name = library_name(variant)
+    if (BESIDE / name).is_file():
+        return BESIDE / name
+    if cache is not None and (cache / name).is_file() and is_private(cache / name):
+        return cache / name
+    return None
+
+
+def is_private(path: Path) -> bool:
+    """Nobody but this user and root can change what is there, neither itself nor a directory above it."""
+    path = path.resolve()
+    if not _is_ours(path.stat(), sticky_counts=False):
+        return False
+    return all(_is_ours(parent.stat(), sticky_counts=True) for parent in path.parents)
+
+
+def _is_ours(status: os.stat_result, sticky_counts: bool) -> bool:
+    # In a directory with the sticky bit others can make entries, but not replace ours.
+    if status.st_uid not in (0, os.geteuid()):
+        return False
+    if sticky_counts and status.st_mode & stat.S_ISVTX:
+        return True
+    # Where every user has a group of his own it has his number, and his files may be open to it.
+    own_group = status.st_gid == status.st_uid
+    return not status.st_mode & (stat.S_IWOTH if own_group else stat.S_IWOTH | stat.S_IWGRP)
+
+
+def _found(variant: Variant, cache: Path | None) -> Library | None:
+    path = find_library(variant, cache)
+    if path is None:
+        return None
+    try:
+        return Library(path)
+    except OSError as error:
+        logger.warning("%s cannot be loaded: %s", path, error)
+        return None
+
+
+def _made(variant: Variant, cache: Path | None) -> Library:
+    """Compiled into the cache, or where that is not this user's alone, for this process. Raises `CompileError`."""
+    if cache is not None and _is_usable(cache):
+        logger.info("compiling the CPU backend for %s, once", variant.name)
+        # What is there already did not load.
+        (cache / library_name(variant)).unlink(missing_ok=True)
+        return Library(make_library(variant, cache))
+    logger.info("compiling the CPU backend for %s: %s cannot keep it for the next start", variant.name, cache)
+    try:
+        with tempfile.TemporaryDirectory(prefix="antiphon-cpu-") as directory:
+            return Library(make_library(variant, Path(directory)))
+    except OSError as error:
+        raise CompileError(f"there is no place to compile in: {error}") from error
+
+
+def _is_usable(cache: Path) -> bool:
+    try:
+        make_directory(cache)
+        return os.access(cache, os.W_OK) and is_private(cache)
+    except OSError:
+        return False

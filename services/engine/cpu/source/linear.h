@@ -1,0 +1,118 @@
+// A weight matrix of any kind, and the product of rows with it: where the kind is looked at, once for all panels.
+//
+// A kernel of quantized weights (quantized_weights.h, quantized_rows.h) is made for one matrix and one set of rows. It
+// prepares the rows, adds up terms of a panel, and turns complete sums into floats. Rows that are multiplied with
+// matrices of one shape are prepared once.
+#pragma once
+
+#include "quantized_rows.h"
+#include "quantized_weights.h"
+
+namespace antiphon {
+
+template <class T>
+struct Linear : Matrix<T> {
+  const Quantized* quantized = nullptr;  // instead of `data`
+
+  explicit operator bool() const { return this->data || quantized; }
+};
+
+// Calls `work` with a kernel of the matrix, which must be quantized.
+template <class T, class Work>
+void with_kernel(const Quantized& w, Rows<T> x, float* prepared, Work&& work) {
+  switch (w.kind) {
+    case Kind::int8:
+      return work(Int8Kernel<T>(w, x, prepared));
+    case Kind::int8_dynamic:
+      return work(Int8DynamicKernel<T>(w, x, prepared));
+    case Kind::int4:
+      return work(Int4Kernel<T>(w, x, prepared));
+  }
+}
+
+// Floats that prepared rows take.
+template <class T>
+long prepared_size(long rows, const Linear<T>& w) {
+  long size = 0;
+  if (w.quantized)
+    with_kernel<T>(*w.quantized, {}, nullptr,
+                   [&](const auto& kernel) { size = round_up(kernel.prepared_floats(rows, *w.quantized), kLanes); });
+  return size;
+}
+
+// As `terms_at_once`, in whole groups of any kind.
+template <class Kernel>
+long quantized_terms_at_once(long rows, const Quantized& w) {
+  return round_up(terms_at_once(rows, w.terms, Kernel::kSize), kGroupMax);
+}
+
+// Floats that `multiply` needs: what prepared rows take, then sums of parts.
+template <class T>
+long kept_size(long rows, const Linear<T>& w) {
+  if (!w.quantized) return kept_size(rows, static_cast<const Matrix<T>&>(w));
+  long size = prepared_size(rows, w);
+  with_kernel<T>(*w.quantized, {}, nullptr, [&](const auto& kernel) {
+    const long step = quantized_terms_at_once<std::decay_t<decltype(kernel)>>(std::min(rows, kPassRows), *w.quantized);
+    if (rows && step < w.quantized->terms) size += w.panels * kPassRows * kPanel;
+  });
+  return size;
+}
+
+// Up to kPassRows rows: to be continued in `kept` [rows][32] unless these are the last terms.
+template <class Kernel, class Finish>
+void multiply_part(const Kernel& kernel, typename Kernel::Product& product, const Part& part, bool last, float* kept,
+                   Finish&& finish) {
+  alignas(64) float block[kPassRows * kPanel];
+  float* sums = kept ? kept : block;
+  kernel.add(product, part, sums);
+  if (!last) return;
+  for (long r = part.first; r < part.first + part.rows; r++, sums += kPanel) {
+    kernel.complete(r, part.p, sums);
+    finish(r, sums);
+  }
+}
+
+// Rows [first, end) times a whole panel.
+template <class Kernel, class Finish>
+void multiply_whole(const Kernel& kernel, const Quantized& w, long first, long end, long p, Finish&& finish) {
+  typename Kernel::Product product;
+  for (; first < end; first += kPassRows)
+    multiply_part(kernel, product, {first, std::min(kPassRows, end - first), p, 0, w.terms}, true, nullptr, finish);
+}
+
+// Panels that a thread takes at a time: as many portions for each, for there are not many of them.
+inline long even_portion(long panels, long panel_bytes, long threads) {
+  const long portions = round_up(std::max(4 * threads, panels * panel_bytes / kPortionBytes), threads);
+  return (panels + portions - 1) / portions;
+}
+
+template <class Kernel, class Finish>
+void multiply_all(Pool& pool, Kernel kernel, const Quantized& w, long panels, long rows, float* kept, Finish&& finish) {
+  kernel.prepare(pool, rows);
+  for (long start = 0; start < rows; start += kPassRows) {
+    const long count = std::min(kPassRows, rows - start), step = quantized_terms_at_once<Kernel>(count, w);
+    for (long k = 0; k < w.terms; k += step) {
+      const long terms = std::min(step, w.terms - k);
+      const long portion = even_portion(panels, w.bytes(terms), pool.threads());
+      pool.share(panels, portion, [&](long first, long end) {
+        typename Kernel::Product product;
+        for (long p = first; p < end; p++)
+          multiply_part(kernel, product, {start, count, p, k, terms}, k + terms == w.terms,
+                        step < w.terms ? kept + p * kPassRows * kPanel : nullptr,
+                        [&](long row, const float* sums) { finish(row, p, sums); });
+      });
+    }
+  }
+}
+
+// All rows times all panels, shared out; see matrix.h. `kept`: see `kept_size`.
+template <class T, class Finish>
+void multiply(Pool& pool, const Linear<T>& w, Rows<T> x, long rows, float* kept, Finish&& finish) {
+  if (!w.quantized) return multiply(pool, static_cast<const Matrix<T>&>(w), x, rows, kept, finish);
+  const Quantized& q = *w.quantized;
+  with_kernel<T>(q, x, kept, [&](const auto& kernel) {
+    multiply_all(pool, kernel, q, w.panels, rows, kept + prepared_size(rows, w), finish);
+  });
+}
+
+}  // namespace antiphon

@@ -1,0 +1,192 @@
+// The product of rows and columns of 8 bits: the whole numbers that pair.h is for the others.
+//
+//     acc[j] += sum over i < 4 of x[i] * q[j * 4 + i]
+//
+// AVX512-VNNI has it as an instruction whose x has no sign: there x is 128 more, and the matrix' sums make up for it.
+#pragma once
+
+#include "quantized.h"
+
+namespace antiphon {
+
+typedef int8_t ByteVec __attribute__((vector_size(16)));
+
+#if defined(__AVX512VNNI__)
+struct Bytes {
+  static constexpr int32_t kMore = 128;  // what x has too much
+  typedef __m512i Sum;
+  typedef __m512i Word;
+  typedef __m512i Spread;
+
+  static Sum load(const int32_t* from) { return _mm512_loadu_si512(from); }
+  static void store(int32_t* to, Sum v) { _mm512_storeu_si512(to, v); }
+  static Word word(const uint8_t* w) { return _mm512_loadu_si512(w); }
+  static Spread spread(const uint8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm512_set1_epi32(four);
+  }
+  static Sum add(Sum acc, Spread x, Word w) { return _mm512_dpbusd_epi32(acc, x, w); }
+};
+#elif defined(__AVX2__)
+// In words of 16 bits, which no product of two can leave: even terms and odd ones.
+struct Bytes {
+  static constexpr int32_t kMore = 0;
+#if defined(__AVX512BW__)
+  static constexpr int kParts = 1;
+  typedef __m512i Register;
+  static Register even(Register w) { return _mm512_srai_epi16(_mm512_slli_epi16(w, 8), 8); }
+  static Register odd(Register w) { return _mm512_srai_epi16(w, 8); }
+  static Register same(int32_t pair) { return _mm512_set1_epi32(pair); }
+  static Register multiply(Register a, Register b) { return _mm512_madd_epi16(a, b); }
+  static Register plus(Register a, Register b) { return _mm512_add_epi32(a, b); }
+#else
+  static constexpr int kParts = 2;
+  typedef __m256i Register;
+  static Register even(Register w) { return _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8); }
+  static Register odd(Register w) { return _mm256_srai_epi16(w, 8); }
+  static Register same(int32_t pair) { return _mm256_set1_epi32(pair); }
+  static Register multiply(Register a, Register b) { return _mm256_madd_epi16(a, b); }
+  static Register plus(Register a, Register b) { return _mm256_add_epi32(a, b); }
+#endif
+  struct Sum {
+    Register part[kParts];
+  };
+  struct Word {
+    Register even[kParts], odd[kParts];
+  };
+  struct Spread {
+    Register even, odd;
+  };
+
+  static Sum load(const int32_t* from) { return load_any<Sum>(from); }
+  static void store(int32_t* to, const Sum& v) { std::memcpy(to, &v, sizeof v); }
+  static Word word(const uint8_t* w) {
+    Word word;
+    for (int i = 0; i < kParts; i++) {
+      const Register bytes = load_any<Register>(w + i * sizeof(Register));
+      word.even[i] = even(bytes), word.odd[i] = odd(bytes);
+    }
+    return word;
+  }
+  static int32_t pair(uint8_t first, uint8_t second) {
+    return (int32_t)(((uint32_t)(int32_t)(int8_t)first & 0xffff) | ((uint32_t)(int32_t)(int8_t)second << 16));
+  }
+  static Spread spread(const uint8_t* x) { return {same(pair(x[0], x[2])), same(pair(x[1], x[3]))}; }
+  static Sum add(Sum acc, const Spread& x, const Word& w) {
+    for (int i = 0; i < kParts; i++)
+      acc.part[i] = plus(acc.part[i], plus(multiply(x.even, w.even[i]), multiply(x.odd, w.odd[i])));
+    return acc;
+  }
+};
+#else
+struct Bytes {
+  static constexpr int32_t kMore = 0;
+  struct Word {
+    IntVec term[4];
+  };
+  struct Spread {
+    int32_t term[4];
+  };
+  typedef IntVec Sum;
+
+  static Sum load(const int32_t* from) { return load_any<Sum>(from); }
+  static void store(int32_t* to, Sum v) { std::memcpy(to, &v, sizeof v); }
+  static Word word(const uint8_t* w) {
+    const WordVec v = load_any<WordVec>(w);
+    return {{(IntVec)(v << 24) >> 24, (IntVec)(v << 16) >> 24, (IntVec)(v << 8) >> 24, (IntVec)v >> 24}};
+  }
+  static Spread spread(const uint8_t* x) { return {{(int8_t)x[0], (int8_t)x[1], (int8_t)x[2], (int8_t)x[3]}}; }
+  static Sum add(Sum acc, const Spread& x, const Word& w) {
+    for (int i = 0; i < 4; i++) acc += w.term[i] * x.term[i];
+    return acc;
+  }
+};
+#endif
+
+template <int kRows>
+inline void multiply_byte_rows(const uint8_t* x, long stride, const uint8_t* panel, long terms, int32_t* sums,
+                               Ahead& ahead) {
+  Bytes::Sum acc[kRows][2];
+  for (int r = 0; r < kRows; r++)
+    for (int half = 0; half < 2; half++) acc[r][half] = Bytes::load(sums + r * kPanel + half * kLanes);
+  for (long step = 0; step < terms; step += kByteTermsMultiple) {
+    ahead.ask();
+    for (long k = step; k < step + kByteTermsMultiple; k += 4) {
+      const uint8_t* w = panel + k * kPanel;
+      const auto left = Bytes::word(w), right = Bytes::word(w + 64);
+      for (int r = 0; r < kRows; r++) {
+        const auto spread = Bytes::spread(x + r * stride + k);
+        acc[r][0] = Bytes::add(acc[r][0], spread, left);
+        acc[r][1] = Bytes::add(acc[r][1], spread, right);
+      }
+    }
+  }
+  for (int r = 0; r < kRows; r++)
+    for (int half = 0; half < 2; half++) Bytes::store(sums + r * kPanel + half * kLanes, acc[r][half]);
+}
+
+template <int kRows = kRegisterRows>
+void multiply_some_bytes(long rows, const uint8_t* x, long stride, const uint8_t* panel, long terms, int32_t* sums,
+                         Ahead& ahead) {
+  if (rows >= kRows) return multiply_byte_rows<kRows>(x, stride, panel, terms, sums, ahead);
+  if constexpr (kRows > 1) multiply_some_bytes<kRows - 1>(rows, x, stride, panel, terms, sums, ahead);
+}
+
+// Blocks of up to kBlockRows rows: adds to sums [rows][32].
+class ByteProduct {
+ public:
+#if defined(__AMX_INT8__)
+  static constexpr int32_t kMore = 0;
+#else
+  static constexpr int32_t kMore = Bytes::kMore;
+#endif
+
+  void multiply(long rows, const uint8_t* x, long stride, const uint8_t* panel, long terms, int32_t* sums,
+                Ahead& ahead) {
+#if defined(__AMX_INT8__)
+    if (rows != shaped_) TileShape(std::min(rows, kTileRows), std::max(rows - kTileRows, 0L)).use();
+    shaped_ = rows;
+    if (rows > kTileRows)
+      pass<true>(x, stride, panel, terms, sums, ahead);
+    else
+      pass<false>(x, stride, panel, terms, sums, ahead);
+#else
+    long first = 0;
+    for (long left = (rows + kRegisterRows - 1) / kRegisterRows; left; left--) {
+      const long count = (rows - first + left - 1) / left;
+      multiply_some_bytes(count, x + first * stride, stride, panel, terms, sums + first * kPanel, ahead);
+      first += count;
+    }
+#endif
+  }
+
+#if defined(__AMX_INT8__)
+ private:
+  template <bool kBoth>
+  static void pass(const uint8_t* x, long stride, const uint8_t* panel, long terms, int32_t* sums, Ahead& ahead) {
+    publish_stores();
+    const uint8_t* below = x + kTileRows * stride;
+    load_sums<kBoth>((const float*)sums, true);
+    for (long k = 0; k < terms; k += kByteTermsMultiple) {
+      const uint8_t* w = panel + k * kPanel;
+      ahead.ask();
+      _tile_stream_loadd(4, x + k, stride);
+      _tile_loadd(6, w, 128);
+      _tile_dpbssd(0, 4, 6);
+      _tile_loadd(7, w + 64, 128);
+      _tile_dpbssd(1, 4, 7);
+      if constexpr (kBoth) {
+        _tile_stream_loadd(5, below + k, stride);
+        _tile_dpbssd(2, 5, 6);
+        _tile_dpbssd(3, 5, 7);
+      }
+    }
+    store_sums<kBoth>((float*)sums);
+  }
+
+  long shaped_ = 0;
+#endif
+};
+
+}  // namespace antiphon

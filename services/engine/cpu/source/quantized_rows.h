@@ -1,0 +1,98 @@
+// Products with rows in 8 bits: each row is rounded to whole numbers of up to 127, its own largest being one of them,
+// before the columns' whole numbers go past it. A kernel as in quantized_weights.h.
+#pragma once
+
+#include "pool.h"
+#include "quantized_bytes.h"
+#include "quantized_unpack.h"
+
+namespace antiphon {
+
+template <class T>
+class Int8DynamicKernel {
+ public:
+  typedef ByteProduct Product;
+  static constexpr long kSize = 1;
+  static long prepared_floats(long rows, const Quantized& w) { return round_up(rows, kLanes) + rows * stride(w) / 4; }
+
+  Int8DynamicKernel(const Quantized& w, Rows<T> x, float* prepared) : w_(&w), x_(x), prepared_(prepared) {}
+  // The same rows with another matrix.
+  Int8DynamicKernel of(const Quantized& w) const {
+    Int8DynamicKernel other = *this;
+    other.w_ = &w;
+    return other;
+  }
+
+  // The rows' scales and then their bytes, where `prepared` has room for them.
+  void prepare(Pool& pool, long rows) {
+    rows_ = rows;
+    pool.share(rows, std::max(1L, rows / (4 * pool.threads())), [&](long first, long last) {
+      for (long r = first; r < last; r++) prepared_[r] = round_row(x_.row(r), row(r));
+    });
+  }
+
+  void add(Product& product, const Part& part, float* sums) const {
+    int32_t* const totals = reinterpret_cast<int32_t*>(sums);
+    if (!part.k) std::memset(totals, 0, part.rows * kPanel * sizeof *totals);
+    const long blocks = (part.rows + kBlockRows - 1) / kBlockRows, end = part.k + part.terms;
+    for (long k = part.k; k < end; k += kPiece) {
+      const long count = std::min(kPiece, end - k), bytes = count * kPanel;
+      const uint8_t* panel = w_->panel(part.p, k);
+      Ahead ahead(panel + (blocks == 1 ? kPrefetchBytes : bytes), bytes, kStepBytes / 64 / blocks + 1);
+      for (long r = 0; r < part.rows; r += kBlockRows)
+        product.multiply(std::min(kBlockRows, part.rows - r), row(part.first + r) + k, stride(*w_), panel, count,
+                         totals + r * kPanel, ahead);
+    }
+  }
+
+  void complete(long row, long p, float* sums) const {
+    for (long half = 0; half < kPanel; half += kLanes) {
+      const IntVec whole = load_any<IntVec>(sums + half) - load_any<IntVec>(w_->total(p) + half) * ByteProduct::kMore;
+      store(sums + half, __builtin_convertvector(whole, Vec) * (load(w_->scale(p, 0) + half) * prepared_[row]));
+    }
+  }
+
+ private:
+  // Terms that stay in the innermost cache while rows go past them, and what a step of the product reads of them.
+  static constexpr long kPiece = 1024;
+  static constexpr long kStepBytes = kByteTermsMultiple * kPanel;
+
+  static long stride(const Quantized& w) { return w.terms + kByteTermsMultiple; }
+  uint8_t* row(long row) const {
+    return reinterpret_cast<uint8_t*>(prepared_ + round_up(rows_, kLanes)) + row * stride(*w_);
+  }
+
+  // Returns the scale: not a number where the row has one that is none.
+  float round_row(const T* x, uint8_t* to) const {
+    Vec highest = {}, nothing = {};
+    for (long k = 0; k < w_->row_terms; k += kLanes) {
+      const Vec v = load(x + k);
+      highest = max(max(v, -v), highest);
+      nothing += v - v;
+    }
+    std::memset(to, ByteProduct::kMore, w_->terms);
+    const float size = max_lanes(highest), scale = size / 127.0f;
+    const bool finite = sum_lanes(nothing) == 0;
+    if (!finite) return std::nanf("");
+    if (size < kSmallest) return 0.0f;
+    const float times = 127.0f / size;
+    for (long k = 0; k < w_->row_terms; k += kLanes) round_some(load(x + k) * times, to + k);
+    return scale;
+  }
+
+  static void round_some(Vec v, uint8_t* to) {
+    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no fraction
+    const IntVec whole = __builtin_convertvector((v + magic) - magic, IntVec) + ByteProduct::kMore;
+    put_any(to, __builtin_convertvector(whole, ByteVec));
+  }
+
+  // Below it, the reciprocal of a row's largest number could be infinite.
+  static constexpr float kSmallest = 1e-30f;
+
+  const Quantized* w_;
+  Rows<T> x_;
+  float* prepared_;
+  long rows_ = 0;
+};
+
+}  // namespace antiphon

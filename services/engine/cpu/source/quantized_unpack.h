@@ -1,0 +1,132 @@
+// From weights in 8 or 4 bits to the pairs of pair.h, [terms / kTerms][32][kTerms] numbers that stay in a core's cache.
+#pragma once
+
+#include "quantized.h"
+
+namespace antiphon {
+
+// Two terms of 16 columns; bfloat16 has them exactly.
+inline WordVec exact_pair(Vec first, Vec second) { return ((WordVec)first >> 16) | ((WordVec)second & 0xffff0000u); }
+
+template <class V>
+inline void put_any(void* to, V v) {
+  std::memcpy(to, &v, sizeof v);
+}
+
+// Four terms of 16 columns, whose bytes `v` holds. The numbers are kTimes too large.
+template <class T>
+struct FourTerms {
+  static constexpr float kTimes = 1;
+
+  static Vec term(WordVec v, int index) { return __builtin_convertvector((IntVec)(v << (24 - 8 * index)) >> 24, Vec); }
+
+  static void put(WordVec v, float* to) {
+    for (int i = 0; i < 4; i++) store(to + i * kPanel, term(v, i));
+  }
+  static void put(WordVec v, Bf16* to) {
+    put_any(to, exact_pair(term(v, 0), term(v, 1)));
+    put_any(to + 2 * kPanel, exact_pair(term(v, 2), term(v, 3)));
+  }
+};
+
+#if defined(__AVX512BW__)
+// One shuffle puts a byte on top of its word, where it needs no more sign; one more makes pairs.
+template <>
+struct FourTerms<Bf16> {
+  static constexpr float kTimes = 1 << 24;
+
+  static __m512i top(WordVec v, int index) {
+    const __m512i from = _mm512_set4_epi32(12 + index, 8 + index, 4 + index, index);
+    const __m512i alone = _mm512_maskz_shuffle_epi8(0x8888888888888888, (__m512i)v, _mm512_slli_epi32(from, 24));
+    return _mm512_castps_si512(_mm512_cvtepi32_ps(alone));
+  }
+  static __m512i pair(__m512i first, __m512i second) {
+    const __m512i upper = _mm512_set4_epi32(0x0f0e, 0x0b0a, 0x0706, 0x0302);
+    return _mm512_mask_shuffle_epi8(second, 0x3333333333333333, first, upper);
+  }
+  static void put(WordVec v, Bf16* to) {
+    put_any(to, pair(top(v, 0), top(v, 1)));
+    put_any(to + 2 * kPanel, pair(top(v, 2), top(v, 3)));
+  }
+};
+#endif
+
+// Numbers of 8 bits, [terms / 4][32][4], FourTerms<T>::kTimes too large.
+template <class T>
+void unpack_bytes(const uint8_t* from, long terms, T* to, Ahead& ahead) {
+  constexpr long kHalf = kLanes * Pair<T>::kTerms;
+  for (long step = 0; step < terms; step += kTermsMultiple) {
+    ahead.ask();
+    for (long k = step; k < step + kTermsMultiple; k += 4) {
+      FourTerms<T>::put(load_any<WordVec>(from + k * kPanel), to + k * kPanel);
+      FourTerms<T>::put(load_any<WordVec>(from + k * kPanel + 64), to + k * kPanel + kHalf);
+    }
+  }
+}
+
+// The levels as the product takes them.
+template <class T>
+struct Levels;
+
+template <>
+struct Levels<float> {
+  explicit Levels(const Quantized& w) : levels(w.levels), whole(w.whole_levels) {}
+
+  Vec at(WordVec places) const {
+    if (whole) return __builtin_convertvector((IntVec)places - 8, Vec);
+    float found[kLanes];
+    for (long i = 0; i < kLanes; i++) found[i] = levels[places[i]];
+    return load(found);
+  }
+
+  // Eight terms of 16 columns, whose words `v` holds.
+  void put(WordVec v, float* to) const {
+    for (int j = 0; j < 4; j++)
+      for (int i = 0; i < 2; i++) store(to + (2 * j + i) * kPanel, at((v >> (16 * i + 4 * j)) & 15));
+  }
+
+  const float* levels;
+  const bool whole;
+};
+
+template <>
+struct Levels<Bf16> {
+#if defined(__AVX512BW__)
+  explicit Levels(const Quantized& w) : table(_mm512_load_si512(w.table)) {}
+
+  // A place is five bits here: the table is there twice, whatever the bit above the four is.
+  void put(WordVec v, Bf16* to) const {
+    put_any(to, _mm512_permutexvar_epi16((__m512i)v, table));
+    put_any(to + 2 * kPanel, _mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)v, 4), table));
+    put_any(to + 4 * kPanel, _mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)v, 8), table));
+    put_any(to + 6 * kPanel, _mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)v, 12), table));
+  }
+
+  const __m512i table;
+#else
+  explicit Levels(const Quantized& w) : wide(w) {}
+
+  void put(WordVec v, Bf16* to) const {
+    for (int j = 0; j < 4; j++)
+      put_any(to + 2 * j * kPanel, exact_pair(wide.at((v >> (4 * j)) & 15), wide.at((v >> (16 + 4 * j)) & 15)));
+  }
+
+  const Levels<float> wide;
+#endif
+};
+
+// Levels of 4 bits, [terms / 8][32] words.
+template <class T>
+void unpack_nibbles(const uint8_t* from, long terms, const Levels<T>& levels, T* to, Ahead& ahead) {
+  constexpr long kHalf = kLanes * Pair<T>::kTerms;
+  for (long step = 0; step < terms; step += kTermsMultiple) {
+    ahead.ask();
+    for (long k = step; k < step + kTermsMultiple; k += 8) {
+      const uint8_t* words = from + k * kPanel / 2;
+      levels.put(load_any<WordVec>(words), to + k * kPanel);
+      levels.put(load_any<WordVec>(words + 64), to + k * kPanel + kHalf);
+    }
+  }
+}
+
+}  // namespace antiphon

@@ -1,0 +1,157 @@
+// Products with weights of 8 or 4 bits and rows as they are: a piece of a panel is unpacked into the innermost cache,
+// where all rows go past it as past pairs. A kernel is made for one matrix and one set of rows; see linear.h.
+#pragma once
+
+#include "pool.h"
+#include "quantized_unpack.h"
+
+namespace antiphon {
+
+constexpr long kUnpackedTerms = 256;
+
+// Blocks of rows, one after the other; tiles are set up anew only where their number changes.
+template <class T>
+class BlockProduct {
+ public:
+  void multiply(long rows, const T* x, long stride, const T* pairs, long terms, float* sums, bool resume,
+                Ahead& ahead) {
+    if (rows != shaped_) BlockShape<T>(rows).use();
+    shaped_ = rows;
+    Block<T>::template multiply<Stays::panel>(rows, x, stride, pairs, terms, sums, resume, ahead);
+  }
+
+ private:
+  long shaped_ = 0;
+};
+
+// Calls `work(piece, its weights, ahead)` for pieces of a part. `ahead` asks for what is read later, evenly while a
+// piece is unpacked and while each block of rows goes past it.
+template <class Work>
+void each_piece(const Quantized& w, const Part& part, Work&& work) {
+  const long blocks = (part.rows + kBlockRows - 1) / kBlockRows;
+  for (long at = 0; at < part.terms; at += kUnpackedTerms) {
+    const Part piece{part.first, part.rows, part.p, part.k + at, std::min(kUnpackedTerms, part.terms - at)};
+    const uint8_t* from = w.panel(piece.p, piece.k);
+    const long bytes = w.bytes(piece.terms), steps = piece.terms / kTermsMultiple * (1 + blocks);
+    Ahead ahead(from + kPrefetchBytes, bytes, bytes / 64 / steps + 1);
+    work(piece, from, ahead);
+  }
+}
+
+template <class T>
+class Int8Kernel {
+ public:
+  typedef BlockProduct<T> Product;
+  static constexpr long kSize = sizeof(T);  // of a term of a row
+  static long prepared_floats(long, const Quantized&) { return 0; }
+
+  Int8Kernel(const Quantized& w, Rows<T> x, float*) : w_(&w), x_(x) {}
+  // The same rows with another matrix.
+  Int8Kernel of(const Quantized& w) const {
+    Int8Kernel other = *this;
+    other.w_ = &w;
+    return other;
+  }
+
+  void prepare(Pool&, long) const {}
+
+  // Sums [rows][32], continued where terms before `part` have been added.
+  void add(Product& product, const Part& part, float* sums) const {
+    alignas(64) T pairs[kUnpackedTerms * kPanel];
+    each_piece(*w_, part, [&](const Part& piece, const uint8_t* from, Ahead& ahead) {
+      unpack_bytes(from, piece.terms, pairs, ahead);
+      for (long r = 0; r < piece.rows; r += kBlockRows)
+        product.multiply(std::min(kBlockRows, piece.rows - r), x_.row(piece.first + r) + piece.k, x_.stride, pairs,
+                         piece.terms, sums + r * kPanel, piece.k > 0, ahead);
+    });
+  }
+
+  void complete(long, long p, float* sums) const {
+    for (long half = 0; half < kPanel; half += kLanes)
+      store(sums + half, load(sums + half) * (1 / FourTerms<T>::kTimes) * load(w_->scale(p, 0) + half));
+  }
+
+ private:
+  const Quantized* w_;
+  Rows<T> x_;
+};
+
+template <class T>
+class Int4Kernel {
+ public:
+  typedef BlockProduct<T> Product;
+  static constexpr long kSize = sizeof(T);
+  // Each row's sums over groups, where there are zeros to take off.
+  static long prepared_floats(long rows, const Quantized& w) { return w.offsets ? rows * w.groups : 0; }
+
+  Int4Kernel(const Quantized& w, Rows<T> x, float* prepared) : w_(&w), x_(x), totals_(prepared) {}
+  // The same rows with another matrix.
+  Int4Kernel of(const Quantized& w) const {
+    Int4Kernel other = *this;
+    other.w_ = &w;
+    return other;
+  }
+
+  void prepare(Pool& pool, long rows) const {
+    if (!w_->offsets) return;
+    pool.share(rows, std::max(1L, rows / (4 * pool.threads())), [&](long first, long last) {
+      for (long r = first; r < last; r++)
+        for (long g = 0; g < w_->groups; g++) totals_[r * w_->groups + g] = total(r, g);
+    });
+  }
+
+  // As above; parts are of whole groups, but for the last one.
+  void add(Product& product, const Part& part, float* sums) const {
+    alignas(64) T pairs[kUnpackedTerms * kPanel];
+    const Levels<T> levels(*w_);
+    each_piece(*w_, part, [&](const Part& piece, const uint8_t* from, Ahead& ahead) {
+      unpack_nibbles(from, piece.terms, levels, pairs, ahead);
+      for (long r = 0; r < piece.rows; r += kBlockRows) {
+        const long rows = std::min(kBlockRows, piece.rows - r);
+        add_groups(product, {piece.first + r, rows, piece.p, piece.k, piece.terms}, pairs, sums + r * kPanel, ahead);
+      }
+    });
+  }
+
+  void complete(long, long, float*) const {}
+
+ private:
+  float total(long row, long g) const {
+    const T* x = x_.row(row) + g * w_->group;
+    Vec sum = {};
+    for (long k = 0; k < std::min(w_->group, w_->terms - g * w_->group); k += kLanes) sum += load(x + k);
+    return sum_lanes(sum);
+  }
+
+  // A group's sums are read only while the next one's are made: tiles take their time to get into memory.
+  void add_groups(Product& product, const Part& part, const T* pairs, float* sums, Ahead& ahead) const {
+    alignas(64) float fresh[2][kBlockRows * kPanel];
+    long g = part.k / w_->group;
+    const long first = g;
+    for (long k = 0; k < part.terms; k += w_->group, g++) {
+      product.multiply(part.rows, x_.row(part.first) + part.k + k, x_.stride, pairs + k * kPanel,
+                       std::min(w_->group, part.terms - k), fresh[g & 1], false, ahead);
+      if (g > first) add_scaled(part, g - 1, fresh[~g & 1], sums);
+    }
+    add_scaled(part, g - 1, fresh[~g & 1], sums);
+  }
+
+  void add_scaled(const Part& part, long g, const float* fresh, float* sums) const {
+    for (long half = 0; half < kPanel; half += kLanes) {
+      const Vec scale = load(w_->scale(part.p, g) + half);
+      const Vec offset = w_->offsets ? load(w_->offset(part.p, g) + half) : Vec{};
+      for (long r = 0; r < part.rows; r++) {
+        float* sum = sums + r * kPanel + half;
+        Vec v = g ? load(sum) : Vec{};
+        if (w_->offsets) v -= offset * totals_[(part.first + r) * w_->groups + g];
+        store(sum, v + load(fresh + r * kPanel + half) * scale);
+      }
+    }
+  }
+
+  const Quantized* w_;
+  Rows<T> x_;
+  float* totals_;
+};
+
+}  // namespace antiphon

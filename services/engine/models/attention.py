@@ -1,0 +1,81 @@
+"""Attention of a decoder's layers, from the query-key-value product to the attended values: the reference.
+
+Qk-norm, rotation, writing to the cache, attention over it, one plain operation after the other. Not the projections
+around it. Made once for a model by its operations (`operations`), called by the decoder.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from services.engine.kernels.paged_attention import Scores, paged_attention, write_kv
+from services.engine.kernels.rms_norm import rms_norm
+from services.engine.kernels.rotary import Rotation, make_rotation, rotate
+from services.engine.models.description import DecoderDescription, RopeParameters
+from services.engine.models.rope import inverse_frequencies
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What a step knows besides its tokens.
+
+    `slot_mapping` [num_tokens]: where each token's key and value go. `attention`: who sees what, for each distinct
+    sliding window of the model's layers, in the form that the attention takes (the reference: `AttentionBatch`).
+    `key_caches`, `value_caches`: one a layer, see `paged_attention`.
+    """
+
+    slot_mapping: Tensor
+    attention: Mapping[int | None, Any]
+    key_caches: tuple[Tensor, ...]
+    value_caches: tuple[Tensor, ...]
+
+
+class Attention(Protocol):
+    """See the module."""
+
+    def prepare(self, positions: Tensor) -> Any:
+        """What all layers of a step share, for positions [num_tokens]; handed to `attend`."""
+        ...
+
+    def attend(self, layer: int, qkv: Tensor, prepared: Any, step: StepInputs) -> Tensor:
+        """Attended values [num_tokens, heads * head_dim] for qkv [num_tokens, (heads + 2 kv_heads) * head_dim].
+
+        Writes the step's keys and values; `qkv` may be overwritten.
+        """
+        ...
+
+
+class ReferenceAttention:
+    """The plain operations. `qk_norms`: of each layer, [heads + kv_heads, head_dim] or None."""
+
+    def __init__(self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor) -> None:
+        self._description, self._qk_norms, self._dtype = description, qk_norms, like.dtype
+        self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
+        self._frequencies = {
+            rope: inverse_frequencies(rope).to(like.device) for rope in set(self._ropes) if rope is not None
+        }
+        self._scores = Scores(description.query_scale, description.attention_softcap)
+
+    def prepare(self, positions: Tensor) -> Mapping[RopeParameters, Rotation]:
+        """See `Attention`."""
+        return {
+            rope: make_rotation(positions, frequencies, rope.attention_factor, self._dtype, rope.interleaved)
+            for rope, frequencies in self._frequencies.items()
+        }
+
+    def attend(self, layer: int, qkv: Tensor, prepared: Mapping[RopeParameters, Rotation], step: StepInputs) -> Tensor:
+        """See `Attention`."""
+        d, norm, rope = self._description, self._qk_norms[layer], self._ropes[layer]
+        heads = qkv.view(-1, d.num_heads + 2 * d.num_kv_heads, d.head_dim)
+        queries_keys, values = heads.split((d.num_heads + d.num_kv_heads, d.num_kv_heads), dim=1)
+        if norm is not None:
+            queries_keys = rms_norm(queries_keys, None, d.norm_eps) * norm
+        if rope is not None:
+            queries_keys = rotate(queries_keys, prepared[rope])
+        queries, keys = queries_keys.split((d.num_heads, d.num_kv_heads), dim=1)
+        caches = step.key_caches[layer], step.value_caches[layer]
+        write_kv(keys, values, *caches, step.slot_mapping)
+        batch = step.attention[d.sliding_windows[layer]]
+        return paged_attention(queries, keys, values, *caches, batch, self._scores).view(-1, d.q_size)

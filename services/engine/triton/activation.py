@@ -1,0 +1,55 @@
+"""The nonlinearity of an MLP, alone or times a gate's partner; formulas as in `kernels/activation`.
+
+    gated   x [n, 2m], gate in the first m columns, up in the last m → act(gate) · up [n, m]
+    alone   x [n, m] → act(x) [n, m]
+
+Computed in float32, rounded once. A program takes a piece of a row.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.engine.triton.runtime import LOG2E, ceil_div, launch
+
+_PIECE = 1024
+
+
+@triton.jit
+def activate(x, KIND: tl.constexpr):
+    """Act(x), x float32."""
+    if KIND == "silu":
+        return x / (1.0 + tl.exp2(-x * LOG2E))
+    elif KIND == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif KIND == "gelu_tanh":
+        # (1 + tanh(z)) / 2 = 1 / (1 + e^(-2z))
+        z = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        return x / (1.0 + tl.exp2(-2.0 * LOG2E * z))
+    else:
+        return tl.maximum(x, 0.0)
+
+
+@triton.jit
+def _activation_kernel(x, out, width, KIND: tl.constexpr, GATED: tl.constexpr, PIECE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
+    inside = i < width
+    if GATED:
+        gate = tl.load(x + row * 2 * width + i, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(x + row * 2 * width + width + i, mask=inside, other=0.0).to(tl.float32)
+        y = activate(gate, KIND) * up
+    else:
+        y = activate(tl.load(x + row * width + i, mask=inside, other=0.0).to(tl.float32), KIND)
+    tl.store(out + row * width + i, y.to(out.dtype.element_ty), mask=inside)
+
+
+def activated(x: Tensor, kind: str, gated: bool) -> Tensor:
+    """See the module; `kind` as in a decoder's description."""
+    assert x.is_contiguous(), "x must be contiguous"
+    rows, width = x.shape[0], x.shape[1] // 2 if gated else x.shape[1]
+    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    grid = (rows, ceil_div(width, _PIECE))
+    launch(_activation_kernel, grid, x, out, width, warps=4, KIND=kind, GATED=gated, PIECE=_PIECE)
+    return out

@@ -1,0 +1,70 @@
+"""Moving blocks of the KV cache: within it, and between it and one buffer that leaves the device in one piece.
+
+    cache    [parts, num_blocks, words]     parts: keys and values of every layer
+    packed   [n, parts, words]              a block of all layers in one piece
+    copy     cache[:, target] = cache[:, source]     for pairs of blocks
+    gather   packed[i] = cache[:, block_i]
+    scatter  cache[:, block_i] = packed[i]
+
+Words are integers of any size; what they mean does not matter. `packed` is the form for the host's memory and for
+another engine: one large copy in place of many small ones. No block is the target of two copies of a call, and none is
+both source and target.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.engine.triton.runtime import launch
+
+_WORDS_AT_ONCE = 1024
+
+
+@triton.jit
+def _move_kernel(
+    source, target, source_blocks, target_blocks, source_block, source_part, target_block, target_part, words,
+    PIECE: tl.constexpr,
+):  # fmt: skip
+    """One part of one block. A list that is None is 0, 1, 2 and so on."""
+    i, part = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    origin = i if source_blocks is None else tl.load(source_blocks + i).to(tl.int64)
+    goal = i if target_blocks is None else tl.load(target_blocks + i).to(tl.int64)
+    source += origin * source_block + part * source_part
+    target += goal * target_block + part * target_part
+    for first in range(0, words, PIECE):
+        w = first + tl.arange(0, PIECE)
+        tl.store(target + w, tl.load(source + w, mask=w < words, other=0), mask=w < words)
+
+
+def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """Block to block; `sources`, `targets` [n] int32."""
+    strides = (cache.stride(1), cache.stride(0))
+    _move(cache, cache, sources, targets, (*strides, *strides), (len(sources), cache.shape[0]))
+
+
+def gather_blocks(cache: Tensor, blocks: Tensor, packed: Tensor) -> None:
+    """Blocks [n] int32 of the cache into the first n places of `packed`."""
+    strides = (cache.stride(1), cache.stride(0), packed.stride(0), packed.stride(1))
+    _move(cache, packed, blocks, None, strides, (len(blocks), cache.shape[0]))
+
+
+def scatter_blocks(packed: Tensor, blocks: Tensor, cache: Tensor) -> None:
+    """The first n places of `packed` into blocks [n] int32 of the cache."""
+    strides = (packed.stride(0), packed.stride(1), cache.stride(1), cache.stride(0))
+    _move(packed, cache, None, blocks, strides, (len(blocks), cache.shape[0]))
+
+
+def _move(
+    source: Tensor,
+    target: Tensor,
+    source_blocks: Tensor | None,
+    target_blocks: Tensor | None,
+    strides: tuple[int, ...],
+    grid: tuple[int, int],
+) -> None:
+    assert source.stride(-1) == target.stride(-1) == 1
+    assert source.dtype == target.dtype
+    launch(
+        _move_kernel, grid, source, target, source_blocks, target_blocks, *strides, source.shape[-1],
+        warps=4, PIECE=_WORDS_AT_ONCE,
+    )  # fmt: skip

@@ -1,0 +1,240 @@
+"""A decoder's operations made of the Triton kernels: see `models/operations` for the seam.
+
+Products of many rows are the vendor library's (`F.linear`), which nothing here would beat; products of up to
+`FEW_ROWS` rows read their weight once with all around them fused. A decoder layer then takes, for a few rows, six
+launches: norm + query-key-value, rotation + cache, attention (two), output + residual, norm + gate·up, down + residual;
+for many rows nine.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from services.engine.kernels.alibi import alibi_slopes
+from services.engine.kernels.experts import route
+from services.engine.models.attention import Attention, StepInputs
+from services.engine.models.description import ActivationKind, DecoderDescription, Experts, NormKind, RopeParameters
+from services.engine.models.linear import Linear
+from services.engine.models.mlp import Mlp, SharedExpert
+from services.engine.models.norm import Norm
+from services.engine.models.operations import NormThenMlp, ResidualMlp
+from services.engine.models.rope import inverse_frequencies
+from services.engine.triton.activation import activated
+from services.engine.triton.attention_work import DeviceWork, Geometry
+from services.engine.triton.decode_attention import attend_few
+from services.engine.triton.experts import mixed_experts
+from services.engine.triton.norm import normed
+from services.engine.triton.prefill_attention import attend_many
+from services.engine.triton.rope_kv import make_table, rotate_and_store
+from services.engine.triton.skinny import skinny_linear
+
+FEW_ROWS = 8
+"""Rows up to which a product takes no longer than reading its weight, whatever its tiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonNorm:
+    """A `Norm`: a layer norm where there is a bias."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Norm`."""
+        return normed(x, self.weight, self.bias, self.eps)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Norm`."""
+        return normed(x, self.weight, self.bias, self.eps, residual)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonLinear:
+    """A `Linear`: `weight` [out, in], contiguous."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        if x.shape[0] <= FEW_ROWS:
+            return skinny_linear(x.contiguous(), self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Linear`. In place where the library adds for nothing."""
+        if x.shape[0] <= FEW_ROWS:
+            return skinny_linear(x, self.weight, self.bias, residual=residual)
+        residual.addmm_(x, self.weight.t())
+        return residual if self.bias is None else residual.add_(self.bias)
+
+    def after(self, norm: TritonNorm, x: Tensor) -> Tensor:
+        """The product of norm(x), an RMS norm."""
+        if x.shape[0] <= FEW_ROWS:
+            return skinny_linear(x, self.weight, self.bias, norm=(norm.weight, norm.eps))
+        return F.linear(norm(x), self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonMlp:
+    """An `Mlp` of two products, gated or not."""
+
+    up: Linear
+    down: Linear
+    activation: ActivationKind
+    gated: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        return self.down(self.inner(x, None))
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        return self.down.add_to(residual, self.inner(x, None))
+
+    def inner(self, x: Tensor, norm: TritonNorm | None) -> Tensor:
+        """What the second product reads, for norm(x) where there is an RMS norm."""
+        if self.gated and isinstance(self.up, TritonLinear) and x.shape[0] <= FEW_ROWS:
+            factors = None if norm is None else (norm.weight, norm.eps)
+            return skinny_linear(x, self.up.weight, self.up.bias, norm=factors, activation=self.activation)
+        return activated(self.up(x if norm is None else norm(x)), self.activation, self.gated)
+
+
+@dataclass(frozen=True, slots=True)
+class NormedMlp:
+    """A `ResidualMlp` with an RMS norm, fused where that is possible."""
+
+    norm: TritonNorm
+    mlp: TritonMlp
+
+    def add_to(self, residual: Tensor, hidden: Tensor) -> Tensor:
+        """See `ResidualMlp`."""
+        return self.mlp.down.add_to(residual, self.mlp.inner(hidden, self.norm))
+
+
+@dataclass(frozen=True, slots=True)
+class TritonExpertMlp:
+    """An `Mlp`: see `ExpertMlp` for the shapes."""
+
+    experts: Experts
+    router: Linear
+    gate_up: Tensor
+    down: Tensor
+    activation: ActivationKind
+    shared: SharedExpert | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        return self._mixed(None, x)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        return self._mixed(residual, x)
+
+    def _mixed(self, residual: Tensor | None, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        shares, chosen = route(self.router(x), self.experts.num_per_token, self.experts.normalise)
+        mixed = mixed_experts(x, shares, chosen, self.gate_up, self.down, self.activation, residual)
+        if self.shared is None:
+            return mixed
+        return torch.addcmul(mixed, self.shared.gate(x).sigmoid(), self.shared.mlp(x))
+
+
+class TritonAttention:
+    """An `Attention`. `StepInputs.attention` holds `DeviceWork`; positions are int32."""
+
+    def __init__(
+        self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor, num_positions: int
+    ) -> None:
+        self._description, self._qk_norms = description, qk_norms
+        self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
+        self._tables: dict[RopeParameters | None, Tensor | None] = {None: None}
+        for rope in {rope for rope in self._ropes if rope is not None}:
+            frequencies = inverse_frequencies(rope).to(like.device)
+            self._tables[rope] = make_table(frequencies, rope.attention_factor, num_positions, like.dtype)
+        slopes = None
+        if description.alibi_scale is not None:
+            slopes = (alibi_slopes(description.num_heads) * description.alibi_scale).to(like.device)
+        scale = description.head_dim**-0.5 if description.query_scale is None else description.query_scale
+        self._geometry = Geometry(description.num_kv_heads, scale, description.attention_softcap, slopes)
+
+    def prepare(self, positions: Tensor) -> Tensor:
+        """See `Attention`."""
+        return positions
+
+    def attend(self, layer: int, qkv: Tensor, prepared: Tensor, step: StepInputs) -> Tensor:
+        """See `Attention`."""
+        d, rope = self._description, self._ropes[layer]
+        caches = step.key_caches[layer], step.value_caches[layer]
+        rotate_and_store(
+            qkv, prepared, step.slot_mapping, *caches, d.num_heads, self._tables[rope],
+            rope is not None and rope.interleaved, self._qk_norms[layer], d.norm_eps,
+        )  # fmt: skip
+        queries = qkv.view(-1, d.num_heads + 2 * d.num_kv_heads, d.head_dim)[:, : d.num_heads]
+        attended = qkv.new_empty((qkv.shape[0], d.num_heads, d.head_dim))
+        work: DeviceWork = step.attention[d.sliding_windows[layer]]
+        if work.few is not None:
+            attend_few(queries, *caches, attended, work, self._geometry)
+        if work.many is not None:
+            attend_many(queries, *caches, attended, work, self._geometry)
+        return attended.view(-1, d.q_size)
+
+
+class TritonOperations:
+    """`Operations`. `num_positions`: of the longest context that will be served."""
+
+    def __init__(self, num_positions: int) -> None:
+        self._num_positions = num_positions
+
+    def norm(self, kind: NormKind, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
+        """See `Operations`."""
+        factor = weight.to(torch.float32) + 1.0 if kind == "rms_plus_one" else weight
+        return TritonNorm(factor, bias if kind == "layer" else None, eps)
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """See `Operations`."""
+        # The interpreter writes back what it was given, and a checkpoint's pages are read-only.
+        return TritonLinear(weight.clone() if weight.device.type == "cpu" else weight.contiguous(), bias)
+
+    def unpacked_linear(self, weight: Tensor) -> Linear:
+        """See `Operations`."""
+        return self.linear(weight)
+
+    def mlp(self, up: Linear, down: Linear, activation: ActivationKind, gated: bool) -> Mlp:
+        """See `Operations`."""
+        return TritonMlp(up, down, activation, gated)
+
+    def expert_mlp(
+        self,
+        experts: Experts,
+        router: Linear,
+        gate_up: Tensor,
+        down: Tensor,
+        activation: ActivationKind,
+        shared: SharedExpert | None,
+    ) -> Mlp:
+        """See `Operations`."""
+        return TritonExpertMlp(experts, router, gate_up, down, activation, shared)
+
+    def attention(
+        self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor
+    ) -> Attention:
+        """See `Operations`."""
+        return TritonAttention(description, qk_norms, like, self._num_positions)
+
+    def normed_linear(self, norm: Norm, linear: Linear) -> Callable[[Tensor], Tensor]:
+        """See `Operations`."""
+        if isinstance(norm, TritonNorm) and norm.bias is None and isinstance(linear, TritonLinear):
+            return partial(linear.after, norm)
+        return lambda x: linear(norm(x))
+
+    def normed_mlp(self, norm: Norm, mlp: Mlp) -> ResidualMlp:
+        """See `Operations`."""
+        if isinstance(norm, TritonNorm) and norm.bias is None and isinstance(mlp, TritonMlp):
+            return NormedMlp(norm, mlp)
+        return NormThenMlp(norm, mlp)

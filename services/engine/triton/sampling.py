@@ -1,0 +1,284 @@
+"""From logits to one token a row, in three launches; what is computed is defined in `kernels/sampling` and `philox`.
+
+    1  survey   per chunk of the vocabulary: max and Σ exp of the logits as they are, best of the adjusted ones
+    2  weigh    rows that draw: weights relative to the row's best
+    3  choose   per row: log normaliser; greedy rows take the best, others find their candidates' threshold and draw
+
+    adjusted    penalties for rows that have some, then tokens that a row's bitmask forbids are impossible
+    threshold   the greatest t with #{w >= t} >= top-k, with Σ{w >= t} >= top-p · Σ of what top-k left, and min-p
+    token       the first, in vocabulary order, at which the running sum of the candidates passes u times their sum
+
+Weights are positive floats, whose bit patterns are ordered as they are: a threshold is found exactly, without sorting,
+by narrowing a range of patterns with a few pivots in each pass over the row. Sums are float64, in a fixed order, row by
+row: a row's token does not depend on the rows beside it and, but for the last bit of an exponential, equals the
+reference's. u is Philox-4x32-10 of (seed, output position): see `kernels/philox`.
+
+    logits [n, vocab] float32 | bfloat16 | float16; counts, in_prompt [rows, vocab] int32, int8
+    bitmask [n, words] int32
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.engine.triton.runtime import ceil_div, launch, power_of_two
+
+GREEDY_BELOW = 1e-5
+"""A temperature so low that the draw has no choice left."""
+_CHUNK = 4096
+_SEARCHED = 1024
+"""Tokens that a pass of the search looks at together."""
+_PIVOTS = 7
+"""Eight parts a pass: three bits of the threshold's thirty."""
+_ONE = 0x3F800000
+"""The pattern of 1.0, the greatest weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustments:
+    """What some rows' logits go through first. Tensors are there even where no row needs them: one kernel for all.
+
+    `counts` of output tokens and `in_prompt` have a row for each sequence that the worker holds; `bitmask` has rows for
+    those that need one, a bit for each token that is allowed, lowest first.
+    """
+
+    counts: Tensor
+    in_prompt: Tensor
+    bitmask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Parameters of the n rows, a column each, on the device.
+
+    `temperature`, `min_p`, `repetition`, `frequency`, `presence` float32; `top_p` float64; `seeds` int64; the others
+    int32: `top_k` (the vocabulary's size: all), `positions` in the output, `penalty_rows` and `mask_rows` (-1: none).
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    positions: Tensor
+    repetition: Tensor
+    frequency: Tensor
+    presence: Tensor
+    penalty_rows: Tensor
+    mask_rows: Tensor
+
+
+@triton.jit
+def _adjust(x, row, i, inside, counts, in_prompt, bitmask, penalty_rows, mask_rows, repetitions, frequencies, presences,
+            vocab, words):  # fmt: skip
+    """Logits `x` of the tokens `i` after penalties and bitmask; what is no number is impossible."""
+    penalty_row, mask_row = tl.load(penalty_rows + row), tl.load(mask_rows + row)
+    if penalty_row >= 0:
+        place = penalty_row.to(tl.int64) * vocab + i
+        count = tl.load(counts + place, mask=inside, other=0)
+        known = (count > 0) | (tl.load(in_prompt + place, mask=inside, other=0) != 0)
+        factor = tl.where(known, tl.load(repetitions + row), 1.0)
+        x = tl.where(x > 0, tl.div_rn(x, factor), x * factor)
+        x -= tl.load(frequencies + row) * count.to(tl.float32) + tl.where(count > 0, tl.load(presences + row), 0.0)
+    if mask_row >= 0:
+        word = tl.load(bitmask + mask_row.to(tl.int64) * words + i // 32, mask=inside, other=0)
+        x = tl.where(((word >> (i % 32)) & 1) != 0, x, float("-inf"))
+    return tl.where(x == x, x, float("-inf"))
+
+
+@triton.jit
+def _survey_kernel(
+    logits, counts, in_prompt, bitmask, penalty_rows, mask_rows, repetitions, frequencies, presences,
+    tops, sums, bests, winners, vocab, words, CHUNK: tl.constexpr,
+):  # fmt: skip
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    i = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = i < vocab
+    raw = tl.load(logits + row.to(tl.int64) * vocab + i, mask=inside, other=float("-inf")).to(tl.float32)
+    x = _adjust(raw, row, i, inside, counts, in_prompt, bitmask, penalty_rows, mask_rows, repetitions, frequencies,
+                presences, vocab, words)  # fmt: skip
+    raw = tl.where(raw == raw, raw, float("-inf"))
+    top, best = tl.max(raw, 0), tl.max(x, 0)
+    place = row * tl.num_programs(1) + chunk
+    tl.store(tops + place, top)
+    tl.store(sums + place, tl.sum(tl.exp(raw - tl.where(top == float("-inf"), 0.0, top)), 0))
+    tl.store(bests + place, best)
+    tl.store(winners + place, tl.min(tl.where(inside & (x == best), i, vocab), 0))
+
+
+@triton.jit
+def _weigh_kernel(
+    logits, counts, in_prompt, bitmask, penalty_rows, mask_rows, repetitions, frequencies, presences,
+    bests, temperatures, weights, vocab, words, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, GREEDY_BELOW: tl.constexpr,
+):  # fmt: skip
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    temperature = tl.load(temperatures + row)
+    if temperature >= GREEDY_BELOW:
+        c, num_chunks = tl.arange(0, CHUNKS), tl.num_programs(1)
+        best = tl.max(tl.load(bests + row * num_chunks + c, mask=c < num_chunks, other=float("-inf")), 0)
+        i = chunk * CHUNK + tl.arange(0, CHUNK)
+        inside = i < vocab
+        place = row.to(tl.int64) * vocab + i
+        x = tl.load(logits + place, mask=inside, other=float("-inf")).to(tl.float32)
+        x = _adjust(x, row, i, inside, counts, in_prompt, bitmask, penalty_rows, mask_rows, repetitions, frequencies,
+                    presences, vocab, words)  # fmt: skip
+        w = tl.exp(tl.div_rn(x - best, temperature))
+        tl.store(weights + place, tl.where(w == w, w, 0.0), mask=inside)
+
+
+@triton.jit
+def _uniform(seed, position):
+    """53 random bits of (seed, position), as a float64 in [0, 1)."""
+    bits = seed.to(tl.uint64, bitcast=True)
+    k0, k1 = (bits & 0xFFFFFFFF).to(tl.uint32), (bits >> 32).to(tl.uint32)
+    c0 = position.to(tl.uint32)
+    zero = c0 ^ c0
+    c1, c2, c3, left, right = zero, zero, zero, zero + 0xD2511F53, zero + 0xCD9E8D57
+    for _ in tl.static_range(10):  # pyright: ignore[reportGeneralTypeIssues]
+        a, b = c0, c2
+        c0, c2 = tl.umulhi(b, right) ^ c1 ^ k0, tl.umulhi(a, left) ^ c3 ^ k1
+        c1, c3 = b * right, a * left
+        k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
+    high, low = (c0 >> 5).to(tl.int64), (c1 >> 6).to(tl.int64)
+    return ((high << 26) | low).to(tl.float64) * (1.0 / 9007199254740992.0)
+
+
+@triton.jit
+def _below(target, total):
+    """The lesser of target and the greatest float64 below the total, 0 where the total is 0."""
+    under = (total.to(tl.int64, bitcast=True) - 1).to(tl.float64, bitcast=True)
+    return tl.where(total > 0.0, tl.minimum(target, under), 0.0)
+
+
+@triton.jit
+def _edge(weights, wanted, vocab, COUNTED: tl.constexpr, PIECE: tl.constexpr, PIVOTS: tl.constexpr, ONE: tl.constexpr):
+    """A weight from which on the tokens are as many, or sum to as much, as is wanted; without any of them they are not.
+
+    The range [low, high) of patterns shrinks until at most one token's weight lies in it.
+    """
+    low, high = tl.program_id(0) * 0, tl.program_id(0) * 0 + (ONE + 1)
+    p = tl.arange(0, PIVOTS + 1)
+    num_low, within = vocab, vocab
+    while (high - low > 1) & (within > 1):
+        # Pivots low + step, low + 2 step, …; the last is the upper end, which is known not to reach.
+        step = (high - low + PIVOTS) // (PIVOTS + 1)
+        pivots = tl.minimum(low + (p + 1) * step, high)
+        counts = tl.zeros((PIECE, PIVOTS + 1), tl.int32)
+        sums = tl.zeros((PIECE, PIVOTS + 1), tl.float64)
+        for first in range(0, vocab, PIECE):
+            i = first + tl.arange(0, PIECE)
+            w = tl.load(weights + i, mask=i < vocab, other=0.0)
+            above = w.to(tl.int32, bitcast=True)[:, None] >= pivots[None, :]
+            counts += above.to(tl.int32)
+            if not COUNTED:
+                sums += tl.where(above, w.to(tl.float64)[:, None], 0.0)
+        many = tl.sum(counts, 0)
+        reached = many.to(tl.float64) if COUNTED else tl.sum(sums, 0)
+        enough = (reached >= wanted) & (pivots < high)
+        # Counts fall as pivots rise: the last that is enough has the least of those, the first that is not the most.
+        from_low = tl.min(tl.where(enough, many, num_low), 0)
+        from_high = tl.max(tl.where(enough, 0, many), 0)
+        low, high = tl.max(tl.where(enough, pivots, low), 0), tl.min(tl.where(enough, high, pivots), 0)
+        num_low, within = from_low, from_low - from_high
+    return low.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _sums_from(weights, threshold, vocab, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
+    """Sums of the weights from the threshold on, [CHUNKS] float64: of each chunk."""
+    c = tl.arange(0, CHUNKS)
+    sums = tl.zeros((CHUNKS,), tl.float64)
+    for chunk in range(0, tl.cdiv(vocab, CHUNK)):
+        i = chunk * CHUNK + tl.arange(0, CHUNK)
+        w = tl.load(weights + i, mask=i < vocab, other=0.0)
+        sums = tl.where(c == chunk, tl.sum(tl.where(w >= threshold, w, 0.0).to(tl.float64), 0), sums)
+    return sums
+
+
+@triton.jit
+def _draw(weights, threshold, uniform, vocab, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
+    """The chunk in which the running sum passes the target, then the token in it."""
+    ends = tl.cumsum(_sums_from(weights, threshold, vocab, CHUNK, CHUNKS), 0)
+    total = tl.max(ends, 0)
+    target = _below(uniform * total, total)
+    passed = ends <= target
+    chunk = tl.sum(passed.to(tl.int32), 0)
+    i = chunk * CHUNK + tl.arange(0, CHUNK)
+    w = tl.load(weights + i, mask=i < vocab, other=0.0)
+    running = tl.cumsum(tl.where(w >= threshold, w, 0.0).to(tl.float64), 0)
+    left = _below(target - tl.max(tl.where(passed, ends, 0.0), 0), tl.max(running, 0))
+    return chunk * CHUNK + tl.sum((running <= left).to(tl.int32), 0)
+
+
+@triton.jit
+def _choose_kernel(
+    logits, tops, sums, bests, winners, weights, temperatures, top_ks, top_ps, min_ps, seeds, positions,
+    tokens, logprobs, vocab, num_chunks,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, PIECE: tl.constexpr, PIVOTS: tl.constexpr, ONE: tl.constexpr,
+    GREEDY_BELOW: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    c = tl.arange(0, CHUNKS)
+    place, known = row * num_chunks + c, c < num_chunks
+    top = tl.load(tops + place, mask=known, other=float("-inf"))
+    anchor = tl.max(top, 0)
+    anchor = tl.where(anchor == float("-inf"), 0.0, anchor)
+    norm = anchor + tl.log(tl.sum(tl.exp(top - anchor) * tl.load(sums + place, mask=known, other=0.0), 0))
+    best = tl.load(bests + place, mask=known, other=float("-inf"))
+    is_best = known & (best == tl.max(best, 0))
+    token = tl.min(tl.where(is_best, tl.load(winners + place, mask=known, other=vocab), vocab), 0)
+    if tl.load(temperatures + row) >= GREEDY_BELOW:
+        mine = weights + row.to(tl.int64) * vocab
+        top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
+        threshold = tl.load(min_ps + row)
+        k_edge = threshold * 0.0
+        if top_k < vocab:
+            k_edge = _edge(mine, top_k.to(tl.float64), vocab, True, PIECE, PIVOTS, ONE)
+            threshold = tl.maximum(threshold, k_edge)
+        if top_p < 1.0:
+            wanted = top_p * tl.sum(_sums_from(mine, k_edge, vocab, CHUNK, CHUNKS), 0)
+            threshold = tl.maximum(threshold, _edge(mine, wanted, vocab, False, PIECE, PIVOTS, ONE))
+        uniform = _uniform(tl.load(seeds + row), tl.load(positions + row))
+        token = _draw(mine, threshold, uniform, vocab, CHUNK, CHUNKS)
+    # A row without any weight, which only a broken model gives, still gets a token of the vocabulary.
+    token = tl.minimum(token, vocab - 1)
+    tl.store(tokens + row, token.to(tl.int64))
+    tl.store(logprobs + row, tl.load(logits + row.to(tl.int64) * vocab + token).to(tl.float32) - norm)
+
+
+def choose_tokens(
+    logits: Tensor, columns: Columns, adjustments: Adjustments, any_draws: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Tokens [n] int64 and the log probabilities [n] float32 that the logits as they are give them.
+
+    `any_draws`: some row has a temperature; otherwise the weights need no memory.
+    """
+    assert logits.is_contiguous(), "logits must be contiguous"
+    rows, vocab = logits.shape
+    device = logits.device
+    chunk = min(_CHUNK, power_of_two(vocab, 16))
+    chunks = ceil_div(vocab, chunk)
+    tops, sums, bests = torch.empty((3, rows, chunks), dtype=torch.float32, device=device)
+    winners = torch.empty((rows, chunks), dtype=torch.int32, device=device)
+    weights = torch.empty((rows if any_draws else 0, vocab), dtype=torch.float32, device=device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=device)
+    logprobs = torch.empty(rows, dtype=torch.float32, device=device)
+    adjusting = (
+        logits, adjustments.counts, adjustments.in_prompt, adjustments.bitmask,
+        columns.penalty_rows, columns.mask_rows, columns.repetition, columns.frequency, columns.presence,
+    )  # fmt: skip
+    words, sizes = adjustments.bitmask.shape[1], {"CHUNK": chunk, "CHUNKS": power_of_two(chunks)}
+    launch(_survey_kernel, (rows, chunks), *adjusting, tops, sums, bests, winners, vocab, words, warps=8, CHUNK=chunk)
+    launch(
+        _weigh_kernel, (len(weights), chunks), *adjusting, bests, columns.temperature, weights, vocab, words,
+        warps=8, GREEDY_BELOW=GREEDY_BELOW, **sizes,
+    )  # fmt: skip
+    launch(
+        _choose_kernel, (rows,), logits, tops, sums, bests, winners, weights, columns.temperature, columns.top_k,
+        columns.top_p, columns.min_p, columns.seeds, columns.positions, tokens, logprobs, vocab, chunks,
+        warps=16, PIECE=min(_SEARCHED, chunk), PIVOTS=_PIVOTS, ONE=_ONE, GREEDY_BELOW=GREEDY_BELOW, **sizes,
+    )  # fmt: skip
+    return tokens, logprobs

@@ -1,0 +1,115 @@
+"""Products of a few rows with a weight, where reading the weight is all that takes time, with their surroundings fused.
+
+    z = norm(x) Wᵀ + b        norm: x / sqrt(mean(x²) + eps) · w, or none; the root is taken out of the sum over columns
+    y = z                     plain
+    y = residual + z          added
+    y = act(gate) · up        gated, [gate | up] = z: W [2m, in] → y [n, m]
+
+    x, residual, y [n, ·] float32 | bfloat16 | float16, n <= 16; W [out, in] of the same type, as the checkpoint has it
+
+Every program reads some rows of W once, all columns of them, in the order of memory: no partial sums, so a row's
+result depends on nothing beside it. More rows are the business of the vendor's library (`operations`).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.engine.triton.activation import activate
+from services.engine.triton.runtime import INTERPRETED, architecture, ceil_div, launch, power_of_two
+from services.engine.triton.scores import multiply
+
+ROWS_MAX = 16
+"""Rows of the narrowest product of tensor cores."""
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _skinny_kernel(
+    x, weight, bias, factor, residual, out, rows, width, eps,
+    COLUMNS: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    ACTIVATION: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
+    r, n, c = tl.arange(0, ROWS), tl.program_id(0) * WIDE + tl.arange(0, WIDE), tl.arange(0, PIECE)
+    real = (r < rows)[:, None]
+    # Rows of W behind the last are read as the last: no mask in the way of wide loads.
+    lines = weight + (tl.minimum(n, width - 1).to(tl.int64) * COLUMNS)[:, None]
+    acc, up, squares = (
+        tl.zeros((ROWS, WIDE), tl.float32),
+        tl.zeros((ROWS, WIDE), tl.float32),
+        tl.zeros((ROWS,), tl.float32),
+    )
+    for first in range(0, COLUMNS, PIECE):
+        columns = first + c
+        if COLUMNS % PIECE == 0:
+            part = tl.load(x + (r * COLUMNS)[:, None] + columns[None, :], mask=real, other=0.0)
+            w = tl.load(lines + columns[None, :], eviction_policy="evict_first")
+        else:
+            inside = (columns < COLUMNS)[None, :]
+            part = tl.load(x + (r * COLUMNS)[:, None] + columns[None, :], mask=real & inside, other=0.0)
+            w = tl.load(lines + columns[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+        if NORMED:
+            wide = part.to(tl.float32)
+            squares += tl.sum(wide * wide, 1)
+            factors = tl.load(factor + columns, mask=columns < COLUMNS, other=0.0).to(tl.float32)
+            part = (wide * factors[None, :]).to(w.dtype)
+        acc = multiply(part, tl.trans(w), acc)
+        if ACTIVATION != "":
+            below = lines + width.to(tl.int64) * COLUMNS + columns[None, :]
+            if COLUMNS % PIECE == 0:
+                w = tl.load(below, eviction_policy="evict_first")
+            else:
+                w = tl.load(below, mask=(columns < COLUMNS)[None, :], other=0.0, eviction_policy="evict_first")
+            up = multiply(part, tl.trans(w), up)
+    if NORMED:
+        scale = (1.0 / tl.sqrt(squares / COLUMNS + eps))[:, None]
+        acc, up = acc * scale, up * scale
+    stored = real & (n < width)[None, :]
+    if bias is not None:
+        acc += tl.load(bias + n, mask=n < width, other=0.0).to(tl.float32)[None, :]
+    if ACTIVATION != "":
+        if bias is not None:
+            up += tl.load(bias + width + n, mask=n < width, other=0.0).to(tl.float32)[None, :]
+        acc = activate(acc, ACTIVATION) * up
+    place = r[:, None] * width + n[None, :]
+    if residual is not None:
+        acc += tl.load(residual + place, mask=stored, other=0.0).to(tl.float32)
+    tl.store(out + place, acc.to(out.dtype.element_ty), mask=stored)
+
+
+def skinny_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    residual: Tensor | None = None,
+    activation: str = "",
+) -> Tensor:
+    """See the module. `norm`: factors [in] and eps; `activation` as in a description, empty: no gate."""
+    rows, columns = x.shape
+    assert rows <= ROWS_MAX, rows
+    assert x.is_contiguous(), x.stride()
+    assert weight.is_contiguous(), weight.stride()
+    assert residual is None or residual.is_contiguous(), "the residual must be contiguous"
+    width = weight.shape[0] // 2 if activation else weight.shape[0]
+    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    wide, piece, stages = _shape(width, columns, x.dtype.itemsize, bool(activation))
+    launch(
+        _skinny_kernel, (ceil_div(width, wide),),
+        x, weight, bias, norm[0] if norm else None, residual, out, rows, width, norm[1] if norm else 0.0,
+        warps=4, stages=stages, COLUMNS=columns, PIECE=piece, ROWS=ROWS_MAX, WIDE=wide, ACTIVATION=activation,
+        NORMED=norm is not None,
+    )  # fmt: skip
+    return out
+
+
+def _shape(width: int, columns: int, itemsize: int, gated: bool) -> tuple[int, int, int]:
+    """(rows of W, columns at once, stages): enough programs for every processor, enough bytes in flight in each."""
+    wide = 16 if gated or width <= 8192 else 32
+    if INTERPRETED:
+        # There programs run one after another: few large ones.
+        wide = 128
+    piece = min(256 if itemsize <= 2 else 128, power_of_two(columns, 16))
+    deep = itemsize <= 2 and architecture() != "gfx942"
+    return wide, piece, 4 if deep else 2

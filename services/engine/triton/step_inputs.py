@@ -1,0 +1,43 @@
+"""Small moves between what the host sends and what the device keeps.
+
+    known_ids       ids[i] = last[source_i] where source_i >= 0, else what the host sent
+    scatter_words   table[place_i] = word_i, the table flat
+
+A sampled token stays on the device: the step that computes it next takes it from `last`, by its sequence's row, whether
+or not the host has read it yet.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.engine.triton.runtime import ceil_div, launch
+
+_AT_ONCE = 256
+
+
+@triton.jit(do_not_specialize=["count"])
+def _known_ids_kernel(ids, sources, last, count, AT_ONCE: tl.constexpr):
+    i = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
+    source = tl.load(sources + i, mask=i < count, other=-1)
+    token = tl.load(last + source, mask=source >= 0, other=0)
+    tl.store(ids + i, token.to(ids.dtype.element_ty), mask=source >= 0)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _scatter_kernel(table, places, words, count, AT_ONCE: tl.constexpr):
+    i = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
+    place = tl.load(places + i, mask=i < count, other=0)
+    tl.store(table + place, tl.load(words + i, mask=i < count, other=0), mask=i < count)
+
+
+def known_ids(ids: Tensor, sources: Tensor, last: Tensor) -> None:
+    """Overwrites `ids` [n] int32 in place; `sources` [n] int32 rows of `last` [rows] int64, or -1."""
+    count = len(ids)
+    launch(_known_ids_kernel, (ceil_div(count, _AT_ONCE),), ids, sources, last, count, warps=4, AT_ONCE=_AT_ONCE)
+
+
+def scatter_words(table: Tensor, places: Tensor, words: Tensor) -> None:
+    """Writes `words` [n] int32 at flat `places` [n] int32 of `table`, all different."""
+    count = len(places)
+    launch(_scatter_kernel, (ceil_div(count, _AT_ONCE),), table, places, words, count, warps=4, AT_ONCE=_AT_ONCE)

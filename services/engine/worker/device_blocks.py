@@ -1,0 +1,76 @@
+"""The KV cache on a GPU in one piece, the part of it in the host's memory, and the copies of blocks that plans name.
+
+    cache   [layers · 2, num_blocks, block bytes]; layer l has its keys in part 2 l, its values in part 2 l + 1
+    host    [num_host_blocks, layers · 2, block bytes]: a block of all layers lies in one piece
+
+Blocks that leave or enter are put together on the device first, so that the copy is a large one. Called by the GPU
+worker.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.engine.core.plan import StepPlan
+from services.engine.models.description import DecoderDescription
+from services.engine.triton.blocks import copy_blocks, gather_blocks, scatter_blocks
+from services.engine.worker.kv_cache import KvCache
+
+_TOGETHER = 64
+"""Blocks put together at once: bounds the memory that it takes."""
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+class DeviceBlocks:
+    """`kv` are views of the one tensor, in the shape that attention takes."""
+
+    def __init__(
+        self,
+        description: DecoderDescription,
+        num_blocks: int,
+        num_host_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (block_size, description.num_kv_heads, description.head_dim)
+        block_bytes = int(np.prod(shape)) * dtype.itemsize
+        parts = 2 * description.num_layers
+        # Zeroed: a slot that was never written is read behind a mask.
+        whole = torch.zeros((parts, num_blocks, block_bytes), dtype=torch.uint8, device=device)
+        views = [part.view(dtype).view(num_blocks, *shape) for part in whole]
+        self.kv = KvCache(tuple(views[0::2]), tuple(views[1::2]))
+        self._words = whole.view(_WORDS[next(size for size in (8, 4, 2, 1) if block_bytes % size == 0)])
+        # Pages that are never written are never taken.
+        host = np.zeros((num_host_blocks, parts, block_bytes), dtype=np.uint8)
+        self._host = torch.from_numpy(host).view(self._words.dtype)
+        self._device = device
+
+    def carry_out(self, plan: StepPlan) -> None:
+        """A plan's copies: out to the host, in from it, then from block to block."""
+        for blocks, places in _portions(plan.swap_out):
+            packed = self._packed(len(blocks))
+            gather_blocks(self._words, self._on_device(blocks), packed)
+            self._host[places] = packed.cpu()
+        for places, blocks in _portions(plan.swap_in):
+            scatter_blocks(self._host[places].to(self._device), self._on_device(blocks), self._words)
+        for sources, targets in _portions(plan.copies):
+            copy_blocks(self._words, self._on_device(sources), self._on_device(targets))
+
+    def _packed(self, count: int) -> Tensor:
+        parts, _, words = self._words.shape
+        return torch.empty((count, parts, words), dtype=self._words.dtype, device=self._device)
+
+    def _on_device(self, blocks: Tensor) -> Tensor:
+        return blocks.to(self._device, torch.int32)
+
+
+def _portions(pairs: Pairs) -> Iterator[tuple[Tensor, Tensor]]:
+    """(from, to) [n] int64 each."""
+    for first in range(0, len(pairs), _TOGETHER):
+        columns = torch.tensor(pairs[first : first + _TOGETHER], dtype=torch.int64)
+        yield columns[:, 0], columns[:, 1]

@@ -1,0 +1,124 @@
+"""From a plan and the rows to what the GPU's kernels take: flat arrays and the attention's lists, staged.
+
+    ids, positions [num_tokens]   the step's tokens and their places; a token that the host does not know yet comes from
+    sources [num_tokens]          its sequence's row on the device (-1: the host's is right)
+    slots [num_tokens]            where keys and values go, -1 for the padding of a captured graph
+    logit_tokens, rows, offsets   as in `inputs`
+
+Plain index arithmetic, and where each array goes. Called by the GPU worker.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from services.engine.core.plan import StepPlan
+from services.engine.triton.attention_work import SPLIT_TOKENS, DeviceWork, Heads, Integers, Sequences, plan_work
+from services.engine.worker.staging import Staging
+from services.engine.worker.state_table import StateTable
+
+
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """See the module."""
+
+    ids: Integers
+    sources: Integers
+    positions: Integers
+    slots: Integers
+    sequences: Sequences
+    logit_tokens: Integers
+    rows: Integers
+    offsets: Integers
+
+    @property
+    def is_decode(self) -> bool:
+        """Every sequence computes its last token and samples the next one."""
+        return len(self.ids) == len(self.sequences.rows) == len(self.logit_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """The same on the device. `logit_tokens`: None where every token samples."""
+
+    ids: Tensor
+    sources: Tensor
+    positions: Tensor
+    slots: Tensor
+    attention: Mapping[int | None, DeviceWork]
+    logit_tokens: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSize:
+    """What a captured graph has places for: sequences with one token each, and the longest of them."""
+
+    num_seqs: int
+    max_seq_len: int
+
+    @property
+    def max_items(self) -> int:
+        """Splits of keys that all of them together have at most."""
+        return self.num_seqs * -(-self.max_seq_len // SPLIT_TOKENS)
+
+
+def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, block_size: int) -> HostStep:
+    """The step of a plan that the table has applied. `num_known` [rows]: tokens whose ids the host has."""
+    columns = [(s.row, s.start, s.num_tokens, s.samples + len(s.draft_token_ids)) for s in plan.scheduled]
+    rows, starts, counts, samples = np.array(columns, dtype=np.int64).T
+    query_starts = counts.cumsum() - counts
+    owner = np.repeat(np.arange(len(rows)), counts)
+    positions = np.arange(len(owner)) + (starts - query_starts)[owner]
+    owners = rows[owner]
+    blocks = table.block_tables[owners, positions // block_size].astype(np.int64)
+    offsets = np.arange(samples.sum()) - np.repeat(samples.cumsum() - samples, samples)
+    known = positions < num_known[owners]
+    return HostStep(
+        ids=table.token_ids[owners, positions].astype(np.int64),
+        sources=np.where(known, -1, owners),
+        positions=positions,
+        slots=blocks * block_size + positions % block_size,
+        sequences=Sequences(rows, starts + counts, query_starts, counts),
+        logit_tokens=np.repeat(query_starts + counts - samples, samples) + offsets,
+        rows=np.repeat(rows, samples),
+        offsets=offsets,
+    )
+
+
+def empty_step() -> HostStep:
+    """A step without sequences: what a graph is captured with."""
+    none = np.zeros(0, dtype=np.int64)
+    return HostStep(none, none, none, none, Sequences(none, none, none, none), none, none, none)
+
+
+def place(
+    step: HostStep,
+    tables: Tensor,
+    windows: Iterable[int | None],
+    heads: Heads,
+    staging: Staging,
+    graph: GraphSize | None = None,
+) -> DeviceStep:
+    """Puts a step's arrays where the kernels find them; padded to the size of the graph that will run it."""
+    count = len(step.ids) if graph is None else graph.num_seqs
+    missing = count - len(step.ids)
+
+    def padded(values: Integers, filling: int) -> Integers:
+        return np.concatenate((values, np.full(missing, filling))) if missing else values
+
+    ids, sources = staging.put(padded(step.ids, 0)), staging.put(padded(step.sources, -1))
+    positions, slots = staging.put(padded(step.positions, 0)), staging.put(padded(step.slots, -1))
+    capacity = (0, 0) if graph is None else (graph.num_seqs, graph.max_items)
+    attention = {window: plan_work(step.sequences, tables, window, heads, staging.put, capacity) for window in windows}
+    every = graph is not None or len(step.logit_tokens) == len(step.ids)
+    logit_tokens = None if every else staging.put(step.logit_tokens)
+    return DeviceStep(ids, sources, positions, slots, attention, logit_tokens)
+
+
+def staging_bytes(max_tokens: int, max_num_seqs: int, max_model_len: int, num_windows: int, block_size: int) -> int:
+    """Room for any step: the arrays above, the sampler's columns, new blocks."""
+    items = max_num_seqs * -(-max_model_len // SPLIT_TOKENS)
+    words = 28 * max_tokens + num_windows * (items + 2 * max_tokens + 8 * max_num_seqs) + 40 * max_num_seqs
+    return 4 * (words + 4 * max_num_seqs + max_tokens // block_size) + 64 * 64

@@ -1,0 +1,169 @@
+"""Chooses tokens on the device and keeps there what the next choice needs: each row's last token, penalty counts.
+
+The order of the steps is that of `sampler`; the kernels are `services/engine/triton/sampling`. Randomness has no state.
+Called by the GPU worker: `stage` before a step's arrays are copied, `choose` behind its forward pass.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.engine.core.plan import NewSequence, SampledLogprobs
+from services.engine.triton.attention_work import Integers
+from services.engine.triton.sampling import Adjustments, Columns, choose_tokens
+from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch
+from services.engine.worker.staging import Staging
+from services.engine.worker.state_table import StateTable
+
+
+@dataclass(frozen=True, slots=True)
+class StagedSampling:
+    """A step's sampling parameters on the device. `rows` [n] int64; `penalised`: places of rows with penalties."""
+
+    batch: SamplingBatch
+    columns: Columns
+    bitmask: Tensor
+    rows: Tensor
+    penalised: Integers
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Tokens [n] int64 and what is reported of them, on the device; `top`: (places, token ids, log probabilities)."""
+
+    tokens: Tensor
+    logprobs: Tensor
+    top: tuple[Integers, Tensor, Tensor] | None
+
+
+class DeviceSampler:
+    """See the module."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size, self._device = vocab_size, device
+        self.last = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        """Of each row the token that was sampled last."""
+        shape = (max_num_seqs, vocab_size)
+        self._counts = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._in_prompt = torch.zeros(shape, dtype=torch.int8, device=device)
+        self._everything = torch.full((1, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
+
+    def join(self, sequences: tuple[NewSequence, ...], table: StateTable) -> None:
+        """Rows that join bring the counts that their penalties need."""
+        rows = np.array([sequence.row for sequence in sequences if _has_penalties(sequence)], dtype=np.int64)
+        if len(rows):
+            counts, in_prompt = table.penalty_rows(rows)
+            places = torch.from_numpy(rows).to(self._device)
+            self._counts.index_copy_(0, places, torch.from_numpy(counts).to(self._device))
+            self._in_prompt.index_copy_(0, places, torch.from_numpy(in_prompt.astype(np.int8)).to(self._device))
+
+    def stage(self, batch: SamplingBatch, rows: Integers, staging: Staging) -> StagedSampling:
+        """Puts the parameters of rows that sample, in their order."""
+        count = len(rows)
+        repetition, frequency, presence = np.ones(count), np.zeros(count), np.zeros(count)
+        penalty_rows, mask_rows = np.full(count, -1), np.full(count, -1)
+        columns = ((repetition, batch.repetition), (frequency, batch.frequency), (presence, batch.presence))
+        for column, values in columns:
+            column[batch.penalised] = values
+        penalty_rows[batch.penalised] = rows[batch.penalised]
+        mask_rows[list(batch.barred)] = np.arange(len(batch.barred))
+        put = staging.put
+        staged = Columns(
+            temperature=put(batch.temperature, dtype=np.float32),
+            top_k=put(batch.top_k),
+            top_p=put(batch.top_p, dtype=np.float64),
+            min_p=put(batch.min_p, dtype=np.float32),
+            seeds=put(batch.seeds.view(np.int64), dtype=np.int64),
+            positions=put(batch.output_positions),
+            repetition=put(repetition, dtype=np.float32),
+            frequency=put(frequency, dtype=np.float32),
+            presence=put(presence, dtype=np.float32),
+            penalty_rows=put(penalty_rows),
+            mask_rows=put(mask_rows),
+        )
+        return StagedSampling(batch, staged, self._bitmask(batch), put(rows, dtype=np.int64), batch.penalised)
+
+    def choose(self, logits: Tensor, staged: StagedSampling, guesses: "Guesses | None" = None) -> Chosen:
+        """Logits [n, vocab] → tokens. With guesses the caller tells afterwards which were taken (`take`)."""
+        batch = staged.batch
+        columns, counts, in_prompt = staged.columns, self._counts, self._in_prompt
+        if guesses is not None and len(staged.penalised):
+            columns, counts, in_prompt = self._with_guesses(staged, guesses)
+        any_draws = bool((batch.temperature >= GREEDY_BELOW).any())
+        adjustments = Adjustments(counts, in_prompt, staged.bitmask)
+        tokens, logprobs = choose_tokens(logits, columns, adjustments, any_draws)
+        if guesses is None:
+            self.take(staged.rows, tokens, staged.penalised)
+        return Chosen(tokens, logprobs, _top(logits, batch))
+
+    def take(self, rows: Tensor, tokens: Tensor, penalised: Integers) -> None:
+        """Tokens that are output now, one for each of the rows, which are distinct; `penalised`: some of the places."""
+        self.last.index_copy_(0, rows, tokens)
+        if len(penalised):
+            places = torch.from_numpy(penalised).to(self._device)
+            ones = torch.ones(len(penalised), dtype=torch.int32, device=self._device)
+            self._counts.index_put_((rows[places], tokens[places]), ones, accumulate=True)
+
+    def _with_guesses(self, staged: StagedSampling, guesses: "Guesses") -> tuple[Columns, Tensor, Tensor]:
+        """Counts of their own for the penalised places, as if the guesses before each were output."""
+        places = staged.penalised
+        own = staged.rows[torch.from_numpy(places).to(self._device)]
+        counts = self._counts.index_select(0, own).cpu().numpy()
+        for row, place in enumerate(places.tolist()):
+            np.add.at(counts[row], guesses.before(place), 1)
+        rows = torch.full_like(staged.columns.penalty_rows, -1)
+        rows[torch.from_numpy(places).to(self._device)] = torch.arange(
+            len(places), dtype=torch.int32, device=self._device
+        )
+        fields = {name: getattr(staged.columns, name) for name in Columns.__dataclass_fields__}
+        counted = torch.from_numpy(counts).to(self._device)
+        return Columns(**{**fields, "penalty_rows": rows}), counted, self._in_prompt.index_select(0, own)
+
+    def _bitmask(self, batch: SamplingBatch) -> Tensor:
+        """A row for each that is barred from some tokens."""
+        if not batch.barred:
+            return self._everything
+        allowed = np.ones((len(batch.barred), 32 * self._everything.shape[1]), dtype=np.uint8)
+        for row, token_ids in enumerate(batch.barred.values()):
+            allowed[row, token_ids] = 0
+        words = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
+        return torch.from_numpy(words).to(self._device)
+
+
+@dataclass(frozen=True, slots=True)
+class Guesses:
+    """The guesses that a step checks: for each place that samples, those of its sequence that stand before it."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+
+    def before(self, place: int) -> np.ndarray:
+        """Guesses before a place, as an array."""
+        return np.array(self.token_ids[place], dtype=np.int64)
+
+
+def _has_penalties(sequence: NewSequence) -> bool:
+    p = sequence.params
+    return (p.repetition_penalty, p.frequency_penalty, p.presence_penalty) != (1.0, 0.0, 0.0)
+
+
+def _top(logits: Tensor, batch: SamplingBatch) -> tuple[Integers, Tensor, Tensor] | None:
+    """Best candidates of the rows that asked for some."""
+    asking = np.flatnonzero(batch.num_logprobs)
+    if not len(asking):
+        return None
+    rows = logits.index_select(0, torch.from_numpy(asking).to(logits.device)).to(torch.float32)
+    values, token_ids = rows.topk(min(int(batch.num_logprobs.max()), logits.shape[1]), dim=-1)
+    return asking, token_ids, values - rows.logsumexp(dim=-1, keepdim=True)
+
+
+def report(tokens: Integers, logprobs: list[float], top: tuple[Integers, Tensor, Tensor] | None,
+           batch: SamplingBatch) -> Sampled:  # fmt: skip
+    """What the host makes of a choice that has been copied to it."""
+    reports = [SampledLogprobs(logprob) for logprob in logprobs]
+    if top is not None:
+        for row, ids, values in zip(top[0].tolist(), top[1].tolist(), top[2].tolist(), strict=True):
+            count = int(batch.num_logprobs[row])
+            reports[row] = SampledLogprobs(logprobs[row], tuple(ids[:count]), tuple(values[:count]))
+    return Sampled(tokens, tuple(reports))

@@ -1,0 +1,314 @@
+"""The GPU worker: the decoder on Triton kernels and CUDA graphs, the next plan taken while the device is busy.
+
+    launch    blocks copied, rows filled, arrays staged and copied in one piece, graph or kernels, tokens chosen,
+              the copy of the tokens to the host begun: nothing here waits for the device
+    collect   waits for that copy; tokens go to the rows and into the result
+
+A sampled token stays on the device for the step that computes it next, so a plan may name a sequence whose last token
+the host does not know yet. A step with guesses is waited for at once: which of them were right decides what is next.
+Runs on CPU tensors under Triton's interpreter, for tests. Called by the step loop, from one thread.
+"""
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from services.engine.models.attention import StepInputs
+from services.engine.models.config_fields import weight_dtype
+from services.engine.models.decoder import Decoder
+from services.engine.models.registry import find_family
+from services.engine.triton.attention_work import Heads, Integers
+from services.engine.triton.operations import TritonOperations
+from services.engine.triton.step_inputs import known_ids, scatter_words
+from services.engine.worker.acceptance import accept
+from services.engine.worker.budget import cpu_budget
+from services.engine.worker.decode_graphs import DecodeGraphs, graph_sizes
+from services.engine.worker.device_blocks import DeviceBlocks
+from services.engine.worker.device_inputs import (
+    DeviceStep,
+    GraphSize,
+    HostStep,
+    empty_step,
+    flatten_for_device,
+    place,
+    staging_bytes,
+)
+from services.engine.worker.device_memory import device_budget
+from services.engine.worker.device_sampler import Chosen, DeviceSampler, Guesses, StagedSampling, report
+from services.engine.worker.host_cache import plan_host_blocks
+from services.engine.worker.kv_cache import Budget, KvPlan, context_length, plan_kv_cache
+from services.engine.worker.model_files import eos_token_ids, read_config
+from services.engine.worker.staging import Staging
+from services.engine.worker.state_table import StateTable
+from services.engine.worker.torch_worker import check_offload, choose_cache_dtype, choose_dtype
+from services.engine.worker.weights import load_weights
+from shared.config import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BATCHED_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """A launched step: where its tokens go, and the copies to the host, complete once `arrived` is."""
+
+    plan: StepPlan
+    rows: Integers
+    places: Integers
+    sampling: StagedSampling
+    chosen: Chosen
+    arrived: "torch.cuda.Event | None"
+
+    def wait(self) -> None:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+
+
+class TritonWorker:
+    """A `PipelinedWorker`."""
+
+    @torch.inference_mode()
+    def __init__(self, settings: EngineSettings, model_dir: Path, device: torch.device) -> None:
+        """Loads the model. Raises `ServiceError` or `SettingsError` for a model or settings that cannot work."""
+        self._device, self._settings = device, settings
+        check_offload(settings, device)
+        config = read_config(model_dir)
+        family = find_family(config)
+        self._description = family.describe(config)
+        self._dtype = choose_dtype(settings.dtype, weight_dtype(config), device)
+        self._cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
+        operations = TritonOperations(context_length(settings, self._description))
+        layout = family.layout(self._description)
+        weights = load_weights(model_dir, self._description, layout, self._dtype, device, operations)
+        self._model = Decoder(self._description, weights, operations)
+        self._windows = tuple(dict.fromkeys(self._description.sliding_windows))
+        group = self._description.num_heads // self._description.num_kv_heads
+        self._heads = Heads(group, self._dtype.itemsize)
+        self._under_way: deque[_UnderWay | StepResult] = deque()
+        self._graphs: DecodeGraphs | None = None
+        self._prepare_state(settings, eos_token_ids(model_dir, self._description))
+
+    def facts(self) -> EngineFacts:
+        """See `ModelWorker`."""
+        return self._facts
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """See `ModelWorker`: what is under way must have been collected."""
+        assert not self._under_way, "a plan is under way"
+        self.launch(plan)
+        return self.collect()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> None:
+        """See `PipelinedWorker`."""
+        self._blocks.carry_out(plan)
+        self._table.apply(plan)
+        for sequence in plan.new:
+            self._num_known[sequence.row] = len(sequence.token_ids)
+        if plan.empty:
+            self._under_way.append(StepResult(plan.step))
+            return
+        self._sampler.join(plan.new, self._table)
+        self._staging.begin()
+        step = flatten_for_device(plan, self._table, self._num_known_with_guesses(plan), self._facts.block_size)
+        size = self._graph_for(step)
+        placed = place(step, self._tables, self._windows, self._heads, self._staging, size)
+        sampling = self._stage_sampling(step)
+        self._send(plan)
+        if sampling is None:
+            self._forward(placed)
+            self._under_way.append(StepResult(plan.step))
+            return
+        logits = self._logits(placed) if size is None or self._graphs is None else self._graphs.replay(size)
+        self._choose(plan, step, logits[: len(step.rows)], sampling)
+
+    def collect(self) -> StepResult:
+        """See `PipelinedWorker`."""
+        step = self._under_way.popleft()
+        if isinstance(step, StepResult):
+            return step
+        step.wait()
+        tokens = step.chosen.tokens.numpy()
+        self._table.fill(step.rows, step.places, tokens)
+        self._num_known[step.rows] = np.maximum(self._num_known[step.rows], step.places + 1)
+        sampled = report(tokens, step.chosen.logprobs.tolist(), step.chosen.top, step.sampling.batch)
+        given = tuple((token,) for token in sampled.token_ids.tolist())
+        return StepResult(step.plan.step, given, tuple((logprobs,) for logprobs in sampled.logprobs))
+
+    def close(self) -> None:
+        """See `ModelWorker`."""
+        self._under_way.clear()
+        del self._graphs, self._model, self._blocks, self._sampler, self._staging, self._tables, self._table
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    # --- start-up -----------------------------------------------------------------------------------------------------
+
+    def _prepare_state(self, settings: EngineSettings, eos: frozenset[int]) -> None:
+        """Everything that a step needs; the cache gets what a step of the largest size leaves of the memory."""
+        d, max_seqs, block_size = self._description, settings.max_num_seqs, settings.block_size
+        longest = context_length(settings, d)
+        chunked = settings.enable_chunked_prefill
+        max_tokens = settings.max_num_batched_tokens or max(DEFAULT_BATCHED_TOKENS, max_seqs)
+        max_tokens = max_tokens if chunked else max(max_tokens, longest)
+        self._sampler = DeviceSampler(max_seqs, d.vocab_size, self._device)
+        room = staging_bytes(max_tokens, max_seqs, longest, len(self._windows), block_size)
+        self._staging = Staging(self._device, room)
+        width = -(-longest // block_size)
+        self._tables = torch.zeros((max_seqs, width), dtype=torch.int32, device=self._device)
+        kv = self._plan_cache(settings, min(max_tokens, longest))
+        num_host_blocks = plan_host_blocks(settings, d, kv, self._cache_dtype)
+        self._blocks = self._make_blocks(kv.num_blocks, num_host_blocks)
+        self._facts = EngineFacts(kv.num_blocks, block_size, kv.max_model_len, d.vocab_size, eos, num_host_blocks)
+        self._table = StateTable(max_seqs, longest, block_size, d.vocab_size, eos)
+        self._num_known = np.zeros(max_seqs, dtype=np.int64)
+        if self._device.type == "cuda" and not settings.enforce_eager:
+            captured = min(settings.max_seq_len_to_capture, kv.max_model_len)
+            self._graphs = DecodeGraphs(graph_sizes(max_seqs), captured, self._prepare_empty, self._logits)
+
+    def _plan_cache(self, settings: EngineSettings, num_tokens: int) -> KvPlan:
+        if self._device.type != "cuda":
+            budget = cpu_budget(settings, 0)
+        else:
+            left = device_budget(settings, self._device, lambda: self._try_largest_step(num_tokens))
+            budget = Budget(left, left)
+        longest = context_length(settings, self._description)
+        return plan_kv_cache(settings, self._description, self._cache_dtype, budget, longest)
+
+    def _make_blocks(self, num_blocks: int, num_host_blocks: int) -> DeviceBlocks:
+        block_size = self._settings.block_size
+        return DeviceBlocks(self._description, num_blocks, num_host_blocks, block_size, self._cache_dtype, self._device)
+
+    def _try_largest_step(self, num_tokens: int) -> None:
+        """One prompt of so many tokens, all in a cache of one block, and as many rows that sample as there may be."""
+        self._blocks = self._make_blocks(1, 0)
+        step = empty_step()
+        ids, none = np.zeros(num_tokens, dtype=np.int64), np.full(num_tokens, -1)
+        one = np.array([num_tokens])
+        sequences = type(step.sequences)(one * 0, one, one * 0, one)
+        rows = np.arange(min(num_tokens, self._settings.max_num_seqs))
+        step = HostStep(ids, none, np.arange(num_tokens), none, sequences, rows, rows, rows * 0)
+        table = StateTable(len(rows), 1, 1, self._description.vocab_size, frozenset())
+        self._staging.begin()
+        placed = place(step, self._tables, self._windows, self._heads, self._staging)
+        batch = table.sampling(rows, rows * 0, with_counts=False)
+        batch.temperature[:] = 1.0
+        sampling = self._sampler.stage(batch, rows, self._staging)
+        self._staging.upload()
+        self._sampler.choose(self._logits(placed), sampling)
+
+    def _prepare_empty(self, size: GraphSize) -> DeviceStep:
+        self._staging.begin()
+        placed = place(empty_step(), self._tables, self._windows, self._heads, self._staging, size)
+        self._staging.upload()
+        return placed
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def _num_known_with_guesses(self, plan: StepPlan) -> Integers:
+        """Tokens that the host has the ids of: guesses stand behind the known ones, in the row."""
+        known = self._num_known
+        if any(share.draft_token_ids for share in plan.scheduled):
+            known = known.copy()
+            for share in plan.scheduled:
+                known[share.row] += len(share.draft_token_ids)
+        return known
+
+    def _graph_for(self, step: HostStep) -> GraphSize | None:
+        if self._graphs is None or not step.is_decode:
+            return None
+        return self._graphs.find(len(step.ids), int(step.sequences.seq_lens.max()))
+
+    def _stage_sampling(self, step: HostStep) -> StagedSampling | None:
+        if not len(step.rows):
+            return None
+        batch = self._table.sampling(step.rows, step.offsets, with_counts=False)
+        return self._sampler.stage(batch, step.rows, self._staging)
+
+    def _send(self, plan: StepPlan) -> None:
+        """Copies what was staged, new blocks of the tables among it."""
+        width, places, words = self._tables.shape[1], list[int](), list[int]()
+        for sequence in plan.new:
+            places += range(sequence.row * width, sequence.row * width + len(sequence.block_ids))
+            words += sequence.block_ids
+        for share in plan.scheduled:
+            if share.new_block_ids:
+                end = share.row * width + int(self._table.num_blocks[share.row])
+                places += range(end - len(share.new_block_ids), end)
+                words += share.new_block_ids
+        if not places:
+            self._staging.upload()
+            return
+        staged = [self._staging.put_any(np.array(values, dtype=np.int32)) for values in (places, words)]
+        self._staging.upload()
+        scatter_words(self._tables, staged[0], staged[1])
+
+    def _forward(self, step: DeviceStep) -> None:
+        known_ids(step.ids, step.sources, self._sampler.last)
+        self._model.forward(step.ids, step.positions, self._step_inputs(step))
+
+    def _logits(self, step: DeviceStep) -> Tensor:
+        known_ids(step.ids, step.sources, self._sampler.last)
+        return self._model.step_logits(step.ids, step.positions, self._step_inputs(step), step.logit_tokens)
+
+    def _step_inputs(self, step: DeviceStep) -> StepInputs:
+        kv = self._blocks.kv
+        return StepInputs(step.slots, step.attention, kv.key_caches, kv.value_caches)
+
+    def _choose(self, plan: StepPlan, step: HostStep, logits: Tensor, sampling: StagedSampling) -> None:
+        guesses = _guesses(plan) if step.offsets.any() else None
+        chosen = self._to_host(self._sampler.choose(logits, sampling, guesses))
+        arrived = None
+        if self._device.type == "cuda":
+            arrived = torch.cuda.Event()
+            arrived.record()
+        if guesses is None:
+            places = self._table.reserve(step.rows)
+            self._under_way.append(_UnderWay(plan, step.rows, places, sampling, chosen, arrived))
+        else:
+            waiting = _UnderWay(plan, step.rows, step.rows, sampling, chosen, arrived)
+            self._under_way.append(self._accept(waiting))
+
+    def _accept(self, step: _UnderWay) -> StepResult:
+        """Waits for a step with guesses and takes those that were right; tells the device what is output now."""
+        step.wait()
+        sampled = report(
+            step.chosen.tokens.numpy(), step.chosen.logprobs.tolist(), step.chosen.top, step.sampling.batch
+        )
+        result = accept(step.plan, sampled, self._table)
+        rows = [share.row for share in step.plan.scheduled if share.samples]
+        self._num_known[rows] = self._table.num_tokens[rows]
+        for place_in_share in range(max(map(len, result.token_ids))):
+            given = [
+                (row, x[place_in_share])
+                for row, x in zip(rows, result.token_ids, strict=True)
+                if place_in_share < len(x)
+            ]
+            columns = torch.tensor(given, dtype=torch.int64).to(self._device)
+            penalised = np.flatnonzero(self._table.has_penalties(np.array([row for row, _ in given])))
+            self._sampler.take(columns[:, 0], columns[:, 1], penalised)
+        return result
+
+    def _to_host(self, chosen: Chosen) -> Chosen:
+        """Copies that have been begun."""
+        top = chosen.top
+        if top is not None:
+            top = top[0], self._begin_copy(top[1]), self._begin_copy(top[2])
+        return Chosen(self._begin_copy(chosen.tokens), self._begin_copy(chosen.logprobs), top)
+
+    def _begin_copy(self, values: Tensor) -> Tensor:
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=self._device.type == "cuda")
+        return host.copy_(values, non_blocking=True)
+
+
+def _guesses(plan: StepPlan) -> Guesses:
+    """For each place that samples the guesses before it."""
+    drafts = [share.draft_token_ids for share in plan.scheduled if share.samples]
+    return Guesses(tuple(draft[:end] for draft in drafts for end in range(len(draft) + 1)))

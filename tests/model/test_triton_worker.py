@@ -1,0 +1,164 @@
+"""The GPU worker, under the interpreter: core, loop and worker give the tokens of PyTorch's operations."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from services.engine.core.core import Core
+from services.engine.core.plan import CoreLimits, StepPlan
+from services.engine.core.request import SequenceSpec
+from services.engine.loop import StepLoop, StepReport
+from services.engine.worker.decode_graphs import DecodeGraphs
+from services.engine.worker.device_inputs import DeviceStep, GraphSize
+from services.engine.worker.seam import ModelWorker, PipelinedWorker
+from services.engine.worker.torch_worker import TorchWorker
+from services.engine.worker.triton_worker import TritonWorker
+from shared.clock import SystemClock
+from shared.sampling import SamplingParams
+from tests.model.harness import Models, make_prompt, settings
+
+CPU = torch.device("cpu")
+GREEDY = {"temperature": 0.0}
+MIXED: list[tuple[int, dict[str, Any]]] = [
+    (17, GREEDY),
+    (3, {"seed": 2**64 - 3, "top_p": 0.9, "top_k": 50}),
+    (4, {"repetition_penalty": 1.4, "frequency_penalty": 0.3, "seed": 4, "logprobs": 3}),
+    (5, {"temperature": 0.0, "min_tokens": 2, "ignore_eos": False}),
+]
+"""(prompt, parameters): in chunks, over a block's border, with penalties and log probabilities, with bans."""
+
+
+class Output:
+    """What the reports of a loop say, by request."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, list[int]] = defaultdict(list)
+        self.logprobs: dict[str, list[Any]] = defaultdict(list)
+
+    def report(self, report: StepReport) -> None:
+        assert not report.refused
+        for outcome in report.outcomes:
+            assert outcome.position == len(self.tokens[outcome.request_id])
+            self.tokens[outcome.request_id] += outcome.token_ids
+            self.logprobs[outcome.request_id] += outcome.logprobs
+
+
+def run(
+    worker: ModelWorker, requests: list[tuple[list[int], dict[str, Any]]], num_tokens: int, **limits: Any
+) -> Output:
+    """All requests through the loop; the last one joins when the others are running."""
+    output = Output()
+    bounds = CoreLimits(**{"max_num_seqs": 4, "max_num_batched_tokens": 14, **limits})
+    core = Core(bounds, worker.facts())
+    loop = StepLoop(core, worker, SystemClock(), output.report)
+    for number, (prompt, params) in enumerate(requests):
+        fields = {"max_tokens": num_tokens, "ignore_eos": True, **params}
+        if number == len(requests) - 1:
+            loop.step()
+        loop.add(SequenceSpec(f"r{number}", tuple(prompt), SamplingParams(**fields)))
+    while loop.step():
+        pass
+    assert not core.sequences
+    return output
+
+
+Both = Callable[..., tuple[Output, Output]]
+
+
+@pytest.fixture
+def both(models: Models) -> Both:
+    """Runs requests on both workers."""
+
+    def run_both(variant: str, requests: list[tuple[int, dict[str, Any]]], num_tokens: int, **options: Any) -> Any:
+        directory: Path = models(variant)
+        flags = {name: options.pop(name) for name in ("dtype", "kv_cache_dtype", "swap_space") if name in options}
+        chosen = settings(directory, max_num_seqs=4, block_size=16, **flags)
+        asked = [(make_prompt(length), params) for length, params in requests]
+        workers: tuple[ModelWorker, ...] = (TritonWorker(chosen, directory, CPU), TorchWorker(chosen, directory))
+        assert isinstance(workers[0], PipelinedWorker)
+        return tuple(run(worker, asked, num_tokens, **options) for worker in workers)
+
+    return run_both
+
+
+def test_a_mixed_batch_gets_the_tokens_and_log_probabilities_of_the_torch_worker(both: Both) -> None:
+    ours, theirs = both("qwen3", MIXED, 3)
+    assert ours.tokens == theirs.tokens
+    assert all(len(tokens) == 3 for tokens in ours.tokens.values())
+    for mine, other in zip(ours.logprobs["r2"], theirs.logprobs["r2"], strict=True):
+        assert mine.top_token_ids == other.top_token_ids
+        assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert mine.top_logprobs == pytest.approx(other.top_logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    ["gemma2 with low caps", "qwen2 with experts", "glm", "gpt2", "falcon with biases for positions"],
+)
+def test_families_of_every_kind_get_the_tokens_of_the_torch_worker(both: Both, variant: str) -> None:
+    ours, theirs = both(variant, [(9, GREEDY), (2, GREEDY)], 2)
+    assert ours.tokens == theirs.tokens
+
+
+def test_guesses_are_accepted_as_the_torch_worker_accepts_them(both: Both) -> None:
+    repeating: dict[str, Any] = {"repetition_penalty": 1.1, "seed": 5, "temperature": 0.4}
+    ours, theirs = both("llama", [(5, GREEDY), (3, repeating)], 5, num_speculative_tokens=3)
+    assert ours.tokens == theirs.tokens
+
+
+def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models) -> None:
+    directory = models("llama")
+    chosen = settings(
+        directory, max_num_seqs=4, block_size=2, num_gpu_blocks_override=6, max_model_len=12, swap_space=0.01
+    )
+    requests = [(make_prompt(length), GREEDY) for length in (3, 4)]
+    triton, torch_worker = TritonWorker(chosen, directory, CPU), TorchWorker(chosen, directory)
+    copied: list[str] = []
+    carry_out = triton._blocks.carry_out
+
+    def note(plan: StepPlan) -> None:
+        copied.extend(name for name in ("swap_out", "swap_in") if getattr(plan, name))
+        carry_out(plan)
+
+    triton._blocks.carry_out = note
+    ours = run(triton, requests, 6, enable_prefix_caching=False)
+    assert set(copied) == {"swap_out", "swap_in"}
+    assert ours.tokens == run(torch_worker, requests, 6, enable_prefix_caching=False).tokens
+
+
+class Recomputed:
+    """Graphs without a device: what was captured is computed again, from the places where it was captured."""
+
+    def __init__(self, worker: TritonWorker) -> None:
+        self.replayed: list[int] = []
+        self._worker = worker
+        self._captured: dict[int, DeviceStep] = {}
+        for size in (4, 2):
+            self._captured[size] = worker._prepare_empty(GraphSize(size, 8))
+            worker._logits(self._captured[size])
+
+    def find(self, num_seqs: int, longest: int) -> GraphSize | None:
+        return GraphSize(2 if num_seqs <= 2 else 4, 8) if longest <= 8 else None
+
+    def replay(self, size: GraphSize) -> torch.Tensor:
+        self.replayed.append(size.num_seqs)
+        return self._worker._logits(self._captured[size.num_seqs])
+
+
+def test_steps_find_their_places_in_captured_graphs_and_padding_changes_nothing(models: Models) -> None:
+    directory = models("qwen3")
+    chosen = settings(directory, max_num_seqs=4, block_size=16)
+    requests = [(make_prompt(length), params) for length, params in ((5, GREEDY), (3, {"seed": 5}), (2, GREEDY))]
+    worker = TritonWorker(chosen, directory, CPU)
+    plain = run(worker, requests, 4)
+    with torch.inference_mode():
+        graphs = Recomputed(worker)
+        worker._graphs = cast("DecodeGraphs", graphs)
+        captured = run(worker, requests, 4)
+    assert captured.tokens == plain.tokens
+    # Three sequences in places for four; two once one has grown beyond what was captured or ended.
+    assert set(graphs.replayed) == {2, 4}

@@ -1,0 +1,342 @@
+// Runs small random models through the C interface: the same sequences alone on one thread, and in mixed steps on
+// several. The logits must be the same to the last bit, whatever lay in the cache before. Prints, for each model, a few
+// logits and their average size, and exits with 1 where something differs.
+//
+//     driver [threads]
+//
+// Made with sanitizers by test_sanitizers.py. With -Wl,--wrap=mmap,--wrap=munmap,--wrap=madvise the library's memory
+// comes from the heap, where reading past its end is seen.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "abi.h"
+
+#if defined(WRAP_MEMORY)
+extern "C" {
+void* __wrap_mmap(void*, size_t bytes, int, int, int, long) {
+  void* memory = nullptr;
+  if (posix_memalign(&memory, 64, bytes)) abort();
+  return memset(memory, 0, bytes);
+}
+int __wrap_munmap(void* memory, size_t) {
+  free(memory);
+  return 0;
+}
+int __wrap_madvise(void*, size_t, int) { return 0; }
+}
+#endif
+
+namespace {
+
+enum Norm { rms, rms_plus_one, layer_norm };
+enum Activation { silu, gelu, gelu_tanh, relu };
+enum Residual { sequential, parallel, normed };
+
+// What a model has beyond its spec.
+struct Shape {
+  const char* name;
+  antiphon_Spec spec;
+  int64_t window = 0, rotary_pairs = 0, positions = 0;
+  bool interleaved = false, slopes = false, biases = false, own_mlp_norm = true;
+};
+
+antiphon_Spec spec(int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t inner, int64_t block) {
+  antiphon_Spec s = {};
+  s.vocab_size = 331, s.hidden_size = hidden, s.num_layers = 2;
+  s.num_heads = heads, s.num_kv_heads = kv_heads, s.head_dim = head_dim;
+  s.intermediate_size = inner, s.block_size = block;
+  s.gated_mlp = 1, s.norm_eps = 1e-6f, s.embedding_scale = 1;
+  s.query_scale = 1 / std::sqrt((float)head_dim);
+  return s;
+}
+
+std::vector<Shape> shapes() {
+  std::vector<Shape> all;
+  Shape gated{"gated", spec(50, 4, 2, 12, 37, 16)};
+  gated.rotary_pairs = 6, gated.spec.qk_norm = 1;
+  all.push_back(gated);
+
+  Shape plain{"plain", spec(33, 3, 3, 11, 70, 1)};
+  plain.spec.gated_mlp = 0, plain.spec.norm = layer_norm, plain.spec.activation = gelu, plain.biases = true;
+  plain.positions = 300, plain.spec.learned_position_offset = 2;
+  all.push_back(plain);
+
+  Shape both{"parallel", spec(64, 5, 1, 40, 96, 64)};
+  both.spec.residual = parallel, both.spec.norm = layer_norm, both.spec.activation = gelu_tanh, both.biases = true;
+  both.spec.gated_mlp = 0, both.rotary_pairs = 5, both.interleaved = true;
+  all.push_back(both);
+
+  Shape shared{"parallel with one norm", both.spec};
+  shared.spec.shared_norm = 1, shared.own_mlp_norm = false, shared.slopes = true, shared.spec.activation = relu;
+  all.push_back(shared);
+
+  Shape capped{"normed", spec(72, 6, 2, 18, 65, 128)};
+  capped.spec.residual = normed, capped.spec.norm = rms_plus_one, capped.spec.activation = gelu_tanh;
+  capped.spec.attention_softcap = 4, capped.spec.logits_softcap = 6, capped.spec.embedding_scale = 8.5f;
+  capped.window = 20, capped.rotary_pairs = 9;
+  all.push_back(capped);
+
+  Shape experts{"experts", spec(40, 2, 1, 20, 24, 32)};
+  experts.spec.num_experts = 7, experts.spec.experts_per_token = 3, experts.spec.expert_size = 21;
+  experts.spec.shared_expert_size = 35, experts.rotary_pairs = 10;
+  all.push_back(experts);
+
+  Shape group{"a group of 40", spec(31, 40, 1, 8, 33, 8)};
+  group.spec.num_experts = 3, group.spec.experts_per_token = 1, group.spec.expert_size = 40;
+  group.spec.normalise_experts = 1, group.window = 33, group.slopes = true;
+  all.push_back(group);
+  return all;
+}
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 2862933555777941757u + 3037000493u) {}
+  // Evenly between -1 and 1.
+  float next() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return (float)(int32_t)(state_ >> 32) / 2147483648.0f;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// Numbers of the model's type as bytes.
+class Numbers {
+ public:
+  Numbers(Random& random, bool wide, int64_t count, float size) : bytes_(count * (wide ? 4 : 2)) {
+    for (int64_t i = 0; i < count; i++) {
+      const float x = random.next() * size;
+      uint32_t bits;
+      memcpy(&bits, &x, 4);
+      const uint16_t upper = (uint16_t)(bits >> 16);
+      if (wide)
+        memcpy(&bytes_[4 * i], &x, 4);
+      else
+        memcpy(&bytes_[2 * i], &upper, 2);
+    }
+  }
+  void* data() { return bytes_.data(); }
+
+ private:
+  std::vector<char> bytes_;
+};
+
+void check(int failed) {
+  if (!failed) return;
+  fprintf(stderr, "%s\n", antiphon_error());
+  exit(1);
+}
+
+constexpr int64_t kBlocksTokens = 1024;  // of the whole cache
+
+class Model {
+ public:
+  Model(const Shape& shape, bool wide, int64_t threads, uint64_t garbage) : shape_(shape), wide_(wide), random_(7) {
+    shape_.spec.wide = wide, shape_.spec.threads = threads;
+    model_ = antiphon_new(&shape_.spec);
+    if (!model_) check(1);
+    load();
+    Random other(garbage);
+    const int64_t blocks = kBlocksTokens / shape_.spec.block_size;
+    const int64_t count = blocks * antiphon_block_bytes(model_) / (wide ? 4 : 2);
+    for (int64_t layer = 0; layer < shape_.spec.num_layers; layer++)
+      for (const char* name : {"keys", "values"}) table(layer, name, Numbers(other, wide, count, 50));
+  }
+  ~Model() { antiphon_free(model_); }
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  void step(const antiphon_Step& step) { check(antiphon_step(model_, &step)); }
+
+ private:
+  void load() {
+    const antiphon_Spec& s = shape_.spec;
+    table(-1, "embedding", Numbers(random_, wide_, s.vocab_size * s.hidden_size, 1));
+    if (shape_.positions) table(-1, "positions", Numbers(random_, wide_, (shape_.positions + 2) * s.hidden_size, 1));
+    norm(-1, "final_norm");
+    matrix(-1, "head", 0, s.vocab_size, s.hidden_size);
+    if (shape_.slopes) vector(-1, "slopes", s.num_heads, 0.05f, 0.1f);
+    for (int64_t layer = 0; layer < s.num_layers; layer++) load_layer(layer);
+  }
+
+  void load_layer(int64_t layer) {
+    const antiphon_Spec& s = shape_.spec;
+    norm(layer, "input_norm");
+    if (shape_.own_mlp_norm) norm(layer, "mlp_norm");
+    if (s.residual == normed) norm(layer, "after_attention_norm"), norm(layer, "after_mlp_norm");
+    matrix(layer, "qkv", 0, (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, s.hidden_size);
+    matrix(layer, "o", 0, s.hidden_size, s.num_heads * s.head_dim);
+    if (s.qk_norm) vector(layer, "qk_norm", (s.num_heads + s.num_kv_heads) * s.head_dim, 0.3f, 1);
+    if (layer == 1 || !s.num_experts) {
+      matrix(layer, "up", 0, s.intermediate_size * (s.gated_mlp ? 2 : 1), s.hidden_size);
+      matrix(layer, "down", 0, s.hidden_size, s.intermediate_size);
+    } else {
+      load_experts(layer);
+    }
+    if (shape_.window && layer == 0) check(antiphon_set_window(model_, layer, shape_.window));
+    if (shape_.rotary_pairs) set_rope(layer);
+  }
+
+  void load_experts(int64_t layer) {
+    const antiphon_Spec& s = shape_.spec;
+    matrix(layer, "router", 0, s.num_experts, s.hidden_size);
+    for (int64_t expert = 0; expert < s.num_experts; expert++) {
+      matrix(layer, "experts.up", expert, 2 * s.expert_size, s.hidden_size);
+      matrix(layer, "experts.down", expert, s.hidden_size, s.expert_size);
+    }
+    if (!s.shared_expert_size) return;
+    matrix(layer, "shared.up", 0, 2 * s.shared_expert_size, s.hidden_size);
+    matrix(layer, "shared.down", 0, s.hidden_size, s.shared_expert_size);
+    matrix(layer, "shared.gate", 0, 1, s.hidden_size);
+  }
+
+  void set_rope(int64_t layer) {
+    std::vector<float> frequencies;
+    for (int64_t i = 0; i < shape_.rotary_pairs; i++)
+      frequencies.push_back(std::pow(100.0f * (float)(layer + 1), -(float)i / (float)shape_.rotary_pairs));
+    check(antiphon_set_rope(model_, layer, frequencies.data(), shape_.rotary_pairs, shape_.interleaved, 1.1f));
+  }
+
+  void norm(int64_t layer, const std::string& name) {
+    vector(layer, name, shape_.spec.hidden_size, 0.3f, 1);
+    if (shape_.spec.norm == layer_norm) vector(layer, name + ".bias", shape_.spec.hidden_size, 0.3f, 0);
+  }
+
+  void vector(int64_t layer, const std::string& name, int64_t count, float size, float middle) {
+    std::vector<float> values(count);
+    for (float& value : values) value = random_.next() * size + middle;
+    check(antiphon_set_vector(model_, layer, name.c_str(), values.data(), count));
+  }
+
+  void matrix(int64_t layer, const char* name, int64_t expert, int64_t out, int64_t in) {
+    Numbers weight(random_, wide_, out * in, 3 / std::sqrt((float)in));
+    std::vector<float> bias(out);
+    for (float& value : bias) value = random_.next();
+    check(antiphon_set_matrix(model_, layer, name, expert, weight.data(), out, in,
+                              shape_.biases ? bias.data() : nullptr));
+  }
+
+  void table(int64_t layer, const char* name, Numbers numbers) {
+    kept_.push_back(std::move(numbers));
+    check(antiphon_set_table(model_, layer, name, kept_.back().data()));
+  }
+
+  Shape shape_;
+  bool wide_;
+  Random random_;
+  antiphon_Model* model_;
+  std::vector<Numbers> kept_;
+};
+
+// Tokens [start, end) of a sequence. Which tokens and blocks a sequence has follows from its number.
+struct Share {
+  int64_t sequence, start, end;
+};
+
+constexpr int64_t kSequences = 4, kTokensMost = 140;
+typedef std::map<std::pair<int64_t, int64_t>, std::vector<float>> Logits;  // after a position of a sequence
+
+int64_t token(int64_t sequence, int64_t position) { return (sequence * 97 + position * 31 + position % 7) % 331; }
+
+class Step {
+ public:
+  Step(const std::vector<Share>& shares, const antiphon_Spec& spec) : shares_(shares), vocab_(spec.vocab_size) {
+    const int64_t of_each = kBlocksTokens / spec.block_size / kSequences;
+    starts_.push_back(0);
+    for (const Share& share : shares) {
+      for (int64_t p = share.start; p < share.end; p++)
+        ids_.push_back(token(share.sequence, p)), positions_.push_back(p);
+      starts_.push_back((int64_t)ids_.size());
+      logit_tokens_.push_back((int64_t)ids_.size() - 1);
+      rows_.push_back((int64_t)rows_.size());
+      // Blocks interleave and run backwards.
+      for (int64_t b = 0; b < of_each; b++) tables_.push_back((of_each - 1 - b) * kSequences + share.sequence);
+    }
+    logits_.resize(shares.size() * vocab_);
+    best_.resize(shares.size()), best_logit_.resize(shares.size()), log_total_.resize(shares.size());
+  }
+
+  void run(Model& model, Logits& to) {
+    antiphon_Step s = {};
+    s.num_tokens = (int64_t)ids_.size(), s.num_sequences = (int64_t)shares_.size();
+    s.num_logits = s.num_rows = s.num_sequences;
+    s.table_width = (int64_t)tables_.size() / s.num_sequences;
+    s.ids = ids_.data(), s.positions = positions_.data(), s.query_start_loc = starts_.data();
+    s.block_tables = tables_.data(), s.logit_tokens = logit_tokens_.data(), s.logit_rows = rows_.data();
+    s.logits = logits_.data(), s.best = best_.data(), s.best_logit = best_logit_.data();
+    s.log_total = log_total_.data();
+    model.step(s);
+    for (size_t i = 0; i < shares_.size(); i++) {
+      std::vector<float> row(logits_.begin() + i * vocab_, logits_.begin() + (i + 1) * vocab_);
+      row.push_back(best_logit_[i]), row.push_back(log_total_[i]), row.push_back((float)best_[i]);
+      to[{shares_[i].sequence, shares_[i].end}] = row;
+    }
+    if (shares_.size() == 1) return;
+    s.num_logits = s.num_rows = 0;  // the same step again, without samples, changes nothing
+    model.step(s);
+  }
+
+ private:
+  const std::vector<Share> shares_;
+  const int64_t vocab_;
+  std::vector<int64_t> ids_, positions_, starts_, tables_, logit_tokens_, rows_, best_;
+  std::vector<float> logits_, best_logit_, log_total_;
+};
+
+// Chunks beside single tokens; sequences come and end at different times.
+const std::vector<std::vector<Share>> kMixed = {
+    {{0, 0, 33}, {1, 0, 5}},
+    {{0, 33, 70}, {2, 0, 1}, {1, 5, 6}, {3, 0, 17}},
+    {{2, 1, 130}, {0, 70, 71}, {1, 6, 7}, {3, 17, 34}},
+    {{0, 71, 72}, {1, 7, 8}, {2, 130, 131}, {3, 34, 35}},
+    {{3, 35, 38}, {2, 131, kTokensMost}, {1, 8, 9}, {0, 72, 73}},
+};
+// The last of these ends again, each sequence for itself and in as few steps as there can be.
+const std::vector<std::vector<Share>> kAlone = {
+    {{0, 0, 72}}, {{0, 72, 73}}, {{1, 0, 8}}, {{1, 8, 9}}, {{2, 0, 131}}, {{2, 131, kTokensMost}}, {{3, 0, 38}},
+};
+
+Logits run(const Shape& shape, bool wide, int64_t threads, const std::vector<std::vector<Share>>& steps) {
+  Model model(shape, wide, threads, threads);
+  Logits logits;
+  for (const std::vector<Share>& step : steps) Step(step, shape.spec).run(model, logits);
+  return logits;
+}
+
+void print(const Shape& shape, bool wide, const Logits& logits) {
+  double total = 0;
+  int64_t count = 0;
+  for (const auto& [place, row] : logits)
+    for (float x : row) total += std::fabs(x), count++;
+  const std::vector<float>& last = logits.rbegin()->second;
+  printf("%s %s: %.6f", shape.name, wide ? "float32" : "bfloat16", total / (double)count);
+  for (size_t i = 0; i < last.size(); i += 83) printf(" %.4f", last[i]);
+  printf("\n");
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const int64_t threads = count > 1 ? atoi(arguments[1]) : 4;
+  if (!antiphon_usable()) return 77;
+  int different = 0;
+  for (const Shape& shape : shapes())
+    for (bool wide : {true, false}) {
+      const Logits one = run(shape, wide, 1, kAlone), many = run(shape, wide, threads, kMixed);
+      print(shape, wide, one);
+      for (const auto& [place, row] : one) {
+        const std::vector<float>& other = many.at(place);
+        if (memcmp(row.data(), other.data(), row.size() * sizeof(float)) == 0) continue;
+        fprintf(stderr, "%s: sequence %ld differs at %ld\n", shape.name, (long)place.first, (long)place.second);
+        different = 1;
+      }
+    }
+  return different;
+}

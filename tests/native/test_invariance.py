@@ -1,0 +1,112 @@
+"""A sequence's log probabilities are the same to the last bit whatever shares its steps and whoever computes them."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from services.engine.core.plan import CoreLimits
+from services.engine.worker.seam import ModelWorker
+from tests.model.harness import Engine, make_prompt, make_worker
+from tests.native.libraries import VARIANTS
+
+pytestmark = pytest.mark.model
+
+NUM_TOKENS = 4
+MIXED = (
+    "36 heads in a group",
+    "heads of 136 dimensions",
+    "caps, windows and four norms",
+    "experts beside a shared one",
+    "biases for positions",
+)
+
+
+class Workers:
+    """One for each kind: what earlier examples left in its cache must not matter either."""
+
+    def __init__(self, variant: str, dtype: str) -> None:
+        self._variant, self._dtype = variant, dtype
+        self._workers: dict[tuple[Path, int, int], ModelWorker] = {}
+        self._alone: dict[tuple[Path, int], NDArray[np.float64]] = {}
+
+    def engine(self, directory: Path, block_size: int, threads: int, limits: CoreLimits) -> Engine:
+        key = (directory, block_size, threads)
+        if key not in self._workers:
+            self._workers[key] = make_worker(
+                self._variant,
+                directory,
+                dtype=self._dtype,
+                block_size=block_size,
+                threads=threads,
+                max_num_seqs=6,
+                num_gpu_blocks_override=1000 // block_size,
+            )
+        return Engine.around(self._workers[key], limits)
+
+    def alone(self, directory: Path, prompt: list[int]) -> NDArray[np.float64]:
+        """The whole prompt in one step on one thread."""
+        key = (directory, len(prompt))
+        if key not in self._alone:
+            engine = self.engine(directory, 16, 1, CoreLimits(1, 1024, enable_prefix_caching=False))
+            self._alone[key] = engine.log_probabilities([prompt], NUM_TOKENS)[0]
+        return self._alone[key]
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+
+
+@pytest.fixture
+def workers(variant: str, dtype: str) -> Iterator[Workers]:
+    made = Workers(variant, dtype)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shape=st.sampled_from(MIXED),
+    lengths=st.lists(st.integers(1, 100), min_size=1, max_size=6),
+    budget=st.integers(6, 90),
+    block_size=st.sampled_from([1, 8, 16, 64, 128]),
+    threads=st.sampled_from([1, 2, 3]),
+    caching=st.booleans(),
+)
+@example(
+    shape="caps, windows and four norms", lengths=[100, 61, 85], budget=24, block_size=16, threads=2, caching=False
+)
+def test_a_sequence_computes_the_same_in_any_company(
+    shape: str,
+    lengths: list[int],
+    budget: int,
+    block_size: int,
+    threads: int,
+    caching: bool,
+    workers: Workers,
+    odd_models: Callable[[str], Path],
+) -> None:
+    directory = odd_models(shape)
+    prompts = [make_prompt(length) for length in lengths]
+    engine = workers.engine(directory, block_size, threads, CoreLimits(6, budget, enable_prefix_caching=caching))
+    together = engine.log_probabilities(prompts, NUM_TOKENS)
+    for prompt, ours in zip(prompts, together, strict=True):
+        assert np.array_equal(ours, workers.alone(directory, prompt))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_more_rows_than_a_core_can_keep_compute_the_same(workers: Workers, odd_models: Callable[[str], Path]) -> None:
+    """700 rows with 1100 terms go through the matrices in parts: the sums of a part are kept for the next."""
+    directory, prompt = odd_models("a wide MLP"), make_prompt(700)
+    whole = workers.alone(directory, prompt)
+    chunked = workers.engine(directory, 64, 2, CoreLimits(1, 90, enable_prefix_caching=False))
+    assert np.array_equal(chunked.log_probabilities([prompt], NUM_TOKENS)[0], whole)
+    again = workers.engine(directory, 128, 3, CoreLimits(1, 600, enable_prefix_caching=False))
+    assert np.array_equal(again.log_probabilities([prompt], NUM_TOKENS)[0], whole)

@@ -1,0 +1,42 @@
+"""The C++ alone, built to find what reads or writes where it must not, and threads that race."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from services.engine.cpu.compile import usable_variants
+from tests.native.drivers import HEAP, build, numbers
+from tests.native.libraries import need_compiler
+
+pytestmark = pytest.mark.timeout(300)  # two builds the first time
+
+SANITIZERS = {
+    "memory": ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *HEAP),
+    "threads": ("-O1", "-fsanitize=thread", *HEAP),
+}
+
+
+@pytest.fixture(scope="module")
+def drivers(request: pytest.FixtureRequest) -> dict[str, Path]:
+    """For the plainest instructions, in which everything is memory that the compiler knows of."""
+    compiler, directory = need_compiler(), request.config.cache.mkdir("drivers")
+    plainest = usable_variants()[-1].flags
+    with ThreadPoolExecutor() as pool:
+        made = {
+            name: pool.submit(build, directory, name, compiler, *plainest, *flags) for name, flags in SANITIZERS.items()
+        }
+        return {name: future.result() for name, future in made.items()}
+
+
+@pytest.mark.parametrize("kind", SANITIZERS)
+def test_mixed_steps_of_every_kind_of_model_are_clean_and_the_same_on_one_thread_and_four(
+    kind: str, drivers: dict[str, Path]
+) -> None:
+    found = numbers([str(drivers[kind]), "4"])
+    assert len(found) == 14
+    assert all(abs(value) < 100 for values in found.values() for value in values)
+    for name, values in found.items():
+        if name.endswith("bfloat16"):
+            wide = found[name.replace("bfloat16", "float32")]
+            assert values == pytest.approx(wide, abs=0.3)

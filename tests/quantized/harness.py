@@ -1,0 +1,96 @@
+"""The C++ library's quantized matrices for tests: one matrix in a model of nothing else, and the kinds to try."""
+
+import functools
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.engine.cpu.compile import COMPILERS, cache_directory, find_library, make_library, usable_variants
+from services.engine.cpu.native import Library, NativeModel, Spec
+from services.engine.cpu.quantize import QuantizedWeight, quantize_int4, quantize_int8, quantize_nf4
+
+VARIANTS = tuple(variant.name for variant in usable_variants()) or ("none",)
+"""Instruction sets of this processor, the best first."""
+KINDS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
+    "int8": lambda weight: quantize_int8(weight),
+    "int8_dynamic": lambda weight: quantize_int8(weight, "int8_dynamic"),
+    "int4, groups of 32": lambda weight: quantize_int4(weight, 32),
+    "int4, groups of 128": lambda weight: quantize_int4(weight, 128),
+    "int4, groups of 64 with zero points": lambda weight: quantize_int4(weight, 64, zero_points=True),
+    "nf4, groups of 64": lambda weight: quantize_nf4(weight, 64),
+}
+WEIGHT_ONLY = tuple(kind for kind in KINDS if kind != "int8_dynamic")
+PANEL = 32
+
+
+@functools.cache
+def library(name: str) -> Library:
+    """A variant's library, compiled once for each state of its sources; skips where this machine cannot have it."""
+    if name == "none" or not any(shutil.which(compiler) for compiler in COMPILERS):
+        pytest.skip("the C++ library needs a compiler (g++ or clang++) and a processor that it knows")
+    variant = next(variant for variant in usable_variants() if variant.name == name)
+    cache = cache_directory("")
+    loaded = Library(find_library(variant, cache) or make_library(variant, cache))
+    if not loaded.usable():
+        pytest.skip(f"the system does not let programs use {name}")
+    return loaded
+
+
+class OneMatrix:
+    """y = x Wᵀ in the library."""
+
+    def __init__(self, variant: str, weight: QuantizedWeight, dtype: torch.dtype, threads: int = 2) -> None:
+        spec = Spec(num_layers=1, threads=threads, num_kv_heads=1, head_dim=PANEL, block_size=PANEL)
+        spec.wide = dtype == torch.float32
+        self.model: NativeModel = library(variant).new(spec)
+        self.model.set_quantized(0, "o", 0, weight.native(), weight.shape, 0)
+        self._out, self._dtype = weight.shape[0], dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, in]; y [rows, out] float32."""
+        width = -(-x.shape[1] // PANEL) * PANEL
+        rows = torch.full((len(x), width + PANEL), torch.nan, dtype=self._dtype)
+        rows[:, :width] = 0
+        rows[:, : x.shape[1]] = x
+        y = torch.full((len(x), -(-self._out // PANEL) * PANEL), torch.nan)
+        self.model.multiply(0, "o", 0, (rows.data_ptr(), rows.stride(0)), len(x), (y.data_ptr(), y.stride(0)))
+        return y[:, : self._out].clone()
+
+
+@contextmanager
+def one_matrix(
+    variant: str, weight: QuantizedWeight, dtype: torch.dtype = torch.bfloat16, threads: int = 2
+) -> Iterator[OneMatrix]:
+    """Freed at the end."""
+    matrix = OneMatrix(variant, weight, dtype, threads)
+    try:
+        yield matrix
+    finally:
+        matrix.model.free()
+
+
+def random_rows(rows: int, width: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Rows of very different sizes, one of zeros among them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, width, generator=generator) * torch.logspace(-3, 3, rows)[:, None]
+    x[rows // 2] = 0 if rows > 1 else x[0]
+    return x.to(dtype)
+
+
+def random_weight(out: int, width: int, seed: int = 0) -> Tensor:
+    """A weight with outputs of different sizes, one of zeros, and an outlier."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(out, width, generator=generator) * torch.logspace(-2, 1, out)[:, None]
+    weight[out // 2] = 0
+    weight[0, -1] = 30
+    return weight.to(torch.bfloat16)
+
+
+def driver_source() -> Path:
+    """The C++ program that runs the matrices under sanitizers."""
+    return Path(__file__).parent / "driver.cpp"

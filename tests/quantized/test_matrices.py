@@ -1,0 +1,158 @@
+"""Quantized matrices of the C++ library against PyTorch in float64, for every instruction set of this processor.
+
+Weight-only kinds are exact but for float32 sums: with n terms a sum's error is at most (n + 8) 2^-24 times the sum of
+its terms' sizes, and twice that is allowed, for tiles add in pairs. Dynamic rows and their sums are whole numbers: the
+results are equal to the last bit.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.engine.cpu.native import NativeError
+from services.engine.cpu.quantize import QuantizedWeight, pack_nibbles, quantize_int4, quantize_int8
+from tests.quantized.harness import (
+    KINDS,
+    VARIANTS,
+    WEIGHT_ONLY,
+    one_matrix,
+    random_rows,
+    random_weight,
+)
+
+SHAPES = ((1, 1), (33, 50), (70, 131), (96, 320), (65, 1100))
+"""[out, in]"""
+ROWS = (1, 2, 17, 33, 70)
+DTYPES = (torch.bfloat16, torch.float32)
+pytestmark = pytest.mark.timeout(300)  # compiles the library at first
+each_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def sum_error(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    """What float32 sums may be off by: [rows, out] float64."""
+    sizes = weight.dequantized().abs().to(torch.float64)
+    if weight.zeros is not None:  # the zero is taken off after the sum
+        groups = torch.arange(weight.shape[1]) // weight.group_size
+        sizes = (8 + (weight.zeros - 8).abs() * 2).mul(weight.scales)[:, groups].to(torch.float64)
+    return x.to(torch.float64).abs() @ sizes.T * (weight.shape[1] + 8) * 2**-23 + 1e-30
+
+
+def exact(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    """The product [rows, out] float64."""
+    return x.to(torch.float64) @ weight.dequantized().to(torch.float64).T
+
+
+def in_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows as whole numbers, float64, each rounded once, and their scales [rows, 1]."""
+    largest = x.to(torch.float32).abs().amax(dim=1, keepdim=True)
+    times = torch.where(largest > 0, torch.div(torch.tensor(127.0), largest), 0)
+    return (x.to(torch.float64) * times.to(torch.float64)).round(), largest / 127
+
+
+@each_variant
+@pytest.mark.parametrize("kind", WEIGHT_ONLY)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_of_8_and_4_bits_multiply_as_the_numbers_they_stand_for(
+    variant: str, kind: str, dtype: torch.dtype
+) -> None:
+    for out, width in SHAPES:
+        weight = KINDS[kind](random_weight(out, width))
+        with one_matrix(variant, weight, dtype) as multiply:
+            for rows in ROWS:
+                x = random_rows(rows, width, dtype)
+                error = (multiply(x) - exact(x, weight)).abs()
+                assert (error <= sum_error(x, weight)).all(), (out, width, rows, error.max())
+
+
+@each_variant
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_8_bits_multiply_as_whole_numbers(variant: str, dtype: torch.dtype) -> None:
+    for out, width in (*SHAPES, (40, 2200)):
+        weight = quantize_int8(random_weight(out, width), "int8_dynamic")
+        with one_matrix(variant, weight, dtype) as multiply:
+            for rows in ROWS if width < 2000 else (530,):
+                x = random_rows(rows, width, dtype)
+                whole, scale = in_bytes(x)
+                sums = (whole @ weight.values.to(torch.float64).T).to(torch.float32)
+                expected = sums * (weight.scales * scale)
+                assert torch.equal(multiply(x), expected), (out, width, rows)
+
+
+@each_variant
+def test_the_error_of_rows_of_8_bits_is_at_most_half_a_step_for_each_weight(variant: str) -> None:
+    weight = quantize_int8(random_weight(64, 300), "int8_dynamic")
+    x = random_rows(20, 300, torch.bfloat16)
+    step = x.to(torch.float64).abs().amax(dim=1, keepdim=True) / 127
+    allowed = step / 2 * weight.dequantized().to(torch.float64).abs().sum(dim=1) * 1.0001
+    with one_matrix(variant, weight) as multiply:
+        assert ((multiply(x) - exact(x, weight)).abs() <= allowed + 1e-30).all()
+
+
+@each_variant
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(variant: str, kind: str, dtype: torch.dtype) -> None:
+    weight = KINDS[kind](random_weight(70, 1100))
+    x = random_rows(600, 1100, dtype)
+    with one_matrix(variant, weight, dtype, threads=3) as multiply:
+        together = multiply(x)
+    with one_matrix(variant, weight, dtype, threads=1) as multiply:
+        for first, rows in ((0, 1), (5, 2), (17, 16), (100, 31), (300, 45), (599, 1)):
+            assert torch.equal(multiply(x[first : first + rows]), together[first : first + rows])
+
+
+@each_variant
+def test_a_row_with_a_number_that_is_none_has_no_result_and_its_neighbours_do(variant: str) -> None:
+    weight = quantize_int8(random_weight(40, 70), "int8_dynamic")
+    x = random_rows(4, 70, torch.bfloat16)
+    x[1, 3], x[3, 60] = torch.nan, -torch.inf
+    with one_matrix(variant, weight) as multiply:
+        y = multiply(x)
+    assert y[[1, 3]].isnan().all()
+    assert y[[0, 2]].isfinite().all()
+
+
+@each_variant
+def test_4_bits_may_lie_one_or_two_a_byte_with_a_sign_or_without(variant: str) -> None:
+    weight = quantize_int4(random_weight(40, 96), 32)
+    places = torch.stack([weight.values & 15, weight.values >> 4], dim=-1).flatten(1)
+    spread = {
+        "one a byte": (places, False),
+        "one a byte, with a sign": (places.to(torch.int8) - 8, True),
+        "two a byte, with a sign": (pack_nibbles((places ^ 8) & 15), True),
+    }
+    x = random_rows(3, 96, torch.bfloat16)
+    with one_matrix(variant, weight) as multiply:
+        expected = multiply(x)
+    for values, has_sign in spread.values():
+        same = QuantizedWeight("int4", values, weight.shape, weight.scales, 32, has_sign=has_sign)
+        assert torch.equal(same.dequantized(), weight.dequantized())
+        with one_matrix(variant, same) as multiply:
+            assert torch.equal(multiply(x), expected)
+
+
+@each_variant
+@pytest.mark.parametrize("group_size", [96, 160, 256, 1000])
+def test_groups_may_be_longer_than_the_librarys_own(variant: str, group_size: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    out, width = 35, 600
+    groups = -(-width // group_size)
+    values = torch.randint(0, 16, (out, width), generator=generator, dtype=torch.uint8)
+    scales = torch.rand(out, groups, generator=generator)
+    zeros = torch.randint(0, 16, (out, groups), generator=generator).to(torch.float32)
+    weight = QuantizedWeight("int4", values, (out, width), scales, group_size, zeros)
+    x = random_rows(5, width, torch.bfloat16)
+    with one_matrix(variant, weight) as multiply:
+        assert ((multiply(x) - exact(x, weight)).abs() <= sum_error(x, weight)).all()
+
+
+@each_variant
+def test_what_cannot_be_computed_is_refused(variant: str) -> None:
+    for group_size, message in ((48, "multiple of 32"), (-32, "multiple of 32")):
+        scales = torch.ones((4, 3) if group_size > 0 else (4,))
+        weight = QuantizedWeight("int4", torch.zeros(4, 100, dtype=torch.uint8), (4, 100), scales, group_size)
+        with pytest.raises(NativeError, match=message), one_matrix(variant, weight):
+            pass
+    long = QuantizedWeight("int8_dynamic", torch.zeros(1, 70_000, dtype=torch.int8), (1, 70_000), torch.ones(1))
+    with pytest.raises(NativeError, match="do not fit"), one_matrix(variant, long):
+        pass

@@ -1,0 +1,84 @@
+"""How plain weights become 8 or 4 bits, and what is refused."""
+
+import math
+
+import pytest
+import torch
+
+from services.engine.cpu.quantize import QuantizedWeight, quantize_int4, quantize_int8, quantize_nf4
+from tests.quantized.harness import random_weight
+
+SHAPES = ((1, 1), (5, 33), (16, 96), (7, 200))
+GROUPS = (32, 64, 128)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_weight_of_8_bits_is_off_by_half_a_scale_at_most(shape: tuple[int, int]) -> None:
+    weight = random_weight(*shape)
+    quantized = quantize_int8(weight)
+    error = (quantized.dequantized() - weight.to(torch.float32)).abs()
+    assert (error <= 0.50001 * quantized.scales[:, None]).all()
+    assert quantized.values.abs().amax() <= 127
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("group_size", GROUPS)
+@pytest.mark.parametrize("zero_points", [False, True])
+def test_a_weight_of_4_bits_is_off_by_half_its_groups_scale_at_most(
+    shape: tuple[int, int], group_size: int, zero_points: bool
+) -> None:
+    weight = random_weight(*shape)
+    quantized = quantize_int4(weight, group_size, zero_points)
+    assert quantized.scales.shape == (shape[0], math.ceil(shape[1] / group_size))
+    scales = quantized.scales.repeat_interleave(group_size, dim=1)[:, : shape[1]]
+    error = (quantized.dequantized() - weight.to(torch.float32)).abs()
+    assert (error <= 0.50001 * scales).all()
+    assert quantized.values.nbytes == shape[0] * math.ceil(shape[1] / 2)
+
+
+def test_zero_points_make_the_error_of_lopsided_groups_smaller() -> None:
+    weight = torch.rand(8, 128) + 0.1
+    errors = [
+        (quantize_int4(weight, 64, zero_points).dequantized() - weight).abs().mean() for zero_points in (False, True)
+    ]
+    assert errors[1] < 0.6 * errors[0]
+
+
+def test_quantiles_of_the_normal_distribution_fit_normal_weights_better_than_even_steps() -> None:
+    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    errors = [
+        (quantized.dequantized() - weight).square().mean()
+        for quantized in (quantize_int4(weight, 64), quantize_nf4(weight, 64))
+    ]
+    assert errors[1] < errors[0]
+
+
+def test_zeros_stay_zeros() -> None:
+    weight = torch.zeros(3, 64)
+    for quantized in (
+        quantize_int8(weight),
+        quantize_int4(weight, 32),
+        quantize_int4(weight, 32, True),
+        quantize_nf4(weight),
+    ):
+        assert torch.equal(quantized.dequantized(), weight)
+
+
+@pytest.mark.parametrize("group_size", [0, -1, 31, 48])
+def test_groups_that_the_library_cannot_have_are_refused(group_size: int) -> None:
+    with pytest.raises(ValueError, match="multiple of 32"):
+        quantize_int4(torch.zeros(2, 64), group_size)
+
+
+def test_parts_that_do_not_fit_together_are_refused() -> None:
+    values, scales = torch.zeros(4, 64, dtype=torch.int8), torch.ones(4)
+    with pytest.raises(ValueError, match="values are"):
+        QuantizedWeight("int8", values, (4, 65), scales)
+    with pytest.raises(ValueError, match="values are"):
+        QuantizedWeight("int8", values.to(torch.float32), (4, 64), scales)
+    with pytest.raises(ValueError, match="scales are"):
+        QuantizedWeight("int4", values, (4, 64), scales, 32)
+    with pytest.raises(ValueError, match="zeros are"):
+        QuantizedWeight("int4", values, (4, 64), torch.ones(4, 2), 32, zeros=torch.zeros(4, 2, dtype=torch.int8))
+    with pytest.raises(ValueError, match="levels are"):
+        QuantizedWeight("int4", values, (4, 64), torch.ones(4, 2), 32, levels=torch.zeros(15))

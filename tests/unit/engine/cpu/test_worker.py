@@ -1,0 +1,65 @@
+"""Which backend an engine on a CPU gets: the compiled one where it can be had and serves the model, or torch's."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.engine.cpu import worker as cpu_worker
+from services.engine.cpu.compile import CompileError, find_compiler
+from services.engine.cpu.worker import CpuWorker, cannot_serve
+from services.engine.worker.load import load_worker
+from services.engine.worker.torch_worker import TorchWorker
+from shared.config import EngineSettings
+
+
+def settings(directory: Path, **overrides: Any) -> EngineSettings:
+    base = {"model": str(directory), "device": "cpu", "threads": 1, "kv_cache_memory_gb": 0.01, "max_num_seqs": 4}
+    return EngineSettings(**{**base, **overrides})
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler: g++ or clang++")
+def test_the_compiled_backend_is_the_default_and_torch_can_be_asked_for(checkpoint: Callable[..., Path]) -> None:
+    directory = checkpoint()
+    worker = load_worker(settings(directory))
+    assert isinstance(worker, CpuWorker)
+    worker.close()
+    assert isinstance(load_worker(settings(directory, cpu_backend="torch")), TorchWorker)
+
+
+@pytest.mark.parametrize("failure", [CompileError("there is no C++ compiler"), OSError("failed to map segment")])
+def test_where_the_library_cannot_be_had_torch_computes_and_a_notice_says_why(
+    failure: Exception,
+    checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(cache: str) -> None:
+        raise failure
+
+    monkeypatch.setattr(cpu_worker, "load_library", fail)
+    assert isinstance(load_worker(settings(checkpoint())), TorchWorker)
+    assert f"the fast CPU backend is not used: {failure}. PyTorch's operations compute instead" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "overrides", "reason"),
+    [
+        ({}, {}, None),
+        ({}, {"dtype": "float32"}, None),
+        ({}, {"dtype": "float16"}, "it has no --dtype float16"),
+        ({}, {"kv_cache_dtype": "fp8"}, "it has no --kv-cache-dtype fp8"),
+        ({"head_dim": 514}, {}, "heads have more than 512 dimensions"),
+        ({"architectures": ["CohereForCausalLM"]}, {}, "runs through transformers"),
+    ],
+)
+def test_what_the_compiled_backend_does_not_serve(
+    fields: dict[str, Any], overrides: dict[str, Any], reason: str | None, checkpoint: Callable[..., Path]
+) -> None:
+    directory = checkpoint(**{name: value for name, value in fields.items() if name != "architectures"})
+    if "architectures" in fields:
+        config = directory / "config.json"
+        config.write_text(config.read_text().replace("Qwen3ForCausalLM", *fields["architectures"]))
+    found = cannot_serve(settings(directory, **overrides), directory)
+    assert found is None if reason is None else reason in (found or "")
