@@ -21,11 +21,11 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from torch import Tensor
 
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
+from services.engine.cpu import worker as cpu_worker
 from services.engine.worker import torch_worker
 from services.engine.worker.load import load_worker
 from services.engine.worker.sampler import Sampled, SamplingBatch, sample
@@ -34,6 +34,7 @@ from shared.config import EngineSettings
 from shared.sampling import SamplingParams
 
 PROMPT_TOKENS = 96
+answer_sampled = cpu_worker._Answer.sampled
 Text = Callable[[int, int], int]
 """Seed of a sequence and position in its output to token."""
 
@@ -70,9 +71,16 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--guesses", type=int, default=8)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--backend", default="auto")
     parser.add_argument("--texts", nargs="*", default=list(TEXTS))
     options = parser.parse_args()
-    settings = EngineSettings(model=options.model, threads=options.threads, max_num_seqs=max(options.batches))
+    settings = EngineSettings(
+        model=options.model,
+        threads=options.threads,
+        cpu_backend=options.backend,
+        max_num_seqs=max(options.batches),
+        device="cpu",
+    )
     worker = load_worker(settings)
     print(f"{'text':<8}{'batch':>6}{'time':>8}{'quartiles':>16}{'CPU':>8}{'quartiles':>16}{'right':>8}{'ms/token':>10}")
     for name in options.texts:
@@ -81,7 +89,7 @@ def main() -> None:
 
 
 def compare(worker: ModelWorker, name: str, batch: int, tokens: int, pairs: int, guesses: int) -> None:
-    torch_worker.sample = functools.partial(replaced, text=TEXTS[name])  # pyright: ignore[reportAttributeAccessIssue]
+    write(TEXTS[name])
     cores = {most: make_core(worker, batch, most) for most in (0, guesses)}
     wall: list[float] = []
     cpu: list[float] = []
@@ -108,11 +116,15 @@ def make_core(worker: ModelWorker, batch: int, guesses: int) -> Core:
     return Core(limits, worker.facts())
 
 
-def replaced(logits: Tensor, batch: SamplingBatch, text: Text) -> Sampled:
-    """What the sampler gives, with the text's tokens in place of its own."""
-    sampled = sample(logits, batch)
-    places = zip(batch.seeds.tolist(), batch.output_positions.tolist(), strict=True)
-    return Sampled(np.array([text(*place) for place in places], dtype=np.int64), sampled.logprobs)
+def write(text: Text) -> None:
+    """Has both backends give the text's tokens in place of those that they have sampled."""
+
+    def replaced(sampled: Sampled, batch: SamplingBatch) -> Sampled:
+        places = zip(batch.seeds.tolist(), batch.output_positions.tolist(), strict=True)
+        return Sampled(np.array([text(*place) for place in places], dtype=np.int64), sampled.logprobs)
+
+    torch_worker.sample = lambda logits, batch: replaced(sample(logits, batch), batch)  # type: ignore[assignment]
+    cpu_worker._Answer.sampled = lambda answer, batch: replaced(answer_sampled(answer, batch), batch)  # type: ignore
 
 
 def decode(worker: ModelWorker, core: Core, name: str, batch: int, tokens: int) -> tuple[float, float]:

@@ -12,6 +12,9 @@ CANDIDATES_MAX = 8
 """Places behind the same two tokens that are looked at for one behind the same three."""
 FIRST_REACH = 4
 REST_STEPS_MAX = 64
+BLANKS_A_STEP = 8
+BLANK_STEPS_MAX = 7
+"""After every so many looks in a row that found nothing one step more passes without a look, up to so many steps."""
 
 
 class Lookahead:
@@ -22,6 +25,7 @@ class Lookahead:
         self._reach = min(FIRST_REACH, most)
         self._misses = 0
         self._rest = 0
+        self._blanks = 0
         self._latest: dict[int, int] = {}
         """Each pair of tokens to the place behind its last occurrence that something follows."""
         self._earlier = array("I", (0, 0))
@@ -38,7 +42,10 @@ class Lookahead:
         self._index(tokens)
         place = self._find(tokens)
         if place is None:
+            self._blanks += 1
+            self._rest = min(self._blanks // BLANKS_A_STEP, BLANK_STEPS_MAX)
             return ()
+        self._blanks = 0
         # What is guessed beyond the known tokens repeats the guess.
         period = len(tokens) - place
         return tuple(tokens[place + offset % period] for offset in range(most))

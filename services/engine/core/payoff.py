@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
-COST_SHARE = 0.015
+COST_SHARE = 0.01
 """Part of the time that wrong guesses may take."""
 PLAIN_TIMES = 9
 """Steps whose median is the usual time: one that something else held up does not count."""
@@ -26,6 +26,7 @@ SAVED_STEPS_MAX = 4
 """What luck may save up, in steps, to be lost when the text changes."""
 OUTLIER = 3.0
 """A step that took this many times the usual is not held against its guesses beyond that."""
+WIDTH_MAX = 2**16
 REFRESH_STEPS = 32
 """Every so many steps with guesses there is one without, so that the usual time stays true."""
 
@@ -76,13 +77,14 @@ class Payoff:
         if not started.num_guesses:
             times.append(spent_s)
             self._since_plain = 0
+            self._balance_s = min(self._balance_s, SAVED_STEPS_MAX * spent_s)
         elif len(times) >= PLAIN_TIMES_MIN:
-            self._judge(min(spent_s, OUTLIER * median(times)), median(times), num_right / started.num_sequences)
+            self._judge(spent_s, median(times), num_right / started.num_sequences)
 
     def _judge(self, spent_s: float, usual_s: float, steps_saved: float) -> None:
-        gain_s = usual_s * (1.0 + steps_saved) - spent_s
+        gain_s = usual_s * (1.0 + steps_saved) - min(spent_s, OUTLIER * usual_s)
         self._since_plain += 1
-        self._width = min(2 * self._width, 2**16) if gain_s > 0.0 else 1
+        self._width = min(2 * self._width, WIDTH_MAX) if gain_s > 0.0 else 1
         self._balance_s = min(self._balance_s + gain_s, SAVED_STEPS_MAX * usual_s)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from services.engine.core import invariants
 from services.engine.core.core import Core
-from services.engine.core.lookahead import REST_STEPS_MAX, Lookahead
+from services.engine.core.lookahead import BLANK_STEPS_MAX, REST_STEPS_MAX, Lookahead
 from tests.unit.engine.core.factories import EOS, answer, make_core, shares, spec, step
 
 
@@ -40,6 +40,17 @@ def test_tokens_that_come_later_are_indexed_too() -> None:
     assert lookahead.draft(tokens, 4) == ()
     tokens.extend([1, 2, 3])
     assert lookahead.draft(tokens, 1) == (4,)
+
+
+def test_looks_that_find_nothing_become_rarer_up_to_a_bound() -> None:
+    lookahead, tokens = Lookahead(8), array("I", range(10))
+    for token in range(1000, 1400):
+        tokens.append(token)
+        assert lookahead.draft(tokens, 4) == ()
+    tokens.extend([1050, 1051, 1052])
+    without = next(count for count in range(100) if lookahead.draft(tokens, 4))
+    assert 1 < without <= BLANK_STEPS_MAX
+    assert lookahead.draft(tokens, 1) == (1053,)
 
 
 @pytest.mark.spec("S-SRV-058")
