@@ -83,7 +83,7 @@ def test_what_concerns_cuda_graphs_changes_nothing_on_a_cpu_and_says_so(
 def test_facts_say_what_loading_learnt(checkpoint: Callable[..., Path]) -> None:
     directory = checkpoint(eos_token_id=[1, 5])
     facts = load_worker(settings(directory, max_model_len=40)).facts()
-    assert (facts.num_blocks, facts.block_size, facts.max_model_len, facts.vocab_size) == (4, 64, 40, 53)
+    assert (facts.num_blocks, facts.block_size, facts.max_model_len, facts.vocab_size) == (12, 16, 40, 53)
     assert facts.eos_token_ids == {1, 5}
 
 
