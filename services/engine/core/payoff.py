@@ -38,8 +38,6 @@ class _Started:
     now_s: float
     num_sequences: int
     num_guesses: int
-    alone: bool
-    """No other step was in flight: its time is its own."""
 
 
 class Payoff:
@@ -49,6 +47,7 @@ class Payoff:
         self._plain: dict[int, deque[float]] = {}
         """Recent times of steps without guesses, for each size of batch."""
         self._balance_s = 0.0
+        self._landed_s = 0.0
         self._width = 1
         self._since_plain = 0
         self._started: dict[int, _Started] = {}
@@ -64,14 +63,15 @@ class Payoff:
 
     def planned(self, step: int, now_s: float, num_sequences: int, num_guesses: int) -> None:
         """A step was planned in which all sequences decode one token and check `num_guesses` besides."""
-        self._started[step] = _Started(now_s, num_sequences, num_guesses, not self._started)
+        self._started[step] = _Started(now_s, num_sequences, num_guesses)
 
     def landed(self, step: int, now_s: float, num_right: int) -> None:
-        """A step's result is in."""
-        started = self._started.pop(step, None)
-        if started is None or not started.alone or not started.now_s:
+        """A step's result is in. Of a step planned ahead the time from the result before it counts."""
+        started, before_s = self._started.pop(step, None), self._landed_s
+        self._landed_s = now_s
+        if started is None or not started.now_s:
             return
-        spent_s = now_s - started.now_s
+        spent_s = now_s - max(started.now_s, before_s)
         self._balance_s += COST_SHARE * spent_s
         times = self._plain.setdefault(_size(started.num_sequences), deque(maxlen=PLAIN_TIMES))
         if not started.num_guesses:

@@ -91,10 +91,15 @@ def test_without_a_clock_everybody_may_guess() -> None:
         assert payoff.num_guessers(16, 0.0) == 16
 
 
-def test_steps_that_overlap_tell_nothing_about_their_time() -> None:
+def test_of_steps_planned_ahead_the_time_between_results_counts() -> None:
     payoff = Payoff()
-    for step in range(20):
-        payoff.planned(step, step + 1.0, 4, 0)
+    for step in range(40):
+        guesses = REACH if payoff.num_guessers(1, step + 1.0) else 0
+        payoff.planned(step, step + 1.0, 1, guesses)
         if step:
             payoff.landed(step - 1, step + 1.5, 0)
-    assert payoff.num_guessers(4, 30.0) == 0
+    assert payoff.num_guessers(1, 50.0) == 1
+    payoff.planned(40, 50.0, 1, REACH)
+    payoff.landed(39, 50.5, 0)
+    payoff.landed(40, 53.5, 0)
+    assert payoff.num_guessers(1, 54.0) == 0
