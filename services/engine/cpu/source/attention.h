@@ -61,6 +61,12 @@ class Attention {
       : in_(in), span_(span), head_(kv_head), first_(first_row), t_(state),
         rows_(std::min(kTile, span.count * in.group - first_row)), stride_(in.shape.width + kTermsMultiple) {}
 
+  // Another tile comes after this one on the same thread: its first unit is asked for during the last one.
+  void followed_by(const Span& span, long kv_head) {
+    const long window = in_.rules.window, oldest = window ? std::max(0L, span.start - window + 1) : 0;
+    after_ = ahead_of(span, kv_head, oldest / kUnit * kUnit);
+  }
+
   void run() {
     start();
     BlockShape<T>(rows_).use();
@@ -91,30 +97,24 @@ class Attention {
   void one_unit(long key) {
     const long width = in_.shape.width, last = t_.newest[rows_ - 1];
     t_.unit.take(in_.shape, in_.cache, span_.blocks, head_, key, last);
-    prefetch(key + kUnit, last);
-    Ahead nothing;
+    Ahead ahead = key + kUnit <= last ? ahead_of(span_, head_, key + kUnit) : after_;
     for (long p = 0; p < kUnit / kPanel; p++)
       Block<T>::template multiply<Stays::panel>(rows_, t_.queries, stride_, t_.unit.keys + p * kPanel * width, width,
-                                                t_.scores[p], false, nothing);
+                                                t_.scores[p], false, ahead);
     for (long r = 0; r < rows_; r++) adjust(r, key);
     weigh();
     for (long p = 0; p < width / kPanel; p++)
       Block<T>::template multiply<Stays::panel>(rows_, t_.shares, kShareStride, t_.unit.values + p * kUnit * kPanel,
-                                                kUnit, t_.sums + p * kTile * kPanel, true, nothing);
+                                                kUnit, t_.sums + p * kTile * kPanel, true, ahead);
   }
 
-  // The next unit's keys and values, block by block.
-  void prefetch(long first, long last) const {
+  // The keys and values of a unit, asked for while another one is computed; of smaller blocks those of the first.
+  Ahead ahead_of(const Span& span, long head, long key) const {
     const CacheShape& shape = in_.shape;
-    const long step = std::min(kUnit, shape.block_size), bytes = step * shape.width * (long)sizeof(T);
-    for (long key = first; key < first + kUnit && key <= last; key += step) {
-      const long offset =
-          shape.offset(span_.blocks[key / shape.block_size], head_) + key % shape.block_size * shape.width;
-      for (long line = 0; line < bytes; line += 64) {
-        __builtin_prefetch((const char*)(in_.cache.keys + offset) + line, 0, 2);
-        __builtin_prefetch((const char*)(in_.cache.values + offset) + line, 0, 2);
-      }
-    }
+    const long offset = shape.offset(span.blocks[key / shape.block_size], head) + key % shape.block_size * shape.width;
+    const long bytes = std::min(kUnit, shape.block_size) * shape.width * (long)sizeof(T);
+    return Ahead(in_.cache.keys + offset, bytes, kTermsMultiple * kPanel * (long)sizeof(T) / 64,
+                 in_.cache.values + offset, bytes);
   }
 
   // Soft cap, bias and mask of a row's scores of the unit's keys, and their maximum.
@@ -196,6 +196,7 @@ class Attention {
   const long head_, first_;
   TileState<T>& t_;
   const long rows_, stride_;
+  Ahead after_;
 };
 
 }  // namespace antiphon

@@ -37,7 +37,12 @@ void write_key(const CacheShape& shape, T* keys, long block, long head, long pla
   constexpr long kTerms = Pair<T>::kTerms;
   const long tokens = std::min(kPanel, shape.block_size);
   T* panel = keys + shape.offset(block, head) + place / tokens * tokens * shape.width + place % tokens * kTerms;
-  for (long d = 0; d < shape.head_dim; d++) assign(panel[d / kTerms * tokens * kTerms + d % kTerms], key[d]);
+  T rounded[kWidthMax];
+  for (long d = 0; d < shape.width; d += kLanes) {
+    const long count = std::max(0L, std::min(kLanes, shape.head_dim - d));
+    store(rounded + d, load_some(key + d, count));
+  }
+  for (long d = 0; d < shape.width; d += kTerms) std::memcpy(panel + d * tokens, rounded + d, kTerms * sizeof(T));
 }
 
 template <class T>

@@ -192,7 +192,9 @@ class Decoder {
       for (long i = first; i < last; i++) {
         // The last rows of a prompt see most: they go first.
         const Tile& tile = row_blocks_[count - 1 - i % count];
-        Attention<T>(input, *tile.span, i / count, tile.first_row, tiles_[thread]).run();
+        Attention<T> attention(input, *tile.span, i / count, tile.first_row, tiles_[thread]);
+        if (i + 1 < last) attention.followed_by(*row_blocks_[count - 1 - (i + 1) % count].span, (i + 1) / count);
+        attention.run();
       }
     });
     linear(pool_, layer.o.matrix, attended_, tokens_, kept_.as<float>(), target);

@@ -77,8 +77,16 @@ inline void make_angles(const Rope& rope, int64_t position, float* cosines, floa
   }
 }
 
-inline void rotate(const Rope& rope, const float* cosines, const float* sines, float* x) {
+inline void rotate(const Rope& rope, const float* __restrict cosines, const float* __restrict sines, float* x) {
   const long pairs = (long)rope.frequencies.size();
+  if (!rope.interleaved && pairs % kLanes == 0) {
+    for (long i = 0; i < pairs; i += kLanes) {
+      const Vec a = load(x + i), b = load(x + pairs + i), c = load(cosines + i), s = load(sines + i);
+      store(x + i, a * c - b * s);
+      store(x + pairs + i, b * c + a * s);
+    }
+    return;
+  }
   const long next = rope.interleaved ? 2 : 1, partner = rope.interleaved ? 1 : pairs;
   for (long i = 0; i < pairs; i++) {
     float& a = x[i * next];
