@@ -12,7 +12,6 @@ from services.engine.models.rope import inverse_frequencies
 from shared.sampling import SamplingParams
 from tests.model.harness import (
     BACKENDS,
-    CROWDED_VARIANTS,
     FAMILY_VARIANTS,
     NUM_TOKENS,
     ROUNDED_VARIANTS,
@@ -135,7 +134,7 @@ def test_forks_of_a_running_sequence_give_what_they_give_alone(backend: str, mod
     assert len(engine.plans[2].copies) == 3
 
 
-@pytest.mark.parametrize(("backend", "variant"), on_both(CROWDED_VARIANTS))
+@pytest.mark.parametrize(("backend", "variant"), on_both(FAMILY_VARIANTS))
 def test_thirty_two_sequences_at_once_give_the_same_tokens(
     backend: str, variant: str, models: Models, reference: Reference
 ) -> None:
