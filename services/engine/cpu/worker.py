@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.engine.core.plan import EngineFacts, SampledLogprobs, StepPlan, StepResult
+from services.engine.core.plan import SampledLogprobs
 from services.engine.cpu.compile import CompileError
 from services.engine.cpu.decoder import HEAD_DIM_MAX, WIDTH_MULTIPLE, NativeDecoder
 from services.engine.cpu.library import load_library
@@ -20,15 +20,11 @@ from services.engine.cpu.native import Library, Step
 from services.engine.models.config_fields import weight_dtype
 from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import find_family, has_family
-from services.engine.worker.acceptance import accept
-from services.engine.worker.budget import Backend, MemoryPlan, plan_measured
-from services.engine.worker.host_cache import copy_blocks
-from services.engine.worker.inputs import FlatStep, flatten
-from services.engine.worker.kv_cache import KvPlan, allocate_kv_cache
-from services.engine.worker.memory import HeapGuard
+from services.engine.worker.inputs import FlatStep
+from services.engine.worker.kv_cache import KvPlan
 from services.engine.worker.model_files import eos_token_ids, read_config
 from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch, sample
-from services.engine.worker.state_table import StateTable
+from services.engine.worker.step_worker import StateSpec, StepWorker
 from services.engine.worker.torch_worker import check_offload, choose_dtype, useful_threads
 from shared.config import EngineSettings
 
@@ -64,7 +60,7 @@ def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
     return None
 
 
-class CpuWorker:
+class CpuWorker(StepWorker):
     """A `ModelWorker`."""
 
     def __init__(self, settings: EngineSettings, model_dir: Path, library: Library) -> None:
@@ -80,70 +76,25 @@ class CpuWorker:
         self._decoder = NativeDecoder(
             library, self._description, model_dir, layout, self._dtype, settings.block_size, threads
         )
-        self._prepare_state(settings, eos_token_ids(model_dir, self._description))
-
-    def facts(self) -> EngineFacts:
-        """See `ModelWorker`."""
-        return self._facts
-
-    @property
-    def memory(self) -> MemoryPlan:
-        """What was planned at start-up."""
-        return self._memory
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """See `ModelWorker`."""
-        result = self._run(plan)
-        self._heap_guard.after_step()
-        return result
-
-    @torch.inference_mode()
-    def _run(self, plan: StepPlan) -> StepResult:
-        copy_blocks(plan, self._cache, self._host_cache)
-        self._table.apply(plan)
-        if plan.empty:
-            return StepResult(plan.step)
-        step = flatten(plan, self._table, self._facts.block_size)
-        batch = self._table.sampling(step.rows, step.offsets) if len(step.rows) else None
-        answer = self._compute(step, batch)
-        if batch is None:
-            return StepResult(plan.step)
-        sampled = answer.sampled(batch)
-        if step.offsets.any():
-            return accept(plan, sampled, self._table)
-        self._table.append(step.rows, sampled.token_ids)
-        tokens = tuple((token,) for token in sampled.token_ids.tolist())
-        return StepResult(plan.step, tokens, tuple((logprobs,) for logprobs in sampled.logprobs))
+        eos = eos_token_ids(model_dir, self._description)
+        self._prepare_state(StateSpec(settings, padded_heads(self._description), self._dtype, _CPU, eos))
 
     def close(self) -> None:
         """See `ModelWorker`."""
         self._decoder.model.free()
-        del self._decoder, self._cache, self._host_cache, self._table
+        del self._decoder
+        self._drop_state()
 
-    def _prepare_state(self, settings: EngineSettings, eos: frozenset[int]) -> None:
-        """Measures steps in a small state of their own, then sizes and makes the one to serve with."""
-
-        def make_state(kv: KvPlan, num_host_blocks: int) -> None:
-            self._make_state(settings, kv, num_host_blocks, eos)
-
-        # Attention reads keys and values where they are.
-        backend = Backend(padded_heads(self._description), _CPU, self._dtype, make_state, self._run, lambda _: 0)
-        self._memory = plan_measured(settings, backend)
-        self._heap_guard = HeapGuard(self._memory.heap_bytes)
-
-    def _make_state(self, settings: EngineSettings, kv: KvPlan, num_host_blocks: int, eos: frozenset[int]) -> None:
-        """The cache and the rows, and with them the facts."""
-        padded = padded_heads(self._description)
-        self._cache = allocate_kv_cache(padded, kv.num_blocks, settings.block_size, self._dtype, _CPU)
-        self._host_cache = allocate_kv_cache(padded, num_host_blocks, settings.block_size, self._dtype, _CPU)
+    def _make_state(self, spec: StateSpec, kv: KvPlan, num_host_blocks: int) -> None:
+        super()._make_state(spec, kv, num_host_blocks)
         caches = zip(self._cache.key_caches, self._cache.value_caches, strict=True)
         for layer, (keys, values) in enumerate(caches):
             self._decoder.set_cache(layer, keys, values)
-        vocab_size = self._description.vocab_size
-        self._facts = EngineFacts(
-            kv.num_blocks, settings.block_size, kv.max_model_len, vocab_size, eos, num_host_blocks
-        )
-        self._table = StateTable(settings.max_num_seqs, kv.max_model_len, settings.block_size, vocab_size, eos)
+
+    def _sampled(self, step: FlatStep) -> Sampled | None:
+        batch = self._table.sampling(step.rows, step.offsets) if len(step.rows) else None
+        answer = self._compute(step, batch)
+        return None if batch is None else answer.sampled(batch)
 
     def _compute(self, step: FlatStep, batch: SamplingBatch | None) -> "_Answer":
         answer = _Answer(batch, self._facts.vocab_size)

@@ -1,7 +1,7 @@
 """Which guesses were right: those that are the token which is sampled in their place anyway.
 
 The draw for an output position is a function of seed, position and logits, so what is accepted is exactly what single
-steps would have sampled; no guess changes a distribution. Called by the torch worker.
+steps would have sampled; no guess changes a distribution. Called by the workers.
 """
 
 import numpy as np

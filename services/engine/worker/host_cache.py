@@ -1,6 +1,6 @@
 """The part of the KV cache in the host's memory, for preempted sequences, and the copies of blocks that plans name.
 
-How many blocks it has is decided here at start-up; which holds what is the core's business. Called by the torch worker.
+How many blocks it has is decided here at start-up; which holds what is the core's business. Called by the workers.
 """
 
 import torch

@@ -8,7 +8,7 @@
                                  it, the last known one and the other guesses where there are some
     rows, offsets [R]            of each the sequence's row, and how many guesses are behind the last known token
 
-Plain index arithmetic over whole arrays, on the CPU. Called by the torch worker.
+Plain index arithmetic over whole arrays, on the CPU. Called by the workers.
 """
 
 from dataclasses import dataclass

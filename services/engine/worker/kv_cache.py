@@ -2,7 +2,7 @@
 
     key_caches[layer], value_caches[layer]   [num_blocks, block_size, kv_heads, head_dim]
 
-Which block holds what is the core's business. Called by the torch worker at start-up.
+Which block holds what is the core's business. Called by the workers at start-up.
 """
 
 import logging

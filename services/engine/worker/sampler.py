@@ -7,7 +7,7 @@
     other rows          temperature, top-k, top-p, min-p, one draw (see `kernels/sampling.py`)
 
 Randomness has no state: the draw for a token is a function of the request's seed and the token's index in the output.
-Called by the torch worker.
+Called by the workers.
 """
 
 import dataclasses

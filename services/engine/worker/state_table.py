@@ -2,7 +2,7 @@
 
 Arrays with a row for each place and a column for each fact, so that a step gathers what it needs by one array of row
 numbers; a step's work never grows with the context of a decoding row. Tokens are appended where they are sampled: the
-next step's input is there before the next plan is. Not a scheduler: it does as plans say. Called by the torch worker.
+next step's input is there before the next plan is. Not a scheduler: it does as plans say. Called by the workers.
 """
 
 from collections.abc import Sequence

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.kernels.alibi import alibi_slopes
 from services.engine.kernels.paged_attention import AttentionShape, plan_attention
 from services.engine.models.attention import StepInputs
@@ -24,16 +23,11 @@ from services.engine.models.config_fields import weight_dtype
 from services.engine.models.decoder import Decoder, LanguageModel
 from services.engine.models.description import DecoderDescription, DtypeName
 from services.engine.models.registry import find_family, has_family
-from services.engine.worker.acceptance import accept
-from services.engine.worker.budget import Backend, MemoryPlan, plan_measured
-from services.engine.worker.host_cache import copy_blocks
-from services.engine.worker.inputs import FlatStep, flatten
-from services.engine.worker.kv_cache import KvPlan, allocate_kv_cache
-from services.engine.worker.memory import HeapGuard
+from services.engine.worker.inputs import FlatStep
 from services.engine.worker.model_files import eos_token_ids, read_config
 from services.engine.worker.profile import bytes_per_context_token
-from services.engine.worker.sampler import sample
-from services.engine.worker.state_table import StateTable
+from services.engine.worker.sampler import Sampled, sample
+from services.engine.worker.step_worker import StateSpec, StepWorker
 from services.engine.worker.weights import load_weights
 from shared.config import EngineSettings, SettingsError
 
@@ -50,13 +44,12 @@ _DTYPES: dict[str, torch.dtype] = {
 }
 
 
-class TorchWorker:
+class TorchWorker(StepWorker):
     """A `ModelWorker`."""
 
     def __init__(self, settings: EngineSettings, model_dir: Path, device: torch.device | None = None) -> None:
         """Loads the model. Raises `ServiceError` for a model or settings that cannot work."""
         self._device = device or torch.device("cpu")
-        self._heap_guard: HeapGuard | None = None
         check_offload(settings, self._device)
         if self._device.type == "cpu":
             torch.set_num_threads(settings.threads or useful_threads(model_dir))
@@ -65,82 +58,31 @@ class TorchWorker:
         self._model, self._description = load_model(
             model_dir, config, self._dtype, self._device, trust_remote_code=settings.trust_remote_code
         )
-        self._prepare_state(settings, eos_token_ids(model_dir, self._description))
-
-    def facts(self) -> EngineFacts:
-        """See `ModelWorker`."""
-        return self._facts
-
-    @property
-    def memory(self) -> MemoryPlan:
-        """What was planned at start-up."""
-        return self._memory
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """See `ModelWorker`."""
-        result = self._run(plan)
-        if self._heap_guard is not None:
-            self._heap_guard.after_step()
-        return result
-
-    @torch.inference_mode()
-    def _run(self, plan: StepPlan) -> StepResult:
-        copy_blocks(plan, self._cache, self._host_cache)
-        self._table.apply(plan)
-        if plan.empty:
-            return StepResult(plan.step)
-        step = flatten(plan, self._table, self._facts.block_size)
-        inputs = self._tensor(step.ids), self._tensor(step.positions), self._step_inputs(step)
-        if not len(step.rows):
-            self._model.forward(*inputs)
-            return StepResult(plan.step)
-        every = len(step.logit_tokens) == len(step.ids)
-        logits = self._model.step_logits(*inputs, None if every else self._tensor(step.logit_tokens))
-        sampled = sample(logits, self._table.sampling(step.rows, step.offsets))
-        if step.offsets.any():
-            return accept(plan, sampled, self._table)
-        self._table.append(step.rows, sampled.token_ids)
-        tokens = tuple((token,) for token in sampled.token_ids.tolist())
-        return StepResult(plan.step, tokens, tuple((logprobs,) for logprobs in sampled.logprobs))
+        cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
+        bytes_per_slot = self._description.kv_size * cache_dtype.itemsize
+        slopes = scaled_slopes(self._description, self._device)
+        self._shape = AttentionShape(settings.block_size, bytes_per_slot, self._dtype, self._device, slopes)
+        eos = eos_token_ids(model_dir, self._description)
+        self._prepare_state(StateSpec(settings, self._description, cache_dtype, self._device, eos))
 
     def close(self) -> None:
         """See `ModelWorker`."""
-        del self._model, self._cache, self._host_cache, self._table
+        del self._model
+        self._drop_state()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _prepare_state(self, settings: EngineSettings, eos: frozenset[int]) -> None:
-        """Measures steps in a small state of their own, then sizes and makes the one to serve with."""
-        description, dtype = self._description, choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
+    def _context_token_bytes(self, num_tokens: int) -> int:
+        return bytes_per_context_token(num_tokens, self._description, self._dtype)
 
-        def make_state(kv: KvPlan, num_host_blocks: int) -> None:
-            self._make_state(settings, kv, num_host_blocks, dtype, eos)
-
-        def context_token_bytes(num_tokens: int) -> int:
-            return bytes_per_context_token(num_tokens, description, self._dtype)
-
-        backend = Backend(description, self._device, dtype, make_state, self._run, context_token_bytes)
-        self._memory = plan_measured(settings, backend)
-        if self._device.type == "cpu":
-            self._heap_guard = HeapGuard(self._memory.heap_bytes)
-
-    def _make_state(
-        self, settings: EngineSettings, kv: KvPlan, num_host_blocks: int, dtype: torch.dtype, eos: frozenset[int]
-    ) -> None:
-        """The cache and the rows, and with them the facts."""
-        description = self._description
-        self._cache = allocate_kv_cache(description, kv.num_blocks, settings.block_size, dtype, self._device)
-        self._host_cache = allocate_kv_cache(
-            description, num_host_blocks, settings.block_size, dtype, torch.device("cpu")
-        )
-        vocab_size = description.vocab_size
-        self._facts = EngineFacts(
-            kv.num_blocks, settings.block_size, kv.max_model_len, vocab_size, eos, num_host_blocks
-        )
-        self._table = StateTable(settings.max_num_seqs, kv.max_model_len, settings.block_size, vocab_size, eos)
-        bytes_per_slot = description.kv_size * dtype.itemsize
-        slopes = scaled_slopes(description, self._device)
-        self._shape = AttentionShape(settings.block_size, bytes_per_slot, self._dtype, self._device, slopes)
+    def _sampled(self, step: FlatStep) -> Sampled | None:
+        inputs = self._tensor(step.ids), self._tensor(step.positions), self._step_inputs(step)
+        if not len(step.rows):
+            self._model.forward(*inputs)
+            return None
+        every = len(step.logit_tokens) == len(step.ids)
+        logits = self._model.step_logits(*inputs, None if every else self._tensor(step.logit_tokens))
+        return sample(logits, self._table.sampling(step.rows, step.offsets))
 
     def _step_inputs(self, step: FlatStep) -> StepInputs:
         attention = {
