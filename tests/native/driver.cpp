@@ -153,7 +153,7 @@ class Model {
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
-  void step(const antiphon_Step& step) { check(antiphon_step(model_, &step)); }
+  void step(const antiphon_Step& step) { check(antiphon_launch(model_, &step)), check(antiphon_collect(model_)); }
 
  private:
   void load() {

@@ -85,7 +85,8 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "antiphon_set_rope": (c_int, (c_void_p, c_int64, c_void_p, c_int64, c_int64, c_float)),
     "antiphon_block_bytes": (c_int64, (c_void_p,)),
     "antiphon_weight_bytes": (c_int64, (c_void_p,)),
-    "antiphon_step": (c_int, (c_void_p, POINTER(Step))),
+    "antiphon_launch": (c_int, (c_void_p, POINTER(Step))),
+    "antiphon_collect": (c_int, (c_void_p,)),
     "antiphon_multiply": (
         c_int,
         (c_void_p, c_int64, c_char_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64),
@@ -176,9 +177,18 @@ class NativeModel:
         """Of all packed matrices."""
         return self._library.call("weight_bytes", self._handle)
 
+    def launch(self, step: Step) -> None:
+        """Puts a step behind those that are under way. The memory that it names must live until it is collected."""
+        self._library.check("launch", self._handle, ctypes.byref(step))
+
+    def collect(self) -> None:
+        """Waits for the oldest step under way; other Python threads run meanwhile."""
+        self._library.check("collect", self._handle)
+
     def step(self, step: Step) -> None:
-        """Computes a step; other Python threads run meanwhile."""
-        self._library.check("step", self._handle, ctypes.byref(step))
+        """Computes a step while none is under way."""
+        self.launch(step)
+        self.collect()
 
     def multiply(self, layer: int, name: str, expert: int, x: tuple[int, int], rows: int, y: tuple[int, int]) -> None:
         """A matrix' product with rows, x and y being (address, stride in elements); see `antiphon_multiply`."""

@@ -1,18 +1,27 @@
 """The CPU worker: plans run as one call each into the C++ library, sampling included where a row is greedy.
 
+    launch    blocks copied, rows filled, arrays made, the step put behind the one that is running
+    collect   waits for the oldest step; its tokens go to the rows and into the result
+
+The next step begins in the library as soon as the last one has ended: it takes greedy tokens from there, so planning,
+and what is done with results, cost it nothing but a share of a core. Where tokens are chosen here, or guesses are
+judged, or blocks are copied, the steps under way are waited for first.
+
 Like the torch worker beside it, whose rows, memory planning and sampler it shares; that one serves what this one does
 not (`can_serve`). Called by the step loop, from one thread.
 """
 
 import dataclasses
 import logging
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.engine.core.plan import SampledLogprobs
+from services.engine.core.plan import SampledLogprobs, StepPlan, StepResult
 from services.engine.cpu.compile import CompileError
 from services.engine.cpu.decoder import HEAD_DIM_MAX, WIDTH_MULTIPLE, NativeDecoder
 from services.engine.cpu.library import load_library
@@ -20,6 +29,7 @@ from services.engine.cpu.native import Library, Step
 from services.engine.models.config_fields import weight_dtype
 from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import find_family, has_family
+from services.engine.worker.acceptance import accept
 from services.engine.worker.inputs import FlatStep
 from services.engine.worker.kv_cache import KvPlan
 from services.engine.worker.model_files import eos_token_ids, read_config
@@ -60,8 +70,21 @@ def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """A step that the library has."""
+
+    plan: StepPlan
+    step: FlatStep
+    answer: "_Answer"
+    batch: SamplingBatch | None
+    """How tokens are chosen; None where every one is the likeliest."""
+    places: NDArray[np.int64]
+    """Where its tokens go in their rows; empty where they are only appended when they are known."""
+
+
 class CpuWorker(StepWorker):
-    """A `ModelWorker`."""
+    """A `PipelinedWorker`."""
 
     def __init__(self, settings: EngineSettings, model_dir: Path, library: Library) -> None:
         """Loads the model. Raises `ServiceError` for a model or settings that cannot work."""
@@ -77,6 +100,7 @@ class CpuWorker(StepWorker):
             library, self._description, model_dir, layout, self._dtype, settings.block_size, threads
         )
         eos = eos_token_ids(model_dir, self._description)
+        self._under_way: deque[_UnderWay | StepResult] = deque()
         self._prepare_state(StateSpec(settings, padded_heads(self._description), self._dtype, _CPU, eos))
 
     def close(self) -> None:
@@ -91,39 +115,67 @@ class CpuWorker(StepWorker):
         for layer, (keys, values) in enumerate(caches):
             self._decoder.set_cache(layer, keys, values)
 
-    def _sampled(self, step: FlatStep) -> Sampled | None:
-        batch = self._table.sampling(step.rows, step.offsets) if len(step.rows) else None
-        answer = self._compute(step, batch)
-        return None if batch is None else answer.sampled(batch)
+    def launch(self, plan: StepPlan) -> None:
+        """See `PipelinedWorker`."""
+        if self._waits_for_results(plan):
+            self._under_way = deque(map(self._landed, self._under_way))
+        step = self._begin(plan)
+        if step is None:
+            self._under_way.append(StepResult(plan.step))
+            return
+        batch = None
+        if self._table.needs_choice(step.rows) or step.has_guesses:
+            batch = self._table.sampling(step.rows, step.offsets)
+        answer = _Answer(batch, len(step.rows), self._facts.vocab_size)
+        self._decoder.model.launch(answer.native(step))
+        places = self._table.reserve(step.rows) if batch is None else step.rows[:0]
+        self._under_way.append(_UnderWay(plan, step, answer, batch, places))
 
-    def _compute(self, step: FlatStep, batch: SamplingBatch | None) -> "_Answer":
-        answer = _Answer(batch, self._facts.vocab_size)
-        arrays = {
-            "ids": step.ids,
-            "positions": step.positions,
-            "query_start_loc": step.query_start_loc,
-            "block_tables": np.ascontiguousarray(step.block_tables),
-            "logit_tokens": step.logit_tokens,
-            **answer.arrays(),
-        }
-        native = Step(
-            num_tokens=len(step.ids),
-            num_sequences=len(step.seq_lens),
-            num_logits=len(step.logit_tokens),
-            num_rows=len(answer.logits),
-            table_width=step.block_tables.shape[1],
-            **{name: array.ctypes.data for name, array in arrays.items()},
-        )
-        self._decoder.model.step(native)
-        return answer
+    def collect(self) -> StepResult:
+        """See `PipelinedWorker`."""
+        result = self._landed(self._under_way.popleft())
+        self._after_step()
+        return result
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """See `ModelWorker`: what is under way must have been collected."""
+        result = self._run(plan)
+        self._after_step()
+        return result
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        assert not self._under_way, "a plan is under way"
+        self.launch(plan)
+        return self._landed(self._under_way.popleft())
+
+    def _waits_for_results(self, plan: StepPlan) -> bool:
+        """Whether this plan needs what the steps under way give, or must not change what they read."""
+        if plan.swap_out or plan.swap_in or plan.copies:
+            return True
+        return any(isinstance(earlier, _UnderWay) and earlier.batch is not None for earlier in self._under_way)
+
+    @torch.inference_mode()
+    def _landed(self, earlier: "_UnderWay | StepResult") -> StepResult:
+        """Waits for a step, the oldest that the library has."""
+        if isinstance(earlier, StepResult):
+            return earlier
+        self._decoder.model.collect()
+        plan, step = earlier.plan, earlier.step
+        sampled = earlier.answer.sampled(earlier.batch)
+        if step.has_guesses:
+            return accept(plan, sampled, self._table)
+        if earlier.batch is None:
+            self._table.fill(step.rows, earlier.places, sampled.token_ids)
+        else:
+            self._table.append(step.rows, sampled.token_ids)
+        return sampled.result(plan.step)
 
 
 class _Answer:
     """What a step gives of each token that is sampled after, and the logits [n, vocab] of those that need them."""
 
-    def __init__(self, batch: SamplingBatch | None, vocab_size: int) -> None:
+    def __init__(self, batch: SamplingBatch | None, count: int, vocab_size: int) -> None:
         needy = np.zeros(0, dtype=np.int64) if batch is None else rows_with_choice(batch)
-        count = 0 if batch is None else len(batch.temperature)
         self.needy = needy
         self.logits = np.empty((len(needy), vocab_size), dtype=np.float32)
         self._rows = np.full(count, -1, dtype=np.int64)
@@ -132,25 +184,33 @@ class _Answer:
         self._best_logit = np.empty(count, dtype=np.float32)
         self._log_total = np.empty(count, dtype=np.float32)
 
-    def arrays(self) -> "dict[str, NDArray[np.generic]]":
-        """The step's fields that the library writes, and which logits it is to keep."""
-        return {
-            "logit_rows": self._rows,
-            "logits": self.logits,
-            "best": self._best,
-            "best_logit": self._best_logit,
-            "log_total": self._log_total,
-        }
+    def native(self, step: FlatStep) -> Step:
+        """The step as the library takes it; `step` and this own the memory."""
+        return Step(
+            len(step.ids),
+            len(step.seq_lens),
+            len(step.logit_tokens),
+            len(self.logits),
+            step.block_tables.shape[1],
+            *map(address, (step.ids, step.positions, step.query_start_loc, step.block_tables, step.logit_tokens)),
+            *map(address, (self._rows, self.logits, self._best, self._best_logit, self._log_total)),
+        )
 
-    def sampled(self, batch: SamplingBatch) -> Sampled:
+    def sampled(self, batch: SamplingBatch | None) -> Sampled:
         """Tokens of all rows, in their order."""
         tokens, logprobs = self._best, [SampledLogprobs(x) for x in (self._best_logit - self._log_total).tolist()]
-        if len(self.needy):
+        if batch is not None and len(self.needy):
             chosen = sample(torch.from_numpy(self.logits), batch.take(self.needy))
             tokens[self.needy] = chosen.token_ids
             for row, logprob in zip(self.needy.tolist(), chosen.logprobs, strict=True):
                 logprobs[row] = logprob
         return Sampled(tokens, tuple(logprobs))
+
+
+def address(array: NDArray[np.generic]) -> int:
+    """Where its elements begin; they must follow each other."""
+    assert array.flags.c_contiguous, "an array with gaps"
+    return array.ctypes.data
 
 
 def rows_with_choice(batch: SamplingBatch) -> NDArray[np.int64]:

@@ -36,9 +36,16 @@ class FlatStep:
     rows: Integers
     offsets: Integers
 
+    @property
+    def has_guesses(self) -> bool:
+        """Whether a sequence computes guesses behind its last known token."""
+        return len(self.rows) > 0 and bool(self.offsets.any())
+
 
 def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
     """The step of a plan that the table has already applied and that computes something."""
+    if plan.num_tokens == len(plan.scheduled) and all(s.samples and not s.draft_token_ids for s in plan.scheduled):
+        return _flatten_decode(plan, table, block_size)
     columns = [(s.row, s.start, s.num_tokens, s.samples + len(s.draft_token_ids)) for s in plan.scheduled]
     rows, starts, counts, samples = np.array(columns, dtype=np.int64).T
     guesses = np.maximum(samples - 1, 0)
@@ -61,4 +68,27 @@ def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
         logit_tokens=np.repeat(query_start_loc[1:] - samples, samples) + offsets,
         rows=np.repeat(rows, samples),
         offsets=offsets,
+    )
+
+
+def _flatten_decode(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
+    """The same, in fewer operations, where each sequence computes one token and samples the next."""
+    count = len(plan.scheduled)
+    rows = np.array([s.row for s in plan.scheduled], dtype=np.int64)
+    positions = np.array([s.start for s in plan.scheduled], dtype=np.int64)
+    seq_lens = positions + 1
+    assert (seq_lens <= table.num_tokens[rows]).all(), "a plan runs past the known tokens"
+    block_tables = table.block_tables[rows, : int(positions.max()) // block_size + 1].astype(np.int64)
+    places = np.arange(count + 1)
+    blocks = block_tables[places[:-1], positions // block_size]
+    return FlatStep(
+        ids=table.token_ids[rows, positions].astype(np.int64),
+        positions=positions,
+        slot_mapping=blocks * block_size + positions % block_size,
+        query_start_loc=places,
+        seq_lens=seq_lens,
+        block_tables=block_tables,
+        logit_tokens=places[:-1],
+        rows=rows,
+        offsets=np.zeros(count, dtype=np.int64),
     )

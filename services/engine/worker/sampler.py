@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.core.plan import SampledLogprobs
+from services.engine.core.plan import SampledLogprobs, StepResult
 from services.engine.kernels import sampling as kernels
 from services.engine.kernels.philox import uniforms
 
@@ -100,6 +100,11 @@ class Sampled:
 
     token_ids: Integers
     logprobs: tuple[SampledLogprobs, ...]
+
+    def result(self, step: int) -> StepResult:
+        """Of a step in which each place gives one token."""
+        tokens = tuple((token,) for token in self.token_ids.tolist())
+        return StepResult(step, tokens, tuple((logprobs,) for logprobs in self.logprobs))
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.engine.core.plan import NewSequence, StepPlan
-from services.engine.worker.sampler import PenaltyCounts, SamplingBatch, penalty_bytes
+from services.engine.worker.sampler import GREEDY_BELOW, PenaltyCounts, SamplingBatch, penalty_bytes
 from shared.sampling import SamplingParams
 
 Rows = NDArray[np.int64]
@@ -65,15 +65,24 @@ class StateTable:
         self._penalties.count(rows[penalised], token_ids[penalised])
 
     def reserve(self, rows: Rows) -> NDArray[np.int64]:
-        """A place for one token of each of the rows, which are distinct: it is on the device until `fill`."""
+        """A place for one token of each of the rows, which are distinct and whose step is under way.
+
+        Until `fill` the place of `rows[i]` holds -1 - i.
+        """
         places = self.num_tokens[rows]
-        self.num_tokens[rows] += places < self.token_ids.shape[1]
+        inside = places < self.token_ids.shape[1]
+        self.token_ids[rows[inside], places[inside]] = -1 - np.flatnonzero(inside)
+        self.num_tokens[rows] += inside
         return places
 
     def fill(self, rows: Rows, places: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """The tokens of reserved places. Penalties are the device's business then."""
         inside = places < self.token_ids.shape[1]
         self.token_ids[rows[inside], places[inside]] = token_ids[inside]
+
+    def needs_choice(self, rows: Rows) -> bool:
+        """False when for all of the rows the likeliest token and its probability are all that is ever asked."""
+        return bool(self._columns.chooses[rows].any())
 
     def has_penalties(self, rows: Rows) -> NDArray[np.bool_]:
         """Which of the rows have penalties."""
@@ -154,6 +163,7 @@ class _ParamColumns:
         self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
         self.min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
+        self.chooses = np.zeros(max_num_seqs, dtype=np.bool_)
 
     def set(self, row: int, params: SamplingParams) -> None:
         self.temperature[row] = params.temperature
@@ -168,3 +178,5 @@ class _ParamColumns:
         self.seeds[row] = params.seed % 2**64
         self.min_tokens[row] = params.min_tokens
         self.num_logprobs[row] = params.logprobs or 0
+        greedy = params.temperature < GREEDY_BELOW and unpenalised
+        self.chooses[row] = not greedy or params.min_tokens > 0 or self.num_logprobs[row] > 0

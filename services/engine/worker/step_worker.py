@@ -1,7 +1,7 @@
-"""What the workers that carry out one plan at a time share: cache, swap space and rows, and a step around the model.
+"""What the workers share that keep their state in main memory: cache, swap space and rows, made to a measured size.
 
-Knows no model: a subclass loads one, then prepares the state, and samples the tokens of a flat step. The pipelined
-worker keeps its state on the device and is none of these.
+Knows no model: a subclass loads one, then prepares the state, and computes flat steps. The GPU's worker keeps its state
+on the device and is none of these.
 """
 
 from abc import ABC, abstractmethod
@@ -12,13 +12,11 @@ import torch
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.models.description import DecoderDescription
-from services.engine.worker.acceptance import accept
 from services.engine.worker.budget import Backend, MemoryPlan, plan_measured
 from services.engine.worker.host_cache import copy_blocks
 from services.engine.worker.inputs import FlatStep, flatten
 from services.engine.worker.kv_cache import KvPlan, allocate_kv_cache
 from services.engine.worker.memory import HeapGuard
-from services.engine.worker.sampler import Sampled
 from services.engine.worker.state_table import StateTable
 from shared.config import EngineSettings
 
@@ -39,7 +37,7 @@ class StateSpec:
 
 
 class StepWorker(ABC):
-    """A `ModelWorker` but for its model and for `close`."""
+    """A `ModelWorker` but for its model, `run` and `close`."""
 
     _heap_guard: HeapGuard | None = None
 
@@ -52,36 +50,24 @@ class StepWorker(ABC):
         """What was planned at start-up."""
         return self._memory
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """See `ModelWorker`."""
-        result = self._run(plan)
-        if self._heap_guard is not None:
-            self._heap_guard.after_step()
-        return result
-
     @abstractmethod
-    def _sampled(self, step: FlatStep) -> Sampled | None:
-        """Computes a step; None for one that samples nothing."""
+    def _run(self, plan: StepPlan) -> StepResult:
+        """Carries out one plan while no other is under way."""
 
     def _context_token_bytes(self, num_tokens: int) -> int:
         """See `Backend`; nothing where attention reads keys and values where they are."""
         return 0
 
-    @torch.inference_mode()
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _begin(self, plan: StepPlan) -> FlatStep | None:
+        """What a plan does before anything is computed, and what is to be computed, if there is something."""
         copy_blocks(plan, self._cache, self._host_cache)
         self._table.apply(plan)
-        if plan.empty:
-            return StepResult(plan.step)
-        step = flatten(plan, self._table, self._facts.block_size)
-        sampled = self._sampled(step)
-        if sampled is None:
-            return StepResult(plan.step)
-        if step.offsets.any():
-            return accept(plan, sampled, self._table)
-        self._table.append(step.rows, sampled.token_ids)
-        tokens = tuple((token,) for token in sampled.token_ids.tolist())
-        return StepResult(plan.step, tokens, tuple((logprobs,) for logprobs in sampled.logprobs))
+        return None if plan.empty else flatten(plan, self._table, self._facts.block_size)
+
+    def _after_step(self) -> None:
+        """Whoever subclasses calls this when a step has ended."""
+        if self._heap_guard is not None:
+            self._heap_guard.after_step()
 
     def _prepare_state(self, spec: StateSpec) -> None:
         """With the model loaded: measures steps in a small state of their own, then sizes and makes the one to use."""

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.engine.core.plan import StepPlan, StepResult
 from services.engine.kernels.alibi import alibi_slopes
 from services.engine.kernels.paged_attention import AttentionShape, plan_attention
 from services.engine.models.attention import StepInputs
@@ -23,6 +24,7 @@ from services.engine.models.config_fields import weight_dtype
 from services.engine.models.decoder import Decoder, LanguageModel
 from services.engine.models.description import DecoderDescription, DtypeName
 from services.engine.models.registry import find_family, has_family
+from services.engine.worker.acceptance import accept
 from services.engine.worker.inputs import FlatStep
 from services.engine.worker.model_files import eos_token_ids, read_config
 from services.engine.worker.profile import bytes_per_context_token
@@ -64,6 +66,23 @@ class TorchWorker(StepWorker):
         self._shape = AttentionShape(settings.block_size, bytes_per_slot, self._dtype, self._device, slopes)
         eos = eos_token_ids(model_dir, self._description)
         self._prepare_state(StateSpec(settings, self._description, cache_dtype, self._device, eos))
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """See `ModelWorker`."""
+        result = self._run(plan)
+        self._after_step()
+        return result
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan) -> StepResult:
+        step = self._begin(plan)
+        sampled = None if step is None else self._sampled(step)
+        if step is None or sampled is None:
+            return StepResult(plan.step)
+        if step.has_guesses:
+            return accept(plan, sampled, self._table)
+        self._table.append(step.rows, sampled.token_ids)
+        return sampled.result(plan.step)
 
     def close(self) -> None:
         """See `ModelWorker`."""

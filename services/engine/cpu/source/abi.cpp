@@ -83,8 +83,12 @@ int64_t antiphon_block_bytes(const antiphon_Model* model) { return of(model).blo
 
 int64_t antiphon_weight_bytes(const antiphon_Model* model) { return of(model).weight_bytes(); }
 
-int antiphon_step(antiphon_Model* model, const antiphon_Step* step) {
-  return guarded([&] { of(model).step(*step); });
+int antiphon_launch(antiphon_Model* model, const antiphon_Step* step) {
+  return guarded([&] { of(model).launch(*step); });
+}
+
+int antiphon_collect(antiphon_Model* model) {
+  return guarded([&] { of(model).collect(); });
 }
 
 int antiphon_multiply(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, const void* x,

@@ -21,7 +21,7 @@ struct antiphon_Spec {
 // A step: `num_tokens` tokens of `num_sequences` sequences, one after the other.
 struct antiphon_Step {
   int64_t num_tokens, num_sequences, num_logits, num_rows, table_width;
-  const int64_t* ids;
+  const int64_t* ids;  // -1 - i: what the step before this one gave as `best[i]`
   const int64_t* positions;
   const int64_t* query_start_loc;  // [num_sequences + 1]
   const int64_t* block_tables;     // [num_sequences][table_width]
@@ -75,7 +75,10 @@ int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequen
 int64_t antiphon_block_bytes(const antiphon_Model* model);
 int64_t antiphon_weight_bytes(const antiphon_Model* model);
 
-int antiphon_step(antiphon_Model* model, const antiphon_Step* step);
+// Puts a step behind those that are under way; its memory is read and written until it has been collected.
+int antiphon_launch(antiphon_Model* model, const antiphon_Step* step);
+// Waits for the oldest step under way.
+int antiphon_collect(antiphon_Model* model);
 // One matrix' product with rows, without its bias, for tests and measurements: x [rows][x_stride] of the model's type,
 // zero from `in` on; y [rows][y_stride]. Strides count elements: x has `in` rounded up to 32, y `out` likewise; columns
 // of gated matrices are in turns of 16 gates and partners.

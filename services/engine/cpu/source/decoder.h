@@ -61,7 +61,8 @@ class Decoder {
     sampled_ = sampled_buffer_.rows(std::max(step.num_logits, (int64_t)1), spec_.hidden_size);
     angles_ = angle_buffer_.rows(tokens_, std::max(angle_width(), 1L));
     if (experts_.count) Experts<T>::prepare(expert_buffers_, experts_, tokens_, spec_.hidden_size);
-    head_.reset(step.num_logits ? new Head<T>(weights.head.matrix, spec_.logits_softcap, step, head_buffers_)
+    if ((long)given_.size() < step.num_logits) given_.resize(step.num_logits);
+    head_.reset(step.num_logits ? new Head<T>(weights.head.matrix, spec_.logits_softcap, step, head_buffers_, given_.data())
                                 : nullptr);
     keep_sums(step.num_logits);
     list_tiles(step);
@@ -106,7 +107,10 @@ class Decoder {
   }
 
   void forward(const antiphon_Step& step, int thread) {
-    each_token([&](long t) { embed(t, step.ids[t], step.positions[t]); });
+    each_token([&](long t) {
+      const int64_t id = step.ids[t];
+      embed(t, id < 0 ? given_[-1 - id] : id, step.positions[t]);
+    });
     for (Layer<T>& layer : weights.layers) {
       switch ((Residual)spec_.residual) {
         case Residual::sequential:
@@ -260,6 +264,7 @@ class Decoder {
   Rows<float> hidden_, branch_, qkv_, angles_;
   Rows<T> normed_, other_, attended_, inner_, sampled_;
   T* queries_ = nullptr;
+  std::vector<int64_t> given_;  // the likeliest tokens of the last step that had some
   std::vector<Span> spans_;
   std::vector<long> span_of_;  // of each token
   std::vector<Tile> row_blocks_;

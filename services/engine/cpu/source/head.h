@@ -15,8 +15,9 @@ struct HeadBuffers {
 template <class T>
 class Head {
  public:
-  Head(const Linear<T>& weight, float softcap, const antiphon_Step& step, HeadBuffers& b)
-      : weight_(weight), softcap_(softcap), step_(step), highest_(b.highest.rows(step.num_logits, weight.panels)),
+  Head(const Linear<T>& weight, float softcap, const antiphon_Step& step, HeadBuffers& b, int64_t* given)
+      : weight_(weight), softcap_(softcap), step_(step), given_(given),
+        highest_(b.highest.rows(step.num_logits, weight.panels)),
         total_(b.total.rows(step.num_logits, weight.panels)), best_(b.best.rows(step.num_logits, weight.panels)) {}
 
   void run(Pool& pool, Rows<T> x, float* kept) const {
@@ -68,7 +69,7 @@ class Head {
       const Vec part = load_some(total_.row(row) + p, count) * exp(load_some(highest + p, count) - highest[best]);
       total += select(lane_numbers() < (int32_t)count, part, Vec{});
     }
-    step_.best[row] = best_.row(row)[best];
+    step_.best[row] = given_[row] = best_.row(row)[best];
     step_.best_logit[row] = highest[best];
     step_.log_total[row] = highest[best] + std::log(sum_lanes(total));
   }
@@ -76,6 +77,7 @@ class Head {
   const Linear<T>& weight_;
   const float softcap_;
   const antiphon_Step& step_;
+  int64_t* const given_;  // [num_logits] `best` again, for the next step
   const Rows<float> highest_, total_;
   const Rows<int32_t> best_;
 };

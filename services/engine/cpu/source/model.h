@@ -20,7 +20,8 @@ class Model {
   virtual void set_rope(int64_t layer, const float* frequencies, int64_t pairs, bool interleaved, float scale) = 0;
   virtual int64_t block_bytes() const = 0;
   virtual int64_t weight_bytes() const = 0;
-  virtual void step(const antiphon_Step& step) = 0;
+  virtual void launch(const antiphon_Step& step) = 0;
+  virtual void collect() = 0;
   virtual void multiply(int64_t layer, const char* name, int64_t expert, const void* x, int64_t x_stride, int64_t rows,
                         float* y, int64_t y_stride) = 0;
 };

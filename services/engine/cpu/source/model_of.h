@@ -6,6 +6,7 @@
 
 #include "decoder.h"
 #include "model.h"
+#include "runner.h"
 
 namespace antiphon {
 
@@ -68,12 +69,14 @@ class ModelOf final : public Model {
     return total;
   }
 
-  void step(const antiphon_Step& step) override {
+  void launch(const antiphon_Step& step) override {
     for (const Layer<T>& layer : decoder_.weights.layers)
       if (!alike(layer.expert_up) || !alike(layer.expert_down))
         throw std::invalid_argument("the experts of a layer must be quantized alike");
-    decoder_.step(step);
+    runner_.launch([this, step] { decoder_.step(step); });
   }
+
+  void collect() override { runner_.collect(); }
 
   void multiply(int64_t layer, const char* name, int64_t expert, const void* x, int64_t x_stride, int64_t rows,
                 float* y, int64_t y_stride) override {
@@ -142,7 +145,8 @@ class ModelOf final : public Model {
   const antiphon_Spec spec_;
   Pool pool_;
   Decoder<T> decoder_;
-  Memory kept_;  // of `multiply`
+  Memory kept_;    // of `multiply`
+  Runner runner_;  // last: it ends before what it uses
 };
 
 }  // namespace antiphon
