@@ -91,6 +91,15 @@ def test_what_small_steps_take_is_scaled_up_to_the_largest(monkeypatch: pytest.M
     assert max(places) < probe.kv.num_blocks
 
 
+def test_where_all_rows_are_sampled_at_once_a_guess_takes_a_rows_share_of_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = EngineSettings(max_num_seqs=8, use_lookahead=True, num_speculative_tokens=3)
+    probe = make_probe(largest_step(settings, DESCRIPTION), DESCRIPTION, 16, CPU)
+    assert (probe.few.num_tokens, probe.many.num_tokens, probe.unseen_rows) == (8, 8, 24)
+    peaks = iter([0, 0, 80_000, 80_000])
+    monkeypatch.setattr(profile, "peak_growth", lambda work: work() or next(peaks))
+    assert measure_step(probe, lambda _: None, 0, CPU).at(0) == 80_000 + 24 * 10_000
+
+
 def test_on_a_device_the_largest_step_itself_is_measured() -> None:
     bounds = largest_step(EngineSettings(max_num_seqs=640, max_num_batched_tokens=700), DESCRIPTION)
     probe = make_probe(bounds, DESCRIPTION, 16, torch.device("cuda"))
