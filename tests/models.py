@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.plain_decoders import PLAIN_FAMILIES, is_plain, plain_greedy, write_plain_model
+from tests.plain_decoders import PLAIN_FAMILIES, is_plain, plain_greedy, plain_log_probabilities, write_plain_model
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -126,13 +126,26 @@ def greedy_reference(directory: Path, prompt_token_ids: list[int], num_tokens: i
     return ids[len(prompt_token_ids) :]
 
 
+def reference_log_probabilities(directory: Path, prompts: list[list[int]], dtype: str) -> Any:
+    """Of the token after each prompt, float32 [prompts, vocab], by the reference computing in float32 or bfloat16."""
+    import torch
+
+    if is_plain(directory):
+        return plain_log_probabilities(directory, prompts, rounded=dtype == "bfloat16")
+    model = _loaded(directory, dtype)
+    with torch.inference_mode():
+        logits = torch.stack([model(torch.tensor([ids])).logits[0, -1] for ids in prompts])
+    return logits.to(torch.float32).log_softmax(-1)
+
+
 @functools.lru_cache(maxsize=1)
-def _loaded(directory: Path) -> Any:
+def _loaded(directory: Path, dtype: str = "auto") -> Any:
     from transformers import AutoModelForCausalLM
 
     # Falcon's eager attention adds the biases for positions twice.
     biased = json.loads((directory / "config.json").read_text()).get("alibi", False)
-    return AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa" if biased else "eager").eval()
+    attention = "sdpa" if biased else "eager"
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention).eval()
 
 
 def write_tokenizer(directory: Path, vocab_size: int = VOCAB_SIZE, max_length: int = 512) -> None:

@@ -103,6 +103,21 @@ def plain_greedy(directory: Path, prompt_token_ids: list[int], num_tokens: int) 
     return ids[len(prompt_token_ids) :]
 
 
+def plain_log_probabilities(directory: Path, prompts: list[list[int]], rounded: bool) -> Tensor:
+    """Of the token after each prompt, [prompts, vocab]; the weights in float32.
+
+    `rounded`: matrices are multiplied in bfloat16, as autocast does: it rounds what they read and what they give. The
+    residual stream, norms and angles stay in float32.
+    """
+    config, tensors = _read(directory)
+    family = _family_of(config)
+    assert family is not None
+    weights = {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=rounded):
+        rows = [_LOGITS[family](config, weights, torch.tensor(ids))[-1] for ids in prompts]
+    return torch.stack(rows).to(torch.float32).log_softmax(-1)
+
+
 @functools.lru_cache(maxsize=2)
 def _read(directory: Path) -> tuple[Config, Weights]:
     return json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")
@@ -134,7 +149,7 @@ def _turn_halves(x: Tensor, base: float) -> Tensor:
 def _turn_pairs(x: Tensor, dims: int, base: float) -> Tensor:
     """The first `dims` of x [tokens, heads, any]; dimension 2i turns with 2i + 1."""
     angles = _angles(x.shape[0], dims, base)[:, None]
-    pairs = torch.view_as_complex(x[..., :dims].reshape(*x.shape[:-1], -1, 2).contiguous())
+    pairs = torch.view_as_complex(x[..., :dims].float().reshape(*x.shape[:-1], -1, 2).contiguous())
     turned = torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
     return torch.cat((turned, x[..., dims:]), dim=-1)
 

@@ -75,7 +75,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 VARIANTS.update(MORE_VARIANTS)
 FAMILY_VARIANTS = ("llama", "mistral with a window", "qwen2", "qwen3", *MORE_FAMILY_VARIANTS)
-ROUNDED_VARIANTS = ("llama", "mistral with a window", "qwen2", "qwen3", "qwen2 with experts", "glm", "gpt_neox")
 
 
 def settings(directory: Path, **overrides: Any) -> EngineSettings:

@@ -14,7 +14,6 @@ from tests.model.harness import (
     BACKENDS,
     FAMILY_VARIANTS,
     NUM_TOKENS,
-    ROUNDED_VARIANTS,
     VARIANTS,
     Engine,
     Models,
@@ -169,31 +168,6 @@ def test_a_sharded_checkpoint_gives_the_same_tokens(tmp_path: Path) -> None:
     assert len(list(sharded.glob("*.safetensors"))) > 2
     limits, prompt = CoreLimits(1, 64), make_prompt(20)
     assert Engine(sharded, limits).generate([prompt]) == Engine(single, limits).generate([prompt])
-
-
-@pytest.mark.parametrize(("backend", "variant"), on_both(ROUNDED_VARIANTS))
-def test_bfloat16_log_probabilities_are_near_those_of_float32_weights(
-    backend: str, variant: str, models: Models, tmp_path: Path
-) -> None:
-    """Rounding to 8 bits at every step of two layers: a few hundredths of a nat."""
-    from transformers import AutoModelForCausalLM
-
-    family, overrides = VARIANTS[variant]
-    directory = make_model(tmp_path, family, dtype="bfloat16", **overrides)
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
-    prompt = make_prompt(60)
-    with torch.inference_mode():
-        expected = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
-    engine = Engine(directory, CoreLimits(1, 25, enable_prefix_caching=False), backend)
-    engine.core.add(SequenceSpec("a", tuple(prompt), SamplingParams(max_tokens=1, temperature=0.0, logprobs=20)))
-    while "a" in engine.core:
-        plan = engine.core.schedule()
-        result = engine.worker.run(plan)
-        engine.core.apply(plan, result)
-    report = result.logprobs[0][0]
-    errors = expected[list(report.top_token_ids)] - torch.tensor(report.top_logprobs)
-    assert errors.abs().max() < 0.08
-    assert errors.abs().mean() < 0.03
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 
 #include "mlp.h"
@@ -23,7 +24,8 @@ struct ExpertBuffers {
   std::vector<long> place;     // [tokens][per_token] row among the sorted ones
   std::vector<long> token;     // of each sorted row
   std::vector<long> start;     // [experts + 1] first sorted row of each
-  std::vector<long> active;    // experts with rows
+  std::vector<long> active;    // experts with rows, `num_active` of them: what a thread may read at any time
+  std::atomic<long> num_active{0};
 };
 
 // Softmax over the experts, the likeliest first.
@@ -99,6 +101,7 @@ class Experts {
     b.active.clear();
     for (long e = 0; e < shape_.count; e++)
       if (b.start[e + 1] > b.start[e]) b.active.push_back(e);
+    b.num_active.store((long)b.active.size(), std::memory_order_relaxed);
   }
 
   void multiply_chosen(const Layer<T>& layer, ExpertBuffers<T>& b, Rows<T> x, long tokens, long hidden) {
@@ -108,20 +111,21 @@ class Experts {
     pool_.share(rows, 16, [&](long first, long last) {
       for (long r = first; r < last; r++) std::memcpy(gathered.row(r), x.row(b.token[r]), hidden * sizeof(T));
     });
-    each_panel(layer.expert_up, b, gathered, [&](long row, long panel, const float* sums, const Linear<T>& w) {
+    each_panel(layer.expert_up, b, gathered, rows, [&](long row, long panel, const float* sums, const Linear<T>& w) {
       put_gated(kind_, w.bias, inner.row(row), panel, sums);
     });
-    each_panel(layer.expert_down, b, inner, [&](long row, long panel, const float* sums, const Linear<T>&) {
+    each_panel(layer.expert_down, b, inner, rows, [&](long row, long panel, const float* sums, const Linear<T>&) {
       Target{outputs, false}.put(row, panel, load(sums), load(sums + kLanes));
     });
   }
 
   // All panels of all chosen experts, shared out together.
   template <class Finish>
-  void each_panel(const std::vector<Packed<T>>& experts, const ExpertBuffers<T>& b, Rows<T> x, Finish&& finish) {
-    if (experts[0].matrix.quantized) return each_quantized_panel(experts, b, x, finish);
+  void each_panel(const std::vector<Packed<T>>& experts, const ExpertBuffers<T>& b, Rows<T> x, long rows,
+                  Finish&& finish) {
+    if (experts[0].matrix.quantized) return each_quantized_panel(experts, b, x, rows, finish);
     const long panels = experts[0].matrix.panels;
-    pool_.share((long)b.active.size() * panels, 1, [&](long first, long last) {
+    pool_.share(b.num_active.load(std::memory_order_relaxed) * panels, 1, [&](long first, long last) {
       for (long i = first; i < last; i++) {
         const long expert = b.active[i / panels], p = i % panels, start = b.start[expert];
         const Linear<T>& w = experts[expert].matrix;
@@ -131,21 +135,21 @@ class Experts {
                        [&](long row, long, const float* sums) { finish(start + row, p, sums, w); });
           continue;
         }
-        for (long rows = start; rows < end; rows += kPassRows)
-          multiply_panel<T>(std::min(kPassRows, end - rows), x.row(rows), x.stride, w.panel(p), w.terms, w.panel(p + 1),
-                            nullptr, false, true, [&](long row, const float* sums) { finish(rows + row, p, sums, w); });
+        for (long r = start; r < end; r += kPassRows)
+          multiply_panel<T>(std::min(kPassRows, end - r), x.row(r), x.stride, w.panel(p), w.terms, w.panel(p + 1),
+                            nullptr, false, true, [&](long row, const float* sums) { finish(r + row, p, sums, w); });
       }
     });
   }
 
   // As above; rows are prepared once for all experts, whose matrices are alike.
   template <class Finish>
-  void each_quantized_panel(const std::vector<Packed<T>>& experts, const ExpertBuffers<T>& b, Rows<T> x,
+  void each_quantized_panel(const std::vector<Packed<T>>& experts, const ExpertBuffers<T>& b, Rows<T> x, long rows,
                             Finish&& finish) {
-    const long panels = experts[0].matrix.panels, rows = b.start.back();
+    const long panels = experts[0].matrix.panels;
     with_kernel<T>(*experts[0].matrix.quantized, x, kept_, [&](auto kernel) {
       kernel.prepare(pool_, rows);
-      pool_.share((long)b.active.size() * panels, 1, [&](long first, long last) {
+      pool_.share(b.num_active.load(std::memory_order_relaxed) * panels, 1, [&](long first, long last) {
         for (long i = first; i < last; i++) {
           const long expert = b.active[i / panels], p = i % panels;
           const Linear<T>& w = experts[expert].matrix;

@@ -33,6 +33,8 @@ inline void wait_until(Done&& done) {
 
 }  // namespace
 
+thread_local uint64_t Pool::phase_ = 0;
+
 Pool::Pool(int threads) {
   try {
     for (int number = 1; number < threads; number++) workers_.emplace_back([this, number] { work(number); });
@@ -56,30 +58,25 @@ void Pool::stop() {
 
 void Pool::run(const std::function<void(int)>& step) {
   step_ = &step;
+  next_.store(0, std::memory_order_relaxed);
   running_.store((int)workers_.size(), std::memory_order_relaxed);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     generation_.fetch_add(1, std::memory_order_release);
   }
   wake_.notify_all();
+  phase_ = 0;
   step(0);
   wait_until([this] { return running_.load(std::memory_order_acquire) == 0; });
 }
 
-void Pool::meet() {
-  const unsigned before = met_.load(std::memory_order_acquire);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads()) {
-    // Everybody else waits: the counters are this thread's alone.
-    arrived_.store(0, std::memory_order_relaxed);
-    next_.store(0, std::memory_order_relaxed);
-    met_.store(before + 1, std::memory_order_release);
-    return;
-  }
-  wait_until([this, before] { return met_.load(std::memory_order_acquire) != before; });
+void Pool::wait_for(uint64_t phase) {
+  wait_until([this, phase] { return next_.load(std::memory_order_acquire) >> kItemBits != phase; });
 }
 
 void Pool::work(int number) {
   for (unsigned long seen = 0; wait_for_step(seen); seen++) {
+    phase_ = 0;
     (*step_)(number);
     running_.fetch_sub(1, std::memory_order_release);
   }

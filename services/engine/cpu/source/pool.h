@@ -1,12 +1,14 @@
 // The threads of a model: they share out the numbered items of one phase after the other.
 //
-// Items are taken from a counter, so that a thread that the system has put aside holds up one item and not its share of
-// all. Who computes an item never changes its result. Between phases threads spin for a moment, then offer their core
-// to the other services on the machine; between steps they do so for a while, then sleep.
+// A phase has ended when all of its items are done, not when all threads have come: a thread that the system has put
+// aside between items is missed by nobody and catches up later; inside one it holds up that item alone. Who computes
+// an item never changes its result. Between phases threads offer their core to the other services on the machine;
+// between steps they wait for a while, then sleep.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -27,27 +29,55 @@ class Pool {
   void run(const std::function<void(int)>& step);
 
   // Inside a step: calls `work(first, last)` for portions of [0, items) until none is left anywhere, and waits until
-  // all threads have got there. Every thread calls it with the same numbers in the same order.
+  // all are done. Every thread calls it in the same order, and with the same numbers unless it comes too late for the
+  // phase: what it then reads of later phases may still be changing, so `items` may depend on nothing but atomics and
+  // what stays as it is throughout the step.
   template <class Work>
   void share(long items, long portion, Work&& work) {
     if (workers_.empty()) {
       if (items > 0) work(0L, items);
       return;
     }
-    for (long first; (first = next_.fetch_add(portion, std::memory_order_relaxed)) < items;)
-      work(first, first + portion < items ? first + portion : items);
-    meet();
+    const uint64_t phase = phase_++;
+    uint64_t next = next_.load(std::memory_order_acquire);
+    while (next >> kItemBits == phase) {
+      const long first = (long)(next & kItemMask);
+      if (first >= items) {
+        if (items <= 0) finish(phase, next);
+        return wait_for(phase);
+      }
+      const long last = first + portion < items ? first + portion : items;
+      if (!next_.compare_exchange_weak(next, phase << kItemBits | (uint64_t)last, std::memory_order_acquire)) continue;
+      work(first, last);
+      if (done_.fetch_add(last - first, std::memory_order_acq_rel) + last - first == items) return finish(phase);
+      next = next_.load(std::memory_order_acquire);
+    }
   }
 
  private:
-  void meet();
+  // A phase and its first item that nobody has taken, in one number: an item is never taken for another phase's.
+  static constexpr int kItemBits = 32;
+  static constexpr uint64_t kItemMask = (1ull << kItemBits) - 1;
+
+  // Opens the next phase; called when all items of this one are done, by one thread.
+  void finish(uint64_t phase) {
+    done_.store(0, std::memory_order_relaxed);
+    next_.store((phase + 1) << kItemBits, std::memory_order_release);
+  }
+  // The same for a phase without items, by whoever is first.
+  void finish(uint64_t phase, uint64_t next) {
+    next_.compare_exchange_strong(next, (phase + 1) << kItemBits, std::memory_order_acq_rel);
+  }
+  void wait_for(uint64_t phase);
   void stop();
   void work(int number);
   bool wait_for_step(unsigned long seen);
 
-  alignas(64) std::atomic<long> next_{0};
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<unsigned> met_{0};
+  // The calling thread's place in the step that it runs.
+  static thread_local uint64_t phase_;
+
+  alignas(64) std::atomic<uint64_t> next_{0};
+  alignas(64) std::atomic<long> done_{0};
   alignas(64) std::atomic<unsigned long> generation_{0};
   std::atomic<int> running_{0};
   std::atomic<bool> stopping_{false};
