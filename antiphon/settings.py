@@ -10,13 +10,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from shared.config import (
-    AT_LEAST_1,
     BusSettings,
     DetokenizerSettings,
     EngineSettings,
     GatewaySettings,
     SettingsError,
     TokenizerSettings,
+    changed,
     flag,
 )
 
@@ -35,7 +35,9 @@ SERVICES: dict[str, type[BusSettings]] = {
 class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, GatewaySettings):
     """Everything on one machine."""
 
-    host: str = flag("127.0.0.1", "address to listen on (0.0.0.0: every network of this machine)", group="http")
+    host: str = changed(
+        GatewaySettings, "host", "127.0.0.1", "address to listen on (0.0.0.0: every network of this machine)"
+    )
     gateways: int = flag(1, "gateway processes, sharing the port", group="processes")
     tokenizers: int = flag(1, "tokenizer processes", group="processes")
     engines: int = flag(
@@ -52,12 +54,12 @@ class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, Gate
 class DirectSettings(ServeSettings):
     """The direct entry point: a server for every network, with the model always named and reproducible draws."""
 
-    host: str = flag("0.0.0.0", "address to listen on", group="http")
-    seed: int | None = flag(
+    host: str = changed(GatewaySettings, "host", "0.0.0.0")
+    seed: int | None = changed(
+        GatewaySettings,
+        "seed",
         0,
         "gives requests without a seed one, by their order: the same in each run (none: chance)",
-        env="SEED",
-        group="http",
     )
 
 
@@ -66,21 +68,16 @@ class RunSettings(ServeSettings):
     """`antiphon run`: what a container starts, mostly told by variables. `completed` makes the settings to serve."""
 
     backend: str = flag("vllm", "whose defaults to take", choices=("vllm", "deepspeed"), group="processes")
-    host: str = flag("0.0.0.0", "address to listen on", group="http")
-    port: int = flag(8501, "port to listen on", group="http")
-    model: str = flag(
-        "/data/model",
-        "directory of the model, or its name on the Hugging Face hub",
-        env="MODEL_PATH",
-        alias=("--model-path",),
-        group="model",
+    host: str = changed(GatewaySettings, "host", "0.0.0.0")
+    port: int = changed(GatewaySettings, "port", 8501)
+    model: str = changed(
+        EngineSettings, "model", "/data/model", "directory of the model, or its name on the Hugging Face hub"
     )
-    dtype: str = flag(
+    dtype: str = changed(
+        EngineSettings,
+        "dtype",
         "float16",
         "type of weights and activations; with --backend=deepspeed --ds-dtype decides",
-        env="DTYPE",
-        choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
-        group="engine: execution",
     )
     ds_dtype: str = flag(
         "",
@@ -89,25 +86,18 @@ class RunSettings(ServeSettings):
         choices=("float16", "bfloat16", "int8"),
         group="engine: execution",
     )
-    enforce_eager: bool = flag(
-        True,
-        "no CUDA graphs: slower, less memory (on a CPU there are none)",
-        env="ENFORCE_EAGER",
-        group="engine: execution",
-    )
-    limit_worker_concurrency: int | None = flag(
+    enforce_eager: bool = changed(EngineSettings, "enforce_eager", True)
+    limit_worker_concurrency: int | None = changed(
+        EngineSettings,
+        "limit_worker_concurrency",
         None,
         "most sequences that an engine works on at once; the others wait (default: 128, with --backend=deepspeed 32)",
-        env="MAX_CONCURRENCY",
-        rule=AT_LEAST_1,
-        group="engine: scheduling",
     )
-    max_batch_size: int | None = flag(
+    max_batch_size: int | None = changed(
+        EngineSettings,
+        "max_batch_size",
         None,
         "gather new requests into batches of at most this many (default with --backend=deepspeed: 16)",
-        env="MAX_BATCH_SIZE",
-        rule=AT_LEAST_1,
-        group="engine: scheduling",
     )
 
 

@@ -56,6 +56,12 @@ def flag(
     return dataclasses.field(default=default, metadata={**metadata, "rule": rule})
 
 
+def changed(settings: type[Any], name: str, default: Any, help: str = "") -> Any:
+    """A field of `settings` for a subclass, with another default and, where given, other help."""
+    metadata = settings.__dataclass_fields__[name].metadata
+    return dataclasses.field(default=default, metadata={**metadata, "help": help or metadata["help"]})
+
+
 def add_flags(parser: argparse.ArgumentParser, settings: type[Any], skip: frozenset[str] = frozenset()) -> None:
     """Adds one option for each field that the parser does not have yet. Unset options stay None."""
     wanted = [item for item in fields(settings) if item.name not in skip and not _has(parser, item.name)]

@@ -14,8 +14,9 @@ from services.engine.core.request import SequenceSpec
 from services.engine.loop import StepLoop, StepReport
 from services.engine.worker.decode_graphs import DecodeGraphs
 from services.engine.worker.device_inputs import DeviceStep, GraphSize
+from services.engine.worker.profile import largest_step, make_probe
 from services.engine.worker.seam import ModelWorker, PipelinedWorker
-from services.engine.worker.torch_worker import TorchWorker
+from services.engine.worker.torch_worker import TorchWorker, describe_model
 from services.engine.worker.triton_worker import TritonWorker
 from shared.clock import SystemClock
 from shared.sampling import SamplingParams
@@ -128,6 +129,17 @@ def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models) -> 
     ours = run(triton, requests, 6, enable_prefix_caching=False)
     assert set(copied) == {"swap_out", "swap_in"}
     assert ours.tokens == run(torch_worker, requests, 6, enable_prefix_caching=False).tokens
+
+
+def test_it_runs_the_steps_that_are_measured_on_a_device_before_the_cache_is_sized(models: Models) -> None:
+    directory = models("llama")
+    chosen = settings(directory, max_num_seqs=2, block_size=4, max_model_len=9, max_num_batched_tokens=6)
+    worker = TritonWorker(chosen, directory, CPU)
+    description = describe_model(directory)
+    probe = make_probe(largest_step(chosen, description), description, 4, torch.device("cuda"))
+    worker._make_state(chosen, frozenset(), probe.kv, 0)
+    for plan, num_tokens in ((probe.passing, 0), (probe.many, 2), (probe.drawing, 2), (probe.few, 2)):
+        assert len(worker.run(plan).token_ids) == num_tokens
 
 
 class Recomputed:

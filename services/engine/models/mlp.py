@@ -75,29 +75,33 @@ class SharedExpert:
     gate: Linear
 
 
-class ExpertMlp:
-    """`gate_up` [experts, 2m, hidden], `down` [experts, hidden, m]."""
+@dataclass(frozen=True, slots=True)
+class ExpertParts:
+    """What a mixture of experts is made of: `gate_up` [experts, 2m, hidden], `down` [experts, hidden, m]."""
 
-    def __init__(
-        self,
-        experts: Experts,
-        router: Linear,
-        gate_up: Tensor,
-        down: Tensor,
-        activation: ActivationKind,
-        shared: SharedExpert | None,
-    ) -> None:
-        self.router, self.gate_up, self.down, self.shared = router, gate_up, down, shared
-        self._experts = experts
-        self._activation: Activation = ACTIVATIONS[activation]
+    experts: Experts
+    router: Linear
+    gate_up: Tensor
+    down: Tensor
+    activation: ActivationKind
+    shared: SharedExpert | None
+
+
+class ExpertMlp:
+    """See the module."""
+
+    def __init__(self, parts: ExpertParts) -> None:
+        self._parts = parts
+        self._activation: Activation = ACTIVATIONS[parts.activation]
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Mlp`."""
-        weights, experts = route(self.router(x), self._experts.num_per_token, self._experts.normalise)
-        mixed = mixed_experts(x, weights, experts, self.gate_up, self.down, self._activation)
-        if self.shared is None:
+        p = self._parts
+        weights, experts = route(p.router(x), p.experts.num_per_token, p.experts.normalise)
+        mixed = mixed_experts(x, weights, experts, p.gate_up, p.down, self._activation)
+        if p.shared is None:
             return mixed
-        return torch.addcmul(mixed, self.shared.gate(x).sigmoid(), self.shared.mlp(x))
+        return torch.addcmul(mixed, p.shared.gate(x).sigmoid(), p.shared.mlp(x))
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """See `Mlp`."""

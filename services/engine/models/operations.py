@@ -12,9 +12,9 @@ from typing import Protocol
 from torch import Tensor
 
 from services.engine.models.attention import Attention, ReferenceAttention
-from services.engine.models.description import ActivationKind, DecoderDescription, Experts, NormKind
+from services.engine.models.description import ActivationKind, DecoderDescription, NormKind
 from services.engine.models.linear import DenseLinear, Linear, make_linear
-from services.engine.models.mlp import ExpertMlp, GatedMlp, Mlp, PlainMlp, SharedExpert
+from services.engine.models.mlp import ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
 from services.engine.models.norm import Norm, make_norm
 
 
@@ -45,16 +45,8 @@ class Operations(Protocol):
         """An MLP; if gated, gate and up are one product."""
         ...
 
-    def expert_mlp(
-        self,
-        experts: Experts,
-        router: Linear,
-        gate_up: Tensor,
-        down: Tensor,
-        activation: ActivationKind,
-        shared: SharedExpert | None,
-    ) -> Mlp:
-        """A mixture of experts, see `ExpertMlp`."""
+    def expert_mlp(self, parts: ExpertParts) -> Mlp:
+        """A mixture of experts."""
         ...
 
     def attention(
@@ -91,17 +83,9 @@ class TorchOperations:
         """See `Operations`."""
         return (GatedMlp if gated else PlainMlp)(up, down, activation)
 
-    def expert_mlp(
-        self,
-        experts: Experts,
-        router: Linear,
-        gate_up: Tensor,
-        down: Tensor,
-        activation: ActivationKind,
-        shared: SharedExpert | None,
-    ) -> Mlp:
+    def expert_mlp(self, parts: ExpertParts) -> Mlp:
         """See `Operations`."""
-        return ExpertMlp(experts, router, gate_up, down, activation, shared)
+        return ExpertMlp(parts)
 
     def attention(
         self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor

@@ -1,4 +1,4 @@
-"""Architecture names of config.json files → family. A new family is one file and one line here."""
+"""Architecture names of config.json files → family. A new family is one file and its name, twice, here."""
 
 from typing import Protocol
 
@@ -47,25 +47,9 @@ class Family(Protocol):
 
 
 FAMILIES: tuple[Family, ...] = (
-    baichuan,
-    chatglm,
-    falcon,
-    gemma,
-    glm,
-    gpt2,
-    gpt_neox,
-    internlm2,
-    llama,
-    mistral,
-    mixtral,
-    opt,
-    phi3,
-    qwen,
-    qwen2,
-    qwen3,
-    qwen_moe,
-    starcoder2,
-)
+    baichuan, chatglm, falcon, gemma, glm, gpt2, gpt_neox, internlm2, llama, mistral, mixtral, opt, phi3, qwen, qwen2,
+    qwen3, qwen_moe, starcoder2,
+)  # fmt: skip
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
 
 

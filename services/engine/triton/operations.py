@@ -17,9 +17,9 @@ from torch import Tensor
 from services.engine.kernels.alibi import alibi_slopes
 from services.engine.kernels.experts import route
 from services.engine.models.attention import Attention, StepInputs
-from services.engine.models.description import ActivationKind, DecoderDescription, Experts, NormKind, RopeParameters
+from services.engine.models.description import ActivationKind, DecoderDescription, NormKind, RopeParameters
 from services.engine.models.linear import Linear
-from services.engine.models.mlp import Mlp, SharedExpert
+from services.engine.models.mlp import ExpertParts, Mlp
 from services.engine.models.norm import Norm
 from services.engine.models.operations import NormThenMlp, ResidualMlp
 from services.engine.models.rope import inverse_frequencies
@@ -119,14 +119,9 @@ class NormedMlp:
 
 @dataclass(frozen=True, slots=True)
 class TritonExpertMlp:
-    """An `Mlp`: see `ExpertMlp` for the shapes."""
+    """An `Mlp`."""
 
-    experts: Experts
-    router: Linear
-    gate_up: Tensor
-    down: Tensor
-    activation: ActivationKind
-    shared: SharedExpert | None
+    parts: ExpertParts
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Mlp`."""
@@ -137,12 +132,12 @@ class TritonExpertMlp:
         return self._mixed(residual, x)
 
     def _mixed(self, residual: Tensor | None, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        shares, chosen = route(self.router(x), self.experts.num_per_token, self.experts.normalise)
-        mixed = mixed_experts(x, shares, chosen, self.gate_up, self.down, self.activation, residual)
-        if self.shared is None:
+        x, p = x.contiguous(), self.parts
+        shares, chosen = route(p.router(x), p.experts.num_per_token, p.experts.normalise)
+        mixed = mixed_experts(x, shares, chosen, p.gate_up, p.down, p.activation, residual)
+        if p.shared is None:
             return mixed
-        return torch.addcmul(mixed, self.shared.gate(x).sigmoid(), self.shared.mlp(x))
+        return torch.addcmul(mixed, p.shared.gate(x).sigmoid(), p.shared.mlp(x))
 
 
 class TritonAttention:
@@ -209,17 +204,9 @@ class TritonOperations:
         """See `Operations`."""
         return TritonMlp(up, down, activation, gated)
 
-    def expert_mlp(
-        self,
-        experts: Experts,
-        router: Linear,
-        gate_up: Tensor,
-        down: Tensor,
-        activation: ActivationKind,
-        shared: SharedExpert | None,
-    ) -> Mlp:
+    def expert_mlp(self, parts: ExpertParts) -> Mlp:
         """See `Operations`."""
-        return TritonExpertMlp(experts, router, gate_up, down, activation, shared)
+        return TritonExpertMlp(parts)
 
     def attention(
         self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor

@@ -1,7 +1,7 @@
 """What memory goes to what: the KV cache gets what weights, rows and the largest step leave of what may be used.
 
     CPU    used: a share of the configured cache, at most a share of what is free once steps and rows have theirs
-    CUDA   used: a share of the device; the weights and whatever else is there already are taken off, and a step
+    CUDA   used: a share of the device; the weights and whatever else is there already are taken off, a step, graphs
 
 Running out afterwards is impossible: nothing else grows. The numbers are measured (`profile`, `memory`).
 Called by the workers at start-up.
@@ -9,7 +9,7 @@ Called by the workers at start-up.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,7 +44,7 @@ class MemoryPlan:
     host_bytes: int
     rows_bytes: int
     step_bytes: int
-    """The largest step's peak."""
+    """The largest step's peak, and captured graphs."""
 
     @property
     def total_bytes(self) -> int:
@@ -81,20 +81,30 @@ class Backend:
     run: Callable[[StepPlan], object]
     context_token_bytes: Callable[[int], int]
     """What attention takes for a token that a step of so many tokens looks back on, beside the cache."""
+    kept_bytes: int = 0
+    """What is made once the cache is there and stays: captured graphs."""
+    measures: bool = True
+    """No for kernels under an interpreter: their steps take half a minute and tell nothing of a device."""
 
 
 def plan_measured(settings: EngineSettings, backend: Backend) -> MemoryPlan:
     """Measures steps, plans, and has the state made to serve with."""
+    step = _measure(settings, backend) if backend.measures else StepBytes(0, 0, 0)
+    step = replace(step, fixed=step.fixed + backend.kept_bytes)
+    plan = plan_memory(settings, backend.description, backend.cache_dtype, backend.device, step)
+    backend.make_state(plan.kv, plan.num_host_blocks)
+    logger.info("%s", plan)
+    return plan
+
+
+def _measure(settings: EngineSettings, backend: Backend) -> StepBytes:
     bounds = largest_step(settings, backend.description)
     probe = make_probe(bounds, backend.description, settings.block_size, backend.device)
     backend.make_state(probe.kv, 0)
     step = measure_step(probe, backend.run, backend.context_token_bytes(bounds.num_tokens), backend.device)
     # The probe's cache is let go of before it is measured what there is.
     backend.make_state(KvPlan(1, 1), 0)
-    plan = plan_memory(settings, backend.description, backend.cache_dtype, backend.device, step)
-    backend.make_state(plan.kv, plan.num_host_blocks)
-    logger.info("%s", plan)
-    return plan
+    return step
 
 
 def plan_memory(
@@ -140,15 +150,15 @@ def cpu_budget(settings: EngineSettings, needed_bytes: int) -> Budget:
 
 
 def cuda_budget(settings: EngineSettings, device: torch.device, step_bytes: int) -> Budget:
-    """For the cache on a device whose weights are loaded and that has computed steps, so that its libraries are too.
-
-    The allocator is held to the share as well: rather than grow beyond it, it gives back what it keeps between steps.
-    """
+    """For the cache on a device whose weights are loaded and that has computed steps, so that its libraries are too."""
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_utilization, device)
-    free, total = torch.cuda.mem_get_info(device)
-    share = int(total * settings.gpu_memory_utilization) - (total - free) - step_bytes
-    return Budget(max(0, share), max(0, free - step_bytes))
+    return device_budget(settings, *torch.cuda.mem_get_info(device), step_bytes)
+
+
+def device_budget(settings: EngineSettings, free_bytes: int, total_bytes: int, step_bytes: int) -> Budget:
+    """Of the share to use what others, weights, rows and libraries have not taken yet, less a step."""
+    share = int(total_bytes * settings.gpu_memory_utilization) - (total_bytes - free_bytes) - step_bytes
+    return Budget(max(0, share), max(0, free_bytes - step_bytes))
 
 
 def _heap_bytes(step_bytes: int) -> int:

@@ -18,6 +18,9 @@ from services.engine.worker.device_inputs import DeviceStep, GraphSize
 
 logger = logging.getLogger(__name__)
 
+GRAPHS_BYTES = 512 * 2**20
+"""Kept for captured graphs, which share their memory: activations of the largest one, and the driver's own."""
+
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
     """1, 2, 4, 8, then every 8 up to 256 and every 16 beyond, as far as sequences may run, and that number itself."""

@@ -44,10 +44,11 @@ class DeviceBlocks:
         whole = torch.zeros((parts, num_blocks, block_bytes), dtype=torch.uint8, device=device)
         views = [part.view(dtype).view(num_blocks, *shape) for part in whole]
         self.kv = KvCache(tuple(views[0::2]), tuple(views[1::2]))
-        self._words = whole.view(_WORDS[next(size for size in (8, 4, 2, 1) if block_bytes % size == 0)])
-        # Pages that are never written are never taken.
-        host = np.zeros((num_host_blocks, parts, block_bytes), dtype=np.uint8)
-        self._host = torch.from_numpy(host).view(self._words.dtype)
+        size = next(size for size in (8, 4, 2, 1) if block_bytes % size == 0)
+        self._words = whole.view(_WORDS[size])
+        # Pages that are never written are never taken. Words from the start: an empty array cannot be viewed as such.
+        host = np.zeros((num_host_blocks, parts, block_bytes // size), dtype=f"i{size}")
+        self._host = torch.from_numpy(host)
         self._device = device
 
     def carry_out(self, plan: StepPlan) -> None:

@@ -125,7 +125,7 @@ def measure_step(
     drawing = int(peak(probe.drawing) * probe.more_draws)
     few, many = peak(probe.few), peak(probe.many)
     more = probe.many.num_tokens - probe.few.num_tokens
-    each = max(probe.row_bytes_min, (many - few) // more if more else many)
+    each = max(probe.row_bytes_min, (many - few) // more if more else -(-many // probe.many.num_tokens))
     return StepBytes(
         passing + drawing + many + each * probe.unseen_rows, probe.kv.max_model_len, bytes_per_context_token
     )

@@ -66,6 +66,9 @@ class TorchWorker(StepWorker):
         self._shape = AttentionShape(settings.block_size, bytes_per_slot, self._dtype, self._device, slopes)
         eos = eos_token_ids(model_dir, self._description)
         self._prepare_state(StateSpec(settings, self._description, cache_dtype, self._device, eos))
+        if self._device.type == "cuda":
+            # Rather than grow beyond the share, the allocator gives back what it keeps between steps.
+            torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_utilization, self._device)
 
     def run(self, plan: StepPlan) -> StepResult:
         """See `ModelWorker`."""

@@ -9,9 +9,9 @@ the host does not know yet. A step with guesses is waited for at once: which of 
 Runs on CPU tensors under Triton's interpreter, for tests. Called by the step loop, from one thread.
 """
 
-import logging
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +27,8 @@ from services.engine.triton.attention_work import Heads, Integers
 from services.engine.triton.operations import TritonOperations
 from services.engine.triton.step_inputs import known_ids, scatter_words
 from services.engine.worker.acceptance import accept
-from services.engine.worker.budget import cpu_budget
-from services.engine.worker.decode_graphs import DecodeGraphs, graph_sizes
+from services.engine.worker.budget import Backend, plan_measured
+from services.engine.worker.decode_graphs import GRAPHS_BYTES, DecodeGraphs, graph_sizes
 from services.engine.worker.device_blocks import DeviceBlocks
 from services.engine.worker.device_inputs import (
     DeviceStep,
@@ -39,20 +39,15 @@ from services.engine.worker.device_inputs import (
     place,
     staging_bytes,
 )
-from services.engine.worker.device_memory import device_budget
 from services.engine.worker.device_sampler import Chosen, DeviceSampler, Guesses, StagedSampling, report
-from services.engine.worker.host_cache import plan_host_blocks
-from services.engine.worker.kv_cache import Budget, KvPlan, context_length, plan_kv_cache
+from services.engine.worker.kv_cache import KvPlan, context_length
 from services.engine.worker.model_files import eos_token_ids, read_config
+from services.engine.worker.profile import largest_step
 from services.engine.worker.staging import Staging
 from services.engine.worker.state_table import StateTable
 from services.engine.worker.torch_worker import check_offload, choose_cache_dtype, choose_dtype
 from services.engine.worker.weights import load_weights
 from shared.config import EngineSettings
-
-logger = logging.getLogger(__name__)
-
-DEFAULT_BATCHED_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +72,7 @@ class TritonWorker:
     @torch.inference_mode()
     def __init__(self, settings: EngineSettings, model_dir: Path, device: torch.device) -> None:
         """Loads the model. Raises `ServiceError` or `SettingsError` for a model or settings that cannot work."""
-        self._device, self._settings = device, settings
+        self._device = device
         check_offload(settings, device)
         config = read_config(model_dir)
         family = find_family(config)
@@ -152,57 +147,38 @@ class TritonWorker:
     # --- start-up -----------------------------------------------------------------------------------------------------
 
     def _prepare_state(self, settings: EngineSettings, eos: frozenset[int]) -> None:
-        """Everything that a step needs; the cache gets what a step of the largest size leaves of the memory."""
-        d, max_seqs, block_size = self._description, settings.max_num_seqs, settings.block_size
-        longest = context_length(settings, d)
-        chunked = settings.enable_chunked_prefill
-        max_tokens = settings.max_num_batched_tokens or max(DEFAULT_BATCHED_TOKENS, max_seqs)
-        max_tokens = max_tokens if chunked else max(max_tokens, longest)
-        self._sampler = DeviceSampler(max_seqs, d.vocab_size, self._device)
-        room = staging_bytes(max_tokens, max_seqs, longest, len(self._windows), block_size)
+        """What has room for any step is made first; then steps are measured and the cache gets what they leave."""
+        d, bounds, block_size = self._description, largest_step(settings, self._description), settings.block_size
+        self._sampler = DeviceSampler(bounds.num_rows, d.vocab_size, self._device)
+        room = staging_bytes(bounds.num_tokens, bounds.num_rows, bounds.context, len(self._windows), block_size)
         self._staging = Staging(self._device, room)
-        width = -(-longest // block_size)
-        self._tables = torch.zeros((max_seqs, width), dtype=torch.int32, device=self._device)
-        kv = self._plan_cache(settings, min(max_tokens, longest))
-        num_host_blocks = plan_host_blocks(settings, d, kv, self._cache_dtype)
-        self._blocks = self._make_blocks(kv.num_blocks, num_host_blocks)
+        width = -(-bounds.context // block_size)
+        self._tables = torch.zeros((bounds.num_rows, width), dtype=torch.int32, device=self._device)
+        on_device = self._device.type == "cuda"
+        captures = on_device and not settings.enforce_eager
+        backend = Backend(
+            d,
+            self._device,
+            self._cache_dtype,
+            partial(self._make_state, settings, eos),
+            self.run,
+            # Attention reads keys and values where they are.
+            context_token_bytes=lambda _: 0,
+            kept_bytes=GRAPHS_BYTES if captures else 0,
+            measures=on_device,
+        )
+        plan_measured(settings, backend)
+        if captures:
+            captured = min(settings.max_seq_len_to_capture, self._facts.max_model_len)
+            self._graphs = DecodeGraphs(graph_sizes(bounds.num_rows), captured, self._prepare_empty, self._logits)
+
+    def _make_state(self, settings: EngineSettings, eos: frozenset[int], kv: KvPlan, num_host_blocks: int) -> None:
+        """The cache and the host's rows, and with them the facts."""
+        d, rows, block_size = self._description, settings.max_num_seqs, settings.block_size
+        self._blocks = DeviceBlocks(d, kv.num_blocks, num_host_blocks, block_size, self._cache_dtype, self._device)
         self._facts = EngineFacts(kv.num_blocks, block_size, kv.max_model_len, d.vocab_size, eos, num_host_blocks)
-        self._table = StateTable(max_seqs, longest, block_size, d.vocab_size, eos)
-        self._num_known = np.zeros(max_seqs, dtype=np.int64)
-        if self._device.type == "cuda" and not settings.enforce_eager:
-            captured = min(settings.max_seq_len_to_capture, kv.max_model_len)
-            self._graphs = DecodeGraphs(graph_sizes(max_seqs), captured, self._prepare_empty, self._logits)
-
-    def _plan_cache(self, settings: EngineSettings, num_tokens: int) -> KvPlan:
-        if self._device.type != "cuda":
-            budget = cpu_budget(settings, 0)
-        else:
-            left = device_budget(settings, self._device, lambda: self._try_largest_step(num_tokens))
-            budget = Budget(left, left)
-        longest = context_length(settings, self._description)
-        return plan_kv_cache(settings, self._description, self._cache_dtype, budget, longest)
-
-    def _make_blocks(self, num_blocks: int, num_host_blocks: int) -> DeviceBlocks:
-        block_size = self._settings.block_size
-        return DeviceBlocks(self._description, num_blocks, num_host_blocks, block_size, self._cache_dtype, self._device)
-
-    def _try_largest_step(self, num_tokens: int) -> None:
-        """One prompt of so many tokens, all in a cache of one block, and as many rows that sample as there may be."""
-        self._blocks = self._make_blocks(1, 0)
-        step = empty_step()
-        ids, none = np.zeros(num_tokens, dtype=np.int64), np.full(num_tokens, -1)
-        one = np.array([num_tokens])
-        sequences = type(step.sequences)(one * 0, one, one * 0, one)
-        rows = np.arange(min(num_tokens, self._settings.max_num_seqs))
-        step = HostStep(ids, none, np.arange(num_tokens), none, sequences, rows, rows, rows * 0)
-        table = StateTable(len(rows), 1, 1, self._description.vocab_size, frozenset())
-        self._staging.begin()
-        placed = place(step, self._tables, self._windows, self._heads, self._staging)
-        batch = table.sampling(rows, rows * 0, with_counts=False)
-        batch.temperature[:] = 1.0
-        sampling = self._sampler.stage(batch, rows, self._staging)
-        self._staging.upload()
-        self._sampler.choose(self._logits(placed), sampling)
+        self._table = StateTable(rows, kv.max_model_len, block_size, d.vocab_size, eos)
+        self._num_known = np.zeros(rows, dtype=np.int64)
 
     def _prepare_empty(self, size: GraphSize) -> DeviceStep:
         self._staging.begin()

@@ -15,7 +15,7 @@ from services.engine.models.decoder import DecoderWeights, LayerWeights
 from services.engine.models.description import DecoderDescription, Experts
 from services.engine.models.layout import Parameter, ignored_names
 from services.engine.models.linear import Linear, can_pack
-from services.engine.models.mlp import Mlp, SharedExpert
+from services.engine.models.mlp import ExpertParts, Mlp, SharedExpert
 from services.engine.models.norm import Norm
 from services.engine.models.operations import TORCH_OPERATIONS, Operations
 from services.engine.worker.checkpoint import Checkpoint
@@ -125,7 +125,8 @@ def _expert_mlp(loader: _Loader, description: DecoderDescription, experts: Exper
     up, down = (loader.owned(f"{name}.experts.{part}.weight") for part in ("up", "down"))
     count = experts.num_experts
     up, down = up.unflatten(0, (count, -1)), down.unflatten(0, (count, -1))
-    return loader.operations.expert_mlp(experts, loader.linear(f"{name}.router"), up, down, activation, shared)
+    router = loader.linear(f"{name}.router")
+    return loader.operations.expert_mlp(ExpertParts(experts, router, up, down, activation, shared))
 
 
 def _head(embedding: Tensor, loader: _Loader, description: DecoderDescription) -> Linear:

@@ -7,7 +7,8 @@ import torch
 
 from services.engine.core.plan import StepPlan
 from services.engine.worker import budget, host_cache, profile
-from services.engine.worker.budget import FREE_SHARE_MAX, cpu_budget, plan_memory
+from services.engine.worker.budget import FREE_SHARE_MAX, Backend, cpu_budget, device_budget, plan_measured, plan_memory
+from services.engine.worker.kv_cache import KvPlan
 from services.engine.worker.profile import StepBytes, largest_step, make_probe, measure_step
 from shared.config import EngineSettings
 from tests.unit.engine.worker.test_kv_cache import BLOCK_BYTES, DESCRIPTION
@@ -91,8 +92,79 @@ def test_what_small_steps_take_is_scaled_up_to_the_largest(monkeypatch: pytest.M
     assert max(places) < probe.kv.num_blocks
 
 
+def test_where_all_rows_are_sampled_at_once_a_guess_takes_a_rows_share_of_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = EngineSettings(max_num_seqs=8, use_lookahead=True, num_speculative_tokens=3)
+    probe = make_probe(largest_step(settings, DESCRIPTION), DESCRIPTION, 16, CPU)
+    assert (probe.few.num_tokens, probe.many.num_tokens, probe.unseen_rows) == (8, 8, 24)
+    peaks = iter([0, 0, 80_000, 80_000])
+    monkeypatch.setattr(profile, "peak_growth", lambda work: work() or next(peaks))
+    assert measure_step(probe, lambda _: None, 0, CPU).at(0) == 80_000 + 24 * 10_000
+
+
 def test_on_a_device_the_largest_step_itself_is_measured() -> None:
     bounds = largest_step(EngineSettings(max_num_seqs=640, max_num_batched_tokens=700), DESCRIPTION)
     probe = make_probe(bounds, DESCRIPTION, 16, torch.device("cuda"))
     assert (probe.drawing.num_tokens, probe.many.num_tokens, probe.unseen_rows) == (640, 640, 0)
     assert (probe.passing.num_tokens, probe.more_tokens, probe.kv.max_model_len) == (256, 700 / 256, 256)
+
+
+@pytest.mark.spec("S-SRV-040")
+def test_on_a_device_it_is_what_others_and_a_step_leave_of_the_share() -> None:
+    half = EngineSettings(gpu_memory_utilization=0.5)
+    budget = device_budget(half, free_bytes=70 * GIB, total_bytes=80 * GIB, step_bytes=4 * GIB)
+    assert (budget.asked_bytes, budget.most_bytes) == ((40 - 10 - 4) * GIB, (70 - 4) * GIB)
+    full = device_budget(half, free_bytes=3 * GIB, total_bytes=80 * GIB, step_bytes=4 * GIB)
+    assert (full.asked_bytes, full.most_bytes) == (0, 0)
+
+
+class Device:
+    """A CUDA device as its allocator reports it: what each step takes beside the cache, in the order of the steps.
+
+    There is none where the tests run; what is tested is how the plan follows from what it reports.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, steps: list[int]) -> None:
+        self.states: list[KvPlan] = []
+        self._steps, self._peak = iter(steps), 0
+        for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
+            monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: self._cache_bytes())
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: self._cache_bytes() + self._peak)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (60 * MIB - self._cache_bytes(), 100 * MIB))
+
+    def make_state(self, kv: KvPlan, num_host_blocks: int) -> None:
+        self.states.append(kv)
+
+    def run(self, plan: StepPlan) -> None:
+        self._peak = next(self._steps)
+
+    def _cache_bytes(self) -> int:
+        return self.states[-1].num_blocks * BLOCK_BYTES
+
+
+def test_on_a_device_the_cache_gets_what_measured_steps_and_graphs_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_free(monkeypatch, GIB)
+    passing, drawing, few, many = 3 * MIB, 2 * MIB, MIB, MIB
+    device = Device(monkeypatch, [passing, many, drawing, few, many])
+    settings = EngineSettings(gpu_memory_utilization=0.9, block_size=16, max_num_seqs=10_000, max_num_batched_tokens=1)
+    backend = Backend(
+        dataclasses.replace(DESCRIPTION, max_positions=100_000), torch.device("cuda"), torch.float32,
+        device.make_state, device.run, lambda _: 0, kept_bytes=7 * MIB,
+    )  # fmt: skip
+    plan = plan_measured(settings, backend)
+    assert device.states[1:] == [KvPlan(1, 1), plan.kv]
+    assert plan.step_bytes == passing + drawing + many + 7 * MIB
+    left = int(90 * MIB) - 40 * MIB - BLOCK_BYTES - plan.step_bytes
+    assert plan.cache_bytes == left // BLOCK_BYTES * BLOCK_BYTES
+
+
+def test_steps_under_an_interpreter_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_free(monkeypatch, GIB)
+    states: list[KvPlan] = []
+    backend = Backend(
+        DESCRIPTION, CPU, torch.float32, lambda kv, _: states.append(kv), lambda _: pytest.fail("a step"), lambda _: 0,
+        measures=False,
+    )  # fmt: skip
+    plan = plan_measured(EngineSettings(max_num_seqs=2, block_size=16), backend)
+    assert states == [plan.kv]
+    assert plan.step_bytes == 0

@@ -1,0 +1,32 @@
+"""What every message is made of, and the two answers that any service gives. See the package."""
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+ServiceState = Literal["starting", "ready", "draining"]
+ServiceName = Literal["gateway", "tokenizer", "engine", "detokenizer"]
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of everything that can stand alone on the bus."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Base of what only occurs inside a message."""
+
+
+class ErrorReply(Message, frozen=True, array_like=True, tag=True):
+    """The answer to a request that failed. `code` is a key of `shared.errors.CODES`; `message` is for the user."""
+
+    code: str
+    message: str
+    param: str = ""
+    retry_after_s: float = 0.0
+
+
+class Ack(Message, frozen=True, array_like=True, tag=True):
+    """The answer to a command that was carried out and has nothing to return."""
+
+    request_id: str

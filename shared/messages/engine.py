@@ -1,0 +1,127 @@
+"""To an engine: commands. From it: tokens. See the package."""
+
+from typing import Literal
+
+from shared.messages.base import FinishReason, Message, Part
+from shared.sampling import SamplingParams
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+class Submit(Message, frozen=True, array_like=True, tag=True):
+    """Run one sequence. Answered by `SubmitReply`; its tokens then go to `sink` as `TokenEvents`.
+
+    `output_token_ids` are tokens that were already generated elsewhere: they count as output (penalties, min_tokens,
+    positions), and generation goes on behind them. A `family` begins alike and is computed once: choices of a prompt.
+    """
+
+    request_id: str
+    epoch: int
+    gateway_id: str
+    gateway_boot: str
+    sink: str
+    """The detokenizer's token subject."""
+    prompt_token_ids: bytes
+    params: SamplingParams
+    output_token_ids: bytes = b""
+    block_hashes: bytes = b""
+    cache_salt: bytes = b""
+    priority: int = 0
+    family: str = ""
+
+
+SubmitStatus = Literal["accepted", "duplicate", "stale_epoch", "tombstoned", "busy", "invalid"]
+
+
+class SubmitReply(Message, frozen=True, array_like=True, tag=True):
+    """What became of a `Submit`. `code` and `message` say why when it is `busy` or `invalid`."""
+
+    request_id: str
+    epoch: int
+    status: SubmitStatus
+    engine_id: str
+    engine_boot: str
+    code: str = ""
+    message: str = ""
+    retry_after_s: float = 0.0
+
+
+class Cancel(Message, frozen=True, array_like=True, tag=True):
+    """Stop a sequence at this epoch or below and refuse late submits of it. Idempotent.
+
+    With the reason `stop` (a detokenizer found a stop string) the engine keeps the tokens until the owner says `Done`;
+    with any other it forgets them. Apart from that the reason is for the trace.
+    """
+
+    request_id: str
+    epoch: int
+    reason: str = ""
+
+
+class Done(Message, frozen=True, array_like=True, tag=True):
+    """The owner has every token of a finished sequence: the engine may forget it."""
+
+    request_id: str
+    epoch: int
+
+
+class Resend(Message, frozen=True, array_like=True, tag=True):
+    """A gap was seen: publish the tokens from `position` on again, to the sequence's sink."""
+
+    request_id: str
+    epoch: int
+    position: int
+
+
+class Retarget(Message, frozen=True, array_like=True, tag=True):
+    """Send a sequence's tokens to another detokenizer, from `position` on. Answered by `Ack`."""
+
+    request_id: str
+    epoch: int
+    sink: str
+    position: int
+
+
+# --- facts ------------------------------------------------------------------------------------------------------------
+
+
+class TopLogprob(Part, frozen=True, array_like=True):
+    """One candidate token and its log probability (natural log, of the raw distribution)."""
+
+    token_id: int
+    logprob: float
+
+
+class TokenLogprobs(Part, frozen=True, array_like=True):
+    """The chosen token's log probability and the most likely candidates, best first."""
+
+    logprob: float
+    top: tuple[TopLogprob, ...] = ()
+
+
+class TokenEvent(Part, frozen=True, array_like=True):
+    """The tokens that one step gave one sequence, at output positions [position, position + len(token_ids))."""
+
+    request_id: str
+    epoch: int
+    position: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The stop token that ended the sequence, which is then the last of `token_ids`."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache."""
+    cumulative_logprob: float = 0.0
+    """Sum over all output tokens up to and including these."""
+    error_code: str = ""
+    error_message: str = ""
+
+
+class TokenEvents(Message, frozen=True, array_like=True, tag=True):
+    """One engine step's tokens for one detokenizer."""
+
+    engine_id: str
+    engine_boot: str
+    step: int
+    events: tuple[TokenEvent, ...]
