@@ -1,7 +1,9 @@
 """Runs a command that must not outlive its parent: `python -I -S child.py PARENT_PID COMMAND ARGUMENT…`.
 
-The kernel is asked to kill this process when its parent ends, however the parent ends; then the command takes the
-process over. A small program of its own because code between fork and exec is unsafe in a process with threads.
+The kernel is asked to kill this process when its parent ends, however the parent ends, and not to put another process
+aside at once when this one wakes up: all share a machine's cores, and what waits for a computing thread that was put
+aside is the whole step. Computing threads take that back for themselves. Then the command takes the process over. A
+small program of its own because code between fork and exec is unsafe in a process with threads.
 Imports little on purpose: it runs before every child.
 """
 
@@ -23,9 +25,16 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def wait_for_a_turn() -> None:
+    """Waking up does not take a core from anybody from now on; the share of the cores stays the same."""
+    if sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def main() -> None:
     """Never returns."""
     die_with_parent(int(sys.argv[1]))
+    wait_for_a_turn()
     try:
         os.execvp(sys.argv[2], sys.argv[2:])
     except OSError as error:

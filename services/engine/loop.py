@@ -7,7 +7,10 @@ itself.
 """
 
 import asyncio
+import os
+import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,23 +104,28 @@ class StepLoop:
         return whole.num_tokens > 0
 
     def _one_step(self) -> StepReport:
-        refused = self._receive()
         started_ns = self._clock.time_ns()
-        plan = self._fill_flight()
+        refused: list[tuple[str, ServiceError]] = []
+        plan = self._fill_flight(refused)
         if not self._flight:
             return self._summary(plan, [], refused, started_ns)
         plan, result = self._flight.land()
+        self._flight.landed(plan, self._clock.monotonic())
         # Aborts that came while the step ran take effect before its tokens are given out.
         refused += self._receive()
         outcomes = self.core.apply(plan, result, self._clock.monotonic())
         return self._summary(plan, outcomes, refused, started_ns)
 
-    def _fill_flight(self) -> StepPlan:
+    def _fill_flight(self, refused: list[tuple[str, ServiceError]]) -> StepPlan:
         """Gives the worker as many plans as it takes; the last one, which is empty if there is nothing to compute."""
         while True:
-            plan = self.core.schedule(self._clock.monotonic())
+            if spare_s := self._flight.seconds_to_plan(self._clock.monotonic()):
+                time.sleep(spare_s)
+            refused += self._receive()
+            now_s = self._clock.monotonic()
+            plan = self.core.schedule(now_s)
             if not plan.empty:
-                self._flight.launch(plan)
+                self._flight.launch(plan, now_s)
             if plan.empty or self._flight.full:
                 return plan
 
@@ -212,6 +220,7 @@ class ThreadedLoop:
     def _run(self) -> None:
         error: BaseException | None = None
         try:
+            _take_a_turn_at_once()
             self._step_until_stopped()
         except BaseException as failure:
             error = failure
@@ -225,3 +234,9 @@ class ThreadedLoop:
             elif not self._loop.wait(REST_S) and not resting:
                 resting = True
                 self._on_rest()
+
+
+def _take_a_turn_at_once() -> None:
+    """This thread, and those that it starts, are scheduled like any program's: the launcher has services wait more."""
+    if sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))

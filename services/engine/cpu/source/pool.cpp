@@ -35,6 +35,11 @@ inline void wait_until(Done&& done) {
 
 thread_local uint64_t Pool::phase_ = 0;
 
+void take_turns_at_once() {
+  const sched_param none = {};
+  sched_setscheduler(0, SCHED_OTHER, &none);
+}
+
 Pool::Pool(int threads) {
   try {
     for (int number = 1; number < threads; number++) workers_.emplace_back([this, number] { work(number); });
@@ -75,6 +80,7 @@ void Pool::wait_for(uint64_t phase) {
 }
 
 void Pool::work(int number) {
+  take_turns_at_once();
   for (unsigned long seen = 0; wait_for_step(seen); seen++) {
     phase_ = 0;
     (*step_)(number);

@@ -16,6 +16,10 @@
 
 namespace antiphon {
 
+// The calling thread is scheduled like any program's from now on, whatever was asked for the process (see
+// antiphon/child.py).
+void take_turns_at_once();
+
 class Pool {
  public:
   explicit Pool(int threads);

@@ -1,6 +1,8 @@
 // See runner.h.
 #include "runner.h"
 
+#include "pool.h"
+
 namespace antiphon {
 
 Runner::~Runner() {
@@ -30,6 +32,7 @@ void Runner::collect() {
 }
 
 void Runner::run() {
+  take_turns_at_once();
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     launched_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
