@@ -123,7 +123,10 @@ class EngineSettings(ModelSettings):
         group="engine: scheduling",
     )
     max_num_batched_tokens: int | None = flag(
-        None, "most tokens computed in one step (default: 2048)", rule=AT_LEAST_1, group="engine: scheduling"
+        None,
+        "most tokens computed in one step (default: 2048; on a CPU 1024 beside --max-num-seqs)",
+        rule=AT_LEAST_1,
+        group="engine: scheduling",
     )
     enable_chunked_prefill: bool = flag(True, "split long prompts over steps", group="engine: scheduling")
     max_batch_size: int | None = flag(

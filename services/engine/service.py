@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from services.engine.actor import EngineActor
 from services.engine.core.core import Core
-from services.engine.core.plan import DEFAULT_BATCHED_TOKENS, CoreLimits, EngineFacts
+from services.engine.core.plan import CoreLimits, EngineFacts
 from services.engine.loop import Driver, StepLoop, StepReport, ThreadedLoop
 from services.engine.reports import ReportQueue
 from services.engine.warmup import warm_up
@@ -165,7 +165,7 @@ def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
     least = max(rows, 1 if chunked else facts.max_model_len)
     budget = settings.max_num_batched_tokens
     if budget is None:
-        budget = max(DEFAULT_BATCHED_TOKENS, least)
+        budget = max(facts.step_tokens, least)
     if budget < least:
         raise SettingsError(
             f"--max-num-batched-tokens: {budget} is less than --max-num-seqs ({rows}) or, with "

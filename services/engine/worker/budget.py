@@ -98,7 +98,7 @@ def plan_measured(settings: EngineSettings, backend: Backend) -> MemoryPlan:
 
 
 def _measure(settings: EngineSettings, backend: Backend) -> StepBytes:
-    bounds = largest_step(settings, backend.description)
+    bounds = largest_step(settings, backend.description, backend.device.type == "cpu")
     probe = make_probe(bounds, backend.description, settings.block_size, backend.device)
     backend.make_state(probe.kv, 0)
     step = measure_step(probe, backend.run, backend.context_token_bytes(bounds.num_tokens), backend.device)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.engine.core.plan import DEFAULT_BATCHED_TOKENS, NewSequence, ScheduledSequence, StepPlan
+from services.engine.core.plan import NewSequence, ScheduledSequence, StepPlan, default_batched_tokens
 from services.engine.kernels.paged_attention import TILE_QUERIES
 from services.engine.models.description import DecoderDescription
 from services.engine.worker.kv_cache import KvPlan, context_length
@@ -41,10 +41,10 @@ class StepBounds:
     context: int
 
 
-def largest_step(settings: EngineSettings, description: DecoderDescription) -> StepBounds:
+def largest_step(settings: EngineSettings, description: DecoderDescription, on_cpu: bool = False) -> StepBounds:
     """What the scheduler may plan at most with these flags. Raises `ServiceError` for an impossible context."""
     context, rows = context_length(settings, description), settings.max_num_seqs
-    tokens = max(settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS, rows)
+    tokens = max(settings.max_num_batched_tokens or default_batched_tokens(on_cpu, rows), rows)
     if not settings.enable_chunked_prefill:
         tokens = max(tokens, context)
     guesses = settings.num_speculative_tokens if settings.use_lookahead else 0

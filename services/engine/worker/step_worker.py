@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from services.engine.core.plan import EngineFacts, StepPlan, StepResult, default_batched_tokens
 from services.engine.models.description import DecoderDescription
 from services.engine.worker.budget import Backend, MemoryPlan, plan_measured
 from services.engine.worker.host_cache import copy_blocks
@@ -83,7 +83,15 @@ class StepWorker(ABC):
         block_size, vocab_size = settings.block_size, description.vocab_size
         self._cache = allocate_kv_cache(description, kv.num_blocks, block_size, dtype, spec.device)
         self._host_cache = allocate_kv_cache(description, num_host_blocks, block_size, dtype, _CPU)
-        self._facts = EngineFacts(kv.num_blocks, block_size, kv.max_model_len, vocab_size, spec.eos, num_host_blocks)
+        self._facts = EngineFacts(
+            kv.num_blocks,
+            block_size,
+            kv.max_model_len,
+            vocab_size,
+            spec.eos,
+            num_host_blocks,
+            default_batched_tokens(spec.device.type == "cpu", settings.max_num_seqs),
+        )
         self._table = StateTable(settings.max_num_seqs, kv.max_model_len, block_size, vocab_size, spec.eos)
 
     def _drop_state(self) -> None:
