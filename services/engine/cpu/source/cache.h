@@ -49,9 +49,18 @@ template <class T>
 void write_value(const CacheShape& shape, T* values, long block, long head, long place, const float* value) {
   const long tokens = std::min(kUnit, shape.block_size), terms = std::min(Pair<T>::kTerms, tokens);
   const long token = place % tokens;
-  T* unit = values + shape.offset(block, head) + place / tokens * tokens * shape.width +
-            token / terms * kPanel * terms + token % terms;
-  for (long d = 0; d < shape.head_dim; d++) assign(unit[d / kPanel * tokens * kPanel + d % kPanel * terms], value[d]);
+  T* unit =
+      values + shape.offset(block, head) + place / tokens * tokens * shape.width + token / terms * kPanel * terms;
+  for (long d = 0; d < shape.width; d += kLanes) {
+    const Vec some = load_some(value + d, std::max(0L, std::min(kLanes, shape.head_dim - d)));
+    T* to = unit + d / kPanel * tokens * kPanel + d % kPanel * terms;
+    if constexpr (Pair<T>::kTerms == 2)
+      if (terms == 2) {
+        store_alternate(to, some, token % 2);
+        continue;
+      }
+    store(to, some);
+  }
 }
 
 // 64 tokens of a sequence: pointers into a block that has them all, or a copy. What a copy has behind the last token is

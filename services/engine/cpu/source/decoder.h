@@ -238,7 +238,10 @@ class Decoder {
   void keep_query(long t, long h, const float* head) const {
     const float scale = spec_.query_scale * (spec_.attention_softcap != 0 ? 1.0f : kLog2E);
     T* to = queries_ + (t * spec_.num_heads + h) * shape_.width;
-    for (long d = 0; d < spec_.head_dim; d++) assign(to[d], head[d] * scale);
+    for (long d = 0; d < spec_.head_dim; d += kLanes) {
+      const long count = std::min(kLanes, spec_.head_dim - d);
+      store_some(to + d, load_some(head + d, count) * scale, count);
+    }
   }
 
   void mlp(const Layer<T>& layer, Rows<T> x, const Target& target) {

@@ -92,6 +92,18 @@ inline Bf16 to_bf16(float x) {
 inline void assign(Bf16& to, float x) { to = to_bf16(x); }
 inline void assign(float& to, float x) { to = x; }
 
+// to[2 * i + which] = v[i]. What lies between is left alone: another thread may be writing it.
+inline void store_alternate(Bf16* to, Vec v, long which) {
+  alignas(64) Bf16 rounded[kLanes];
+  store(rounded, v);
+#if defined(__AVX512BW__)
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_load_si256((const __m256i*)rounded));
+  _mm512_mask_storeu_epi16(to, which ? 0xaaaaaaaau : 0x55555555u, _mm512_or_si512(wide, _mm512_slli_epi32(wide, 16)));
+#else
+  for (long i = 0; i < kLanes; i++) to[2 * i + which] = rounded[i];
+#endif
+}
+
 inline Vec select(IntVec mask, Vec yes, Vec no) { return mask ? yes : no; }
 
 // Plain comparisons: what is not a number is never chosen over a number on the right.
@@ -170,7 +182,9 @@ inline Vec exp2(Vec x) {
     p = p * f + splat(1.0f);
   }
 #if defined(__AVX512F__)
-  return (Vec)_mm512_scalef_ps((__m512)p, (__m512)whole);
+  // Not even computed where it is 0: the processor takes a hundred times as long for what has no normal exponent.
+  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)whole, _mm512_set1_ps(-125), _CMP_GE_OQ);
+  return (Vec)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)whole);
 #else
   IntVec exponent = __builtin_convertvector(whole, IntVec);
   Vec scaled = (Vec)((IntVec)p + (exponent << 23));
