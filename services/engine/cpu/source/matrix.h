@@ -28,14 +28,13 @@ inline long pass_bytes() {
   static const long bytes = std::max(sysconf(_SC_LEVEL2_CACHE_SIZE) / 4, 256L << 10);
   return bytes;
 }
-// Rows that stay in the innermost cache while panels go past them.
-constexpr long kFewBytes = 24 << 10;
-// Terms of a panel that stay in the innermost cache while rows go past it (tiles can ask for rows not to be kept
-// there).
+// Bytes of rows that stay in a cache while panels go past them: in the innermost one, but tiles take them from the next
+// one as fast, and reading panels in long stretches is worth more. And the terms of a panel that stay in the innermost
+// cache while rows go past it (tiles can ask for rows not to be kept there).
 #if defined(__AMX_BF16__)
-constexpr long kPieceTerms = 448;
+constexpr long kFewBytes = 400 << 10, kPieceTerms = 448;
 #else
-constexpr long kPieceTerms = 256;
+constexpr long kFewBytes = 24 << 10, kPieceTerms = 256;
 #endif
 // Weights that a thread takes at a time.
 constexpr long kPortionBytes = 256 << 10;
