@@ -93,6 +93,7 @@ class Decoder {
       spans_.push_back({first, end - first, step.positions[first], step.block_tables + s * step.table_width});
       for (long t = first; t < end; t++) span_of_[t] = s;
     }
+    all_alone_ = std::all_of(spans_.begin(), spans_.end(), [this](const Span& span) { return alone(span); });
     for (const Span& span : spans_)
       for (long row = 0; row < span.count * group(); row += kTile) row_blocks_.push_back({&span, row});
   }
@@ -187,7 +188,12 @@ class Decoder {
 
   void attention(Layer<T>& layer, int thread, const Target& target) {
     linear(pool_, layer.qkv.matrix, normed_, tokens_, kept_.as<float>(), Target{qkv_, false});
-    each_token([&](long t) { split_heads(layer, spans_[span_of_[t]], t); });
+    if (!all_alone_)
+      each_token([&](long t) {
+        const Span& span = spans_[span_of_[t]];
+        if (!alone(span))
+          for (long h = 0; h < spec_.num_kv_heads; h++) split_heads(layer, span, t, h);
+      });
     const AttentionInput<T> input{shape_,          layer.cache, {spec_.attention_softcap, slopes(), layer.window},
                                   spec_.num_heads, group(),     queries_,
                                   attended_};
@@ -196,6 +202,8 @@ class Decoder {
       for (long i = first; i < last; i++) {
         // The last rows of a prompt see most: they go first.
         const Tile& tile = row_blocks_[count - 1 - i % count];
+        // What this thread writes here it also reads first, from its own cache.
+        if (alone(*tile.span)) split_heads(layer, *tile.span, tile.span->first, i / count);
         Attention<T> attention(input, *tile.span, i / count, tile.first_row, tiles_[thread]);
         if (i + 1 < last) attention.followed_by(*row_blocks_[count - 1 - (i + 1) % count].span, (i + 1) / count);
         attention.run();
@@ -206,21 +214,28 @@ class Decoder {
 
   const float* slopes() const { return weights.slopes.empty() ? nullptr : weights.slopes.data(); }
 
-  // Norms and rotates the heads of a token; queries are scaled and kept, keys and values go to the cache.
-  void split_heads(const Layer<T>& layer, const Span& span, long t) {
+  // Whether nobody but one tile for each key head reads what the span's tokens write.
+  bool alone(const Span& span) const { return span.count == 1 && group() <= kTile; }
+
+  // Norms and rotates a key head of a token and the query heads that read it; queries are scaled and kept, keys and
+  // values go to the cache.
+  void split_heads(const Layer<T>& layer, const Span& span, long t, long kv_head) {
     const long position = span.start + t - span.first, dim = spec_.head_dim;
     float* heads = qkv_.row(t);
-    for (long h = 0; h < spec_.num_heads + spec_.num_kv_heads; h++) {
-      float* head = heads + h * dim;
-      if (!layer.qk_norm.empty()) norm_head(layer.qk_norm.data() + h * dim, head);
-      if (layer.rope >= 0) rotate_head(layer.rope, t, head);
-      if (h < spec_.num_heads) keep_query(t, h, head);
+    for (long h = kv_head * group(); h < (kv_head + 1) * group(); h++) {
+      prepare_head(layer, t, h, heads + h * dim);
+      keep_query(t, h, heads + h * dim);
     }
+    float* key = heads + q_size() + kv_head * dim;
+    prepare_head(layer, t, spec_.num_heads + kv_head, key);
     const long block = span.blocks[position / shape_.block_size], place = position % shape_.block_size;
-    for (long h = 0; h < spec_.num_kv_heads; h++) {
-      write_key(shape_, layer.cache.keys, block, h, place, heads + q_size() + h * dim);
-      write_value(shape_, layer.cache.values, block, h, place, heads + q_size() + kv_size() + h * dim);
-    }
+    write_key(shape_, layer.cache.keys, block, kv_head, place, key);
+    write_value(shape_, layer.cache.values, block, kv_head, place, key + kv_size());
+  }
+
+  void prepare_head(const Layer<T>& layer, long t, long h, float* head) const {
+    if (!layer.qk_norm.empty()) norm_head(layer.qk_norm.data() + h * spec_.head_dim, head);
+    if (layer.rope >= 0) rotate_head(layer.rope, t, head);
   }
 
   void norm_head(const float* weight, float* head) const {
@@ -271,6 +286,7 @@ class Decoder {
   std::vector<Span> spans_;
   std::vector<long> span_of_;  // of each token
   std::vector<Tile> row_blocks_;
+  bool all_alone_ = false;
   std::unique_ptr<TileState<T>[]> tiles_;
   std::unique_ptr<Head<T>> head_;
 };
