@@ -7,6 +7,7 @@ small program of its own because code between fork and exec is unsafe in a proce
 Imports little on purpose: it runs before every child.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -26,9 +27,13 @@ def die_with_parent(parent: int) -> None:
 
 
 def wait_for_a_turn() -> None:
-    """Waking up does not take a core from anybody from now on; the share of the cores stays the same."""
+    """Waking up does not take a core from anybody from now on; the share of the cores stays the same.
+
+    A sandbox may refuse it: then this is a little slower and nothing else.
+    """
     if sys.platform == "linux":
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def main() -> None:

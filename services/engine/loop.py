@@ -7,6 +7,7 @@ itself.
 """
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
@@ -63,7 +64,7 @@ class StepLoop:
     ) -> None:
         self.core = core
         self.worker = worker
-        self._flight = Flight(worker)
+        self._flight = Flight(worker, clock)
         self._clock = clock
         self._report = report
         self._steps_a_report = steps_a_report
@@ -110,7 +111,6 @@ class StepLoop:
         if not self._flight:
             return self._summary(plan, [], refused, started_ns)
         plan, result = self._flight.land()
-        self._flight.landed(plan, self._clock.monotonic())
         # Aborts that came while the step ran take effect before its tokens are given out.
         refused += self._receive()
         outcomes = self.core.apply(plan, result, self._clock.monotonic())
@@ -119,13 +119,12 @@ class StepLoop:
     def _fill_flight(self, refused: list[tuple[str, ServiceError]]) -> StepPlan:
         """Gives the worker as many plans as it takes; the last one, which is empty if there is nothing to compute."""
         while True:
-            if spare_s := self._flight.seconds_to_plan(self._clock.monotonic()):
+            if spare_s := self._flight.seconds_to_plan():
                 time.sleep(spare_s)
             refused += self._receive()
-            now_s = self._clock.monotonic()
-            plan = self.core.schedule(now_s)
+            plan = self.core.schedule(self._clock.monotonic())
             if not plan.empty:
-                self._flight.launch(plan, now_s)
+                self._flight.launch(plan)
             if plan.empty or self._flight.full:
                 return plan
 
@@ -237,6 +236,10 @@ class ThreadedLoop:
 
 
 def _take_a_turn_at_once() -> None:
-    """This thread, and those that it starts, are scheduled like any program's: the launcher has services wait more."""
+    """This thread, and those that it starts, are scheduled like any program's: the launcher has services wait more.
+
+    A sandbox may refuse it, and then it refused the launcher too.
+    """
     if sys.platform == "linux":
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))

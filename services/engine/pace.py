@@ -2,7 +2,8 @@
 
 A step that computes few tokens takes as long as reading the weights, one that computes many takes longer with each of
 them; so steps are told apart by their number of tokens, to a factor of two. What else makes a difference, the context
-above all, changes slowly from step to step, and the last one of its size tells most.
+above all, changes slowly from step to step, and the last two of its size tell most; of these the shorter one, for a
+step that something held up says nothing of the next.
 """
 
 from services.engine.core.plan import StepPlan
@@ -12,19 +13,21 @@ FEW_TOKENS = 32
 
 
 class Pace:
-    """Seconds of the last step of each size."""
+    """Seconds of the last steps of each size."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
-        """For `FEW_TOKENS` tokens of a step of that size."""
+        self._seconds: dict[int, tuple[float, float]] = {}
+        """For `FEW_TOKENS` tokens: of the last step of that size and of the one before."""
 
     def took(self, plan: StepPlan, seconds: float) -> None:
         """A step has ended."""
-        self._seconds[_size(plan)] = seconds / _weight(plan)
+        latest = seconds / _weight(plan)
+        before, _ = self._seconds.get(_size(plan), (latest, latest))
+        self._seconds[_size(plan)] = latest, before
 
     def expected(self, plan: StepPlan) -> float:
         """Seconds; 0 where nothing is known."""
-        return self._seconds.get(_size(plan), 0.0) * _weight(plan)
+        return min(self._seconds.get(_size(plan), (0.0, 0.0))) * _weight(plan)
 
 
 def _size(plan: StepPlan) -> int:

@@ -1,6 +1,5 @@
 """The GPU worker, under the interpreter: core, loop and worker give the tokens of PyTorch's operations."""
 
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -8,19 +7,15 @@ from typing import Any, cast
 import pytest
 import torch
 
-from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits, StepPlan
-from services.engine.core.request import SequenceSpec
-from services.engine.loop import StepLoop, StepReport
+from services.engine.core.plan import StepPlan
 from services.engine.worker.decode_graphs import DecodeGraphs
 from services.engine.worker.device_inputs import DeviceStep, GraphSize
 from services.engine.worker.profile import largest_step, make_probe
 from services.engine.worker.seam import ModelWorker, PipelinedWorker
 from services.engine.worker.torch_worker import TorchWorker, describe_model
 from services.engine.worker.triton_worker import TritonWorker
-from shared.clock import SystemClock
-from shared.sampling import SamplingParams
 from tests.model.harness import Models, make_prompt, settings
+from tests.model.looped import Output, run
 
 CPU = torch.device("cpu")
 GREEDY = {"temperature": 0.0}
@@ -31,40 +26,6 @@ MIXED: list[tuple[int, dict[str, Any]]] = [
     (5, {"temperature": 0.0, "min_tokens": 2, "ignore_eos": False}),
 ]
 """(prompt, parameters): in chunks, over a block's border, with penalties and log probabilities, with bans."""
-
-
-class Output:
-    """What the reports of a loop say, by request."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[str, list[int]] = defaultdict(list)
-        self.logprobs: dict[str, list[Any]] = defaultdict(list)
-
-    def report(self, report: StepReport) -> None:
-        assert not report.refused
-        for outcome in report.outcomes:
-            assert outcome.position == len(self.tokens[outcome.request_id])
-            self.tokens[outcome.request_id] += outcome.token_ids
-            self.logprobs[outcome.request_id] += outcome.logprobs
-
-
-def run(
-    worker: ModelWorker, requests: list[tuple[list[int], dict[str, Any]]], num_tokens: int, **limits: Any
-) -> Output:
-    """All requests through the loop; the last one joins when the others are running."""
-    output = Output()
-    bounds = CoreLimits(**{"max_num_seqs": 4, "max_num_batched_tokens": 14, **limits})
-    core = Core(bounds, worker.facts())
-    loop = StepLoop(core, worker, SystemClock(), output.report)
-    for number, (prompt, params) in enumerate(requests):
-        fields = {"max_tokens": num_tokens, "ignore_eos": True, **params}
-        if number == len(requests) - 1:
-            loop.step()
-        loop.add(SequenceSpec(f"r{number}", tuple(prompt), SamplingParams(**fields)))
-    while loop.step():
-        pass
-    assert not core.sequences
-    return output
 
 
 Both = Callable[..., tuple[Output, Output]]

@@ -34,6 +34,7 @@ from services.engine.worker.inputs import FlatStep
 from services.engine.worker.kv_cache import KvPlan
 from services.engine.worker.model_files import eos_token_ids, read_config
 from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch, sample
+from services.engine.worker.seam import UNDER_WAY_MAX
 from services.engine.worker.step_worker import StateSpec, StepWorker
 from services.engine.worker.torch_worker import check_offload, choose_dtype, useful_threads
 from shared.config import EngineSettings
@@ -115,6 +116,10 @@ class CpuWorker(StepWorker):
         for layer, (keys, values) in enumerate(caches):
             self._decoder.set_cache(layer, keys, values)
 
+    def takes_another(self) -> bool:
+        """See `PipelinedWorker`."""
+        return len(self._under_way) < UNDER_WAY_MAX and not self._chooses_here()
+
     def launch(self, plan: StepPlan) -> None:
         """See `PipelinedWorker`."""
         if self._waits_for_results(plan):
@@ -150,8 +155,10 @@ class CpuWorker(StepWorker):
 
     def _waits_for_results(self, plan: StepPlan) -> bool:
         """Whether this plan needs what the steps under way give, or must not change what they read."""
-        if plan.swap_out or plan.swap_in or plan.copies:
-            return True
+        return bool(plan.swap_out or plan.swap_in or plan.copies) or self._chooses_here()
+
+    def _chooses_here(self) -> bool:
+        """Whether a step under way leaves tokens to be chosen when it has ended."""
         return any(isinstance(earlier, _UnderWay) and earlier.batch is not None for earlier in self._under_way)
 
     @torch.inference_mode()

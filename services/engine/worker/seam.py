@@ -4,6 +4,9 @@ from typing import Protocol, runtime_checkable
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 
+UNDER_WAY_MAX = 2
+"""Plans that a worker holds at once: the one that runs and the one behind it."""
+
 
 class ModelWorker(Protocol):
     """A model on a device with its KV cache and its state table. Called from one thread only."""
@@ -25,8 +28,12 @@ class ModelWorker(Protocol):
 class PipelinedWorker(ModelWorker, Protocol):
     """A worker that takes the next plan while the device is busy with the last one."""
 
+    def takes_another(self) -> bool:
+        """Whether a plan could be launched now without waiting for one that is under way."""
+        ...
+
     def launch(self, plan: StepPlan) -> None:
-        """Starts a plan behind those that were started before; at most two are under way."""
+        """Starts a plan behind those that were started before; at most `UNDER_WAY_MAX` are under way."""
         ...
 
     def collect(self) -> StepResult:

@@ -43,6 +43,7 @@ from services.engine.worker.device_sampler import Chosen, DeviceSampler, Guesses
 from services.engine.worker.kv_cache import KvPlan, context_length
 from services.engine.worker.model_files import eos_token_ids, read_config
 from services.engine.worker.profile import largest_step
+from services.engine.worker.seam import UNDER_WAY_MAX
 from services.engine.worker.staging import Staging
 from services.engine.worker.state_table import StateTable
 from services.engine.worker.torch_worker import check_offload, choose_cache_dtype, choose_dtype
@@ -99,6 +100,10 @@ class TritonWorker:
         assert not self._under_way, "a plan is under way"
         self.launch(plan)
         return self.collect()
+
+    def takes_another(self) -> bool:
+        """See `PipelinedWorker`."""
+        return len(self._under_way) < UNDER_WAY_MAX
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:

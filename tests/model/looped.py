@@ -1,0 +1,46 @@
+"""Requests through the step loop, as an engine runs them: with plans made ahead where the worker takes them."""
+
+from collections import defaultdict
+from typing import Any
+
+from services.engine.core.core import Core
+from services.engine.core.plan import CoreLimits
+from services.engine.core.request import SequenceSpec
+from services.engine.loop import StepLoop, StepReport
+from services.engine.worker.seam import ModelWorker
+from shared.clock import SystemClock
+from shared.sampling import SamplingParams
+
+
+class Output:
+    """What the reports of a loop say, by request."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, list[int]] = defaultdict(list)
+        self.logprobs: dict[str, list[Any]] = defaultdict(list)
+
+    def report(self, report: StepReport) -> None:
+        assert not report.refused
+        for outcome in report.outcomes:
+            assert outcome.position == len(self.tokens[outcome.request_id])
+            self.tokens[outcome.request_id] += outcome.token_ids
+            self.logprobs[outcome.request_id] += outcome.logprobs
+
+
+def run(
+    worker: ModelWorker, requests: list[tuple[list[int], dict[str, Any]]], num_tokens: int, **limits: Any
+) -> Output:
+    """All requests through the loop; the last one joins when the others are running."""
+    output = Output()
+    bounds = CoreLimits(**{"max_num_seqs": 4, "max_num_batched_tokens": 14, **limits})
+    core = Core(bounds, worker.facts())
+    loop = StepLoop(core, worker, SystemClock(), output.report)
+    for number, (prompt, params) in enumerate(requests):
+        fields = {"max_tokens": num_tokens, "ignore_eos": True, **params}
+        if number == len(requests) - 1:
+            loop.step()
+        loop.add(SequenceSpec(f"r{number}", tuple(prompt), SamplingParams(**fields)))
+    while loop.step():
+        pass
+    assert not core.sequences
+    return output
