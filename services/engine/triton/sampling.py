@@ -261,7 +261,8 @@ def choose_tokens(
     device = logits.device
     chunk = min(_CHUNK, power_of_two(vocab, 16))
     chunks = ceil_div(vocab, chunk)
-    tops, sums, bests = torch.empty((3, rows, chunks), dtype=torch.float32, device=device)
+    # Each of its own: what begins inside another may not be aligned, and would need kernels of its own.
+    tops, sums, bests = (torch.empty((rows, chunks), dtype=torch.float32, device=device) for _ in range(3))
     winners = torch.empty((rows, chunks), dtype=torch.int32, device=device)
     weights = torch.empty((rows if any_draws else 0, vocab), dtype=torch.float32, device=device)
     tokens = torch.empty(rows, dtype=torch.int64, device=device)

@@ -1,7 +1,8 @@
 """CUDA graphs of decode steps: for some numbers of sequences, everything from token ids to logits as one launch.
 
 A step with fewer sequences runs in the next larger graph, its free places without a sequence. All graphs share their
-memory, so the largest is captured first. Sequences longer than graphs cover, and steps with prompts, run without.
+memory, so the largest is captured first, and leave their logits in one place. Sequences longer than graphs cover, and
+steps with prompts, run without.
 Called by the GPU worker.
 """
 
@@ -18,8 +19,13 @@ from services.engine.worker.device_inputs import DeviceStep, GraphSize
 
 logger = logging.getLogger(__name__)
 
-GRAPHS_BYTES = 512 * 2**20
-"""Kept for captured graphs, which share their memory: activations of the largest one, and the driver's own."""
+_GRAPHS_BYTES = 512 * 2**20
+"""Activations of the largest graph, and the driver's own memory."""
+
+
+def graphs_bytes(max_num_seqs: int, vocab_size: int) -> int:
+    """What captured graphs keep: the logits of the largest one are there twice, in its own memory and for everybody."""
+    return _GRAPHS_BYTES + 2 * 4 * max_num_seqs * vocab_size
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -39,19 +45,22 @@ class DecodeGraphs:
         compute: Callable[[DeviceStep], Tensor],
     ) -> None:
         self._sizes, self._max_seq_len = sizes, max_seq_len
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._logits: Tensor | None = None
         started = time.monotonic()
         pool: Any = None
         for size in reversed(sizes):
             # Once without: compiling and the library's first calls cannot be captured.
             step = prepare(GraphSize(size, max_seq_len))
-            compute(step)
+            logits = compute(step)
+            if self._logits is None:
+                self._logits = torch.empty_like(logits)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                logits = compute(step)
+                self._logits[:size].copy_(compute(step))
             pool = graph.pool() if pool is None else pool
-            self._graphs[size] = graph, logits
+            self._graphs[size] = graph
         logger.info("captured %d CUDA graphs in %.1f s", len(sizes), time.monotonic() - started)
 
     def find(self, num_seqs: int, longest: int) -> GraphSize | None:
@@ -63,6 +72,6 @@ class DecodeGraphs:
 
     def replay(self, size: GraphSize) -> Tensor:
         """Logits [num_seqs of the graph, vocab]; the next replay overwrites them."""
-        graph, logits = self._graphs[size.num_seqs]
-        graph.replay()
-        return logits
+        assert self._logits is not None, "no graph was captured"
+        self._graphs[size.num_seqs].replay()
+        return self._logits[: size.num_seqs]

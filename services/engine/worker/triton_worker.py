@@ -28,7 +28,7 @@ from services.engine.triton.operations import TritonOperations
 from services.engine.triton.step_inputs import known_ids, scatter_words
 from services.engine.worker.acceptance import accept
 from services.engine.worker.budget import Backend, plan_measured
-from services.engine.worker.decode_graphs import GRAPHS_BYTES, DecodeGraphs, graph_sizes
+from services.engine.worker.decode_graphs import DecodeGraphs, graph_sizes, graphs_bytes
 from services.engine.worker.device_blocks import DeviceBlocks
 from services.engine.worker.device_inputs import (
     DeviceStep,
@@ -169,7 +169,7 @@ class TritonWorker:
             self.run,
             # Attention reads keys and values where they are.
             context_token_bytes=lambda _: 0,
-            kept_bytes=GRAPHS_BYTES if captures else 0,
+            kept_bytes=graphs_bytes(bounds.num_rows, d.vocab_size) if captures else 0,
             measures=on_device,
         )
         plan_measured(settings, backend)

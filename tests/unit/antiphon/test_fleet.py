@@ -201,6 +201,14 @@ def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
     assert (done.returncode, done.stdout) == (1, "")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such class")
+def test_a_child_that_wakes_up_waits_for_a_computing_threads_turn_to_end() -> None:
+    wrapper = Path(__file__).resolve().parents[3] / "antiphon" / "child.py"
+    tell = "import os; print(os.sched_getscheduler(0) == os.SCHED_BATCH)"
+    argv = [sys.executable, "-I", "-S", str(wrapper), str(os.getpid()), sys.executable, "-c", tell]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "True\n"
+
+
 def test_restarts_come_ever_more_slowly_and_end() -> None:
     policy = RestartPolicy("a")
     waits: list[float] = []

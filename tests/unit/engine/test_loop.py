@@ -1,7 +1,9 @@
 """The step loop: several steps in one report give what single steps give; a first token never waits for others."""
 
 import asyncio
+import os
 import queue
+import sys
 from collections import defaultdict
 
 import pytest
@@ -134,3 +136,18 @@ def test_a_loop_without_work_for_a_while_says_so_once_until_it_has_worked_again(
     thread.stop()
     asyncio.run(thread.join(5))
     assert rests.empty()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such class")
+def test_the_thread_that_computes_takes_its_turn_at_once_though_the_process_waits_for_it() -> None:
+    classes: queue.SimpleQueue[int] = queue.SimpleQueue()
+    loop, _ = loop_of(1)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        thread = ThreadedLoop(loop, lambda _: classes.put(os.sched_getscheduler(0)), lambda: None)
+        thread.start()
+        thread.stop()
+        assert classes.get(timeout=5) == os.SCHED_OTHER
+        asyncio.run(thread.join(5))
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))

@@ -1,0 +1,86 @@
+"""Whether the GPU worker says what PyTorch's operations say: with captured graphs and without, a plan ahead in each.
+
+    python -m bench.gpu.parity MODEL_DIRECTORY [--device cuda] [--tokens 48]
+
+Prompts of many lengths decode together, greedily. Two backends that round differently part where two tokens are almost
+equally likely, and what follows says nothing; so what is compared is the log probability of each token up to there.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.engine.core.core import Core
+from services.engine.core.plan import CoreLimits
+from services.engine.core.request import SequenceSpec
+from services.engine.loop import StepLoop, StepReport
+from services.engine.worker.load import load_worker
+from shared.clock import SystemClock
+from shared.config import EngineSettings
+from shared.sampling import SamplingParams
+
+LENGTHS = (3, 17, 64, 65, 130, 255, 256, 300)
+MAX_MODEL_LEN = 512
+TOLERANCE = 0.1
+"""Most difference of a log probability between backends in bfloat16."""
+Said = dict[str, tuple[list[int], list[float]]]
+"""Tokens and their log probabilities, by request."""
+
+
+def said(options: argparse.Namespace, **flags: Any) -> Said:
+    """What a worker with these flags says to all prompts at once."""
+    fixed = {"model": str(options.model), "device": options.device, "max_num_seqs": len(LENGTHS)}
+    worker = load_worker(EngineSettings(**fixed, max_model_len=MAX_MODEL_LEN, swap_space=0.0, **flags))
+    answers: Said = {}
+
+    def note(report: StepReport) -> None:
+        for outcome in report.outcomes:
+            tokens, logprobs = answers.setdefault(outcome.request_id, ([], []))
+            tokens += outcome.token_ids
+            logprobs += [each.logprob for each in outcome.logprobs]
+
+    core = Core(CoreLimits(len(LENGTHS), 256), worker.facts())
+    loop = StepLoop(core, worker, SystemClock(), note)
+    params = SamplingParams(max_tokens=options.tokens, temperature=0.0, ignore_eos=True, logprobs=0)
+    for length in LENGTHS:
+        draw = np.random.default_rng(length).integers(1, worker.facts().vocab_size, length)
+        loop.add(SequenceSpec(str(length), tuple(draw.tolist()), params))
+    while loop.step():
+        pass
+    worker.close()
+    return answers
+
+
+def compare(ours: Said, theirs: Said) -> dict[str, Any]:
+    """Tokens that agree before two answers part, and the most that a log probability differs up to there."""
+    same, furthest = 0, 0.0
+    for request, (tokens, logprobs) in ours.items():
+        others, their_logprobs = theirs[request]
+        parted = next((i for i, pair in enumerate(zip(tokens, others, strict=True)) if len(set(pair)) > 1), len(tokens))
+        same += parted
+        pairs = zip(logprobs[: parted + 1], their_logprobs[: parted + 1], strict=True)
+        furthest = max([furthest, *(abs(one - other) for one, other in pairs)])
+    total = sum(len(tokens) for tokens, _ in ours.values())
+    return {"same_tokens_percent": round(100 * same / total, 1), "logprob_difference": round(furthest, 4)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tokens", type=int, default=48)
+    options = parser.parse_args()
+    theirs = said(options, cuda_backend="torch")
+    found = {
+        "graphs": compare(said(options), theirs),
+        "without graphs": compare(said(options, enforce_eager=True), theirs),
+    }
+    wrong = [name for name, each in found.items() if each["logprob_difference"] > TOLERANCE]
+    print(json.dumps({**found, "wrong": wrong}))
+
+
+if __name__ == "__main__":
+    main()
