@@ -17,6 +17,7 @@ from services.engine.core.plan import StepPlan
 from services.engine.models.description import DecoderDescription
 from services.engine.triton.blocks import copy_blocks, gather_blocks, scatter_blocks
 from services.engine.worker.kv_cache import KvCache
+from services.engine.worker.staging import sent
 
 _TOGETHER = 64
 """Blocks put together at once: bounds the memory that it takes."""
@@ -58,7 +59,7 @@ class DeviceBlocks:
             gather_blocks(self._words, self._on_device(blocks), packed)
             self._host[places] = packed.cpu()
         for places, blocks in _portions(plan.swap_in):
-            scatter_blocks(self._host[places].to(self._device), self._on_device(blocks), self._words)
+            scatter_blocks(sent(self._host[places], self._device), self._on_device(blocks), self._words)
         for sources, targets in _portions(plan.copies):
             copy_blocks(self._words, self._on_device(sources), self._on_device(targets))
 
@@ -67,7 +68,7 @@ class DeviceBlocks:
         return torch.empty((count, parts, words), dtype=self._words.dtype, device=self._device)
 
     def _on_device(self, blocks: Tensor) -> Tensor:
-        return blocks.to(self._device, torch.int32)
+        return sent(blocks.to(torch.int32), self._device)
 
 
 def _portions(pairs: Pairs) -> Iterator[tuple[Tensor, Tensor]]:

@@ -14,7 +14,7 @@ from services.engine.core.plan import NewSequence, SampledLogprobs
 from services.engine.triton.attention_work import Integers
 from services.engine.triton.sampling import Adjustments, Columns, choose_tokens
 from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch
-from services.engine.worker.staging import Staging
+from services.engine.worker.staging import Staging, sent
 from services.engine.worker.state_table import StateTable
 
 
@@ -55,9 +55,9 @@ class DeviceSampler:
         rows = np.array([sequence.row for sequence in sequences if _has_penalties(sequence)], dtype=np.int64)
         if len(rows):
             counts, in_prompt = table.penalty_rows(rows)
-            places = torch.from_numpy(rows).to(self._device)
-            self._counts.index_copy_(0, places, torch.from_numpy(counts).to(self._device))
-            self._in_prompt.index_copy_(0, places, torch.from_numpy(in_prompt.astype(np.int8)).to(self._device))
+            places = sent(torch.from_numpy(rows), self._device)
+            self._counts.index_copy_(0, places, sent(torch.from_numpy(counts), self._device))
+            self._in_prompt.index_copy_(0, places, sent(torch.from_numpy(in_prompt.astype(np.int8)), self._device))
 
     def stage(self, batch: SamplingBatch, rows: Integers, staging: Staging) -> StagedSampling:
         """Puts the parameters of rows that sample, in their order."""
@@ -102,23 +102,23 @@ class DeviceSampler:
         """Tokens that are output now, one for each of the rows, which are distinct; `penalised`: some of the places."""
         self.last.index_copy_(0, rows, tokens)
         if len(penalised):
-            places = torch.from_numpy(penalised).to(self._device)
+            places = sent(torch.from_numpy(penalised), self._device)
             ones = torch.ones(len(penalised), dtype=torch.int32, device=self._device)
             self._counts.index_put_((rows[places], tokens[places]), ones, accumulate=True)
 
     def _with_guesses(self, staged: StagedSampling, guesses: "Guesses") -> tuple[Columns, Tensor, Tensor]:
         """Counts of their own for the penalised places, as if the guesses before each were output."""
         places = staged.penalised
-        own = staged.rows[torch.from_numpy(places).to(self._device)]
+        own = staged.rows[sent(torch.from_numpy(places), self._device)]
         counts = self._counts.index_select(0, own).cpu().numpy()
         for row, place in enumerate(places.tolist()):
             np.add.at(counts[row], guesses.before(place), 1)
         rows = torch.full_like(staged.columns.penalty_rows, -1)
-        rows[torch.from_numpy(places).to(self._device)] = torch.arange(
+        rows[sent(torch.from_numpy(places), self._device)] = torch.arange(
             len(places), dtype=torch.int32, device=self._device
         )
         fields = {name: getattr(staged.columns, name) for name in Columns.__dataclass_fields__}
-        counted = torch.from_numpy(counts).to(self._device)
+        counted = sent(torch.from_numpy(counts), self._device)
         return Columns(**{**fields, "penalty_rows": rows}), counted, self._in_prompt.index_select(0, own)
 
     def _bitmask(self, batch: SamplingBatch) -> Tensor:
@@ -129,7 +129,7 @@ class DeviceSampler:
         for row, token_ids in enumerate(batch.barred.values()):
             allowed[row, token_ids] = 0
         words = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
-        return torch.from_numpy(words).to(self._device)
+        return sent(torch.from_numpy(words), self._device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def _top(logits: Tensor, batch: SamplingBatch) -> tuple[Integers, Tensor, Tensor
     asking = np.flatnonzero(batch.num_logprobs)
     if not len(asking):
         return None
-    rows = logits.index_select(0, torch.from_numpy(asking).to(logits.device)).to(torch.float32)
+    rows = logits.index_select(0, sent(torch.from_numpy(asking), logits.device)).to(torch.float32)
     values, token_ids = rows.topk(min(int(batch.num_logprobs.max()), logits.shape[1]), dim=-1)
     return asking, token_ids, values - rows.logsumexp(dim=-1, keepdim=True)
 

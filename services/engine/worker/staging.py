@@ -69,4 +69,15 @@ class Staging:
         """The same for an array of any size: what does not fit well is copied by itself, at once."""
         if values.nbytes <= len(self._target) // 4 and self._used + 2 * values.nbytes + 64 < len(self._target):
             return self.put(values, dtype=dtype)
-        return torch.from_numpy(values.astype(dtype)).to(self._device)
+        return sent(torch.from_numpy(values.astype(dtype)), self._device)
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device that is begun and not waited for.
+
+    It goes by pinned memory, which PyTorch keeps until it has arrived; a copy from other memory waits for everything
+    that the device still has to do.
+    """
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)

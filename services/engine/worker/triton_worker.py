@@ -44,7 +44,7 @@ from services.engine.worker.kv_cache import KvPlan, context_length
 from services.engine.worker.model_files import eos_token_ids, read_config
 from services.engine.worker.profile import largest_step
 from services.engine.worker.seam import UNDER_WAY_MAX
-from services.engine.worker.staging import Staging
+from services.engine.worker.staging import Staging, sent
 from services.engine.worker.state_table import StateTable
 from services.engine.worker.torch_worker import check_offload, choose_cache_dtype, choose_dtype
 from services.engine.worker.weights import load_weights
@@ -272,7 +272,7 @@ class TritonWorker:
                 for row, x in zip(rows, result.token_ids, strict=True)
                 if place_in_share < len(x)
             ]
-            columns = torch.tensor(given, dtype=torch.int64).to(self._device)
+            columns = sent(torch.tensor(given, dtype=torch.int64), self._device)
             penalised = np.flatnonzero(self._table.has_penalties(np.array([row for row, _ in given])))
             self._sampler.take(columns[:, 0], columns[:, 1], penalised)
         return result
