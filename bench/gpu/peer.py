@@ -1,6 +1,6 @@
 """Transformers on the same GPU with the same model: decode at several batch sizes, a long prefill.
 
-python -m bench.gpu.peer MODEL_DIRECTORY [--batches 1 8 64]
+python -m bench.gpu.peer MODEL_DIRECTORY [--batches 1 8 64 256]
 """
 
 import argparse
@@ -18,7 +18,7 @@ CONTEXT, PREFILL = 1024, 8192
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 64])
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 64, 256])
     options = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16, attn_implementation="sdpa")
     model = model.to("cuda").eval()

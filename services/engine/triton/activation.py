@@ -4,6 +4,8 @@
     alone   x [n, m] → act(x) [n, m]
 
 Computed in float32, rounded once. A program takes a piece of a row.
+
+Reference: `kernels/activation`. Gated units: arXiv 2002.05202.
 """
 
 import torch

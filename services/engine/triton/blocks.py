@@ -9,6 +9,8 @@
 Words are integers of any size; what they mean does not matter. `packed` is the form for the host's memory and for
 another engine: one large copy in place of many small ones. No block is the target of two copies of a call, and none is
 both source and target.
+
+Reference: indexing, as the formulas are written. Paged caches: arXiv 2309.06180.
 """
 
 import triton

@@ -12,7 +12,8 @@ their order: a sequence's result does not depend on the sequences beside it. Pro
 a list that the host makes, so that one grid fits any lengths, as a captured graph needs it, and long sequences do not
 make others wait. The group's heads and the queries, up to 9 tokens with guesses, are the rows of one product.
 
-Flash-Decoding's split (Dao et al., 2023); one list instead of a grid as wide as the longest sequence.
+Reference: `kernels/paged_attention`. Flash-Decoding's split (Dao et al., 2023); one list instead of a grid as wide as
+the longest sequence.
 """
 
 import torch

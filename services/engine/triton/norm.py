@@ -8,7 +8,7 @@
     x, residual [n, width] float32 | bfloat16 | float16; w, b [width] of any float type; result like x
 
 Everything is computed in float32 and rounded once. Norms by 1 + weight bring their factor in float32 (`models/norm`).
-One program a row. arXiv 1910.07467, arXiv 1607.06450.
+One program a row. References: `kernels/rms_norm`, PyTorch's `layer_norm`. arXiv 1910.07467, arXiv 1607.06450.
 """
 
 import torch

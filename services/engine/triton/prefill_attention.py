@@ -12,7 +12,7 @@ diagonal.
     keys  0 … oldest of the last query | … first query | … last query
           masked (window only)         | no mask        | masked (diagonal)
 
-FlashAttention-2 (arXiv 2307.08691) over a block table (arXiv 2309.06180).
+Reference: `kernels/paged_attention`. FlashAttention-2 (arXiv 2307.08691) over a block table (arXiv 2309.06180).
 """
 
 import triton

@@ -11,6 +11,8 @@
 
 A program takes some heads of one token. Angles come from a table that is made once a model: arguments of some ten
 thousand radians are slow to reduce.
+
+References: `kernels/rms_norm`, `kernels/rotary`, `kernels/storage`. Rotation: arXiv 2104.09864.
 """
 
 import torch

@@ -9,6 +9,9 @@
 
 Every program reads some rows of W once, all columns of them, in the order of memory: no partial sums, so a row's
 result depends on nothing beside it. More rows are the business of the vendor's library (`operations`).
+
+References: PyTorch's `linear` between `kernels/rms_norm` and `kernels/activation`. A matrix-vector product as BLAS has
+it, for up to 16 vectors; the norm's root is a factor of the row and so can follow the product.
 """
 
 import torch

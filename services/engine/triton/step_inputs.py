@@ -5,6 +5,8 @@
 
 A sampled token stays on the device: the step that computes it next takes it from `last`, by its sequence's row, whether
 or not the host has read it yet.
+
+Reference: indexing, as the formulas are written.
 """
 
 import triton

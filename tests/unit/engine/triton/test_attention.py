@@ -132,6 +132,7 @@ VARIANTS = [
     Heads(dtype=torch.float16),
     Heads(dtype=torch.bfloat16, window=70),
     Heads(dtype=torch.float16, cache_dtype=torch.float8_e4m3fn),
+    Heads(dtype=torch.bfloat16, cache_dtype=torch.float8_e4m3fn),
     Heads(cache_dtype=torch.float8_e5m2),
 ]
 

@@ -15,6 +15,7 @@ from services.engine.triton.activation import activated
 from services.engine.triton.blocks import copy_blocks, gather_blocks, scatter_blocks
 from services.engine.triton.norm import normed
 from services.engine.triton.rope_kv import make_table, rotate_and_store
+from services.engine.triton.step_inputs import known_ids, scatter_words
 from tests.unit.engine.triton.close import assert_close
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -140,3 +141,26 @@ def test_blocks_are_copied_gathered_and_scattered_in_all_parts() -> None:
     scatter_blocks(packed, torch.tensor([2, 5], dtype=torch.int32), empty)
     assert torch.equal(empty[:, 2], cache[:, 3])
     assert np.flatnonzero(empty.flatten(2).any(dim=2).any(dim=0).numpy()).tolist() == [2, 5]
+
+
+@pytest.mark.parametrize("count", [1, 7, 1000, 1025])
+def test_tokens_that_the_host_does_not_know_come_from_their_rows(count: int) -> None:
+    draws = torch.Generator().manual_seed(count)
+    last = torch.randint(0, 2**31 - 1, (9,), generator=draws)
+    ids = torch.randint(0, 1000, (count,), generator=draws, dtype=torch.int32)
+    sources = torch.randint(-1, 9, (count,), generator=draws, dtype=torch.int32)
+    expected = torch.where(sources < 0, ids, last[sources.clamp(min=0).long()].to(torch.int32))
+    known_ids(ids, sources, last)
+    assert torch.equal(ids, expected)
+
+
+@pytest.mark.parametrize("count", [1, 7, 1000, 1025])
+def test_words_go_to_their_places_and_nowhere_else(count: int) -> None:
+    draws = torch.Generator().manual_seed(count)
+    table = torch.full((40, 50), -1, dtype=torch.int32)
+    places = torch.randperm(table.numel(), generator=draws)[:count].to(torch.int32)
+    words = torch.randint(0, 1000, (count,), generator=draws, dtype=torch.int32)
+    expected = table.clone()
+    expected.view(-1)[places.long()] = words
+    scatter_words(table, places, words)
+    assert torch.equal(table, expected)
