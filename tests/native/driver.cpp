@@ -18,18 +18,7 @@
 #include "abi.h"
 
 #if defined(WRAP_MEMORY)
-extern "C" {
-void* __wrap_mmap(void*, size_t bytes, int, int, int, long) {
-  void* memory = nullptr;
-  if (posix_memalign(&memory, 64, bytes)) abort();
-  return memset(memory, 0, bytes);
-}
-int __wrap_munmap(void* memory, size_t) {
-  free(memory);
-  return 0;
-}
-int __wrap_madvise(void*, size_t, int) { return 0; }
-}
+#include "heap.h"
 #endif
 
 namespace {

@@ -16,7 +16,7 @@ HEAP = ("-DWRAP_MEMORY", "-Wl,--wrap=mmap,--wrap=munmap,--wrap=madvise")
 def build(directory: Path, name: str, compiler: str, *flags: str) -> Path:
     """The driver's path. Raises `CompileError`."""
     digest = hashlib.sha256(repr((compiler, flags, COMMON)).encode())
-    sources = [DRIVER, *sorted(SOURCE.iterdir())]
+    sources = [DRIVER, DRIVER.with_name("heap.h"), *sorted(SOURCE.iterdir())]
     for path in sources:
         digest.update(path.read_bytes())
     program = directory / f"{name}-{digest.hexdigest()[:16]}"

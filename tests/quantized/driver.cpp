@@ -12,21 +12,9 @@
 #include <random>
 #include <vector>
 
+#include "../native/heap.h"
 #include "linear.h"
 #include "quantized_pack.h"
-
-extern "C" {
-void* __wrap_mmap(void*, size_t bytes, int, int, int, long) {
-  void* memory = nullptr;
-  if (posix_memalign(&memory, 64, bytes)) abort();
-  return memset(memory, 0, bytes);
-}
-int __wrap_munmap(void* memory, size_t) {
-  free(memory);
-  return 0;
-}
-int __wrap_madvise(void*, size_t, int) { return 0; }
-}
 
 namespace {
 
