@@ -113,10 +113,10 @@ def test_whatever_comes_and_goes_the_tokens_are_those_of_a_sequence_alone(models
             name = waiting.pop()
             loop.add(SequenceSpec(name, tuple(prompts[name]), params))
         if core.sequences and draw.random() < 0.1:
-            aborted.add(draw.choice(sorted(core.sequences)))
-            loop.abort(max(aborted))
+            aborted.add(name := draw.choice(sorted(core.sequences)))
+            loop.abort(name)
         loop.step()
-    assert len(aborted) < len(prompts)
+    assert any(len(output.tokens[name]) == 9 for name in prompts)
     for name, prompt in prompts.items():
         alone = run(theirs, [(prompt, GREEDY)], 9).tokens["r0"]
         given = output.tokens[name]
