@@ -99,5 +99,17 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size": 41,
         },
     ),
+    "heads of whole panels": (
+        "qwen3",
+        {
+            "hidden_size": 70,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "intermediate_size": 1100,
+            "attention_bias": True,
+            "max_position_embeddings": 1024,
+        },
+    ),
     "a wide MLP": ("llama", {"intermediate_size": 1100, "max_position_embeddings": 1024}),
 }

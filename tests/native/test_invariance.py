@@ -110,3 +110,20 @@ def test_more_rows_than_a_core_can_keep_compute_the_same(workers: Workers, odd_m
     assert np.array_equal(chunked.log_probabilities([prompt], NUM_TOKENS)[0], whole)
     again = workers.engine(directory, 128, 3, CoreLimits(1, 600, enable_prefix_caching=False))
     assert np.array_equal(again.log_probabilities([prompt], NUM_TOKENS)[0], whole)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("block_size", [8, 16, 128])
+def test_rows_that_a_thread_takes_by_itself_compute_the_same(
+    block_size: int, workers: Workers, odd_models: Callable[[str], Path]
+) -> None:
+    """Steps of many rows, a share of them through whole layers on each thread; in chunks all share out each matrix."""
+    directory, prompts = odd_models("heads of whole panels"), [make_prompt(length) for length in (250, 1, 33, 171)]
+    whole = workers.engine(directory, block_size, 2, CoreLimits(6, 1024, enable_prefix_caching=False))
+    many = workers.engine(directory, block_size, 3, CoreLimits(6, 431, enable_prefix_caching=False))
+    chunked = workers.engine(directory, 64, 1, CoreLimits(1, 60, enable_prefix_caching=False))
+    answers = [engine.log_probabilities(prompts, NUM_TOKENS) for engine in (whole, many, chunked)]
+    for rows in zip(*answers, strict=True):
+        assert np.array_equal(rows[0], rows[1])
+        assert np.array_equal(rows[0], rows[2])

@@ -63,6 +63,57 @@ void write_value(const CacheShape& shape, T* values, long block, long head, long
   }
 }
 
+// As many keys, or values, of consecutive tokens as fill whole cache lines, from a place that is a multiple of it, of
+// blocks that hold as many: `rows` [16] of [head_dim].
+constexpr long kTokensTogether = 16;
+
+// Sixteen vectors of rows from column `d` on, one or two numbers a word, zero behind the head's last dimension.
+inline void gather_words(const Rows<float>& rows, long d, long head_dim, WordVec (&words)[kTokensTogether], float) {
+  const long count = std::max(0L, std::min(kLanes, head_dim - d));
+  for (long i = 0; i < kTokensTogether; i++) words[i] = (WordVec)load_some(rows.row(i) + d, count);
+}
+inline void gather_words(const Rows<float>& rows, long d, long head_dim, WordVec (&words)[kTokensTogether], Bf16) {
+  const long count = std::max(0L, std::min(kLanes, head_dim - d));
+  const long more = std::max(0L, std::min(kLanes, head_dim - d - kLanes));
+  for (long i = 0; i < kTokensTogether; i++) {
+    const float* from = rows.row(i) + d;
+    Bf16 rounded[2 * kLanes];
+    store_pair(rounded, load_some(from, count), load_some(from + kLanes, more));
+    words[i] = load_any<WordVec>(rounded);
+  }
+}
+
+template <class T>
+void write_keys(const CacheShape& shape, T* keys, long block, long head, long place, const Rows<float>& rows) {
+  constexpr long kTerms = Pair<T>::kTerms;
+  const long tokens = std::min(kPanel, shape.block_size);
+  T* panel = keys + shape.offset(block, head) + place / tokens * tokens * shape.width + place % tokens * kTerms;
+  WordVec words[kTokensTogether];
+  for (long d = 0; d < shape.width; d += kLanes * kTerms) {
+    gather_words(rows, d, shape.head_dim, words, T{});
+    transpose(words);
+    for (long i = 0; i < kLanes; i++) put_any(panel + (d + i * kTerms) * tokens, words[i]);
+  }
+}
+
+inline void write_values(const CacheShape& shape, float* values, long block, long head, long place,
+                         const Rows<float>& rows) {
+  for (long i = 0; i < kTokensTogether; i++) write_value(shape, values, block, head, place + i, rows.row(i));
+}
+
+inline void write_values(const CacheShape& shape, Bf16* values, long block, long head, long place,
+                         const Rows<float>& rows) {
+  const long tokens = std::min(kUnit, shape.block_size), token = place % tokens;
+  Bf16* unit = values + shape.offset(block, head) + place / tokens * tokens * shape.width + token * kPanel;
+  for (long i = 0; i < kTokensTogether; i += 2, unit += 2 * kPanel)
+    for (long d = 0; d < shape.width; d += kLanes) {
+      const long count = std::max(0L, std::min(kLanes, shape.head_dim - d));
+      const WordVec first = widen(to_bf16(load_some(rows.row(i) + d, count)));
+      const WordVec second = widen(to_bf16(load_some(rows.row(i + 1) + d, count)));
+      put_any(unit + d / kPanel * tokens * kPanel + d % kPanel * 2, first | second << 16);
+    }
+}
+
 // 64 tokens of a sequence: pointers into a block that has them all, or a copy. What a copy has behind the last token is
 // left from other units: attention gives it no weight.
 template <class T>

@@ -8,7 +8,8 @@
 
 #include <memory>
 
-#include "attention.h"
+#include "batch.h"
+#include "by_rows.h"
 #include "experts.h"
 #include "head.h"
 
@@ -24,6 +25,7 @@ class Decoder {
     experts_ = {spec.num_experts, spec.experts_per_token, spec.expert_size, spec.shared_expert_size,
                 spec.normalise_experts != 0};
     tiles_.reset(new TileState<T>[pool.threads()]);
+    own_.reset(new OwnRows<T>[pool.threads()]);
     weights.layers.resize(spec.num_layers);
   }
 
@@ -44,28 +46,44 @@ class Decoder {
 
   long q_size() const { return spec_.num_heads * spec_.head_dim; }
   long kv_size() const { return spec_.num_kv_heads * spec_.head_dim; }
+  Residual residual() const { return (Residual)spec_.residual; }
   NormKind norm_kind() const { return (NormKind)spec_.norm; }
   Activation activation() const { return (Activation)spec_.activation; }
 
   // Everything that needs memory, and who attends: before the threads start.
   void prepare(const antiphon_Step& step) {
     tokens_ = step.num_tokens;
-    hidden_ = hidden_buffer_.rows(tokens_, spec_.hidden_size);
-    normed_ = normed_buffer_.rows(tokens_, spec_.hidden_size);
-    branch_ = branch_buffer_.rows(tokens_, spec_.hidden_size);
-    other_ = other_buffer_.rows(tokens_, spec_.hidden_size);
+    all_ = all_buffers_.rows(spec_, tokens_);
+    asked_ = step.num_logits < tokens_ ? asked_buffers_.rows(spec_, step.num_logits) : all_;
     qkv_ = qkv_buffer_.rows(tokens_, q_size() + 2 * kv_size());
     queries_ = query_buffer_.rows(tokens_ * spec_.num_heads, shape_.width).data;
-    attended_ = attended_buffer_.rows(tokens_, q_size());
-    inner_ = inner_buffer_.rows(tokens_, spec_.intermediate_size);
     sampled_ = sampled_buffer_.rows(std::max(step.num_logits, (int64_t)1), spec_.hidden_size);
     angles_ = angle_buffer_.rows(tokens_, std::max(angle_width(), 1L));
     if (experts_.count) Experts<T>::prepare(expert_buffers_, experts_, tokens_, spec_.hidden_size);
     if ((long)given_.size() < step.num_logits) given_.resize(step.num_logits);
     head_.reset(step.num_logits ? new Head<T>(weights.head.matrix, spec_.logits_softcap, step, head_buffers_, given_.data())
                                 : nullptr);
+    rows_apart_ = can_go_by_rows() ? rows_apart() : 0;
+    for (long i = 0; rows_apart_ && i < pool_.threads(); i++)
+      own_[i].prepare(rows_apart_, spec_.hidden_size, spec_.intermediate_size, (group() + 2) * spec_.head_dim);
     keep_sums(step.num_logits);
     list_tiles(step);
+  }
+
+  // Whether all layers are of the kind that by_rows.h is for, and heads are made of whole panels.
+  bool can_go_by_rows() const {
+    return residual() == Residual::sequential && !experts_.count && spec_.head_dim % kPanel == 0 &&
+           std::all_of(weights.layers.begin(), weights.layers.end(), [](const Layer<T>& layer) {
+             return layer.qkv.matrix.data && layer.o.matrix.data && layer.up.matrix.data && layer.down.matrix.data;
+           });
+  }
+
+  // How many rows a thread takes at a time, all alike; 0 where threads should share out each matrix instead.
+  long rows_apart() const {
+    const long most = std::min(kPassRows, own_bytes() / OwnRows<T>::bytes(spec_.hidden_size, spec_.intermediate_size));
+    if (most < kRowsApart<T>) return 0;
+    const long parts = round_up((tokens_ + most - 1) / most, pool_.threads()), rows = (tokens_ + parts - 1) / parts;
+    return rows < kRowsApart<T> ? 0 : rows;
   }
 
   long angle_width() const {
@@ -77,16 +95,17 @@ class Decoder {
   void keep_sums(long num_logits) {
     long most = kept_size(num_logits, weights.head.matrix);
     for (const Layer<T>& layer : weights.layers)
-      for (const Packed<T>* packed :
-           {&layer.qkv, &layer.o, &layer.up, &layer.down, &layer.shared_up, &layer.shared_down})
-        if (packed->matrix) most = std::max(most, kept_size(tokens_, packed->matrix));
-    for (const Layer<T>& layer : weights.layers) most = std::max(most, Experts<T>::kept_size(experts_, layer, tokens_));
+      for (const long rows : {tokens_, asked_.count}) {
+        for (const Packed<T>* packed :
+             {&layer.qkv, &layer.o, &layer.up, &layer.down, &layer.shared_up, &layer.shared_down})
+          if (packed->matrix) most = std::max(most, kept_size(rows, packed->matrix));
+        most = std::max(most, Experts<T>::kept_size(experts_, layer, rows));
+      }
     if (most * sizeof(float) > kept_.bytes()) kept_ = Memory(most * sizeof(float));
   }
 
   void list_tiles(const antiphon_Step& step) {
     spans_.clear();
-    row_blocks_.clear();
     span_of_.resize(tokens_);
     for (long s = 0; s < step.num_sequences; s++) {
       const long first = step.query_start_loc[s], end = step.query_start_loc[s + 1];
@@ -94,67 +113,111 @@ class Decoder {
       for (long t = first; t < end; t++) span_of_[t] = s;
     }
     all_alone_ = std::all_of(spans_.begin(), spans_.end(), [this](const Span& span) { return alone(span); });
+    row_blocks_.clear();
     for (const Span& span : spans_)
       for (long row = 0; row < span.count * group(); row += kTile) row_blocks_.push_back({&span, row});
+    list_asked(step);
+  }
+
+  // Of the last layer, nobody needs more than what is asked about and the keys.
+  void list_asked(const antiphon_Step& step) {
+    std::vector<char> asked(tokens_);
+    for (long i = 0; i < step.num_logits; i++) asked[step.logit_tokens[i]] = 1;
+    asked_blocks_.clear();
+    for (const Tile& tile : row_blocks_) {
+      const long first = tile.span->first + tile.first_row / group();
+      const long last = tile.span->first + std::min((tile.first_row + kTile - 1) / group(), tile.span->count - 1);
+      if (alone(*tile.span) || std::any_of(&asked[first], &asked[last] + 1, [](char is) { return is; }))
+        asked_blocks_.push_back(tile);
+    }
   }
 
   long group() const { return spec_.num_heads / spec_.num_kv_heads; }
 
   template <class Work>
-  void each_token(Work&& work) {
-    pool_.share(tokens_, std::max(1L, tokens_ / (8 * pool_.threads())), [&](long first, long last) {
-      for (long t = first; t < last; t++) work(t);
+  void each(long count, Work&& work) {
+    pool_.share(count, std::max(1L, count / (8 * pool_.threads())), [&](long first, long last) {
+      for (long i = first; i < last; i++) work(i);
     });
   }
 
   void forward(const antiphon_Step& step, int thread) {
-    each_token([&](long t) {
+    each(tokens_, [&](long t) {
       const int64_t id = step.ids[t];
       embed(t, id < 0 ? given_[-1 - id] : id, step.positions[t]);
     });
-    for (Layer<T>& layer : weights.layers) {
-      switch ((Residual)spec_.residual) {
-        case Residual::sequential:
-          sequential(layer, thread);
-          break;
-        case Residual::parallel:
-          parallel(layer, thread);
-          break;
-        case Residual::normed:
-          normed(layer, thread);
-          break;
-      }
-    }
+    if (rows_apart_)
+      layers_by_rows(thread);
+    else
+      layers(thread);
     if (!head_) return;
+    if (asked_.count < tokens_) each(asked_.count, [&](long i) { copy_row(spec_, all_, step.logit_tokens[i], asked_, i); });
+    after_attention(weights.layers.back(), asked_);
     pool_.share(step.num_logits, 1, [&](long first, long last) {
       for (long i = first; i < last; i++)
-        apply_norm(weights.final_norm, norm_kind(), spec_.norm_eps, hidden_.row(step.logit_tokens[i]), sampled_.row(i),
+        apply_norm(weights.final_norm, norm_kind(), spec_.norm_eps, asked_.hidden.row(place(step, i)), sampled_.row(i),
                    spec_.hidden_size);
     });
     head_->run(pool_, sampled_, kept_.as<float>());
   }
 
-  void sequential(Layer<T>& layer, int thread) {
-    norm(layer.input_norm, normed_);
-    attention(layer, thread, Target{hidden_, true});
-    norm(layer.mlp_norm, normed_);
-    mlp(layer, normed_, Target{hidden_, true});
+  // Where in `asked_` the token of a sample is.
+  long place(const antiphon_Step& step, long i) const { return asked_.count < tokens_ ? i : step.logit_tokens[i]; }
+
+  // Up to the attention of the last layer.
+  void layers(int thread) {
+    for (Layer<T>& layer : weights.layers) {
+      const bool last = &layer == &weights.layers.back();
+      before_attention(layer);
+      attend(layer, thread, last ? asked_blocks_ : row_blocks_, true);
+      if (!last) after_attention(layer, all_);
+    }
   }
 
-  void parallel(Layer<T>& layer, int thread) {
-    norm(layer.input_norm, normed_);
-    if (layer.mlp_norm) norm(layer.mlp_norm, other_);
-    attention(layer, thread, Target{hidden_, true});
-    mlp(layer, layer.mlp_norm ? other_ : normed_, Target{hidden_, true});
+  // As above. Between two attentions, a thread's rows go from one layer to the next.
+  void layers_by_rows(int thread) {
+    const Heads<T> heads = this->heads();
+    const auto span_of = [this](long t) -> const Span& { return spans_[span_of_[t]]; };
+    for (Layer<T>& layer : weights.layers) {
+      pool_.share((tokens_ + rows_apart_ - 1) / rows_apart_, 1, [&](long part, long end) {
+        for (; part < end; part++) {
+          const long first = part * rows_apart_, count = std::min(rows_apart_, tokens_ - first);
+          const RowsOfLayer<T> rows(spec_, heads, own_[thread], all_.hidden, first, count);
+          if (&layer != &weights.layers.front()) rows.after_attention((&layer)[-1], all_.attended);
+          rows.before_attention(layer, span_of);
+        }
+      });
+      attend(layer, thread, &layer == &weights.layers.back() ? asked_blocks_ : row_blocks_, false);
+    }
   }
 
-  void normed(Layer<T>& layer, int thread) {
-    norm(layer.input_norm, normed_);
-    attention(layer, thread, Target{branch_, false});
-    add_normed(layer.after_attention_norm);
-    norm(layer.mlp_norm, normed_);
-    mlp(layer, normed_, Target{branch_, false});
-    add_normed(layer.after_mlp_norm);
+  void before_attention(const Layer<T>& layer) {
+    norm(layer.input_norm, all_, all_.normed);
+    if (residual() == Residual::parallel && layer.mlp_norm) norm(layer.mlp_norm, all_, all_.other);
+    linear(pool_, layer.qkv.matrix, all_.normed, tokens_, kept_.as<float>(), Target{qkv_, false});
+    if (all_alone_) return;
+    each(tokens_, [&](long t) {
+      const Span& span = spans_[span_of_[t]];
+      if (!alone(span))
+        for (long h = 0; h < spec_.num_kv_heads; h++) split_heads(layer, span, t, h);
+    });
+  }
+
+  void after_attention(const Layer<T>& layer, const Batch<T>& b) {
+    const Target target = residual() == Residual::normed ? Target{b.branch, false} : Target{b.hidden, true};
+    linear(pool_, layer.o.matrix, b.attended, b.count, kept_.as<float>(), target);
+    switch (residual()) {
+      case Residual::sequential:
+        norm(layer.mlp_norm, b, b.normed);
+        return mlp(layer, b, b.normed, target);
+      case Residual::parallel:
+        return mlp(layer, b, layer.mlp_norm ? b.other : b.normed, target);
+      case Residual::normed:
+        add_normed(layer.after_attention_norm, b);
+        norm(layer.mlp_norm, b, b.normed);
+        mlp(layer, b, b.normed, target);
+        return add_normed(layer.after_mlp_norm, b);
+    }
   }
 
   void embed(long t, int64_t id, int64_t position) {
@@ -162,7 +225,7 @@ class Decoder {
     const T* row = weights.embedding + id * width;
     const T* place =
         weights.positions ? weights.positions + (position + spec_.learned_position_offset) * width : nullptr;
-    float* to = hidden_.row(t);
+    float* to = all_.hidden.row(t);
     for (long i = 0; i < width; i++)
       to[i] = to_float(row[i]) * spec_.embedding_scale + (place ? to_float(place[i]) : 0.0f);
     float* angles = angles_.row(t);
@@ -173,43 +236,37 @@ class Decoder {
     }
   }
 
-  void norm(const Norm& norm, Rows<T> to) {
-    each_token(
-        [&](long t) { apply_norm(norm, norm_kind(), spec_.norm_eps, hidden_.row(t), to.row(t), spec_.hidden_size); });
-  }
-
-  void add_normed(const Norm& norm) {
-    each_token([&](long t) {
-      float *from = branch_.row(t), *to = hidden_.row(t);
-      apply_norm(norm, norm_kind(), spec_.norm_eps, from, from, spec_.hidden_size);
-      for (long i = 0; i < spec_.hidden_size; i++) to[i] += from[i];
+  void norm(const Norm& norm, const Batch<T>& b, Rows<T> to) {
+    each(b.count, [&](long i) {
+      apply_norm(norm, norm_kind(), spec_.norm_eps, b.hidden.row(i), to.row(i), spec_.hidden_size);
     });
   }
 
-  void attention(Layer<T>& layer, int thread, const Target& target) {
-    linear(pool_, layer.qkv.matrix, normed_, tokens_, kept_.as<float>(), Target{qkv_, false});
-    if (!all_alone_)
-      each_token([&](long t) {
-        const Span& span = spans_[span_of_[t]];
-        if (!alone(span))
-          for (long h = 0; h < spec_.num_kv_heads; h++) split_heads(layer, span, t, h);
-      });
+  void add_normed(const Norm& norm, const Batch<T>& b) {
+    each(b.count, [&](long i) {
+      float *from = b.branch.row(i), *to = b.hidden.row(i);
+      apply_norm(norm, norm_kind(), spec_.norm_eps, from, from, spec_.hidden_size);
+      for (long d = 0; d < spec_.hidden_size; d++) to[d] += from[d];
+    });
+  }
+
+  // `lone_keys`: the keys of spans that are alone are not in the cache yet.
+  void attend(Layer<T>& layer, int thread, const std::vector<Tile>& tiles, bool lone_keys) {
     const AttentionInput<T> input{shape_,          layer.cache, {spec_.attention_softcap, slopes(), layer.window},
                                   spec_.num_heads, group(),     queries_,
-                                  attended_};
-    const long count = (long)row_blocks_.size(), items = count * spec_.num_kv_heads;
+                                  all_.attended};
+    const long count = (long)tiles.size(), items = count * spec_.num_kv_heads;
     pool_.share(items, std::max(1L, items / (16 * pool_.threads())), [&](long first, long last) {
       for (long i = first; i < last; i++) {
         // The last rows of a prompt see most: they go first.
-        const Tile& tile = row_blocks_[count - 1 - i % count];
+        const Tile& tile = tiles[count - 1 - i % count];
         // What this thread writes here it also reads first, from its own cache.
-        if (alone(*tile.span)) split_heads(layer, *tile.span, tile.span->first, i / count);
+        if (lone_keys && alone(*tile.span)) split_heads(layer, *tile.span, tile.span->first, i / count);
         Attention<T> attention(input, *tile.span, i / count, tile.first_row, tiles_[thread]);
-        if (i + 1 < last) attention.followed_by(*row_blocks_[count - 1 - (i + 1) % count].span, (i + 1) / count);
+        if (i + 1 < last) attention.followed_by(*tiles[count - 1 - (i + 1) % count].span, (i + 1) / count);
         attention.run();
       }
     });
-    linear(pool_, layer.o.matrix, attended_, tokens_, kept_.as<float>(), target);
   }
 
   const float* slopes() const { return weights.slopes.empty() ? nullptr : weights.slopes.data(); }
@@ -217,55 +274,21 @@ class Decoder {
   // Whether nobody but one tile for each key head reads what the span's tokens write.
   bool alone(const Span& span) const { return span.count == 1 && group() <= kTile; }
 
-  // Norms and rotates a key head of a token and the query heads that read it; queries are scaled and kept, keys and
-  // values go to the cache.
   void split_heads(const Layer<T>& layer, const Span& span, long t, long kv_head) {
-    const long position = span.start + t - span.first, dim = spec_.head_dim;
-    float* heads = qkv_.row(t);
-    for (long h = kv_head * group(); h < (kv_head + 1) * group(); h++) {
-      prepare_head(layer, t, h, heads + h * dim);
-      keep_query(t, h, heads + h * dim);
-    }
-    float* key = heads + q_size() + kv_head * dim;
-    prepare_head(layer, t, spec_.num_heads + kv_head, key);
-    const long block = span.blocks[position / shape_.block_size], place = position % shape_.block_size;
-    write_key(shape_, layer.cache.keys, block, kv_head, place, key);
-    write_value(shape_, layer.cache.values, block, kv_head, place, key + kv_size());
+    float* sums = qkv_.row(t);
+    float* key = sums + q_size() + kv_head * spec_.head_dim;
+    heads().split(layer, span, t, kv_head, {sums + kv_head * group() * spec_.head_dim, key, key + kv_size()});
   }
 
-  void prepare_head(const Layer<T>& layer, long t, long h, float* head) const {
-    if (!layer.qk_norm.empty()) norm_head(layer.qk_norm.data() + h * spec_.head_dim, head);
-    if (layer.rope >= 0) rotate_head(layer.rope, t, head);
-  }
+  Heads<T> heads() const { return {spec_, shape_, weights.ropes, angles_, queries_}; }
 
-  void norm_head(const float* weight, float* head) const {
-    const float scale = 1.0f / std::sqrt(mean_square(head, spec_.head_dim) + spec_.norm_eps);
-    for (long d = 0; d < spec_.head_dim; d++) head[d] *= scale * weight[d];
-  }
-
-  void rotate_head(long index, long t, float* head) const {
-    const float* angles = angles_.row(t);
-    for (long i = 0; i < index; i++) angles += 2 * weights.ropes[i].frequencies.size();
-    const Rope& rope = weights.ropes[index];
-    rotate(rope, angles, angles + rope.frequencies.size(), head);
-  }
-
-  void keep_query(long t, long h, const float* head) const {
-    const float scale = spec_.query_scale * (spec_.attention_softcap != 0 ? 1.0f : kLog2E);
-    T* to = queries_ + (t * spec_.num_heads + h) * shape_.width;
-    for (long d = 0; d < spec_.head_dim; d += kLanes) {
-      const long count = std::min(kLanes, spec_.head_dim - d);
-      store_some(to + d, load_some(head + d, count) * scale, count);
-    }
-  }
-
-  void mlp(const Layer<T>& layer, Rows<T> x, const Target& target) {
+  void mlp(const Layer<T>& layer, const Batch<T>& b, Rows<T> x, const Target& target) {
     float* kept = kept_.as<float>();
     if (!layer.expert_up.empty())
       return Experts<T>(pool_, experts_, activation(), kept)
-          .run(layer, expert_buffers_, x, tokens_, spec_.hidden_size, target);
-    mlp_inner(pool_, layer.up.matrix, spec_.gated_mlp != 0, activation(), x, tokens_, kept, inner_);
-    linear(pool_, layer.down.matrix, inner_, tokens_, kept, target);
+          .run(layer, expert_buffers_, x, b.count, spec_.hidden_size, target);
+    mlp_inner(pool_, layer.up.matrix, spec_.gated_mlp != 0, activation(), x, b.count, kept, b.inner);
+    linear(pool_, layer.down.matrix, b.inner, b.count, kept, target);
   }
 
   const antiphon_Spec& spec_;
@@ -274,20 +297,24 @@ class Decoder {
   ExpertShape experts_;
   long tokens_ = 0;
 
-  RowBuffer<float> hidden_buffer_, branch_buffer_, qkv_buffer_, angle_buffer_;
-  RowBuffer<T> normed_buffer_, other_buffer_, query_buffer_, attended_buffer_, inner_buffer_, sampled_buffer_;
+  BatchBuffers<T> all_buffers_, asked_buffers_;
+  RowBuffer<float> qkv_buffer_, angle_buffer_;
+  RowBuffer<T> query_buffer_, sampled_buffer_;
   ExpertBuffers<T> expert_buffers_;
   HeadBuffers head_buffers_;
   Memory kept_;
-  Rows<float> hidden_, branch_, qkv_, angles_;
-  Rows<T> normed_, other_, attended_, inner_, sampled_;
+  Batch<T> all_, asked_;  // of all tokens; of those after which one is sampled
+  Rows<float> qkv_, angles_;
+  Rows<T> sampled_;
   T* queries_ = nullptr;
   std::vector<int64_t> given_;  // the likeliest tokens of the last step that had some
   std::vector<Span> spans_;
   std::vector<long> span_of_;  // of each token
-  std::vector<Tile> row_blocks_;
+  std::vector<Tile> row_blocks_, asked_blocks_;
   bool all_alone_ = false;
   std::unique_ptr<TileState<T>[]> tiles_;
+  std::unique_ptr<OwnRows<T>[]> own_;
+  long rows_apart_ = 0;  // that a thread takes through a layer by itself; 0: all threads share out each matrix
   std::unique_ptr<Head<T>> head_;
 };
 

@@ -112,7 +112,7 @@ class Experts {
       for (long r = first; r < last; r++) std::memcpy(gathered.row(r), x.row(b.token[r]), hidden * sizeof(T));
     });
     each_panel(layer.expert_up, b, gathered, rows, [&](long row, long panel, const float* sums, const Linear<T>& w) {
-      put_gated(kind_, w.bias, inner.row(row), panel, sums);
+      put_gated(kind_, w.bias, panel, sums, inner.row(row) + panel * kLanes);
     });
     each_panel(layer.expert_down, b, inner, rows, [&](long row, long panel, const float* sums, const Linear<T>&) {
       Target{outputs, false}.put(row, panel, load(sums), load(sums + kLanes));
@@ -135,9 +135,11 @@ class Experts {
                        [&](long row, long, const float* sums) { finish(start + row, p, sums, w); });
           continue;
         }
-        for (long r = start; r < end; r += kPassRows)
-          multiply_panel<T>(std::min(kPassRows, end - r), x.row(r), x.stride, w.panel(p), w.terms, w.panel(p + 1),
-                            nullptr, false, true, [&](long row, const float* sums) { finish(r + row, p, sums, w); });
+        for (long r = start; r < end; r += kPassRows) {
+          const auto finish_row = [&](long row, long, const float* sums) { finish(r + row, p, sums, w); };
+          Pass<T, decltype(finish_row)>(std::min(kPassRows, end - r), x.row(r), x.stride, finish_row)
+              .multiply({w.panel(p), w.terms, p, w.panel(p + 1), false, true}, nullptr);
+        }
       }
     });
   }

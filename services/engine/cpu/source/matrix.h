@@ -23,11 +23,13 @@ constexpr long kPanel = 32;
 constexpr long kTermsMultiple = 32;
 constexpr long kBlockRows = 32;
 // Rows that go through all panels together, and the bytes of them that stay in a core's own cache meanwhile.
-constexpr long kPassRows = 256;
+constexpr long kPassRows = 288;
 inline long pass_bytes() {
   static const long bytes = std::max(sysconf(_SC_LEVEL2_CACHE_SIZE) / 4, 256L << 10);
   return bytes;
 }
+// The bytes of a core's own cache that a thread's rows may take.
+inline long own_bytes() { return pass_bytes() * 4 / 10 * 9; }
 // Bytes of rows that stay in a cache while panels go past them: in the innermost one, but tiles take them from the next
 // one as fast, and reading panels in long stretches is worth more. And the terms of a panel that stay in the innermost
 // cache while rows go past it (tiles can ask for rows not to be kept there).
@@ -49,6 +51,13 @@ constexpr int kRegisterRows = 3;
 
 inline long round_up(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
 
+// What each of as few parts takes as there must be if none may take more than `most`, a multiple of 32: all alike but
+// for the last one, and whole groups of 32.
+inline long even_part(long count, long most) {
+  const long parts = (count + most - 1) / most;
+  return round_up((count + parts - 1) / parts, kTermsMultiple);
+}
+
 template <class T>
 struct Matrix {
   long out = 0, in = 0, terms = 0, panels = 0;
@@ -66,6 +75,7 @@ struct Rows {
   long stride = 0;
 
   T* row(long index) const { return data + index * stride; }
+  Rows from(long first) const { return {row(first), stride}; }
 };
 
 // A stride that does not put one row's bytes into the cache lines of the next.
@@ -293,48 +303,71 @@ void multiply_few(long rows, const T* x, long stride, const Matrix<T>& w, long f
     }
 }
 
-// Up to kPassRows rows times a panel, or a part of its terms. The panel goes through the innermost cache in pieces,
-// each past all rows. `finish(row, sums)` takes each row's 32 sums where these are the `last` terms; otherwise `kept`
-// [rows][32] keeps them for the next part. `next`: what is read after this.
+// A part of a panel's terms, and what is read after it.
+template <class T>
+struct PanelPart {
+  const T* data;
+  long terms, panel;
+  const T* next;
+  bool resume, last;  // sums go on from what was kept; they are complete after this
+};
+
+// Up to kPassRows rows times panels, one after the other. A panel goes through the innermost cache in pieces, each past
+// all rows. `finish(row, panel, sums)` takes each row's 32 sums where they are complete.
 template <class T, class Finish>
-void multiply_panel(long rows, const T* x, long stride, const T* panel, long terms, const T* next, float* kept,
-                    bool resume, bool last, Finish&& finish) {
-  alignas(64) float block[kPassRows * kPanel];
-  float* const sums = kept ? kept : block;
-  const long blocks = (rows + kBlockRows - 1) / kBlockRows, odd = rows - (blocks - 1) * kBlockRows;
-  const BlockShape<T> whole(kBlockRows), rest(odd);
-  for (long k = 0; k < terms; k += kPieceTerms) {
-    const long count = std::min(kPieceTerms, terms - k),
-               bytes = std::min(kPieceTerms, terms) * kPanel * (long)sizeof(T);
-    const bool ends = k + count == terms;
-    Ahead ahead(ends ? next : panel + (k + count) * kPanel, bytes,
-                bytes / 64 / (blocks * (count / kTermsMultiple)) + 1);
-    whole.use();
-    for (long first = 0; first < rows; first += kBlockRows) {
-      const long some = std::min(kBlockRows, rows - first);
-      if (some < kBlockRows) rest.use();
-      float* own = sums + first * kPanel;
-      Block<T>::template multiply<Stays::panel>(some, x + first * stride + k, stride, panel + k * kPanel, count, own,
-                                                resume || k > 0, ahead);
-      if (ends && last)
-        for (long r = first; r < first + some; r++) finish(r, sums + r * kPanel);
+class Pass {
+ public:
+  Pass(long rows, const T* x, long stride, Finish& finish)
+      : rows_(rows), stride_(stride), x_(x), blocks_((rows + kBlockRows - 1) / kBlockRows), whole_(kBlockRows),
+        odd_(rows - (blocks_ - 1) * kBlockRows), finish_(finish) {}
+
+  // `kept` [rows][32] has the sums that are not complete, or is null.
+  void multiply(const PanelPart<T>& part, float* kept) {
+    const long piece = even_part(part.terms, kPieceTerms);
+    for (long k = 0; k < part.terms; k += piece) {
+      const long count = std::min(piece, part.terms - k), bytes = piece * kPanel * (long)sizeof(T);
+      const bool ends = k + count == part.terms;
+      Ahead ahead(ends ? part.next : part.data + (k + count) * kPanel, bytes,
+                  bytes / 64 / (blocks_ * (count / kTermsMultiple)) + 1);
+      for (long first = 0; first < rows_; first += kBlockRows) {
+        const long some = std::min(kBlockRows, rows_ - first);
+        shape(some == kBlockRows);
+        float* sums = (kept ? kept : sums_) + first * kPanel;
+        Block<T>::template multiply<Stays::panel>(some, x_ + first * stride_ + k, stride_, part.data + k * kPanel, count,
+                                                  sums, part.resume || k > 0, ahead);
+        if (ends && part.last)
+          for (long r = 0; r < some; r++) finish_(first + r, part.panel, sums + r * kPanel);
+      }
     }
   }
-}
+
+ private:
+  // Setting tiles up takes as long as several products.
+  void shape(bool whole) {
+    if (shaped_ && whole == shaped_whole_) return;
+    (whole ? whole_ : odd_).use();
+    shaped_ = true, shaped_whole_ = whole;
+  }
+
+  const long rows_, stride_;
+  const T* const x_;
+  const long blocks_;
+  const BlockShape<T> whole_, odd_;
+  Finish& finish_;
+  bool shaped_ = false, shaped_whole_ = false;
+  alignas(64) float sums_[kPassRows * kPanel];
+};
 
 // The terms that go through all panels at once: as many as let the rows stay in a core's cache.
 inline long terms_at_once(long rows, long terms, long size) {
-  const long affordable = std::max(pass_bytes() / (rows * size), kTermsMultiple);
-  const long passes = (terms + affordable - 1) / affordable;
-  return round_up((terms + passes - 1) / passes, kTermsMultiple);
+  return even_part(terms, std::max(pass_bytes() / (rows * size) / kTermsMultiple, 1L) * kTermsMultiple);
 }
 
 // Floats that `multiply` needs to keep sums of parts in.
 template <class T>
 long kept_size(long rows, const Matrix<T>& w) {
   if (rows <= kBlockRows) return 0;
-  const long count = std::min(rows, kPassRows);
-  return terms_at_once(count, w.terms, sizeof(T)) < w.terms ? w.panels * kPassRows * kPanel : 0;
+  return terms_at_once(even_part(rows, kPassRows), w.terms, sizeof(T)) < w.terms ? w.panels * kPassRows * kPanel : 0;
 }
 
 // All rows times all panels, shared out. `finish(row, panel, sums)` gets 32 sums without bias, for each row and panel
@@ -347,18 +380,18 @@ void multiply(Pool& pool, const Matrix<T>& w, Rows<T> x, long rows, float* kept,
     return pool.share(w.panels, portion,
                       [&](long first, long end) { multiply_few(rows, x.data, x.stride, w, first, end, finish); });
   }
-  for (long start = 0; start < rows; start += kPassRows) {
-    const long count = std::min(kPassRows, rows - start), step = terms_at_once(count, w.terms, sizeof(T));
+  const long most = even_part(rows, kPassRows);
+  for (long start = 0; start < rows; start += most) {
+    const long count = std::min(most, rows - start), step = terms_at_once(most, w.terms, sizeof(T));
+    const auto finish_row = [&](long row, long panel, const float* sums) { finish(start + row, panel, sums); };
     for (long k = 0; k < w.terms; k += step) {
-      const long terms = std::min(step, w.terms - k);
-      const long bytes = terms * kPanel * (long)sizeof(T);
+      const long terms = std::min(step, w.terms - k), bytes = terms * kPanel * (long)sizeof(T);
       const long portion = std::max(1L, std::min(kPortionBytes / bytes, w.panels / (4 * pool.threads())));
       pool.share(w.panels, portion, [&](long first, long end) {
+        Pass<T, decltype(finish_row)> pass(count, x.row(start) + k, x.stride, finish_row);
         for (long p = first; p < end; p++)
-          multiply_panel<T>(count, x.row(start) + k, x.stride, w.panel(p) + k * kPanel, terms,
-                            w.panel(p + 1) + k * kPanel, step < w.terms ? kept + p * kPassRows * kPanel : nullptr,
-                            k > 0, k + terms == w.terms,
-                            [&](long row, const float* sums) { finish(start + row, p, sums); });
+          pass.multiply({w.panel(p) + k * kPanel, terms, p, w.panel(p + 1) + k * kPanel, k > 0, k + terms == w.terms},
+                        step < w.terms ? kept + p * kPassRows * kPanel : nullptr);
       });
     }
   }

@@ -10,8 +10,9 @@ struct Target {
   Rows<float> rows;
   bool add;
 
-  void put(long row, long panel, Vec left, Vec right) const {
-    float* to = rows.row(row) + panel * kPanel;
+  void put(long row, long panel, Vec left, Vec right) const { put_at(row, panel * kPanel, left, right); }
+  void put_at(long row, long column, Vec left, Vec right) const {
+    float* to = rows.row(row) + column;
     store(to, add ? load(to) + left : left);
     store(to + kLanes, add ? load(to + kLanes) + right : right);
   }
@@ -19,37 +20,49 @@ struct Target {
 
 inline Vec with_bias(const float* bias, long column, Vec v) { return bias ? v + load(bias + column) : v; }
 
+// A panel's sums with its bias.
+inline void put_sums(const float* bias, const Target& target, long row, long panel, const float* sums) {
+  target.put(row, panel, with_bias(bias, panel * kPanel, load(sums)),
+             with_bias(bias, panel * kPanel + kLanes, load(sums + kLanes)));
+}
+
 // y = x Wᵀ + b
 template <class T>
 void linear(Pool& pool, const Linear<T>& w, Rows<T> x, long rows, float* kept, const Target& target) {
-  multiply(pool, w, x, rows, kept, [&](long row, long panel, const float* sums) {
-    target.put(row, panel, with_bias(w.bias, panel * kPanel, load(sums)),
-               with_bias(w.bias, panel * kPanel + kLanes, load(sums + kLanes)));
-  });
+  multiply(pool, w, x, rows, kept,
+           [&](long row, long panel, const float* sums) { put_sums(w.bias, target, row, panel, sums); });
 }
 
-// What a matrix in turns of 16 gates and partners gives: act(gate) * partner, 16 columns a panel.
+// What a panel of 16 gates and their partners gives: act(gate) * partner, 16 columns.
 template <class T>
-void put_gated(Activation kind, const float* bias, T* row, long panel, const float* sums) {
+void put_gated(Activation kind, const float* bias, long panel, const float* sums, T* to) {
   const Vec gate = with_bias(bias, panel * kPanel, load(sums));
   const Vec up = with_bias(bias, panel * kPanel + kLanes, load(sums + kLanes));
-  store(row + panel * kLanes, activate<T>(kind, gate) * up);
+  store(to, activate<T>(kind, gate) * up);
 }
 
 template <class T>
-void put_plain(Activation kind, const float* bias, T* row, long panel, const float* sums) {
+void put_plain(Activation kind, const float* bias, long panel, const float* sums, T* to) {
   for (long half = 0; half < kPanel; half += kLanes)
-    store(row + panel * kPanel + half, activate<T>(kind, with_bias(bias, panel * kPanel + half, load(sums + half))));
+    store(to + half, activate<T>(kind, with_bias(bias, panel * kPanel + half, load(sums + half))));
+}
+
+// Columns that a panel gives.
+inline long inner_width(bool gated) { return gated ? kLanes : kPanel; }
+
+template <class T>
+void put_inner(bool gated, Activation kind, const float* bias, long panel, const float* sums, T* to) {
+  if (gated)
+    put_gated(kind, bias, panel, sums, to);
+  else
+    put_plain(kind, bias, panel, sums, to);
 }
 
 template <class T>
 void mlp_inner(Pool& pool, const Linear<T>& up, bool gated, Activation kind, Rows<T> x, long rows, float* kept,
                Rows<T> inner) {
   multiply(pool, up, x, rows, kept, [&](long row, long panel, const float* sums) {
-    if (gated)
-      put_gated(kind, up.bias, inner.row(row), panel, sums);
-    else
-      put_plain(kind, up.bias, inner.row(row), panel, sums);
+    put_inner(gated, kind, up.bias, panel, sums, inner.row(row) + panel * inner_width(gated));
   });
 }
 

@@ -8,11 +8,6 @@ namespace antiphon {
 // Two terms of 16 columns; bfloat16 has them exactly.
 inline WordVec exact_pair(Vec first, Vec second) { return ((WordVec)first >> 16) | ((WordVec)second & 0xffff0000u); }
 
-template <class V>
-inline void put_any(void* to, V v) {
-  std::memcpy(to, &v, sizeof v);
-}
-
 // Four terms of 16 columns, whose bytes `v` holds. The numbers are kTimes too large.
 template <class T>
 struct FourTerms {

@@ -35,13 +35,17 @@ inline V load_any(const void* from) {
   return v;
 }
 
+template <class V>
+inline void put_any(void* to, V v) {
+  std::memcpy(to, &v, sizeof v);
+}
+
 inline Vec load(const float* from) { return load_any<Vec>(from); }
 inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
 
-inline Vec load(const Bf16* from) {
-  WordVec wide = __builtin_convertvector(load_any<HalfVec>(from), WordVec) << 16;
-  return (Vec)wide;
-}
+inline WordVec widen(HalfVec v) { return __builtin_convertvector(v, WordVec); }
+
+inline Vec load(const Bf16* from) { return (Vec)(widen(load_any<HalfVec>(from)) << 16); }
 
 inline HalfVec to_bf16(Vec v) {
 #if defined(__AVX512BF16__)
@@ -104,6 +108,36 @@ inline void store_alternate(Bf16* to, Vec v, long which) {
 #endif
 }
 
+// Sixteen vectors of 16 words: rows become columns.
+inline void transpose(WordVec (&m)[16]) {
+#if defined(__AVX512F__)
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_epi32((__m512i)m[i], (__m512i)m[i + 1]);
+    a[i + 1] = _mm512_unpackhi_epi32((__m512i)m[i], (__m512i)m[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; j++) {
+      b[i + 2 * j] = _mm512_unpacklo_epi64(a[i + j], a[i + j + 2]);
+      b[i + 2 * j + 1] = _mm512_unpackhi_epi64(a[i + j], a[i + j + 2]);
+    }
+  // Now lane l of b[4 q + c] has words 4 q to 4 q + 3 of column 4 l + c.
+  for (int c = 0; c < 4; c++) {
+    const __m512i low = _mm512_shuffle_i32x4(b[c], b[4 + c], 0x88), odd = _mm512_shuffle_i32x4(b[c], b[4 + c], 0xdd);
+    const __m512i more = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0x88),
+                  last = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0xdd);
+    m[c] = (WordVec)_mm512_shuffle_i32x4(low, more, 0x88), m[8 + c] = (WordVec)_mm512_shuffle_i32x4(low, more, 0xdd);
+    m[4 + c] = (WordVec)_mm512_shuffle_i32x4(odd, last, 0x88), m[12 + c] = (WordVec)_mm512_shuffle_i32x4(odd, last, 0xdd);
+  }
+#else
+  for (int i = 0; i < 16; i++)
+    for (int j = 0; j < i; j++) {
+      const uint32_t upper = m[j][i];
+      m[j][i] = m[i][j], m[i][j] = upper;
+    }
+#endif
+}
+
 inline Vec select(IntVec mask, Vec yes, Vec no) { return mask ? yes : no; }
 
 // Plain comparisons: what is not a number is never chosen over a number on the right.
@@ -159,11 +193,11 @@ inline IntVec lane_numbers() { return IntVec{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1
 // 2^x for x of at most 127; 0 far below. Relative error 1e-7, with `coarse` 3e-6 (far less than bfloat16 can tell).
 template <bool coarse = false>
 inline Vec exp2(Vec x) {
-  x = max(x, splat(-200.0f));
 #if defined(__AVX512F__)
   Vec whole = (Vec)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
   const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no fraction
+  x = max(x, splat(-200.0f));
   Vec whole = (x + magic) - magic;
 #endif
   Vec f = x - whole;
@@ -199,9 +233,12 @@ inline Vec exp(Vec x) {
   return exp2<coarse>(min(x, splat(88.0f)) * kLog2E);
 }
 
+// With `coarse`, relative error 7e-5, and right for infinity.
+template <bool coarse = false>
 inline Vec reciprocal(Vec x) {
 #if defined(__AVX512F__)
   const Vec guess = (Vec)_mm512_rcp14_ps((__m512)x);
+  if constexpr (coarse) return guess;
   return guess * (2.0f - x * guess);
 #else
   return 1.0f / x;
@@ -210,6 +247,9 @@ inline Vec reciprocal(Vec x) {
 
 template <bool coarse = false>
 inline Vec sigmoid(Vec x) {
+#if defined(__AVX512F__)
+  if constexpr (coarse) return reciprocal<true>(1.0f + exp2<true>(x * -kLog2E));
+#endif
   return reciprocal(1.0f + exp<coarse>(-x));
 }
 

@@ -1,0 +1,45 @@
+// Rows that go through matrices together: of all tokens of a step, or at its end of those alone after which one is
+// sampled.
+#pragma once
+
+#include "abi.h"
+#include "memory.h"
+
+namespace antiphon {
+
+template <class T>
+struct Batch {
+  long count = 0;
+  Rows<float> hidden, branch;
+  Rows<T> normed, other, attended, inner;
+};
+
+template <class T>
+class BatchBuffers {
+ public:
+  Batch<T> rows(const antiphon_Spec& spec, long count) {
+    const long hidden = spec.hidden_size;
+    return {count,
+            hidden_.rows(count, hidden),
+            branch_.rows(count, hidden),
+            normed_.rows(count, hidden),
+            other_.rows(count, hidden),
+            attended_.rows(count, spec.num_heads * spec.head_dim),
+            inner_.rows(count, spec.intermediate_size)};
+  }
+
+ private:
+  RowBuffer<float> hidden_, branch_;
+  RowBuffer<T> normed_, other_, attended_, inner_;
+};
+
+// What the end of a layer needs of a row: its state and what attention, or the norm before it, made of it.
+template <class T>
+void copy_row(const antiphon_Spec& spec, const Batch<T>& from, long row, const Batch<T>& to, long as) {
+  std::memcpy(to.hidden.row(as), from.hidden.row(row), spec.hidden_size * sizeof(float));
+  std::memcpy(to.attended.row(as), from.attended.row(row), spec.num_heads * spec.head_dim * sizeof(T));
+  std::memcpy(to.normed.row(as), from.normed.row(row), spec.hidden_size * sizeof(T));
+  std::memcpy(to.other.row(as), from.other.row(row), spec.hidden_size * sizeof(T));
+}
+
+}  // namespace antiphon

@@ -1,0 +1,90 @@
+// What happens to the heads of a token between the first matrix and attention: norms and rotation; queries are scaled
+// and kept, keys and values go to the cache.
+#pragma once
+
+#include "abi.h"
+#include "attention.h"
+#include "elementwise.h"
+
+namespace antiphon {
+
+// The sums of a key head of a token and of the query heads that read it, [group][head_dim] and [head_dim].
+struct TokenHeads {
+  float *queries, *key, *value;
+};
+
+template <class T>
+struct Heads {
+  const antiphon_Spec& spec;
+  const CacheShape& shape;
+  const std::vector<Rope>& ropes;
+  const Rows<float> angles;  // of each token, of all ropes
+  T* const queries;          // [tokens][heads][width]
+
+  long group() const { return spec.num_heads / spec.num_kv_heads; }
+
+  // Token `t` of the step, of this span.
+  void split(const Layer<T>& layer, const Span& span, long t, long kv_head, const TokenHeads& heads) const {
+    turn_all(layer, t, kv_head, heads);
+    const long block = block_of(span, t), place = position(span, t) % shape.block_size;
+    write_key(shape, layer.cache.keys, block, kv_head, place, heads.key);
+    write_value(shape, layer.cache.values, block, kv_head, place, heads.value);
+  }
+
+  // Whether tokens from `t` on, as many as are written together, are of this span and of one block.
+  bool together(const Span& span, long t) const {
+    return t + kTokensTogether <= span.first + span.count && shape.block_size % kTokensTogether == 0 &&
+           position(span, t) % kTokensTogether == 0;
+  }
+
+  // So many tokens; their heads are `stride` floats apart.
+  void split_together(const Layer<T>& layer, const Span& span, long t, long kv_head, const TokenHeads& first,
+                      long stride) const {
+    for (long i = 0; i < kTokensTogether; i++)
+      turn_all(layer, t + i, kv_head, {first.queries + i * stride, first.key + i * stride, first.value + i * stride});
+    const long block = block_of(span, t), place = position(span, t) % shape.block_size;
+    write_keys(shape, layer.cache.keys, block, kv_head, place, {first.key, stride});
+    write_values(shape, layer.cache.values, block, kv_head, place, {first.value, stride});
+  }
+
+ private:
+  static long position(const Span& span, long t) { return span.start + t - span.first; }
+  long block_of(const Span& span, long t) const { return span.blocks[position(span, t) / shape.block_size]; }
+
+  void turn_all(const Layer<T>& layer, long t, long kv_head, const TokenHeads& heads) const {
+    for (long g = 0; g < group(); g++) {
+      float* query = heads.queries + g * spec.head_dim;
+      prepare(layer, t, kv_head * group() + g, query);
+      keep_query(t, kv_head * group() + g, query);
+    }
+    prepare(layer, t, spec.num_heads + kv_head, heads.key);
+  }
+
+  void prepare(const Layer<T>& layer, long t, long h, float* head) const {
+    if (!layer.qk_norm.empty()) norm(layer.qk_norm.data() + h * spec.head_dim, head);
+    if (layer.rope >= 0) turn(layer.rope, t, head);
+  }
+
+  void norm(const float* weight, float* head) const {
+    const float scale = 1.0f / std::sqrt(mean_square(head, spec.head_dim) + spec.norm_eps);
+    for (long d = 0; d < spec.head_dim; d++) head[d] *= scale * weight[d];
+  }
+
+  void turn(long index, long t, float* head) const {
+    const float* from = angles.row(t);
+    for (long i = 0; i < index; i++) from += 2 * ropes[i].frequencies.size();
+    const Rope& rope = ropes[index];
+    rotate(rope, from, from + rope.frequencies.size(), head);
+  }
+
+  void keep_query(long t, long h, const float* head) const {
+    const float scale = spec.query_scale * (spec.attention_softcap != 0 ? 1.0f : kLog2E);
+    T* to = queries + (t * spec.num_heads + h) * shape.width;
+    for (long d = 0; d < spec.head_dim; d += kLanes) {
+      const long count = std::min(kLanes, spec.head_dim - d);
+      store_some(to + d, load_some(head + d, count) * scale, count);
+    }
+  }
+};
+
+}  // namespace antiphon
