@@ -64,7 +64,7 @@ class Attention {
   // Another tile comes after this one on the same thread: its first unit is asked for during the last one.
   void followed_by(const Span& span, long kv_head) {
     const long window = in_.rules.window, oldest = window ? std::max(0L, span.start - window + 1) : 0;
-    after_ = ahead_of(span, kv_head, oldest / kUnit * kUnit);
+    after_ = ahead_of(span, kv_head, oldest / kUnit * kUnit, span.start + span.count - 1);
   }
 
   void run() {
@@ -96,25 +96,30 @@ class Attention {
 
   void one_unit(long key) {
     const long width = in_.shape.width, last = t_.newest[rows_ - 1];
+    const long tokens = tokens_of(key, last);
     t_.unit.take(in_.shape, in_.cache, span_.blocks, head_, key, last);
-    Ahead ahead = key + kUnit <= last ? ahead_of(span_, head_, key + kUnit) : after_;
-    for (long p = 0; p < kUnit / kPanel; p++)
+    Ahead ahead = key + kUnit <= last ? ahead_of(span_, head_, key + kUnit, last) : after_;
+    for (long p = 0; p < tokens / kPanel; p++)
       Block<T>::template multiply<Stays::panel>(rows_, t_.queries, stride_, t_.unit.keys + p * kPanel * width, width,
                                                 t_.scores[p], false, ahead);
     for (long r = 0; r < rows_; r++) adjust(r, key);
     weigh();
     for (long p = 0; p < width / kPanel; p++)
       Block<T>::template multiply<Stays::panel>(rows_, t_.shares, kShareStride, t_.unit.values + p * kUnit * kPanel,
-                                                kUnit, t_.sums + p * kTile * kPanel, true, ahead);
+                                                tokens, t_.sums + p * kTile * kPanel, true, ahead);
   }
 
+  // What is read of a unit: half of it where the other half's tokens are still to come.
+  static long tokens_of(long key, long last) { return last < key + kPanel ? kPanel : kUnit; }
+
   // The keys and values of a unit, asked for while another one is computed; of smaller blocks those of the first.
-  Ahead ahead_of(const Span& span, long head, long key) const {
+  Ahead ahead_of(const Span& span, long head, long key, long last) const {
     const CacheShape& shape = in_.shape;
     const long offset = shape.offset(span.blocks[key / shape.block_size], head) + key % shape.block_size * shape.width;
-    const long bytes = std::min(kUnit, shape.block_size) * shape.width * (long)sizeof(T);
-    return Ahead(in_.cache.keys + offset, bytes, kTermsMultiple * kPanel * (long)sizeof(T) / 64,
-                 in_.cache.values + offset, bytes);
+    const long unit = std::min(kUnit, shape.block_size), tokens = std::min(unit, tokens_of(key, last));
+    const long size = (long)sizeof(T), lines = kTermsMultiple * kPanel * size / 64;
+    return Ahead(in_.cache.keys + offset, tokens * shape.width * size, lines, in_.cache.values + offset,
+                 tokens * kPanel * size, shape.width / kPanel, unit * kPanel * size);
   }
 
   // Soft cap, bias and mask of a row's scores of the unit's keys, and their maximum.

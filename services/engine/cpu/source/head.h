@@ -52,6 +52,12 @@ class Head {
   }
 
   static long first_place(Vec left, Vec right, float highest) {
+#if defined(__AVX512F__)
+    const __m512 value = _mm512_set1_ps(highest);
+    const uint32_t low = _mm512_cmpeq_ps_mask((__m512)left, value), high = _mm512_cmpeq_ps_mask((__m512)right, value);
+    const uint32_t places = low | high << kLanes;
+    return places ? __builtin_ctz(places) : 0;
+#endif
     float all[kPanel];
     store(all, left);
     store(all + kLanes, right);
