@@ -18,7 +18,7 @@ template <>
 constexpr long kRowsApart<Bf16> = 128;
 #endif
 // Columns of the inner state that are computed and used up at a time.
-constexpr long kInnerTerms = 1024;
+constexpr long kInnerTerms = 512;
 
 // What a thread needs for its rows.
 template <class T>
