@@ -138,8 +138,9 @@ class RowsOfLayer {
     const auto finish = [&](long row, long panel, const float* sums) { put_sums(down.bias, target, row, panel, sums); };
     Pass<T, decltype(finish)> pass(count_, own_.inner_part.data, own_.inner_part.stride, finish);
     for (long p = 0; p < down.panels; p++)
-      pass.multiply({down.panel(p) + k * kPanel, terms, p, down.panel(p + 1) + k * kPanel, k > 0, k + terms == down.terms},
-                    own_.sums + p * count_ * kPanel);
+      pass.multiply(
+          {down.panel(p) + k * kPanel, terms, p, down.panel(p + 1) + k * kPanel, k > 0, k + terms == down.terms},
+          own_.sums + p * count_ * kPanel);
   }
 
   const antiphon_Spec& spec_;

@@ -49,8 +49,7 @@ template <class T>
 void write_value(const CacheShape& shape, T* values, long block, long head, long place, const float* value) {
   const long tokens = std::min(kUnit, shape.block_size), terms = std::min(Pair<T>::kTerms, tokens);
   const long token = place % tokens;
-  T* unit =
-      values + shape.offset(block, head) + place / tokens * tokens * shape.width + token / terms * kPanel * terms;
+  T* unit = values + shape.offset(block, head) + place / tokens * tokens * shape.width + token / terms * kPanel * terms;
   for (long d = 0; d < shape.width; d += kLanes) {
     const Vec some = load_some(value + d, std::max(0L, std::min(kLanes, shape.head_dim - d)));
     T* to = unit + d / kPanel * tokens * kPanel + d % kPanel * terms;

@@ -61,8 +61,9 @@ class Decoder {
     angles_ = angle_buffer_.rows(tokens_, std::max(angle_width(), 1L));
     if (experts_.count) Experts<T>::prepare(expert_buffers_, experts_, tokens_, spec_.hidden_size);
     if ((long)given_.size() < step.num_logits) given_.resize(step.num_logits);
-    head_.reset(step.num_logits ? new Head<T>(weights.head.matrix, spec_.logits_softcap, step, head_buffers_, given_.data())
-                                : nullptr);
+    head_.reset(step.num_logits
+                    ? new Head<T>(weights.head.matrix, spec_.logits_softcap, step, head_buffers_, given_.data())
+                    : nullptr);
     rows_apart_ = can_go_by_rows() ? rows_apart() : 0;
     for (long i = 0; rows_apart_ && i < pool_.threads(); i++)
       own_[i].prepare(rows_apart_, spec_.hidden_size, spec_.intermediate_size, (group() + 2) * spec_.head_dim);
@@ -151,7 +152,8 @@ class Decoder {
     else
       layers(thread);
     if (!head_) return;
-    if (asked_.count < tokens_) each(asked_.count, [&](long i) { copy_row(spec_, all_, step.logit_tokens[i], asked_, i); });
+    if (asked_.count < tokens_)
+      each(asked_.count, [&](long i) { copy_row(spec_, all_, step.logit_tokens[i], asked_, i); });
     after_attention(weights.layers.back(), asked_);
     pool_.share(step.num_logits, 1, [&](long first, long last) {
       for (long i = first; i < last; i++)
@@ -237,9 +239,8 @@ class Decoder {
   }
 
   void norm(const Norm& norm, const Batch<T>& b, Rows<T> to) {
-    each(b.count, [&](long i) {
-      apply_norm(norm, norm_kind(), spec_.norm_eps, b.hidden.row(i), to.row(i), spec_.hidden_size);
-    });
+    each(b.count,
+         [&](long i) { apply_norm(norm, norm_kind(), spec_.norm_eps, b.hidden.row(i), to.row(i), spec_.hidden_size); });
   }
 
   void add_normed(const Norm& norm, const Batch<T>& b) {

@@ -17,8 +17,8 @@ class Head {
  public:
   Head(const Linear<T>& weight, float softcap, const antiphon_Step& step, HeadBuffers& b, int64_t* given)
       : weight_(weight), softcap_(softcap), step_(step), given_(given),
-        highest_(b.highest.rows(step.num_logits, weight.panels)),
-        total_(b.total.rows(step.num_logits, weight.panels)), best_(b.best.rows(step.num_logits, weight.panels)) {}
+        highest_(b.highest.rows(step.num_logits, weight.panels)), total_(b.total.rows(step.num_logits, weight.panels)),
+        best_(b.best.rows(step.num_logits, weight.panels)) {}
 
   void run(Pool& pool, Rows<T> x, float* kept) const {
     multiply(pool, weight_, x, step_.num_logits, kept,

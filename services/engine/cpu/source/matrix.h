@@ -310,8 +310,8 @@ class Pass {
         const long some = std::min(kBlockRows, rows_ - first);
         shape(some == kBlockRows);
         float* sums = (kept ? kept : sums_) + first * kPanel;
-        Block<T>::template multiply<Stays::panel>(some, x_ + first * stride_ + k, stride_, part.data + k * kPanel, count,
-                                                  sums, part.resume || k > 0, ahead);
+        Block<T>::template multiply<Stays::panel>(some, x_ + first * stride_ + k, stride_, part.data + k * kPanel,
+                                                  count, sums, part.resume || k > 0, ahead);
         if (ends && part.last)
           for (long r = 0; r < some; r++) finish_(first + r, part.panel, sums + r * kPanel);
       }

@@ -6,6 +6,7 @@
 
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "matrix.h"
 
@@ -43,6 +44,31 @@ class Memory {
 
   void* data_ = nullptr;
   size_t bytes_ = 0;
+};
+
+// Memory that lasts as long as this does: large pieces lie one after the other, so that hardly any is without large
+// pages.
+class Stock {
+ public:
+  // Zeroed, at the beginning of a cache line.
+  void* take(size_t bytes) {
+    if (bytes < kLarge) return pieces_.emplace_back(bytes).as<void>();
+    if (bytes > left_) {
+      left_ = std::max(bytes, kStretch);
+      next_ = pieces_.emplace_back(left_).as<char>();
+    }
+    void* const taken = next_;
+    const size_t used = std::min((bytes + 63) / 64 * 64, left_);
+    next_ += used, left_ -= used;
+    return taken;
+  }
+
+ private:
+  static constexpr size_t kLarge = 256 << 10, kStretch = 64 << 20;
+
+  std::vector<Memory> pieces_;
+  char* next_ = nullptr;
+  size_t left_ = 0;
 };
 
 // Room for rows of an activation. `rows` lets it grow, which zeroes it, and is for one thread alone.

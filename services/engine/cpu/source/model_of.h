@@ -19,7 +19,7 @@ class ModelOf final : public Model {
 
   void set_matrix(int64_t layer, const char* name, int64_t expert, const void* weight, int64_t out, int64_t in,
                   const float* bias) override {
-    matrix_named(layer, name, expert).pack(pool_, static_cast<const T*>(weight), bias, out, in, order_of(name));
+    matrix_named(layer, name, expert).pack(pool_, stock_, static_cast<const T*>(weight), bias, out, in, order_of(name));
   }
 
   void set_quantized(int64_t layer, const char* name, int64_t expert, const antiphon_Quantized& weight, int64_t out,
@@ -144,6 +144,7 @@ class ModelOf final : public Model {
 
   const antiphon_Spec spec_;
   Pool pool_;
+  Stock stock_;  // of packed weights
   Decoder<T> decoder_;
   Memory kept_;    // of `multiply`
   Runner runner_;  // last: it ends before what it uses

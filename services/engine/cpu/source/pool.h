@@ -32,10 +32,11 @@ class Pool {
   // Runs `step` on every thread with its number; returns when all have returned. Called by one thread at a time.
   void run(const std::function<void(int)>& step);
 
-  // Inside a step: calls `work(first, last)` for portions of [0, items) until none is left anywhere, and waits until
-  // all are done. Every thread calls it in the same order, and with the same numbers unless it comes too late for the
-  // phase: what it then reads of later phases may still be changing, so `items` may depend on nothing but atomics and
-  // what stays as it is throughout the step.
+  // Inside a step: calls `work(first, last)` for parts of [0, items) until none is left anywhere, and waits until all
+  // are done. The first parts are large, for a thread is faster in one stretch, and then they become smaller, down to
+  // `portion`: the threads end together. Every thread calls it in the same order, and with the same numbers unless it
+  // comes too late for the phase: what it then reads of later phases may still be changing, so `items` may depend on
+  // nothing but atomics and what stays as it is throughout the step.
   template <class Work>
   void share(long items, long portion, Work&& work) {
     if (workers_.empty()) {
@@ -50,7 +51,8 @@ class Pool {
         if (items <= 0) finish(phase, next);
         return wait_for(phase);
       }
-      const long last = first + portion < items ? first + portion : items;
+      const long left = items - first, even = left / (4 * threads()), some = even > portion ? even : portion;
+      const long last = some < left ? first + some : items;
       if (!next_.compare_exchange_weak(next, phase << kItemBits | (uint64_t)last, std::memory_order_acquire)) continue;
       work(first, last);
       if (done_.fetch_add(last - first, std::memory_order_acq_rel) + last - first == items) return finish(phase);

@@ -127,7 +127,8 @@ inline void transpose(WordVec (&m)[16]) {
     const __m512i more = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0x88),
                   last = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0xdd);
     m[c] = (WordVec)_mm512_shuffle_i32x4(low, more, 0x88), m[8 + c] = (WordVec)_mm512_shuffle_i32x4(low, more, 0xdd);
-    m[4 + c] = (WordVec)_mm512_shuffle_i32x4(odd, last, 0x88), m[12 + c] = (WordVec)_mm512_shuffle_i32x4(odd, last, 0xdd);
+    m[4 + c] = (WordVec)_mm512_shuffle_i32x4(odd, last, 0x88),
+          m[12 + c] = (WordVec)_mm512_shuffle_i32x4(odd, last, 0xdd);
   }
 #else
   for (int i = 0; i < 16; i++)

@@ -17,18 +17,18 @@ namespace antiphon {
 // Where in a packed matrix a row of the checkpoint's goes: as it is, or gates and their partners in turns of 16.
 enum class Order { plain, gated };
 
-// Owns what it packs; `matrix` points into it.
+// `matrix` points into what it packs, which is in the model's stock.
 template <class T>
 class Packed {
  public:
   Packed() = default;
 
   // Weight [out][in]. With `gated`, rows [0, out / 2) are gates and the others their partners.
-  void pack(Pool& pool, const T* weight, const float* bias, long out, long in, Order order) {
+  void pack(Pool& pool, Stock& stock, const T* weight, const float* bias, long out, long in, Order order) {
     Matrix<T>& m = matrix;
     shape(bias, out, in, order);
-    data_ = Memory((size_t)(m.panels * kPanel * m.terms) * sizeof(T));
-    T* data = data_.template as<T>();
+    bytes_ = (size_t)(m.panels * kPanel * m.terms) * sizeof(T);
+    T* data = static_cast<T*>(stock.take(bytes_));
     pool.run([&](int) {
       pool.share(m.panels, 1, [&](long first, long last) {
         for (long p = first; p < last; p++) pack_panel(weight, data + p * m.terms * kPanel, p, order);
@@ -45,7 +45,7 @@ class Packed {
     matrix.quantized = &quantized_->quantized;
   }
 
-  size_t bytes() const { return data_.bytes() + (quantized_ ? quantized_->bytes() : 0); }
+  size_t bytes() const { return bytes_ + (quantized_ ? quantized_->bytes() : 0); }
   bool same_shape(const Packed& other) const {
     return !quantized_ == !other.quantized_ && (!quantized_ || quantized_->same_shape(*other.quantized_));
   }
@@ -54,7 +54,7 @@ class Packed {
  private:
   void shape(const float* bias, long out, long in, Order order) {
     Linear<T>& m = matrix;
-    m = {}, data_ = Memory(), quantized_.reset();
+    m = {}, bytes_ = 0, quantized_.reset();
     m.out = out, m.in = in, m.terms = round_up(in, kTermsMultiple);
     const long columns = order == Order::gated ? 2 * round_up(out / 2, kPanel) : round_up(out, kPanel);
     m.panels = columns / kPanel;
@@ -94,7 +94,7 @@ class Packed {
     matrix.bias = bias_.data();
   }
 
-  Memory data_;
+  size_t bytes_ = 0;
   std::unique_ptr<PackedQuantized> quantized_;
   std::vector<float> bias_;
 };
