@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from services.engine.models.config_fields import token_ids
 from services.engine.models.description import DecoderDescription
 from shared.errors import ServiceError
@@ -51,5 +53,23 @@ def _tokenizer_eos(model_dir: Path) -> list[int]:
     decoder = facts.get("added_tokens_decoder")
     if isinstance(decoder, dict):
         return [int(key) for key, entry in decoder.items() if entry.get("content") == text]
-    added = read_json(model_dir / "tokenizer.json").get("added_tokens", [])
-    return [entry["id"] for entry in added if entry.get("content") == text]
+    path = model_dir / "tokenizer.json"
+    return [token.id for token in _added_tokens(path) if token.content == text] if path.is_file() else []
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str = ""
+
+
+class _TokenizerFile(msgspec.Struct):
+    """All that is wanted of a file of many megabytes: the rest is skipped, not built."""
+
+    added_tokens: list[_AddedToken] = []
+
+
+def _added_tokens(path: Path) -> list[_AddedToken]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_TokenizerFile).added_tokens
+    except msgspec.MsgspecError as error:
+        raise ServiceError("invalid_value", f"{path} is not a tokenizer's file: {error}", param="model") from error

@@ -95,11 +95,20 @@ def test_end_tokens_come_from_both_configs_and_the_tokenizer(checkpoint: Callabl
     added = [{"id": 7, "content": "<start>"}, {"id": 8, "content": "<end>"}]
     if where == "tokenizer.json":
         facts["eos_token"] = "<end>"
-        (directory / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+        (directory / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": added}))
     else:
         facts["added_tokens_decoder"] = {str(entry["id"]): entry for entry in added}
     (directory / "tokenizer_config.json").write_text(json.dumps(facts))
     assert eos_token_ids(directory, describe_model(directory)) == {1, 2, 3, 8}
+
+
+@pytest.mark.parametrize("text", ["{", '{"added_tokens": [{"id": "seven"}]}'])
+def test_a_broken_tokenizer_is_refused_by_name(checkpoint: Callable[..., Path], text: str) -> None:
+    directory = checkpoint()
+    (directory / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    (directory / "tokenizer.json").write_text(text)
+    with pytest.raises(ServiceError, match=r"tokenizer\.json is not a tokenizer's file"):
+        eos_token_ids(directory, describe_model(directory))
 
 
 def test_a_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:
