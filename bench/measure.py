@@ -5,6 +5,7 @@ Called by `bench.peers` and `bench.run`; they decide in what order, `bench.repor
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import find_family
 
 LOAD_S_MAX = 1800.0
+SETTLE_S = 5.0
+"""The system is busy for a while with the gigabytes that a probe gave back, which would slow the first server down."""
 
 
 class LoadFailed(Exception):
@@ -55,6 +58,7 @@ def begin(number: int, load: Load, decoder: DecoderDescription, threads: int, pa
     """Measures the machine's limits, and what they allow for a load."""
     size = roofline.weight_bytes(decoder)
     found, cpu = books.quietly(patience, books.children, lambda: size, lambda wanted: probe.measure(wanted, threads))
+    time.sleep(SETTLE_S)
     # Weights come from memory or, where they fit, from a cache: whichever of the two buffers was faster bounds them.
     read = max(found.read_model_gb_s, found.read_large_gb_s)
     limits = roofline.Limits(read * 1e9, found.gemm_gflop_s * 1e9)
