@@ -23,14 +23,16 @@ namespace antiphon {
 constexpr long kPanel = 32;
 constexpr long kTermsMultiple = 32;
 constexpr long kBlockRows = 32;
-// Rows that go through all panels together, and the bytes of them that stay in a core's own cache meanwhile.
-constexpr long kPassRows = 288;
-inline long pass_bytes() {
-  static const long bytes = std::max(sysconf(_SC_LEVEL2_CACHE_SIZE) / 4, 256L << 10);
+// A core's own cache; what is common where the system does not say.
+inline long cache_bytes() {
+  static const long found = sysconf(_SC_LEVEL2_CACHE_SIZE), bytes = found > 0 ? found : 1L << 20;
   return bytes;
 }
-// The bytes of a core's own cache that a thread's rows may take.
-inline long own_bytes() { return pass_bytes() * 4 / 10 * 9; }
+// Rows that go through all panels together, and the bytes of them that stay in a core's own cache meanwhile.
+constexpr long kPassRows = 288;
+inline long pass_bytes() { return std::max(cache_bytes() / 4, 256L << 10); }
+// The bytes of it that what a thread needs for its own rows may take.
+inline long own_bytes() { return cache_bytes() / 10 * 9; }
 // Bytes of rows that stay in a cache while panels go past them: in the innermost one, but tiles take them from the next
 // one as fast, and reading panels in long stretches is worth more. And the terms of a panel that stay in the innermost
 // cache while rows go past it (tiles can ask for rows not to be kept there).
