@@ -1,12 +1,16 @@
-// Asking for memory before it is needed, evenly on the way through something else.
+// Asking for memory before it is needed, evenly on the way through something else: many lines at once have to wait for
+// each other, and with them everything behind.
 #pragma once
 
 #include <algorithm>
 
 namespace antiphon {
 
-// Memory that is asked for on the way through something else: `lines` cache lines for every 32 terms, first those from
-// `from` on, then `parts` stretches of which one begins `distance` bytes after the other.
+// Terms of a product between two calls of `ask`.
+constexpr long kAskEvery = 16;
+
+// What is read next, wherever that is: `lines` cache lines at a time, first those from `from` on, then `parts` stretches
+// of which one begins `distance` bytes after the other.
 class Ahead {
  public:
   Ahead() = default;
@@ -15,7 +19,7 @@ class Ahead {
       : next_((const char*)from), then_((const char*)then), left_(in_lines(bytes)), then_lines_(in_lines(then_bytes)),
         lines_(lines), parts_(then_bytes > 0 ? parts : 0), distance_(distance) {}
 
-  inline void ask() {
+  inline void ask(const void* = nullptr) {
     if (!left_ && parts_) next_ = then_, left_ = then_lines_, then_ += distance_, parts_--;
     const long count = std::min(lines_, left_);
     for (long line = 0; line < count; line++) __builtin_prefetch(next_ + line * 64, 0, 2);
@@ -28,6 +32,25 @@ class Ahead {
 
   const char *next_ = nullptr, *then_ = nullptr;
   long left_ = 0, then_lines_ = 0, lines_ = 0, parts_ = 0, distance_ = 0;
+};
+
+// The stretch that is being read, `kBytes` of it at a time, a little ahead of where the reader is: the processor's own
+// fetching goes on from there. What is read after `end` begins at `next`.
+template <long kBytes>
+class Onward {
+ public:
+  Onward(const void* end, const void* next) : end_((const char*)end), next_((const char*)next) {}
+
+  inline void ask(const void* at) {
+    const char* from = (const char*)at + kAway;
+    if (from >= end_) from = next_ + (from - end_);
+    for (long line = 0; line < kBytes; line += 64) __builtin_prefetch(from + line, 0, 2);
+  }
+
+ private:
+  static constexpr long kAway = 3 << 10;
+
+  const char *const end_, *const next_;
 };
 
 }  // namespace antiphon

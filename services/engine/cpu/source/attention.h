@@ -36,9 +36,55 @@ struct Span {
   const int64_t* blocks;
 };
 
+constexpr float kNever = -2e30f, kLowest = -1e30f;  // of a key that a row does not see; of a row without keys so far
+
+// A row's view of a unit's scores: the keys that it sees, by their place in the unit, and its slope.
+struct View {
+  long oldest, newest;
+  float slope;
+
+  bool whole() const { return oldest <= 0 && newest >= kUnit - 1; }
+};
+
+// Soft cap and bias of scores of 16 keys, `distance` tokens after the row. Never put into its callers: two copies could
+// be rounded differently.
+__attribute__((noinline)) inline Vec shaped(const ScoreRules& rules, float slope, Vec s, IntVec distance) {
+  const float cap = rules.softcap;
+  if (cap != 0) s = tanh(s / cap) * (cap * kLog2E);
+  return s + __builtin_convertvector(distance, Vec) * slope;
+}
+
+// The scores of 16 keys, from `place` of the unit on, as softmax takes them.
+inline Vec adjusted(const ScoreRules& rules, const View& view, long place, Vec s) {
+  const IntVec numbers = lane_numbers() + (int32_t)place;
+  if (rules.softcap != 0 || view.slope != 0) s = shaped(rules, view.slope, s, numbers - (int32_t)view.newest);
+  if (view.whole()) return s;
+  const IntVec seen =
+      (numbers >= (int32_t)std::max(view.oldest, 0L)) & (numbers <= (int32_t)std::min(view.newest, kUnit));
+  return select(seen, s, splat(kNever));
+}
+
+// What is read of a unit: half of it where the other half's tokens are still to come.
+inline long tokens_of(long key, long last) { return last < key + kPanel ? kPanel : kUnit; }
+
+// The keys and values of a unit, asked for while another one is computed; of smaller blocks those of the first.
+template <class T>
+Ahead ask_for_unit(const AttentionInput<T>& in, const Span& span, long head, long key, long last, long lines) {
+  const CacheShape& shape = in.shape;
+  const long offset = shape.offset(span.blocks[key / shape.block_size], head) + key % shape.block_size * shape.width;
+  const long unit = std::min(kUnit, shape.block_size), tokens = std::min(unit, tokens_of(key, last));
+  const long size = (long)sizeof(T);
+  return Ahead(in.cache.keys + offset, tokens * shape.width * size, lines, in.cache.values + offset,
+               tokens * kPanel * size, shape.width / kPanel, unit * kPanel * size);
+}
+
+// The first unit of a span that a row at its beginning sees.
+inline long first_key(const ScoreRules& rules, const Span& span) {
+  return rules.window ? std::max(0L, span.start - rules.window + 1) / kUnit * kUnit : 0;
+}
+
 constexpr long kTile = kBlockRows;
 constexpr long kShareStride = kUnit + kTermsMultiple;
-constexpr float kNever = -2e30f, kLowest = -1e30f;  // of a key that a row does not see; of a row without keys so far
 
 // The state of a tile on its way through the keys. Sums are [width / 32][kTile][32].
 template <class T>
@@ -63,8 +109,7 @@ class Attention {
 
   // Another tile comes after this one on the same thread: its first unit is asked for during the last one.
   void followed_by(const Span& span, long kv_head) {
-    const long window = in_.rules.window, oldest = window ? std::max(0L, span.start - window + 1) : 0;
-    after_ = ahead_of(span, kv_head, oldest / kUnit * kUnit, span.start + span.count - 1);
+    after_ = ask_for_unit(in_, span, kv_head, first_key(in_.rules, span), span.start + span.count - 1, kLines);
   }
 
   void run() {
@@ -75,6 +120,9 @@ class Attention {
   }
 
  private:
+  // Of the next unit with every step through this one: as many as a step reads.
+  static constexpr long kLines = kAskEvery * kPanel * (long)sizeof(T) / 64;
+
   long token(long row) const { return (first_ + row) / in_.group; }
   long query_head(long row) const { return head_ * in_.group + (first_ + row) % in_.group; }
 
@@ -98,55 +146,29 @@ class Attention {
     const long width = in_.shape.width, last = t_.newest[rows_ - 1];
     const long tokens = tokens_of(key, last);
     t_.unit.take(in_.shape, in_.cache, span_.blocks, head_, key, last);
-    Ahead ahead = key + kUnit <= last ? ahead_of(span_, head_, key + kUnit, last) : after_;
+    Ahead ahead = key + kUnit <= last ? ask_for_unit(in_, span_, head_, key + kUnit, last, kLines) : after_;
     for (long p = 0; p < tokens / kPanel; p++)
-      Block<T>::template multiply<Stays::panel>(rows_, t_.queries, stride_, t_.unit.keys + p * kPanel * width, width,
+      Block<T>::template multiply<Stays::panel, Halves::beside>(rows_, t_.queries, stride_, t_.unit.keys + p * kPanel * width, width,
                                                 t_.scores[p], false, ahead);
     for (long r = 0; r < rows_; r++) adjust(r, key);
     weigh();
     for (long p = 0; p < width / kPanel; p++)
-      Block<T>::template multiply<Stays::panel>(rows_, t_.shares, kShareStride, t_.unit.values + p * kUnit * kPanel,
+      Block<T>::template multiply<Stays::panel, Halves::beside>(rows_, t_.shares, kShareStride, t_.unit.values + p * kUnit * kPanel,
                                                 tokens, t_.sums + p * kTile * kPanel, true, ahead);
-  }
-
-  // What is read of a unit: half of it where the other half's tokens are still to come.
-  static long tokens_of(long key, long last) { return last < key + kPanel ? kPanel : kUnit; }
-
-  // The keys and values of a unit, asked for while another one is computed; of smaller blocks those of the first.
-  Ahead ahead_of(const Span& span, long head, long key, long last) const {
-    const CacheShape& shape = in_.shape;
-    const long offset = shape.offset(span.blocks[key / shape.block_size], head) + key % shape.block_size * shape.width;
-    const long unit = std::min(kUnit, shape.block_size), tokens = std::min(unit, tokens_of(key, last));
-    const long size = (long)sizeof(T), lines = kTermsMultiple * kPanel * size / 64;
-    return Ahead(in_.cache.keys + offset, tokens * shape.width * size, lines, in_.cache.values + offset,
-                 tokens * kPanel * size, shape.width / kPanel, unit * kPanel * size);
   }
 
   // Soft cap, bias and mask of a row's scores of the unit's keys, and their maximum.
   void adjust(long row, long key) {
-    const long oldest = t_.oldest[row] - key, newest = t_.newest[row] - key;
-    const bool whole = oldest <= 0 && newest >= kUnit - 1;
-    const bool plain = in_.rules.softcap == 0 && t_.slope[row] == 0;
-    if (!whole || !plain)
-      for (long place = 0; place < kUnit; place += kLanes) {
-        const IntVec numbers = lane_numbers() + (int32_t)place;
-        Vec s = load(score(row, place));
-        if (!plain) s = shaped(row, s, numbers - (int32_t)newest);
-        const IntVec seen = (numbers >= (int32_t)std::max(oldest, 0L)) & (numbers <= (int32_t)std::min(newest, kUnit));
-        store(score(row, place), whole ? s : select(seen, s, splat(kNever)));
-      }
+    const View view{t_.oldest[row] - key, t_.newest[row] - key, t_.slope[row]};
+    if (!view.whole() || in_.rules.softcap != 0 || view.slope != 0)
+      for (long place = 0; place < kUnit; place += kLanes)
+        store(score(row, place), adjusted(in_.rules, view, place, load(score(row, place))));
     const Vec left = max(load(score(row, 0)), load(score(row, kLanes)));
     const Vec right = max(load(score(row, 2 * kLanes)), load(score(row, 3 * kLanes)));
     t_.unit_highest[row] = max_lanes(max(left, right));
   }
 
   float* score(long row, long place) { return t_.scores[place / kPanel] + row * kPanel + place % kPanel; }
-
-  Vec shaped(long row, Vec s, IntVec distance) const {
-    const float cap = in_.rules.softcap;
-    if (cap != 0) s = tanh(s / cap) * (cap * kLog2E);
-    return s + __builtin_convertvector(distance, Vec) * t_.slope[row];
-  }
 
   // Scores become shares of the running maximum; what was summed up under an older maximum shrinks.
   void weigh() {

@@ -9,6 +9,9 @@
 #include <memory>
 
 #include "batch.h"
+#if defined(__AMX_BF16__)
+#include "lone.h"
+#endif
 #include "by_rows.h"
 #include "experts.h"
 #include "head.h"
@@ -41,7 +44,7 @@ class Decoder {
  private:
   struct Tile {
     const Span* span;
-    long first_row;
+    long kv_head, first_row;
   };
 
   long q_size() const { return spec_.num_heads * spec_.head_dim; }
@@ -115,8 +118,14 @@ class Decoder {
     }
     all_alone_ = std::all_of(spans_.begin(), spans_.end(), [this](const Span& span) { return alone(span); });
     row_blocks_.clear();
+    // Of a prompt, all rows read the keys of one head before those of the next; the last ones, which see most, first.
+    for (long head = 0; head < spec_.num_kv_heads; head++)
+      for (const Span& span : spans_)
+        for (long row = alone(span) ? -1 : (span.count * group() - 1) / kTile * kTile; row >= 0; row -= kTile)
+          row_blocks_.push_back({&span, head, row});
+    // Of a token that is alone, all heads: they lie side by side in each block of the cache.
     for (const Span& span : spans_)
-      for (long row = 0; row < span.count * group(); row += kTile) row_blocks_.push_back({&span, row});
+      for (long head = 0; alone(span) && head < spec_.num_kv_heads; head++) row_blocks_.push_back({&span, head, 0});
     list_asked(step);
   }
 
@@ -256,16 +265,24 @@ class Decoder {
     const AttentionInput<T> input{shape_,          layer.cache, {spec_.attention_softcap, slopes(), layer.window},
                                   spec_.num_heads, group(),     queries_,
                                   all_.attended};
-    const long count = (long)tiles.size(), items = count * spec_.num_kv_heads;
-    pool_.share(items, std::max(1L, items / (16 * pool_.threads())), [&](long first, long last) {
+    const long count = (long)tiles.size();
+    pool_.share(count, std::max(1L, count / (16 * pool_.threads())), [&](long first, long last) {
       for (long i = first; i < last; i++) {
-        // The last rows of a prompt see most: they go first.
-        const Tile& tile = tiles[count - 1 - i % count];
+        const Tile &tile = tiles[i], *next = i + 1 < last ? &tile + 1 : nullptr;
         // What this thread writes here it also reads first, from its own cache.
-        if (lone_keys && alone(*tile.span)) split_heads(layer, *tile.span, tile.span->first, i / count);
-        Attention<T> attention(input, *tile.span, i / count, tile.first_row, tiles_[thread]);
-        if (i + 1 < last) attention.followed_by(*tiles[count - 1 - (i + 1) % count].span, (i + 1) / count);
-        attention.run();
+        if (lone_keys && alone(*tile.span)) split_heads(layer, *tile.span, tile.span->first, tile.kv_head);
+        const auto run = [next](auto&& attention) {
+          if (next) attention.followed_by(*next->span, next->kv_head);
+          attention.run();
+        };
+#if defined(__AMX_BF16__)
+        if constexpr (sizeof(T) == sizeof(Bf16))
+          if (tile.span->count == 1 && group() == 1) {
+            run(LoneRow(input, *tile.span, tile.kv_head, tiles_[thread]));
+            continue;
+          }
+#endif
+        run(Attention<T>(input, *tile.span, tile.kv_head, tile.first_row, tiles_[thread]));
       }
     });
   }

@@ -20,6 +20,9 @@ namespace antiphon {
 
 enum class Kind : int64_t { int8, int8_dynamic, int4 };
 
+// How far ahead of what is being unpacked memory is asked for.
+constexpr long kPrefetchBytes = 8 << 10;
+
 // Terms of 8-bit panels are padded to a step of the integer tiles, those of 4-bit ones to a word.
 constexpr long kByteTermsMultiple = 64;
 constexpr long kLevels = 16;

@@ -17,7 +17,7 @@ class BlockProduct {
                 Ahead& ahead) {
     if (rows != shaped_) BlockShape<T>(rows).use();
     shaped_ = rows;
-    Block<T>::template multiply<Stays::panel>(rows, x, stride, pairs, terms, sums, resume, ahead);
+    Block<T>::template multiply<Stays::panel, Halves::beside>(rows, x, stride, pairs, terms, sums, resume, ahead);
   }
 
  private:
@@ -32,7 +32,7 @@ void each_piece(const Quantized& w, const Part& part, Work&& work) {
   for (long at = 0; at < part.terms; at += kUnpackedTerms) {
     const Part piece{part.first, part.rows, part.p, part.k + at, std::min(kUnpackedTerms, part.terms - at)};
     const uint8_t* from = w.panel(piece.p, piece.k);
-    const long bytes = w.bytes(piece.terms), steps = piece.terms / kTermsMultiple * (1 + blocks);
+    const long bytes = w.bytes(piece.terms), steps = piece.terms / kTermsMultiple + piece.terms / kAskEvery * blocks;
     Ahead ahead(from + kPrefetchBytes, bytes, bytes / 64 / steps + 1);
     work(piece, from, ahead);
   }

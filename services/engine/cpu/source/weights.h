@@ -77,12 +77,13 @@ class Packed {
       from[j] = row < 0 ? nullptr : weight + row * matrix.in;
     }
     const long whole = matrix.in / kTerms * kTerms;
+    const auto to = [&](long k, long j) { return panel + matrix.place(k, j / kLanes) + j % kLanes * kTerms; };
     for (long k = 0; k < whole; k += kTerms)
       for (long j = 0; j < kPanel; j++)
-        if (from[j]) std::memcpy(panel + k * kPanel + j * kTerms, from[j] + k, kTerms * sizeof(T));
+        if (from[j]) std::memcpy(to(k, j), from[j] + k, kTerms * sizeof(T));
     for (long k = whole; k < matrix.in; k++)
       for (long j = 0; j < kPanel; j++)
-        if (from[j]) panel[whole * kPanel + j * kTerms] = from[j][k];
+        if (from[j]) *to(whole, j) = from[j][k];
   }
 
   void copy_bias(const float* bias, long columns, Order order) {

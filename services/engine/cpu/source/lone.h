@@ -1,0 +1,155 @@
+// Attention of one row: a token that decodes alone and shares its key head with no other query head. Only included
+// where there are tiles.
+//
+// The same numbers as attention.h gets, bit for bit, for the next step of the sequence may go through that. But a tile
+// of one row is read and written through memory, and what was just written there cannot be read until everything before
+// it is done: here scores, shares and sums stay in registers, and the processor goes on to the next keys meanwhile.
+#pragma once
+
+#include "attention.h"
+
+namespace antiphon {
+
+// `kPanels` panels times 32 terms of a row, as a tile adds them: even and odd terms apart, and then to the sums. `x` has
+// bfloat16 numbers, as floats.
+template <int kPanels>
+inline void add_group(const float* x, const Bf16* const (&panels)[kPanels], Vec (&sums)[2 * kPanels], Ahead& ahead) {
+  constexpr int kHalves = 2 * kPanels;
+  constexpr long kStep = 4;
+  Vec even[kHalves] = {}, odd[kHalves] = {};
+  for (long group = 0; group < kTileTerms; group += kStep) {
+    ahead.ask();
+    for (long k = group; k < group + kStep; k += 2) {
+      const Vec first = splat(x[k]), second = splat(x[k + 1]);
+      for (int half = 0; half < kHalves; half++) {
+        const WordVec both = load_any<WordVec>(panels[half / 2] + k * kPanel + half % 2 * kTileTerms);
+        even[half] = even[half] + first * (Vec)(both << 16);
+        odd[half] = odd[half] + second * (Vec)(both & 0xffff0000u);
+      }
+    }
+  }
+  for (int half = 0; half < kHalves; half++) sums[half] = sums[half] + (even[half] + odd[half]);
+}
+
+// Here a product's result must be rounded before it is added to anything.
+inline void settle(Vec& v) { asm volatile("" : "+v"(v)); }
+
+class LoneRow {
+ public:
+  LoneRow(const AttentionInput<Bf16>& in, const Span& span, long head, TileState<Bf16>& state)
+      : in_(in), span_(span), head_(head), last_(span.start), unit_(state.unit), sums_(state.sums) {}
+
+  // See Attention.
+  void followed_by(const Span& span, long head) { next_ = &span, next_head_ = head; }
+
+  void run() {
+    start();
+    for (long key = first_key(in_.rules, span_); key <= last_; key += kUnit) one_unit(key);
+    finish();
+  }
+
+ private:
+  typedef const Bf16* Panel;
+  static constexpr long kTogether = 2 * kPanel;
+
+  void start() {
+    const long width = in_.shape.width;
+    const Bf16* query = in_.queries + (span_.first * in_.heads + head_) * width;
+    for (long d = 0; d < width; d += kLanes) store(query_ + d, load(query + d));
+    std::fill_n(sums_, width, 0.0f);
+    oldest_ = in_.rules.window ? std::max(0L, last_ - in_.rules.window + 1) : 0;
+    slope_ = in_.rules.slopes ? in_.rules.slopes[head_] : 0.0f;
+  }
+
+  void one_unit(long key) {
+    const long tokens = tokens_of(key, last_);
+    unit_.take(in_.shape, in_.cache, span_.blocks, head_, key, last_);
+    Ahead ahead = what_follows(key, tokens == kUnit ? 8 : 11);
+    Vec scores[kUnit / kLanes] = {};
+    score(tokens, scores, ahead);
+    const View view{oldest_ - key, last_ - key, slope_};
+    for (long i = 0; i < kUnit / kLanes; i++) scores[i] = adjusted(in_.rules, view, i * kLanes, scores[i]);
+    alignas(64) float shares[kUnit];
+    weigh(scores, shares);
+    for (long d = 0; d < in_.shape.width; d += kTogether)
+      if (d + kPanel < in_.shape.width)
+        add_values<2>(shares, tokens, d, ahead);
+      else
+        add_values<1>(shares, tokens, d, ahead);
+  }
+
+  Ahead what_follows(long key, long lines) const {
+    if (key + kUnit <= last_) return ask_for_unit(in_, span_, head_, key + kUnit, last_, lines);
+    if (!next_) return {};
+    return ask_for_unit(in_, *next_, next_head_, first_key(in_.rules, *next_), next_->start + next_->count - 1, lines);
+  }
+
+  void score(long tokens, Vec (&scores)[kUnit / kLanes], Ahead& ahead) const {
+    const long width = in_.shape.width;
+    const Panel keys = unit_.keys;
+    if (tokens == kUnit) {
+      for (long d = 0; d < width; d += kTileTerms)
+        add_group<2>(query_ + d, {keys + d * kPanel, keys + (width + d) * kPanel}, scores, ahead);
+      return;
+    }
+    Vec half[2] = {};
+    for (long d = 0; d < width; d += kTileTerms) add_group<1>(query_ + d, {keys + d * kPanel}, half, ahead);
+    scores[0] = half[0], scores[1] = half[1];
+  }
+
+  // Scores become shares of the running maximum; what was summed up under an older maximum shrinks.
+  void weigh(const Vec (&scores)[kUnit / kLanes], float* shares) {
+    const Vec before = highest_;
+    highest_ = max(before, splat(max_lanes(max(max(scores[0], scores[1]), max(scores[2], scores[3])))));
+    if ((highest_ - before)[0] > 0) shrink(exp2(before - highest_)[0]);
+    Vec share[kUnit / kLanes];
+    for (long i = 0; i < kUnit / kLanes; i++) {
+      share[i] = exp2<true>(scores[i] - highest_);
+      store(shares + i * kLanes, (Vec)(widen(to_bf16(share[i])) << 16));
+    }
+    total_ = total_ + ((share[0] + share[1]) + (share[2] + share[3]));
+  }
+
+  void shrink(float by) {
+    for (long d = 0; d < in_.shape.width; d += kLanes) store(sums_ + d, load(sums_ + d) * by);
+    total_ = total_ * by;
+    settle(total_);
+  }
+
+  // Weighted values of `kPanels` panels, from dimension `d` on.
+  template <int kPanels>
+  void add_values(const float* shares, long tokens, long d, Ahead& ahead) {
+    Vec sums[2 * kPanels];
+    for (int half = 0; half < 2 * kPanels; half++) sums[half] = load(sums_ + d + half * kLanes);
+    const Panel values = unit_.values + d * kUnit;
+    for (long k = 0; k < tokens; k += kTileTerms) {
+      Panel panels[kPanels];
+      for (int p = 0; p < kPanels; p++) panels[p] = values + (p * kUnit + k) * kPanel;
+      add_group<kPanels>(shares + k, panels, sums, ahead);
+    }
+    for (int half = 0; half < 2 * kPanels; half++) store(sums_ + d + half * kLanes, sums[half]);
+  }
+
+  void finish() {
+    const long head_dim = in_.shape.head_dim;
+    Bf16* to = in_.attended.row(span_.first) + head_ * head_dim;
+    const float scale = 1.0f / sum_lanes(total_);
+    for (long d = 0; d < head_dim; d += kLanes)
+      store_some(to + d, load(sums_ + d) * scale, std::min(kLanes, head_dim - d));
+  }
+
+  const AttentionInput<Bf16>& in_;
+  const Span& span_;
+  const long head_;
+  const long last_;
+  Unit<Bf16>& unit_;
+  float* const sums_;  // [width]
+  alignas(64) float query_[kWidthMax];
+  long oldest_ = 0;
+  float slope_ = 0;
+  Vec highest_ = splat(kLowest), total_ = {};
+  const Span* next_ = nullptr;
+  long next_head_ = 0;
+};
+
+}  // namespace antiphon
