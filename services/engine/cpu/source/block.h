@@ -122,8 +122,7 @@ template <Stays kStays, Halves kHalves, bool kBoth, class Asker>
 inline void multiply_tiles(const Bf16* x, long stride, const Bf16* panel, long terms, Asker& ahead) {
   typedef PanelOrder<Bf16, kHalves> Panel;
   constexpr bool kRowsStay = kStays == Stays::rows;
-  // Past few rows the other load is the faster one.
-  constexpr bool kPairsStay = !kRowsStay || !kBoth;
+  constexpr bool kPairsStay = !kRowsStay;
   constexpr long kBytes = Panel::kTerm * 2 * (long)sizeof(Bf16);
   const long bytes = stride * (long)sizeof(Bf16);
   const Bf16* below = x + kTileRows * stride;
