@@ -11,6 +11,9 @@ from shared.config import DetokenizerSettings
 from shared.messages import ServiceName, StreamStatus
 from shared.model_files import model_directory, model_name, tokenizer_directory
 
+SWEEP_S = 2 * limits.HEARTBEAT_INTERVAL_S
+"""Tokens that follow a gap have it asked for at once; this is for a gap that nothing follows."""
+
 
 class DetokenizerService:
     """One detokenizer. Loading runs on a thread.
@@ -67,5 +70,5 @@ class DetokenizerService:
 
     async def _keep_house(self, actor: DetokenizerActor) -> None:
         while True:
-            await asyncio.sleep(limits.HEARTBEAT_INTERVAL_S)
+            await asyncio.sleep(SWEEP_S)
             await actor.sweep()

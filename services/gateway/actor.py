@@ -29,7 +29,8 @@ from shared.messages import (
     TokenizeReply,
 )
 
-TICK_S = 0.05
+TICK_S = limits.HEARTBEAT_INTERVAL_S
+"""Between two looks at what has gone silent, which heartbeats tell."""
 RETRY_AFTER_S = 1.0
 
 
