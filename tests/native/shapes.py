@@ -111,5 +111,17 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "max_position_embeddings": 1024,
         },
     ),
+    "a key head for each query head": (
+        "gemma2",
+        {
+            "hidden_size": 56,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "head_dim": 72,
+            "intermediate_size": 65,
+            "num_hidden_layers": 3,
+            "attn_logit_softcapping": 5.0,
+        },
+    ),
     "a wide MLP": ("llama", {"intermediate_size": 1100, "max_position_embeddings": 1024}),
 }

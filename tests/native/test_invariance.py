@@ -127,3 +127,21 @@ def test_rows_that_a_thread_takes_by_itself_compute_the_same(
     for rows in zip(*answers, strict=True):
         assert np.array_equal(rows[0], rows[1])
         assert np.array_equal(rows[0], rows[2])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("shape", [*MIXED, "a key head for each query head"])
+def test_a_token_that_decodes_alone_computes_what_a_prompt_does(
+    shape: str, workers: Workers, odd_models: Callable[[str], Path]
+) -> None:
+    """So a sequence can go on elsewhere: there, what it has said so far is part of the prompt.
+
+    Rounding to bfloat16 hides nearly every difference of a last bit: it takes some ten thousand numbers to see one.
+    """
+    engine = workers.engine(odd_models(shape), 64, 2, CoreLimits(1, 1024, enable_prefix_caching=False))
+    for prompt in (make_prompt(31), make_prompt(97)):
+        said = engine.log_probabilities([prompt], 24)[0]
+        for count in range(1, 24):
+            [again] = engine.log_probabilities([prompt + said[:count].argmax(-1).tolist()], 1)[0]
+            assert np.array_equal(again, said[count])
