@@ -4,6 +4,7 @@
 // The same numbers as attention.h gets, bit for bit, for the next step of the sequence may go through that. But a tile
 // of one row is read and written through memory, and what was just written there cannot be read until everything before
 // it is done: here scores, shares and sums stay in registers, and the processor goes on to the next keys meanwhile.
+// Numbers too small to be normal are zeros to a tile and not here; they never count beside the largest share, 1.
 #pragma once
 
 #include "attention.h"
@@ -51,6 +52,8 @@ class LoneRow {
  private:
   typedef const Bf16* Panel;
   static constexpr long kTogether = 2 * kPanel;
+  // Asked for every four terms: a whole unit while one goes past, or half of one.
+  static constexpr long kLines = 8, kLinesOfHalf = 11;
 
   void start() {
     const long width = in_.shape.width;
@@ -64,7 +67,7 @@ class LoneRow {
   void one_unit(long key) {
     const long tokens = tokens_of(key, last_);
     unit_.take(in_.shape, in_.cache, span_.blocks, head_, key, last_);
-    Ahead ahead = what_follows(key, tokens == kUnit ? 8 : 11);
+    Ahead ahead = what_follows(key, tokens == kUnit ? kLines : kLinesOfHalf);
     Vec scores[kUnit / kLanes] = {};
     score(tokens, scores, ahead);
     const View view{oldest_ - key, last_ - key, slope_};
