@@ -114,13 +114,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "a key head for each query head": (
         "gemma2",
         {
-            "hidden_size": 56,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 8,
+            "hidden_size": 64,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
             "head_dim": 72,
             "intermediate_size": 65,
             "attn_logit_softcapping": 5.0,
-            "query_pre_attn_scalar": 72,
+            "seed": 1,
         },
     ),
     "a wide MLP": ("llama", {"intermediate_size": 1100, "max_position_embeddings": 1024}),

@@ -140,7 +140,7 @@ def test_a_token_that_decodes_alone_computes_what_a_prompt_does(
     Rounding to bfloat16 hides nearly every difference of a last bit: it takes some ten thousand numbers to see one.
     """
     engine = workers.engine(odd_models(shape), 64, 2, CoreLimits(1, 1024, enable_prefix_caching=False))
-    for prompt in (make_prompt(31), make_prompt(97)):
+    for prompt in (make_prompt(31), make_prompt(97), make_prompt(99)):
         said = engine.log_probabilities([prompt], 24)[0]
         for count in range(1, 24):
             [again] = engine.log_probabilities([prompt + said[:count].argmax(-1).tolist()], 1)[0]
