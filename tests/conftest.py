@@ -75,7 +75,8 @@ class NatsServer:
         return (self.directory / "log").read_text()
 
     def write_config(self) -> None:
-        user = f"{{ user: {self.user}, password: {self.password}{self.permissions} }}"
+        # Quoted: without quotes the server reads a password that happens to be all digits as a number, and refuses it.
+        user = f'{{ user: "{self.user}", password: "{self.password}"{self.permissions} }}'
         config = f"listen: 127.0.0.1:{self.port}\nauthorization {{ users: [{user}] }}\n"
         (self.directory / "nats.conf").write_text(config)
 

@@ -1,4 +1,5 @@
-// Attention over the paged cache, the same for prompts and for single tokens: softmax(q kᵀ) v with a running maximum.
+// Attention over the paged cache, for prompts and for single tokens: softmax(q kᵀ) v with a running maximum. Where there
+// are tiles, lone.h gets the same numbers for single rows.
 //
 // A tile is up to 32 rows of queries of one sequence that read the same key head: consecutive tokens, and for each the
 // query heads of the group. It goes through the keys in units at fixed places of the sequence, so a row's result
@@ -78,9 +79,16 @@ Ahead ask_for_unit(const AttentionInput<T>& in, const Span& span, long head, lon
                tokens * kPanel * size, shape.width / kPanel, unit * kPanel * size);
 }
 
-// The first unit of a span that a row at its beginning sees.
-inline long first_key(const ScoreRules& rules, const Span& span) {
-  return rules.window ? std::max(0L, span.start - rules.window + 1) / kUnit * kUnit : 0;
+// The first key that a row at a position sees.
+inline long oldest_key(const ScoreRules& rules, long position) {
+  return rules.window ? std::max(0L, position - rules.window + 1) : 0;
+}
+
+// The first unit of a span.
+template <class T>
+Ahead ask_for_span(const AttentionInput<T>& in, const Span& span, long head, long lines) {
+  const long key = oldest_key(in.rules, span.start) / kUnit * kUnit;
+  return ask_for_unit(in, span, head, key, span.start + span.count - 1, lines);
 }
 
 constexpr long kTile = kBlockRows;
@@ -109,7 +117,7 @@ class Attention {
 
   // Another tile comes after this one on the same thread: its first unit is asked for during the last one.
   void followed_by(const Span& span, long kv_head) {
-    after_ = ask_for_unit(in_, span, kv_head, first_key(in_.rules, span), span.start + span.count - 1, kLines);
+    after_ = ask_for_span(in_, span, kv_head, kLines);
   }
 
   void run() {
@@ -133,7 +141,7 @@ class Attention {
       std::memcpy(t_.queries + r * stride_, in_.queries + ((span_.first + token(r)) * in_.heads + head) * width,
                   width * sizeof(T));
       t_.newest[r] = position;
-      t_.oldest[r] = in_.rules.window ? std::max(0L, position - in_.rules.window + 1) : 0;
+      t_.oldest[r] = oldest_key(in_.rules, position);
       t_.slope[r] = in_.rules.slopes ? in_.rules.slopes[head] : 0.0f;
     }
     for (long p = 0; p < width / kPanel; p++) std::fill_n(t_.sums + p * kTile * kPanel, rows_ * kPanel, 0.0f);

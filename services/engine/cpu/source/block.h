@@ -1,5 +1,5 @@
-// The product that everything is made of: up to 32 rows of an activation times a panel, 32 columns of a matrix, of keys or
-// of values. Vectors do it, or tiles where there are some.
+// The product that everything is made of: up to 32 rows of an activation times a panel, 32 columns of a matrix, of keys
+// or of values. Vectors do it, or tiles where there are some.
 #pragma once
 
 #include <algorithm>
@@ -67,8 +67,8 @@ void multiply_some(long rows, const T* x, long stride, const T* panel, long term
   if constexpr (kRows > 1) multiply_some<T, kHalves, kRows - 1>(rows, x, stride, panel, terms, sums, resume, ahead);
 }
 
-// Up to kBlockRows rows times a panel, or a part of its terms: sums [rows][32], continued where `resume` says so. `ahead`
-// (see ahead.h) asks twice every 32 terms.
+// Up to kBlockRows rows times a panel, or a part of its terms: sums [rows][32], continued where `resume` says so.
+// `ahead` (see ahead.h) asks twice every 32 terms.
 template <class T>
 struct Block {
   template <Stays, Halves kHalves, class Asker>
@@ -85,58 +85,35 @@ struct Block {
 };
 
 #if defined(__AMX_BF16__)
-// Loads of rows (tiles 4 and 5) and of pairs (6 and 7). A tile's number has to stand in the text.
-template <bool kStays>
-inline void load_rows(const Bf16* from, long bytes) {
+// Loads a tile whose rows begin `bytes` apart. In words of its own, for with the compiler's a tile's number has to stand
+// in the text.
+template <int kNumber, bool kStays>
+inline void load_tile(const Bf16* from, long bytes) {
   if constexpr (kStays)
-    _tile_loadd(4, from, bytes);
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(bytes), "i"(kNumber));
   else
-    _tile_stream_loadd(4, from, bytes);
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(bytes), "i"(kNumber));
 }
 
-template <bool kStays>
-inline void load_rows_below(const Bf16* from, long bytes) {
-  if constexpr (kStays)
-    _tile_loadd(5, from, bytes);
-  else
-    _tile_stream_loadd(5, from, bytes);
-}
-
-template <bool kStays>
-inline void load_left(const Bf16* pairs, long bytes) {
-  if constexpr (kStays)
-    _tile_loadd(6, pairs, bytes);
-  else
-    _tile_stream_loadd(6, pairs, bytes);
-}
-
-template <bool kStays>
-inline void load_right(const Bf16* pairs, long bytes) {
-  if constexpr (kStays)
-    _tile_loadd(7, pairs, bytes);
-  else
-    _tile_stream_loadd(7, pairs, bytes);
-}
-
+// Rows in tiles 4 and 5, pairs in 6 and 7.
 template <Stays kStays, Halves kHalves, bool kBoth, class Asker>
 inline void multiply_tiles(const Bf16* x, long stride, const Bf16* panel, long terms, Asker& ahead) {
   typedef PanelOrder<Bf16, kHalves> Panel;
   constexpr bool kRowsStay = kStays == Stays::rows;
-  constexpr bool kPairsStay = !kRowsStay;
   constexpr long kBytes = Panel::kTerm * 2 * (long)sizeof(Bf16);
   const long bytes = stride * (long)sizeof(Bf16);
   const Bf16* below = x + kTileRows * stride;
   for (long k = 0; k < terms; k += kTileTerms) {
     const Bf16* w = panel + k * kPanel;
-    load_rows<kRowsStay>(x + k, bytes);
-    load_left<kPairsStay>(w, kBytes);
+    load_tile<4, kRowsStay>(x + k, bytes);
+    load_tile<6, !kRowsStay>(w, kBytes);
     ahead.ask(w);
     _tile_dpbf16ps(0, 4, 6);
-    load_right<kPairsStay>(w + Panel::kRight, kBytes);
+    load_tile<7, !kRowsStay>(w + Panel::kRight, kBytes);
     ahead.ask(w + kTileTerms * kLanes);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (kBoth) {
-      load_rows_below<kRowsStay>(below + k, bytes);
+      load_tile<5, kRowsStay>(below + k, bytes);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }

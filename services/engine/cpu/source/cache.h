@@ -1,5 +1,5 @@
-// The paged KV cache as this backend lays it out: keys and values of a block and a head are panels (see matrix.h), so
-// that scores and weighted sums are products of rows with panels.
+// The paged KV cache as this backend lays it out: keys and values of a block and a head are panels (see block.h),
+// pair by pair, so that scores and weighted sums are products of rows with panels.
 //
 //     keys    [blocks][kv_heads][block_size / p][width / kTerms][p tokens][kTerms]            p = min(32, block_size)
 //     values  [blocks][kv_heads][block_size / u][width / 32][u / e][32 dimensions][e tokens]  u = min(64, block_size)

@@ -9,12 +9,12 @@
 #include <memory>
 
 #include "batch.h"
-#if defined(__AMX_BF16__)
-#include "lone.h"
-#endif
 #include "by_rows.h"
 #include "experts.h"
 #include "head.h"
+#if defined(__AMX_BF16__)
+#include "lone.h"
+#endif
 
 namespace antiphon {
 
@@ -120,12 +120,16 @@ class Decoder {
     row_blocks_.clear();
     // Of a prompt, all rows read the keys of one head before those of the next; the last ones, which see most, first.
     for (long head = 0; head < spec_.num_kv_heads; head++)
-      for (const Span& span : spans_)
-        for (long row = alone(span) ? -1 : (span.count * group() - 1) / kTile * kTile; row >= 0; row -= kTile)
+      for (const Span& span : spans_) {
+        if (alone(span)) continue;
+        for (long row = (span.count * group() - 1) / kTile * kTile; row >= 0; row -= kTile)
           row_blocks_.push_back({&span, head, row});
+      }
     // Of a token that is alone, all heads: they lie side by side in each block of the cache.
-    for (const Span& span : spans_)
-      for (long head = 0; alone(span) && head < spec_.num_kv_heads; head++) row_blocks_.push_back({&span, head, 0});
+    for (const Span& span : spans_) {
+      if (!alone(span)) continue;
+      for (long head = 0; head < spec_.num_kv_heads; head++) row_blocks_.push_back({&span, head, 0});
+    }
     list_asked(step);
   }
 

@@ -11,10 +11,11 @@
 
 namespace antiphon {
 
-// `kPanels` panels times 32 terms of a row, as a tile adds them: even and odd terms apart, and then to the sums. `x` has
-// bfloat16 numbers, as floats.
+// `kPanels` panels times 32 terms of a row, as a tile adds them: even and odd terms apart, and then to the sums. `x`
+// has bfloat16 numbers, as floats.
 template <int kPanels>
 inline void add_group(const float* x, const Bf16* const (&panels)[kPanels], Vec (&sums)[2 * kPanels], Ahead& ahead) {
+  typedef PanelOrder<Bf16, Halves::beside> Panel;
   constexpr int kHalves = 2 * kPanels;
   constexpr long kStep = 4;
   Vec even[kHalves] = {}, odd[kHalves] = {};
@@ -23,7 +24,7 @@ inline void add_group(const float* x, const Bf16* const (&panels)[kPanels], Vec 
     for (long k = group; k < group + kStep; k += 2) {
       const Vec first = splat(x[k]), second = splat(x[k + 1]);
       for (int half = 0; half < kHalves; half++) {
-        const WordVec both = load_any<WordVec>(panels[half / 2] + k * kPanel + half % 2 * kTileTerms);
+        const WordVec both = load_any<WordVec>(panels[half / 2] + k * Panel::kTerm + half % 2 * Panel::kRight);
         even[half] = even[half] + first * (Vec)(both << 16);
         odd[half] = odd[half] + second * (Vec)(both & 0xffff0000u);
       }
@@ -38,14 +39,15 @@ inline void settle(Vec& v) { asm volatile("" : "+v"(v)); }
 class LoneRow {
  public:
   LoneRow(const AttentionInput<Bf16>& in, const Span& span, long head, TileState<Bf16>& state)
-      : in_(in), span_(span), head_(head), last_(span.start), unit_(state.unit), sums_(state.sums) {}
+      : in_(in), span_(span), head_(head), last_(span.start), oldest_(oldest_key(in.rules, last_)), unit_(state.unit),
+        sums_(state.sums) {}
 
   // See Attention.
   void followed_by(const Span& span, long head) { next_ = &span, next_head_ = head; }
 
   void run() {
     start();
-    for (long key = first_key(in_.rules, span_); key <= last_; key += kUnit) one_unit(key);
+    for (long key = oldest_ / kUnit * kUnit; key <= last_; key += kUnit) one_unit(key);
     finish();
   }
 
@@ -60,7 +62,6 @@ class LoneRow {
     const Bf16* query = in_.queries + (span_.first * in_.heads + head_) * width;
     for (long d = 0; d < width; d += kLanes) store(query_ + d, load(query + d));
     std::fill_n(sums_, width, 0.0f);
-    oldest_ = in_.rules.window ? std::max(0L, last_ - in_.rules.window + 1) : 0;
     slope_ = in_.rules.slopes ? in_.rules.slopes[head_] : 0.0f;
   }
 
@@ -83,8 +84,7 @@ class LoneRow {
 
   Ahead what_follows(long key, long lines) const {
     if (key + kUnit <= last_) return ask_for_unit(in_, span_, head_, key + kUnit, last_, lines);
-    if (!next_) return {};
-    return ask_for_unit(in_, *next_, next_head_, first_key(in_.rules, *next_), next_->start + next_->count - 1, lines);
+    return next_ ? ask_for_span(in_, *next_, next_head_, lines) : Ahead();
   }
 
   void score(long tokens, Vec (&scores)[kUnit / kLanes], Ahead& ahead) const {
@@ -144,11 +144,10 @@ class LoneRow {
   const AttentionInput<Bf16>& in_;
   const Span& span_;
   const long head_;
-  const long last_;
+  const long last_, oldest_;  // the keys that it sees
   Unit<Bf16>& unit_;
   float* const sums_;  // [width]
   alignas(64) float query_[kWidthMax];
-  long oldest_ = 0;
   float slope_ = 0;
   Vec highest_ = splat(kLowest), total_ = {};
   const Span* next_ = nullptr;
