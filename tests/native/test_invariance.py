@@ -118,8 +118,11 @@ def test_more_rows_than_a_core_can_keep_compute_the_same(workers: Workers, odd_m
 def test_rows_that_a_thread_takes_by_itself_compute_the_same(
     block_size: int, workers: Workers, odd_models: Callable[[str], Path]
 ) -> None:
-    """Steps of many rows, a share of them through whole layers on each thread; in chunks all share out each matrix."""
-    directory, prompts = odd_models("heads of whole panels"), [make_prompt(length) for length in (250, 1, 33, 171)]
+    """Steps of many rows, a share of them through whole layers on each thread; in chunks all share out each matrix.
+
+    615 rows on two threads are nearly the most that one takes at a time.
+    """
+    directory, prompts = odd_models("heads of whole panels"), [make_prompt(length) for length in (250, 1, 33, 171, 160)]
     whole = workers.engine(directory, block_size, 2, CoreLimits(6, 1024, enable_prefix_caching=False))
     many = workers.engine(directory, block_size, 3, CoreLimits(6, 431, enable_prefix_caching=False))
     chunked = workers.engine(directory, 64, 1, CoreLimits(1, 60, enable_prefix_caching=False))

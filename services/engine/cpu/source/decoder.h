@@ -84,7 +84,7 @@ class Decoder {
 
   // How many rows a thread takes at a time, all alike; 0 where threads should share out each matrix instead.
   long rows_apart() const {
-    const long most = std::min(kPassRows, own_bytes() / OwnRows<T>::bytes(spec_.hidden_size, spec_.intermediate_size));
+    const long most = std::min(kOwnRows, cache_bytes() / OwnRows<T>::bytes(spec_.hidden_size, spec_.intermediate_size));
     if (most < kRowsApart<T>) return 0;
     const long parts = round_up((tokens_ + most - 1) / most, pool_.threads()), rows = (tokens_ + parts - 1) / parts;
     return rows < kRowsApart<T> ? 0 : rows;

@@ -21,11 +21,10 @@ inline long cache_bytes() {
   static const long found = sysconf(_SC_LEVEL2_CACHE_SIZE), bytes = found > 0 ? found : 1L << 20;
   return bytes;
 }
-// Rows that go through all panels together, and the bytes of them that stay in a core's own cache meanwhile.
-constexpr long kPassRows = 288;
+// Rows that go through all panels together, and the bytes of them that stay in a core's own cache meanwhile; and the most
+// of a thread's own rows (see by_rows.h): what they need besides is there anyway, and weights are read less often.
+constexpr long kPassRows = 288, kOwnRows = 320;
 inline long pass_bytes() { return std::max(cache_bytes() / 4, 256L << 10); }
-// The bytes of it that what a thread needs for its own rows may take.
-inline long own_bytes() { return cache_bytes() / 10 * 9; }
 // Bytes of rows that stay in a cache while panels go past them: in the innermost one, but tiles take them from the next
 // one as fast, and reading panels in long stretches is worth more. And the terms of a panel that stay in the innermost
 // cache while rows go past it (tiles can ask for rows not to be kept there).
@@ -110,7 +109,7 @@ struct PanelPart {
   bool resume, last;  // sums go on from what was kept; they are complete after this
 };
 
-// Up to kPassRows rows times panels, one after the other. A panel goes through the innermost cache in pieces, each past
+// Up to kOwnRows rows times panels, one after the other. A panel goes through the innermost cache in pieces, each past
 // all rows. `finish(row, panel, sums)` takes each row's 32 sums where they are complete.
 template <class T, class Finish>
 class Pass {
@@ -154,7 +153,7 @@ class Pass {
   const BlockShape<T> whole_, odd_;
   Finish& finish_;
   bool shaped_ = false, shaped_whole_ = false;
-  alignas(64) float sums_[kPassRows * kPanel];
+  alignas(64) float sums_[kOwnRows * kPanel];
 };
 
 // The terms that go through all panels at once: as many as let the rows stay in a core's cache.
