@@ -64,7 +64,9 @@ ORPHAN_S = 5.0
 DRAIN_S = 20.0
 """Longest graceful shutdown."""
 PLACEMENTS_MAX = 3
-"""Engines that may be lost under one sequence before it fails: it may be what kills them."""
+"""Engines that may die under one sequence before it fails: it may be what kills them."""
+LOSSES_MAX = 20
+"""The same, with those that only fell silent for longer than a lease, as on a host that is busy with something else."""
 
 # --- engine ---
 ENGINE_WAITING_MAX = 4096

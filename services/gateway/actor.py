@@ -31,6 +31,8 @@ from shared.messages import (
 
 TICK_S = limits.HEARTBEAT_INTERVAL_S
 """Between two looks at what has gone silent, which heartbeats tell."""
+OWN_PAUSE_S = limits.LEASE_S / 2
+"""From one tick to the next; after a longer one silence says nothing of others."""
 RETRY_AFTER_S = 1.0
 
 
@@ -48,6 +50,7 @@ class GatewayActor(Actor):
         self._draining = False
         self._first_seen: dict[str, int] = {}
         self._connected = True
+        self._ticked_at, self._was_late = self._now(), False
         self._quiet = asyncio.Event()
 
     async def listen(self) -> None:
@@ -159,20 +162,27 @@ class GatewayActor(Actor):
     # --- time ---
 
     async def watch(self) -> None:
-        """Ticks: leases, stalls, and requests that are over."""
+        """Ticks for ever."""
         while True:
             await asyncio.sleep(TICK_S)
-            now = self._now()
-            self._follow_link(now)
+            self.tick(self._now())
+
+    def tick(self, now: float) -> None:
+        """Looks after leases, stalls, and requests that are over."""
+        self._follow_link(now)
+        if not self._stood_still(now):
             for lost in self.members.expire(now):
                 self._lost(lost)
-            for request_id, actor in list(self.requests.items()):
-                if actor.over:
-                    del self.requests[request_id]
-                elif self._connected:
-                    actor.tick(now)
-            if not self.requests:
-                self._quiet.set()
+            self._tick_requests(now)
+        if not self.requests:
+            self._quiet.set()
+
+    def _tick_requests(self, now: float) -> None:
+        for request_id, actor in list(self.requests.items()):
+            if actor.over:
+                del self.requests[request_id]
+            elif self._connected:
+                actor.tick(now)
 
     def status(self) -> GatewayStatus:
         """The sequences that this gateway owns, for heartbeats."""
@@ -221,6 +231,12 @@ class GatewayActor(Actor):
             (self.members.resume if connected else self.members.suspend)(now)
             for actor in self.requests.values() if connected else ():
                 actor.resumed(now)
+
+    def _stood_still(self, now: float) -> bool:
+        """Whether this process itself was silent: what others said meanwhile is still to be read, by the next tick."""
+        late = now - self._ticked_at > OWN_PAUSE_S and not self._was_late
+        self._ticked_at, self._was_late = now, late
+        return late
 
     def _ready_members(self, service: str) -> list[Heartbeat]:
         return [beat for beat in self.members.alive(service, self._now()) if beat.state == "ready"]

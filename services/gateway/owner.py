@@ -9,6 +9,7 @@ is rebuilt from what is known. No bus, no asyncio, no clock: the conductor passe
                       └──────lost───────────┘   (epoch + 1, with the tokens so far)
 """
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -71,8 +72,9 @@ class SequenceOwner:
     num_cached_tokens: int = 0
     cumulative_logprob: float = 0.0
     carried_logprob: float = 0.0
-    deaths: int = 0
-    """Engines that were lost while they ran it."""
+    losses: int = 0
+    lost_engines: set[Address] = field(default_factory=set[Address])
+    """Engines that were lost while they ran it: dead, or silent for a while."""
     progress_at: float = 0.0
     listed_at: float = 0.0
     behind_since: float | None = None
@@ -98,8 +100,14 @@ class SequenceOwner:
     def lost(self) -> None:
         """The engine is gone, or no longer knows the sequence: it needs a new placement."""
         assert self.phase is Phase.RUNNING
+        assert self.engine is not None
         self.phase = Phase.PLACING
-        self.deaths += 1
+        self.losses += 1
+        self.lost_engines.add(self.engine)
+
+    def hopeless(self, alive: Set[Address]) -> bool:
+        """Too much was lost under it to try again. An engine that is alive was not dead, only silent."""
+        return len(self.lost_engines - alive) >= limits.PLACEMENTS_MAX or self.losses >= limits.LOSSES_MAX
 
     def touch(self, now: float) -> None:
         """Time in which nothing could be heard does not count as silence."""

@@ -151,7 +151,7 @@ class RequestActor:
         sequence, refused = self.sequences[index], set[tuple[str, str]]()
         deadline = self._now() + limits.QUEUE_WAIT_S
         while not self._over:
-            if sequence.deaths >= limits.PLACEMENTS_MAX:
+            if sequence.hopeless(self._living_engines()):
                 raise ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
             pair = self._choose(index, refused)
             if pair is None:
@@ -282,6 +282,9 @@ class RequestActor:
         engine = self._board.choose_engine(engines, self._card.name, len(prompt.token_ids), hashes, refused, near)
         detokenizer = self._board.choose_detokenizer(self._members.alive("detokenizer", now), refused)
         return (engine, detokenizer) if engine is not None and detokenizer is not None else None
+
+    def _living_engines(self) -> set[Address]:
+        return {Address(engine.id, engine.boot) for engine in self._members.alive("engine", self._now())}
 
     def _detokenizer_for(self, sequence: SequenceOwner, refused: set[tuple[str, str]]) -> Address | None:
         alive = self._members.alive("detokenizer", self._now())

@@ -122,3 +122,34 @@ def test_the_cumulative_logprob_carries_over_placements():
     sequence.start_placement(OTHER, DETOKENIZER, 2.0)
     sequence.take(TextEvent("r-0", 2, 1, (6,), 1, "b", cumulative_logprob=-0.5), OTHER, 3.0)
     assert sequence.cumulative_logprob == -2.0
+
+
+def lose(sequence: SequenceOwner, engine: Address) -> None:
+    sequence.start_placement(engine, DETOKENIZER, 0.0)
+    sequence.accepted(0.0)
+    sequence.lost()
+
+
+def test_engines_that_died_one_after_the_other_under_a_sequence_are_enough():
+    sequence = SequenceOwner("r-0")
+    for number in range(limits.PLACEMENTS_MAX):
+        assert not sequence.hopeless(set())
+        lose(sequence, Address("e1", f"boot{number}"))
+    assert sequence.hopeless(set())
+    assert sequence.hopeless({OTHER})
+
+
+def test_an_engine_that_was_only_silent_did_not_die():
+    sequence = SequenceOwner("r-0")
+    for _ in range(limits.PLACEMENTS_MAX):
+        lose(sequence, ENGINE)
+    assert not sequence.hopeless({ENGINE})
+    assert not sequence.hopeless(set())
+
+
+def test_a_sequence_that_is_lost_again_and_again_ends():
+    sequence = SequenceOwner("r-0")
+    for _ in range(limits.LOSSES_MAX):
+        assert not sequence.hopeless({ENGINE})
+        lose(sequence, ENGINE)
+    assert sequence.hopeless({ENGINE})

@@ -1,0 +1,56 @@
+"""When the gateway calls a member lost."""
+
+import pytest
+
+from services.gateway.actor import TICK_S, GatewayActor
+from shared import limits
+from shared.actors.host import Host
+from shared.actors.memory import MemoryBus
+from shared.messages import Heartbeat, PoolStatus
+from shared.subjects import Subjects
+
+
+class HeldClock:
+    """Stands at 0."""
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def time_ns(self) -> int:
+        return 0
+
+
+@pytest.fixture
+async def actor() -> GatewayActor:
+    """One that has just heard of a tokenizer."""
+    host = Host(MemoryBus(0).connect("gateway"), Subjects(), HeldClock(), "g1", "boot0000")
+    actor = GatewayActor(host)
+    actor.members.observe(Heartbeat("tokenizer", "t1", "boot0001", 1, "ready", 0, TICK_S, PoolStatus()), 0.0)
+    return actor
+
+
+def ticks(actor: GatewayActor, first: int, last: int) -> None:
+    for number in range(first, last + 1):
+        actor.tick(number * TICK_S)
+
+
+async def test_a_silent_member_is_lost_after_a_lease(actor: GatewayActor) -> None:
+    lease = round(limits.LEASE_S / TICK_S)
+    ticks(actor, 1, lease - 1)
+    assert actor.members.get("tokenizer", "t1")
+    ticks(actor, lease, lease + 1)
+    assert not actor.members.get("tokenizer", "t1")
+
+
+async def test_a_gateway_that_stood_still_reads_what_was_said_before_it_calls_anybody_lost(actor: GatewayActor) -> None:
+    ticks(actor, 1, 2)
+    actor.tick(10.0)
+    assert actor.members.get("tokenizer", "t1")
+    actor.tick(10.0 + TICK_S)
+    assert not actor.members.get("tokenizer", "t1")
+
+
+async def test_a_gateway_that_is_always_late_still_notices(actor: GatewayActor) -> None:
+    actor.tick(1.0)
+    actor.tick(2.0)
+    assert not actor.members.get("tokenizer", "t1")
