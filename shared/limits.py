@@ -63,7 +63,7 @@ ORPHAN_S = 5.0
 """Silence of a gateway after which an engine drops its sequences."""
 DRAIN_S = 20.0
 """Longest graceful shutdown."""
-PLACEMENTS_MAX = 3
+DEATHS_MAX = 3
 """Engines that may die under one sequence before it fails: it may be what kills them."""
 LOSSES_MAX = 20
 """The same, with those that only fell silent for longer than a lease, as on a host that is busy with something else."""

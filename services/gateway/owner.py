@@ -107,7 +107,7 @@ class SequenceOwner:
 
     def hopeless(self, alive: Set[Address]) -> bool:
         """Too much was lost under it to try again. An engine that is alive was not dead, only silent."""
-        return len(self.lost_engines - alive) >= limits.PLACEMENTS_MAX or self.losses >= limits.LOSSES_MAX
+        return len(self.lost_engines - alive) >= limits.DEATHS_MAX or self.losses >= limits.LOSSES_MAX
 
     def touch(self, now: float) -> None:
         """Time in which nothing could be heard does not count as silence."""

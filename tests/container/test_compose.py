@@ -73,6 +73,23 @@ class Stack:
         scale = [word for service in SERVICES for word in ("--scale", f"{service}=2")]
         self.compose("up", "-d", "--build", *scale)
 
+    def down(self) -> None:
+        """Nothing that runs or holds data may stay.
+
+        Docker 20.10 sometimes miscounts the endpoints of a network and then keeps it, empty, until it is restarted
+        itself ("has active endpoints"; its log at that start: "Fixing inconsistent endpoint_cnt"). That alone is let
+        pass; docker-compose then did not come to the volumes.
+        """
+        self.compose("down", "-v", "--remove-orphans", "-t", "30", check=False)
+        if volumes := self._of_project("volume", "ls"):
+            run("docker", "volume", "rm", *volumes)
+        assert not self._of_project("ps", "-a")
+        for network in self._of_project("network", "ls"):
+            assert run("docker", "network", "inspect", "-f", "{{len .Containers}}", network) == "0"
+
+    def _of_project(self, *words: str) -> list[str]:
+        return run("docker", *words, "-q", "--filter", f"label=com.docker.compose.project={PROJECT}").split()
+
     def containers(self, service: str) -> list[str]:
         return self.compose("ps", "-q", service).split()
 
@@ -136,7 +153,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         made.wait_until_healthy(HEALTHY_S)
         yield made
     finally:
-        made.compose("down", "-v", "--remove-orphans", "-t", "30")
+        made.down()
 
 
 def served(url: str) -> float:

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from antiphon.http_probe import get
+from shared import limits
 from tests.system.served import END_S, READY_S, ROOT, Served, alive, has_opentelemetry, serve_tiny, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
@@ -92,6 +93,26 @@ def test_a_killed_process_is_replaced_and_requests_work_again(name: str, served:
             assert time.monotonic() < deadline, served.output
             time.sleep(0.1)
     assert after == before
+
+
+@pytest.mark.parametrize("name", ["engine-1", "gateway-1"])
+def test_a_process_that_stands_still_again_and_again_costs_a_stream_nothing_but_time(
+    name: str, served: Served, client: openai.OpenAI
+) -> None:
+    """Each time for longer than a lease, and more often than engines may die under a sequence."""
+    long = {"prompt": "Once", "max_tokens": 480, "n": 16, "seed": 5, "extra_body": {"ignore_eos": True}}
+    whole = client.completions.create(model="tiny", **long)
+    stream = iter(client.completions.create(model="tiny", stream=True, **long))
+    chunks = [next(stream)]
+    for _ in range(limits.DEATHS_MAX + 1):
+        os.kill(served.pids()[name], signal.SIGSTOP)
+        time.sleep(1.5 * limits.LEASE_S)
+        os.kill(served.pids()[name], signal.SIGCONT)
+        time.sleep(0.1)
+    texts = dict.fromkeys(range(16), "")
+    for chunk in [*chunks, *stream]:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == {choice.index: choice.text for choice in whole.choices}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -132,7 +132,7 @@ def lose(sequence: SequenceOwner, engine: Address) -> None:
 
 def test_engines_that_died_one_after_the_other_under_a_sequence_are_enough():
     sequence = SequenceOwner("r-0")
-    for number in range(limits.PLACEMENTS_MAX):
+    for number in range(limits.DEATHS_MAX):
         assert not sequence.hopeless(set())
         lose(sequence, Address("e1", f"boot{number}"))
     assert sequence.hopeless(set())
@@ -141,7 +141,7 @@ def test_engines_that_died_one_after_the_other_under_a_sequence_are_enough():
 
 def test_an_engine_that_was_only_silent_did_not_die():
     sequence = SequenceOwner("r-0")
-    for _ in range(limits.PLACEMENTS_MAX):
+    for _ in range(limits.DEATHS_MAX):
         lose(sequence, ENGINE)
     assert not sequence.hopeless({ENGINE})
     assert not sequence.hopeless(set())

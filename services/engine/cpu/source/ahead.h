@@ -9,8 +9,8 @@ namespace antiphon {
 // Terms of a product between two calls of `ask`.
 constexpr long kAskEvery = 16;
 
-// What is read next, wherever that is: `lines` cache lines at a time, first those from `from` on, then `parts` stretches
-// of which one begins `distance` bytes after the other.
+// What is read next, wherever that is: `lines` cache lines at a time, first those from `from` on, then `parts`
+// stretches of which one begins `distance` bytes after the other.
 class Ahead {
  public:
   Ahead() = default;

@@ -156,13 +156,15 @@ class Attention {
     t_.unit.take(in_.shape, in_.cache, span_.blocks, head_, key, last);
     Ahead ahead = key + kUnit <= last ? ask_for_unit(in_, span_, head_, key + kUnit, last, kLines) : after_;
     for (long p = 0; p < tokens / kPanel; p++)
-      Block<T>::template multiply<Stays::panel, Halves::beside>(rows_, t_.queries, stride_, t_.unit.keys + p * kPanel * width, width,
-                                                t_.scores[p], false, ahead);
+      Block<T>::template multiply<Stays::panel, Halves::beside>(rows_, t_.queries, stride_,
+                                                                t_.unit.keys + p * kPanel * width, width,
+                                                                t_.scores[p], false, ahead);
     for (long r = 0; r < rows_; r++) adjust(r, key);
     weigh();
     for (long p = 0; p < width / kPanel; p++)
-      Block<T>::template multiply<Stays::panel, Halves::beside>(rows_, t_.shares, kShareStride, t_.unit.values + p * kUnit * kPanel,
-                                                tokens, t_.sums + p * kTile * kPanel, true, ahead);
+      Block<T>::template multiply<Stays::panel, Halves::beside>(rows_, t_.shares, kShareStride,
+                                                                t_.unit.values + p * kUnit * kPanel, tokens,
+                                                                t_.sums + p * kTile * kPanel, true, ahead);
   }
 
   // Soft cap, bias and mask of a row's scores of the unit's keys, and their maximum.

@@ -85,8 +85,8 @@ struct Block {
 };
 
 #if defined(__AMX_BF16__)
-// Loads a tile whose rows begin `bytes` apart. In words of its own, for with the compiler's a tile's number has to stand
-// in the text.
+// Loads a tile whose rows begin `bytes` apart. In words of its own, for with the compiler's a tile's number has to
+// stand in the text.
 template <int kNumber, bool kStays>
 inline void load_tile(const Bf16* from, long bytes) {
   if constexpr (kStays)

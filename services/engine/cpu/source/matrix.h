@@ -3,8 +3,9 @@
 //     y[m][n] = sum over k of x[m][k] * w[n][k]
 //
 // Columns lie in panels of 32, each [terms / 32][2][32 / kTerms][16][kTerms] (see pair.h), `terms` being the input's
-// width padded with zeros: what a tile takes lies in one stretch, and everything is read in the order in which it lies. A sum runs over the terms in their order whatever the number of rows, however rows and terms are cut up:
-// a row's result does not depend on the rows beside it.
+// width padded with zeros: what a tile takes lies in one stretch, and everything is read in the order in which it lies.
+// A sum runs over the terms in their order whatever the number of rows, however rows and terms are cut up: a row's
+// result does not depend on the rows beside it.
 #pragma once
 
 #include <unistd.h>
@@ -21,8 +22,8 @@ inline long cache_bytes() {
   static const long found = sysconf(_SC_LEVEL2_CACHE_SIZE), bytes = found > 0 ? found : 1L << 20;
   return bytes;
 }
-// Rows that go through all panels together, and the bytes of them that stay in a core's own cache meanwhile; and the most
-// of a thread's own rows (see by_rows.h): what they need besides is there anyway, and weights are read less often.
+// Rows that go through all panels together, and the bytes of them that stay in a core's own cache meanwhile; and the
+// most of a thread's own rows (see by_rows.h): what they need besides is there anyway, and weights are read less often.
 constexpr long kPassRows = 288, kOwnRows = 320;
 inline long pass_bytes() { return std::max(cache_bytes() / 4, 256L << 10); }
 // Bytes of rows that stay in a cache while panels go past them: in the innermost one, but tiles take them from the next
