@@ -1,14 +1,18 @@
-"""One load on one running server, and the machine's limits beside it: each on an idle machine, with its CPU booked.
+"""One load on one running server, and the machine's limits before and after it, each on an idle machine.
+
+Whose CPU time it took is booked.
 
 Called by `bench.peers` and `bench.run`; they decide in what order, `bench.report` what it means.
 """
 
 import asyncio
+import functools
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from bench import books, probe, roofline
@@ -30,22 +34,40 @@ class LoadFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Which measurement a sample belongs to: the round, the load, and the machine's limits in that moment."""
+    """Which measurement a sample belongs to: the round, the load, and the machine's limits around it."""
 
     round: int
     load: Load
-    floor: roofline.Floor
-    probe: probe.Probe
-    cpu: books.Cpu
-    """While the limits were measured."""
+    decoder: DecoderDescription
     patience: books.Patience
+    limits: tuple[tuple[probe.Probe, books.Cpu], ...]
+    """As measured before and, where `ended`, after; and who used the processor meanwhile."""
+
+    def ended(self, limits: tuple[probe.Probe, books.Cpu]) -> "Turn":
+        """The same with what was measured afterwards: a machine that is not alone changes within a minute."""
+        return replace(self, limits=(*self.limits, limits))
+
+    def settled(self, samples: Iterable[Sample]) -> list[Sample]:
+        """Samples beside the floor that this turn has come to know."""
+        return [replace(sample, floor_s=self.floor.total_s) for sample in samples]
+
+    @property
+    def floor(self) -> roofline.Floor:
+        """What the limits allow on average."""
+        # Weights come from memory or, where they fit, from a cache: whichever buffer was faster bounds them.
+        read = fmean(max(found.read_model_gb_s, found.read_large_gb_s) for found, _ in self.limits)
+        limits = roofline.Limits(read * 1e9, self._mean("gemm_gflop_s") * 1e9)
+        return roofline.floor(self.decoder, self.load, limits)
 
     def record(self) -> dict[str, Any]:
         """For a results file."""
-        rates = {name: getattr(self.probe, name) for name in ("read_model_gb_s", "read_large_gb_s", "gemm_gflop_s")}
+        rates = {name: self._mean(name) for name in ("read_model_gb_s", "read_large_gb_s", "gemm_gflop_s")}
         floor = {"floor_prompts_s": self.floor.prompts_s, "floor_decode_s": self.floor.decode_s}
-        foreign = {"foreign_cores": self.cpu.foreign}
+        foreign = {"foreign_cores": max(cpu.foreign for _, cpu in self.limits)}
         return {"round": self.round, "load": self.load.name, **rounded({**rates, **floor, **foreign})}
+
+    def _mean(self, name: str) -> float:
+        return fmean(getattr(found, name) for found, _ in self.limits)
 
 
 def describe(model: Path) -> DecoderDescription:
@@ -54,15 +76,28 @@ def describe(model: Path) -> DecoderDescription:
     return find_family(config).describe(config)
 
 
-def begin(number: int, load: Load, decoder: DecoderDescription, threads: int, patience: books.Patience) -> Turn:
-    """Measures the machine's limits, and what they allow for a load."""
+def turns(
+    loads: Iterable[tuple[int, Load]], decoder: DecoderDescription, patience: books.Patience, threads: int
+) -> Iterator[tuple[Turn, Callable[[], Turn]]]:
+    """The turns of these rounds and loads, each with what ends it and must be called before the next one."""
+    found = limits(decoder, patience, threads)
+
+    def end(turn: Turn) -> Turn:
+        nonlocal found
+        found = limits(decoder, patience, threads)
+        return turn.ended(found)
+
+    for number, load in loads:
+        turn = Turn(number, load, decoder, patience, (found,))
+        yield turn, functools.partial(end, turn)
+
+
+def limits(decoder: DecoderDescription, patience: books.Patience, threads: int) -> tuple[probe.Probe, books.Cpu]:
+    """The machine's, now, for a model of this size."""
     size = roofline.weight_bytes(decoder)
-    found, cpu = books.quietly(patience, books.children, lambda: size, lambda wanted: probe.measure(wanted, threads))
+    found = books.quietly(patience, books.children, lambda: size, lambda wanted: probe.measure(wanted, threads))
     time.sleep(SETTLE_S)
-    # Weights come from memory or, where they fit, from a cache: whichever of the two buffers was faster bounds them.
-    read = max(found.read_model_gb_s, found.read_large_gb_s)
-    limits = roofline.Limits(read * 1e9, found.gemm_gflop_s * 1e9)
-    return Turn(number, load, roofline.floor(decoder, load, limits), found, cpu, patience)
+    return found
 
 
 def sample(server: Server, turn: Turn, prompts: Prompts, seeds: Iterator[int]) -> Sample:

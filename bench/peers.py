@@ -1,8 +1,8 @@
 """This system beside others on one machine, in turn: `make bench-peers ARGS="--model DIR --vllm … --llama-server …"`.
 
 Every server is started once with the same model and stopped (SIGSTOP) while another one is measured. A round takes each
-load, measures the machine's limits, then each server in an order that turns from round to round. What is compared are
-ratios within a round. A server that is not named is left out, and the results say so.
+load and each server in an order that turns from round to round, and measures the machine's limits before and after.
+What is compared are ratios within a round. A server that is not named is left out, and the results say so.
 """
 
 import argparse
@@ -118,25 +118,28 @@ def rounds(options: argparse.Namespace, servers: list[Server], results: Results)
     prompts, decoder = loads.Prompts(options.model), measure.describe(options.model)
     seeds = itertools.count(time.time_ns() // 10**9 * 1000)
     patience = books.HURRY if options.short else books.Patience()
-    for number, load in itertools.product(range(options.rounds), loads.chosen(options.loads, options.short)):
-        turn = measure.begin(number, load, decoder, machine.cores(), patience)
+    wanted = itertools.product(range(options.rounds), loads.chosen(options.loads, options.short))
+    for turn, end in measure.turns(wanted, decoder, patience, machine.cores()):
+        first = turn.round % len(servers)
+        found = [_measure(server, turn, prompts, seeds, results) for server in servers[first:] + servers[:first]]
+        turn = end()
         results.turns.append(turn)
-        for server in servers[number % len(servers) :] + servers[: number % len(servers)]:
-            _measure(server, turn, prompts, seeds, results)
+        results.samples += turn.settled(sample for sample in found if sample)
         yield
 
 
 def _measure(
     server: Server, turn: measure.Turn, prompts: loads.Prompts, seeds: Iterator[int], results: Results
-) -> None:
+) -> Sample | None:
     server.resume()
     try:
         sample = measure.sample(server, turn, prompts, seeds)
-        results.samples.append(sample)
         print(progress(sample), file=sys.stderr, flush=True)
+        return sample
     except measure.LoadFailed as error:
         results.failures.append(f"round {turn.round}, {server.name}: {error}")
         print(results.failures[-1], file=sys.stderr, flush=True)
+        return None
     finally:
         server.pause()
 
@@ -144,7 +147,7 @@ def _measure(
 def progress(sample: Sample) -> str:
     """One line while it runs."""
     where = f"round {sample.round} {sample.load:<7} {sample.server:<10}"
-    rates = f"{sample.output_rate:8.1f} tok/s  {sample.share:4.0%} of the floor  TTFT {sample.ttft_ms_p50:7.0f} ms"
+    rates = f"{sample.output_rate:8.1f} tok/s  TTFT {sample.ttft_ms_p50:7.0f} ms"
     return f"{where} {rates}  {sample.wall_s:6.1f} s  foreign {sample.cpu.foreign:5.2f}"
 
 

@@ -2,8 +2,8 @@
 
     python -m bench.run [MODEL_DIRECTORY ...] [--rounds N] [--short]
 
-Without a directory: the demo model, and what `make bench-models` has made. Each round takes each load, measures the
-machine's limits, then the load through the gateway and the same prompts on the engine alone; the bus tax is what the
+Without a directory: the demo model, and what `make bench-models` has made. Each round takes each load: the machine's
+limits, the load through the gateway and the same prompts on the engine alone, the limits again; the bus tax is what the
 first lacks of the second, within a round. Results go to bench/results/MODEL.json; docs/performance.md has those that
 were kept.
 """
@@ -96,14 +96,16 @@ def rounds(
     seeds = itertools.count(time.time_ns() // 10**9 * 1000)
     names = [load.name for load in loads.LOADS]
     patience = books.HURRY if options.short else books.Patience()
-    for number, load in itertools.product(range(options.rounds), loads.chosen(names, options.short)):
-        turn = measure.begin(number, load, decoder, machine.cores(), patience)
+    wanted = itertools.product(range(options.rounds), loads.chosen(names, options.short))
+    for turn, end in measure.turns(wanted, decoder, patience, machine.cores()):
         sides = [
             lambda turn=turn: measure.sample(serving, turn, prompts, seeds),
             lambda turn=turn: alone(engine, serving, turn, prompts, seeds),
         ]
-        yield turn, [side() for side in (sides if number % 2 == 0 else reversed(sides))]
-        print(f"round {number} {load.name} done", file=sys.stderr, flush=True)
+        found = [side() for side in (sides if turn.round % 2 == 0 else reversed(sides))]
+        turn = end()
+        yield turn, turn.settled(found)
+        print(f"round {turn.round} {turn.load.name} done", file=sys.stderr, flush=True)
 
 
 def alone(

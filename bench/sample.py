@@ -18,7 +18,7 @@ class Sample:
     seed: int
     wall_s: float
     floor_s: float
-    """The shortest time that the machine's limits, measured in the same round, allow for this load."""
+    """The shortest time that the machine's limits, measured before and after it, allow for this load."""
     prompt_tokens: int
     output_tokens: int
     cpu: Cpu

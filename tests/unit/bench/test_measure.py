@@ -1,0 +1,43 @@
+"""A turn: what the machine allowed before and after a load, and samples beside it."""
+
+import pytest
+
+from bench import books, measure, probe
+from bench.loads import LOADS
+from bench.sample import Sample
+from tests.unit.bench.test_roofline import SMALL
+
+IDLE = books.Cpu(0.0, {}, 0.0)
+
+
+def found(read: float, large: float, gemm: float, foreign: float = 0.0) -> tuple[probe.Probe, books.Cpu]:
+    return probe.Probe(read, large, gemm), books.Cpu(0.0, {}, foreign)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The read rates that the machine shows, one after the other."""
+    rates = [10.0, 30.0, 20.0]
+    monkeypatch.setattr(measure, "limits", lambda *_: found(rates.pop(0), 1.0, 100.0))
+    return rates
+
+
+def test_limits_before_and_after_a_load_count_alike_and_are_measured_once_between_two_loads(measured: list[float]):
+    turns = [end() for _, end in measure.turns([(0, LOADS[0]), (0, LOADS[1])], SMALL, books.HURRY, 2)]
+    assert [turn.record()["read_model_gb_s"] for turn in turns] == [20.0, 25.0]
+    assert [turn.load.name for turn in turns] == ["c1", "c8"]
+    assert measured == []
+
+
+def test_the_faster_of_both_buffers_bounds_reading():
+    slow = measure.Turn(0, LOADS[0], SMALL, books.HURRY, (found(1.0, 2.0, 1e9), found(4.0, 1.0, 1e9)))
+    fast = measure.Turn(0, LOADS[0], SMALL, books.HURRY, (found(6.0, 1.0, 1e9),))
+    assert slow.floor.total_s == pytest.approx(2 * fast.floor.total_s)
+
+
+def test_samples_are_put_beside_what_was_measured_on_both_sides_of_them():
+    turn = measure.Turn(0, LOADS[0], SMALL, books.HURRY, (found(1.0, 1.0, 1e9),))
+    sample = Sample(0, "c1", "antiphon", 7, 2.0, turn.floor.total_s, 100, 60, IDLE)
+    after = turn.ended(found(3.0, 3.0, 1e9, foreign=0.5))
+    assert after.record()["foreign_cores"] == 0.5
+    assert [s.floor_s for s in after.settled([sample])] == [pytest.approx(turn.floor.total_s / 2)]
