@@ -34,6 +34,45 @@ class Ahead {
   long left_ = 0, then_lines_ = 0, lines_ = 0, parts_ = 0, distance_ = 0;
 };
 
+// What is read next on the reader's own way: stretches one after the other, or two of them side by side. Asked for as
+// fast as they are read, `kStep` bytes of each at a time.
+class Along {
+ public:
+  static constexpr long kStep = 256;
+
+  // A stretch; with `between`, another one so many bytes after it is read beside it.
+  void add(const void* first, long bytes, long between = 0) { parts_[count_++] = {(const char*)first, bytes, between}; }
+  // So much of the first stretch has been asked for.
+  void skip(long bytes) { go_on(bytes); }
+
+  inline void ask() {
+    if (at_ == count_) return;
+    const Part& part = parts_[at_];
+    step(part.first + place_);
+    if (part.between) step(part.first + part.between + place_);
+    go_on(kStep);
+  }
+
+ private:
+  static constexpr long kParts = 12;  // of a unit of keys and values (lone.h) and of what comes next
+  struct Part {
+    const char* first;
+    long bytes, between;
+  };
+
+  static inline void step(const char* from) {
+    for (long line = 0; line < kStep; line += 64) __builtin_prefetch(from + line, 0, 2);
+  }
+
+  void go_on(long bytes) {
+    place_ += bytes;
+    if (place_ >= parts_[at_].bytes) at_++, place_ = 0;
+  }
+
+  Part parts_[kParts];
+  long count_ = 0, at_ = 0, place_ = 0;
+};
+
 // The stretch that is being read, `kBytes` of it at a time, a little ahead of where the reader is: the processor's own
 // fetching goes on from there. What is read after `end` begins at `next`.
 template <long kBytes>

@@ -14,10 +14,10 @@ namespace antiphon {
 // `kPanels` panels times 32 terms of a row, as a tile adds them: even and odd terms apart, and then to the sums. `x`
 // has bfloat16 numbers, as floats.
 template <int kPanels>
-inline void add_group(const float* x, const Bf16* const (&panels)[kPanels], Vec (&sums)[2 * kPanels], Ahead& ahead) {
+inline void add_group(const float* x, const Bf16* const (&panels)[kPanels], Vec (&sums)[2 * kPanels], Along& ahead) {
   typedef PanelOrder<Bf16, Halves::beside> Panel;
   constexpr int kHalves = 2 * kPanels;
-  constexpr long kStep = 4;
+  constexpr long kStep = Along::kStep / (kPanel * (long)sizeof(Bf16));
   Vec even[kHalves] = {}, odd[kHalves] = {};
   for (long group = 0; group < kTileTerms; group += kStep) {
     ahead.ask();
@@ -54,8 +54,7 @@ class LoneRow {
  private:
   typedef const Bf16* Panel;
   static constexpr long kTogether = 2 * kPanel;
-  // Asked for every four terms: a whole unit while one goes past, or half of one.
-  static constexpr long kLines = 8, kLinesOfHalf = 11;
+  static constexpr long kSize = (long)sizeof(Bf16);
 
   void start() {
     const long width = in_.shape.width;
@@ -68,7 +67,7 @@ class LoneRow {
   void one_unit(long key) {
     const long tokens = tokens_of(key, last_);
     unit_.take(in_.shape, in_.cache, span_.blocks, head_, key, last_);
-    Ahead ahead = what_follows(key, tokens == kUnit ? kLines : kLinesOfHalf);
+    Along ahead = what_follows(key, tokens);
     Vec scores[kUnit / kLanes] = {};
     score(tokens, scores, ahead);
     const View view{oldest_ - key, last_ - key, slope_};
@@ -82,12 +81,43 @@ class LoneRow {
         add_values<1>(shares, tokens, d, ahead);
   }
 
-  Ahead what_follows(long key, long lines) const {
-    if (key + kUnit <= last_) return ask_for_unit(in_, span_, head_, key + kUnit, last_, lines);
-    return next_ ? ask_for_span(in_, *next_, next_head_, lines) : Ahead();
+  // What is to be asked for while a unit is read: the rest of it, then the beginning of the next one. Where blocks are
+  // smaller, units are put together from several, and the next one's first block is asked for.
+  Along what_follows(long key, long tokens) const {
+    Along ahead;
+    if (in_place()) {
+      add_keys(ahead, unit_.keys, tokens, key_bytes());
+      for (long d = 0; d < in_.shape.width; d += kTogether)
+        ahead.add(unit_.values + d * kUnit, tokens * kPanel * kSize,
+                  d + kPanel < in_.shape.width ? kUnit * kPanel * kSize : 0);
+      ahead.skip(lead());
+    }
+    if (key + kUnit <= last_)
+      add_next(ahead, span_, head_, key + kUnit);
+    else if (next_)
+      add_next(ahead, *next_, next_head_, oldest_key(in_.rules, next_->start) / kUnit * kUnit);
+    return ahead;
   }
 
-  void score(long tokens, Vec (&scores)[kUnit / kLanes], Ahead& ahead) const {
+  bool in_place() const { return in_.shape.block_size >= kUnit; }
+  long key_bytes() const { return in_.shape.width * kPanel * kSize; }
+  // How far ahead of the reader, in each of the two stretches that it reads: 5 KiB in all.
+  long lead() const { return std::min(10 * Along::kStep, key_bytes()); }
+
+  void add_keys(Along& ahead, const Bf16* keys, long tokens, long bytes) const {
+    ahead.add(keys, bytes, tokens == kUnit ? key_bytes() : 0);
+  }
+
+  void add_next(Along& ahead, const Span& span, long head, long key) const {
+    const CacheShape& shape = in_.shape;
+    const long offset = shape.offset(span.blocks[key / shape.block_size], head) + key % shape.block_size * shape.width;
+    const Bf16* keys = in_.cache.keys + offset;
+    if (in_place()) return add_keys(ahead, keys, tokens_of(key, span.start + span.count - 1), lead());
+    for (const Bf16* first : {keys, (const Bf16*)in_.cache.values + offset})
+      ahead.add(first, shape.block_size * shape.width * kSize);
+  }
+
+  void score(long tokens, Vec (&scores)[kUnit / kLanes], Along& ahead) const {
     const long width = in_.shape.width;
     const Panel keys = unit_.keys;
     if (tokens == kUnit) {
@@ -121,7 +151,7 @@ class LoneRow {
 
   // Weighted values of `kPanels` panels, from dimension `d` on.
   template <int kPanels>
-  void add_values(const float* shares, long tokens, long d, Ahead& ahead) {
+  void add_values(const float* shares, long tokens, long d, Along& ahead) {
     Vec sums[2 * kPanels];
     for (int half = 0; half < 2 * kPanels; half++) sums[half] = load(sums_ + d + half * kLanes);
     const Panel values = unit_.values + d * kUnit;
