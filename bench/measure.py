@@ -6,7 +6,6 @@ Called by `bench.peers` and `bench.run`; they decide in what order, `bench.repor
 """
 
 import asyncio
-import functools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -77,19 +76,20 @@ def describe(model: Path) -> DecoderDescription:
 
 
 def turns(
-    loads: Iterable[tuple[int, Load]], decoder: DecoderDescription, patience: books.Patience, threads: int
-) -> Iterator[tuple[Turn, Callable[[], Turn]]]:
-    """The turns of these rounds and loads, each with what ends it and must be called before the next one."""
+    loads: Iterable[tuple[int, Load]],
+    decoder: DecoderDescription,
+    patience: books.Patience,
+    threads: int,
+    act: Callable[[Turn], list[Sample]],
+) -> Iterator[tuple[Turn, list[Sample]]]:
+    """Acts once for each round and load; the limits are measured once between two of them."""
     found = limits(decoder, patience, threads)
-
-    def end(turn: Turn) -> Turn:
-        nonlocal found
-        found = limits(decoder, patience, threads)
-        return turn.ended(found)
-
     for number, load in loads:
         turn = Turn(number, load, decoder, patience, (found,))
-        yield turn, functools.partial(end, turn)
+        samples = act(turn)
+        found = limits(decoder, patience, threads)
+        turn = turn.ended(found)
+        yield turn, turn.settled(samples)
 
 
 def limits(decoder: DecoderDescription, patience: books.Patience, threads: int) -> tuple[probe.Probe, books.Cpu]:

@@ -119,12 +119,15 @@ def rounds(options: argparse.Namespace, servers: list[Server], results: Results)
     seeds = itertools.count(time.time_ns() // 10**9 * 1000)
     patience = books.HURRY if options.short else books.Patience()
     wanted = itertools.product(range(options.rounds), loads.chosen(options.loads, options.short))
-    for turn, end in measure.turns(wanted, decoder, patience, machine.cores()):
+
+    def measured(turn: measure.Turn) -> list[Sample]:
         first = turn.round % len(servers)
         found = [_measure(server, turn, prompts, seeds, results) for server in servers[first:] + servers[:first]]
-        turn = end()
+        return [sample for sample in found if sample]
+
+    for turn, samples in measure.turns(wanted, decoder, patience, machine.cores(), measured):
         results.turns.append(turn)
-        results.samples += turn.settled(sample for sample in found if sample)
+        results.samples += samples
         yield
 
 

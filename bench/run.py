@@ -97,14 +97,16 @@ def rounds(
     names = [load.name for load in loads.LOADS]
     patience = books.HURRY if options.short else books.Patience()
     wanted = itertools.product(range(options.rounds), loads.chosen(names, options.short))
-    for turn, end in measure.turns(wanted, decoder, patience, machine.cores()):
+
+    def both(turn: measure.Turn) -> list[Sample]:
         sides = [
-            lambda turn=turn: measure.sample(serving, turn, prompts, seeds),
-            lambda turn=turn: alone(engine, serving, turn, prompts, seeds),
+            lambda: measure.sample(serving, turn, prompts, seeds),
+            lambda: alone(engine, serving, turn, prompts, seeds),
         ]
-        found = [side() for side in (sides if turn.round % 2 == 0 else reversed(sides))]
-        turn = end()
-        yield turn, turn.settled(found)
+        return [side() for side in (sides if turn.round % 2 == 0 else reversed(sides))]
+
+    for turn, samples in measure.turns(wanted, decoder, patience, machine.cores(), both):
+        yield turn, samples
         print(f"round {turn.round} {turn.load.name} done", file=sys.stderr, flush=True)
 
 

@@ -70,12 +70,13 @@ inline long tokens_of(long key, long last) { return last < key + kPanel ? kPanel
 
 // The keys and values of a unit, asked for while another one is computed; of smaller blocks those of the first.
 template <class T>
-Ahead ask_for_unit(const AttentionInput<T>& in, const Span& span, long head, long key, long last, long lines) {
+Ahead ask_for_unit(const AttentionInput<T>& in, const Span& span, long head, long key, long last) {
   const CacheShape& shape = in.shape;
-  const long offset = shape.offset(span.blocks[key / shape.block_size], head) + key % shape.block_size * shape.width;
+  const long offset = shape.offset(span.blocks, head, key);
   const long unit = std::min(kUnit, shape.block_size), tokens = std::min(unit, tokens_of(key, last));
-  const long size = (long)sizeof(T);
-  return Ahead(in.cache.keys + offset, tokens * shape.width * size, lines, in.cache.values + offset,
+  // With every step through this unit as many lines as a step reads.
+  constexpr long size = (long)sizeof(T), kLines = kAskEvery * kPanel * size / 64;
+  return Ahead(in.cache.keys + offset, tokens * shape.width * size, kLines, in.cache.values + offset,
                tokens * kPanel * size, shape.width / kPanel, unit * kPanel * size);
 }
 
@@ -85,10 +86,8 @@ inline long oldest_key(const ScoreRules& rules, long position) {
 }
 
 // The first unit of a span.
-template <class T>
-Ahead ask_for_span(const AttentionInput<T>& in, const Span& span, long head, long lines) {
-  const long key = oldest_key(in.rules, span.start) / kUnit * kUnit;
-  return ask_for_unit(in, span, head, key, span.start + span.count - 1, lines);
+inline long first_unit(const ScoreRules& rules, const Span& span) {
+  return oldest_key(rules, span.start) / kUnit * kUnit;
 }
 
 constexpr long kTile = kBlockRows;
@@ -117,7 +116,7 @@ class Attention {
 
   // Another tile comes after this one on the same thread: its first unit is asked for during the last one.
   void followed_by(const Span& span, long kv_head) {
-    after_ = ask_for_span(in_, span, kv_head, kLines);
+    after_ = ask_for_unit(in_, span, kv_head, first_unit(in_.rules, span), span.start + span.count - 1);
   }
 
   void run() {
@@ -128,9 +127,6 @@ class Attention {
   }
 
  private:
-  // Of the next unit with every step through this one: as many as a step reads.
-  static constexpr long kLines = kAskEvery * kPanel * (long)sizeof(T) / 64;
-
   long token(long row) const { return (first_ + row) / in_.group; }
   long query_head(long row) const { return head_ * in_.group + (first_ + row) % in_.group; }
 
@@ -154,7 +150,7 @@ class Attention {
     const long width = in_.shape.width, last = t_.newest[rows_ - 1];
     const long tokens = tokens_of(key, last);
     t_.unit.take(in_.shape, in_.cache, span_.blocks, head_, key, last);
-    Ahead ahead = key + kUnit <= last ? ask_for_unit(in_, span_, head_, key + kUnit, last, kLines) : after_;
+    Ahead ahead = key + kUnit <= last ? ask_for_unit(in_, span_, head_, key + kUnit, last) : after_;
     for (long p = 0; p < tokens / kPanel; p++)
       Block<T>::template multiply<Stays::panel, Halves::beside>(rows_, t_.queries, stride_,
                                                                 t_.unit.keys + p * kPanel * width, width,

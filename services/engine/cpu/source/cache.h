@@ -26,6 +26,12 @@ struct CacheShape {
 
   long block_elements() const { return kv_heads * block_size * width; }
   long offset(long block, long head) const { return (block * kv_heads + head) * block_size * width; }
+  // Of a key that a panel begins with, of the sequence with these blocks.
+  long offset(const int64_t* blocks, long head, long key) const {
+    return offset(blocks[key / block_size], head) + key % block_size * width;
+  }
+  // Units are read where they lie, not put together first.
+  bool holds_units() const { return block_size >= kUnit; }
 };
 
 inline CacheShape make_cache_shape(long kv_heads, long head_dim, long block_size) {
@@ -123,14 +129,14 @@ class Unit {
 
   // Tokens from `first` on, a multiple of 64, up to `last` of the sequence with these blocks.
   void take(const CacheShape& shape, const Cache<T>& cache, const int64_t* blocks, long head, long first, long last) {
-    if (shape.block_size >= kUnit) {
-      const long offset = shape.offset(blocks[first / shape.block_size], head) + first % shape.block_size * shape.width;
+    if (shape.holds_units()) {
+      const long offset = shape.offset(blocks, head, first);
       keys = cache.keys + offset, values = cache.values + offset;
       return;
     }
     keys = own_keys_, values = own_values_;
     for (long token = first; token < first + kUnit && token <= last; token += shape.block_size) {
-      const long offset = shape.offset(blocks[token / shape.block_size], head);
+      const long offset = shape.offset(blocks, head, token);
       copy_keys(shape, cache.keys + offset, token - first);
       copy_values(shape, cache.values + offset, token - first);
     }

@@ -85,7 +85,7 @@ class LoneRow {
   // smaller, units are put together from several, and the next one's first block is asked for.
   Along what_follows(long key, long tokens) const {
     Along ahead;
-    if (in_place()) {
+    if (in_.shape.holds_units()) {
       add_keys(ahead, unit_.keys, tokens, key_bytes());
       for (long d = 0; d < in_.shape.width; d += kTogether)
         ahead.add(unit_.values + d * kUnit, tokens * kPanel * kSize,
@@ -95,11 +95,10 @@ class LoneRow {
     if (key + kUnit <= last_)
       add_next(ahead, span_, head_, key + kUnit);
     else if (next_)
-      add_next(ahead, *next_, next_head_, oldest_key(in_.rules, next_->start) / kUnit * kUnit);
+      add_next(ahead, *next_, next_head_, first_unit(in_.rules, *next_));
     return ahead;
   }
 
-  bool in_place() const { return in_.shape.block_size >= kUnit; }
   long key_bytes() const { return in_.shape.width * kPanel * kSize; }
   // How far ahead of the reader, in each of the two stretches that it reads: 5 KiB in all.
   long lead() const { return std::min(10 * Along::kStep, key_bytes()); }
@@ -110,9 +109,9 @@ class LoneRow {
 
   void add_next(Along& ahead, const Span& span, long head, long key) const {
     const CacheShape& shape = in_.shape;
-    const long offset = shape.offset(span.blocks[key / shape.block_size], head) + key % shape.block_size * shape.width;
+    const long offset = shape.offset(span.blocks, head, key);
     const Bf16* keys = in_.cache.keys + offset;
-    if (in_place()) return add_keys(ahead, keys, tokens_of(key, span.start + span.count - 1), lead());
+    if (shape.holds_units()) return add_keys(ahead, keys, tokens_of(key, span.start + span.count - 1), lead());
     for (const Bf16* first : {keys, (const Bf16*)in_.cache.values + offset})
       ahead.add(first, shape.block_size * shape.width * kSize);
   }
