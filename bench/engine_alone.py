@@ -2,12 +2,13 @@
 
     python bench/engine_alone.py MODEL_DIRECTORY [--batches 1 8 32] [--context 128] [--steps 32] [--threads N]
 
-Prints decode rates at several batch sizes and a prefill rate, beside the machine's own read bandwidth and matrix
-multiplication rate measured between the runs: on a shared machine only the shares mean something.
+Prints decode rates at several batch sizes and a prefill rate, beside the machine's own read bandwidth, measured in turn
+with the steps, and matrix multiplication rate, measured between the runs: on a shared machine only the shares mean
+something.
 
     decode    all sequences hold `context` tokens of prompt; the median step of those in which all of them decode
     prefill   one prompt of `prefill` tokens, in chunks as the flags have it
-    read      bytes of weights read a step / time, as a share of the probe
+    read      bytes of weights read a step / time, as a share of the best way to read, and of a plain sum (medians)
     GEMM      2 x parameters x tokens / time, as a share of the probe
 """
 
@@ -15,6 +16,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from bench.probe import best, read_rate  # noqa: E402  (after the path)
+from bench.probe import Reads, best, read_rates  # noqa: E402  (after the path)
 from services.engine.core.core import Core  # noqa: E402  (after the path)
 from services.engine.core.plan import CoreLimits  # noqa: E402
 from services.engine.core.request import SequenceSpec  # noqa: E402
@@ -36,6 +38,8 @@ from shared.sampling import SamplingParams  # noqa: E402
 
 TRIES = 5
 PROBE_SIDE = 2048
+STEPS_A_READ = 4
+"""How many steps there are between two readings of memory."""
 
 
 def main() -> None:
@@ -61,28 +65,76 @@ def main() -> None:
     worker = load_worker(settings)
     print(f"loaded in {time.perf_counter() - started:.2f} s, {worker.facts().num_blocks} blocks")
     weight_bytes, parameters = measure_model(options.model, options.dtype)
-    print(f"{'run':<24}{'tok/s':>10}{'ms/step':>10}{'probe GB/s':>12}{'read':>7}{'probe GF/s':>12}{'GEMM':>7}")
+    print(
+        f"{'run':<24}{'tok/s':>10}{'ms/step':>10}{'probe GB/s':>12}{'read':>7}{'by sum':>8}",
+        end="",
+    )
+    print(f"{'probe GF/s':>12}{'GEMM':>7}")
     for batch in options.batches:
-        bandwidth, gemm = read_rate(weight_bytes, TRIES), probe_gemm(options.dtype)
-        seconds = decode(worker, batch, options.context, options.steps, options.temperature)
-        row(f"decode, batch {batch}", batch, seconds, weight_bytes, parameters, bandwidth, gemm)
-    bandwidth, gemm = read_rate(weight_bytes, TRIES), probe_gemm(options.dtype)
+        reads, gemm = Reads(weight_bytes), probe_gemm(options.dtype)
+        seconds = decode(
+            worker,
+            batch,
+            options.context,
+            options.steps,
+            options.temperature,
+            reads.once,
+        )
+        bandwidth = reads.rates(statistics.median)
+        row(
+            f"decode, batch {batch}",
+            batch,
+            seconds,
+            weight_bytes,
+            parameters,
+            bandwidth,
+            gemm,
+        )
+    bandwidth, gemm = read_rates(weight_bytes, TRIES), probe_gemm(options.dtype)
     seconds = prefill(worker, options.prefill)
-    row(f"prefill, {options.prefill} tokens", options.prefill, seconds, weight_bytes, parameters, bandwidth, gemm)
+    row(
+        f"prefill, {options.prefill} tokens",
+        options.prefill,
+        seconds,
+        weight_bytes,
+        parameters,
+        bandwidth,
+        gemm,
+    )
 
 
 def row(
-    name: str, tokens: int, seconds: float, weight_bytes: int, parameters: int, bandwidth: float, gemm: float
+    name: str,
+    tokens: int,
+    seconds: float,
+    weight_bytes: int,
+    parameters: int,
+    bandwidth: tuple[float, float],
+    gemm: float,
 ) -> None:
-    read, flops = weight_bytes / seconds / bandwidth, 2 * parameters * tokens / seconds / gemm
-    rates = f"{tokens / seconds:>10.1f}{seconds * 1e3:>10.2f}{bandwidth / 1e9:>12.1f}{read:>7.0%}{gemm / 1e9:>12.0f}"
+    by_sum, best_read = bandwidth[0], max(bandwidth)
+    rate, flops = weight_bytes / seconds, 2 * parameters * tokens / seconds / gemm
+    reads = f"{best_read / 1e9:>12.1f}{rate / best_read:>7.0%}{rate / by_sum:>8.0%}"
+    rates = f"{tokens / seconds:>10.1f}{seconds * 1e3:>10.2f}{reads}{gemm / 1e9:>12.0f}"
     print(f"{name:<24}{rates}{flops:>7.0%}", flush=True)
 
 
-def decode(worker: ModelWorker, batch: int, context: int, steps: int, temperature: float) -> float:
-    """Seconds of the median step in which all sequences decode."""
+def decode(
+    worker: ModelWorker,
+    batch: int,
+    context: int,
+    steps: int,
+    temperature: float,
+    read: Callable[[], None],
+) -> float:
+    """Seconds of the median step in which all sequences decode. Reads after every `STEPS_A_READ` of them."""
     params = SamplingParams(max_tokens=steps, temperature=temperature, ignore_eos=True)
-    times = run(worker, [make_prompt(worker, context, seed) for seed in range(batch)], params)
+    times = run(
+        worker,
+        [make_prompt(worker, context, seed) for seed in range(batch)],
+        params,
+        read,
+    )
     return statistics.median(seconds for tokens, sequences, seconds in times if tokens == sequences == batch)
 
 
@@ -93,9 +145,17 @@ def prefill(worker: ModelWorker, length: int) -> float:
     return min(sum(seconds for _, _, seconds in times) for times in runs)
 
 
-def run(worker: ModelWorker, prompts: list[tuple[int, ...]], params: SamplingParams) -> list[tuple[int, int, float]]:
-    """Tokens, sequences and seconds of every step until all have ended."""
-    core = Core(CoreLimits(max_num_seqs=len(prompts), enable_prefix_caching=False), worker.facts())
+def run(
+    worker: ModelWorker,
+    prompts: list[tuple[int, ...]],
+    params: SamplingParams,
+    read: Callable[[], None] | None = None,
+) -> list[tuple[int, int, float]]:
+    """Tokens, sequences and seconds of every step until all have ended. Reads now and then between them."""
+    core = Core(
+        CoreLimits(max_num_seqs=len(prompts), enable_prefix_caching=False),
+        worker.facts(),
+    )
     for index, prompt in enumerate(prompts):
         core.add(SequenceSpec(str(index), prompt, params))
     times: list[tuple[int, int, float]] = []
@@ -104,6 +164,8 @@ def run(worker: ModelWorker, prompts: list[tuple[int, ...]], params: SamplingPar
         plan = core.schedule()
         core.apply(plan, worker.run(plan))
         times.append((plan.num_tokens, len(plan.scheduled), time.perf_counter() - started))
+        if read is not None and len(times) % STEPS_A_READ == 0:
+            read()
     return times
 
 

@@ -48,22 +48,37 @@ class Turn:
 
     def settled(self, samples: Iterable[Sample]) -> list[Sample]:
         """Samples beside the floor that this turn has come to know."""
-        return [replace(sample, floor_s=self.floor.total_s) for sample in samples]
+        floor_s, sum_floor_s = self.floors
+        return [replace(sample, floor_s=floor_s, sum_floor_s=sum_floor_s) for sample in samples]
 
     @property
     def floor(self) -> roofline.Floor:
         """What the limits allow on average."""
         # Weights come from memory or, where they fit, from a cache: whichever buffer was faster bounds them.
-        read = fmean(max(found.read_model_gb_s, found.read_large_gb_s) for found, _ in self.limits)
-        limits = roofline.Limits(read * 1e9, self._mean("gemm_gflop_s") * 1e9)
-        return roofline.floor(self.decoder, self.load, limits)
+        return self._floor(fmean(max(found.read_model_gb_s, found.read_large_gb_s) for found, _ in self.limits))
+
+    @property
+    def sum_floor(self) -> roofline.Floor:
+        """The same where the bandwidth is what a plain sum reads."""
+        return self._floor(self._mean("read_sum_gb_s"))
+
+    @property
+    def floors(self) -> tuple[float, float]:
+        """Seconds of both."""
+        return self.floor.total_s, self.sum_floor.total_s
 
     def record(self) -> dict[str, Any]:
         """For a results file."""
-        rates = {name: self._mean(name) for name in ("read_model_gb_s", "read_large_gb_s", "gemm_gflop_s")}
+        names = ("read_model_gb_s", "read_large_gb_s", "read_sum_gb_s", "gemm_gflop_s")
+        rates = {name: self._mean(name) for name in names}
         floor = {"floor_prompts_s": self.floor.prompts_s, "floor_decode_s": self.floor.decode_s}
+        floor["sum_floor_decode_s"] = self.sum_floor.decode_s
         foreign = {"foreign_cores": max(cpu.foreign for _, cpu in self.limits)}
         return {"round": self.round, "load": self.load.name, **rounded({**rates, **floor, **foreign})}
+
+    def _floor(self, read_gb_s: float) -> roofline.Floor:
+        limits = roofline.Limits(read_gb_s * 1e9, self._mean("gemm_gflop_s") * 1e9)
+        return roofline.floor(self.decoder, self.load, limits)
 
     def _mean(self, name: str) -> float:
         return fmean(getattr(found, name) for found, _ in self.limits)
@@ -117,7 +132,7 @@ def sample(server: Server, turn: Turn, prompts: Prompts, seeds: Iterator[int]) -
     (seed, result), cpu = books.quietly(turn.patience, server.cpu_seconds, warm_up, send)
     tokens = (result.prompt_tokens, result.output_tokens)
     place = (turn.round, load.name, server.name, seed)
-    return Sample(*place, result.wall_s, turn.floor.total_s, *tokens, cpu, **latencies(result))
+    return Sample(*place, result.wall_s, *turn.floors, *tokens, cpu, **latencies(result))
 
 
 def bodies(model: str, load: Load, prompts: list[Prompt]) -> list[dict[str, Any]]:

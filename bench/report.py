@@ -57,6 +57,14 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
 
 
+FLOOR_HEAD = "of floor: best read / sum"
+
+
+def floor_shares(record: dict[str, Any]) -> str:
+    """Both shares of a record of `summary`."""
+    return f"{percent(record['share_of_floor'])} / {percent(record['share_of_sum_floor'])}"
+
+
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "load": lambda r: r["load"],
     "server": lambda r: r["server"],
@@ -64,7 +72,7 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "spread": lambda r: percent(r["spread"]),
     "ours ÷ it": lambda r: number(r["ours_over_it"], 2),
     "all tok/s": lambda r: number(r["total_tok_per_s"]),
-    "of floor": lambda r: percent(r["share_of_floor"]),
+    FLOOR_HEAD: floor_shares,
     "TTFT p50 / p99 ms": lambda r: f"{number(r['ttft_ms_p50'])} / {number(r['ttft_ms_p99'])}",
     "ITL p50 / p99 ms": lambda r: f"{number(r['itl_ms_p50'], 1)} / {number(r['itl_ms_p99'], 1)}",
     "TPOT ms": lambda r: number(r["tpot_ms_p50"], 1),
@@ -83,6 +91,7 @@ def loads_table(records: Sequence[dict[str, Any]]) -> str:
 def limits_table(turns: Sequence[dict[str, Any]]) -> str:
     """What the machine allowed: median and range over all rounds. `turns`: records of `measure.Turn`."""
     names = {"read_model_gb_s": "read, model's size, GB/s", "read_large_gb_s": "read, large buffer, GB/s"}
+    names["read_sum_gb_s"] = "read, plain sum, GB/s"
     names["gemm_gflop_s"] = "bf16 GEMM, GFLOP/s"
     rows: list[list[str]] = []
     for key, title in names.items():
@@ -104,6 +113,7 @@ def _record(samples: Sequence[Sample], load: str, server: str, ours: str) -> dic
         "spread": spread([sample.output_rate for sample in chosen]),
         "ours_over_it": None if server == ours else ratio(samples, load, ours, server),
         "share_of_floor": median(chosen, lambda s: s.share),
+        "share_of_sum_floor": median(chosen, lambda s: s.sum_share),
         **{name: median(chosen, lambda s, name=name: getattr(s, name)) for name in fields},
         "server_cores": median(chosen, lambda s: sum(s.cpu.parts.values())),
         "client_cores": median(chosen, lambda s: s.cpu.client),

@@ -26,8 +26,8 @@ DEMO = ROOT / "antiphon" / "demo"
 MODELS = ROOT / "bench" / "models"
 SYSTEM, ENGINE = "antiphon", "engine alone"
 HEADS = (
-    "load", "out tok/s", "spread", "of floor", "engine alone", "of floor", "bus tax", "all tok/s", "TTFT p50 / p99 ms",
-    "ITL p50 / p99 ms", "CPU µs a token: engine / rest / client", "foreign",
+    "load", "out tok/s", "spread", report.FLOOR_HEAD, "engine alone", report.FLOOR_HEAD, "bus tax", "all tok/s",
+    "TTFT p50 / p99 ms", "ITL p50 / p99 ms", "CPU µs a token: engine / rest / client", "foreign",
 )  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def alone(
 
     (seed, done), cpu = books.quietly(turn.patience, parts, warm_up, run)
     tokens = (load.requests * load.prompt_length, done.tokens)
-    return Sample(turn.round, load.name, ENGINE, seed, done.wall_s, turn.floor.total_s, *tokens, cpu)
+    return Sample(turn.round, load.name, ENGINE, seed, done.wall_s, *turn.floors, *tokens, cpu)
 
 
 def work(prompts: list[loads.Prompt], load: loads.Load) -> Work:
@@ -172,9 +172,9 @@ def row(load: str, system: dict[str, Any], engine: dict[str, Any], lost: float) 
         load,
         report.number(rate, 1),
         report.percent(system["spread"]),
-        report.percent(system["share_of_floor"]),
+        report.floor_shares(system),
         report.number(engine["output_tok_per_s"], 1),
-        report.percent(engine["share_of_floor"]),
+        report.floor_shares(engine),
         report.number(100 * lost, 1) + " %",
         report.number(system["total_tok_per_s"]),
         f"{report.number(system['ttft_ms_p50'])} / {report.number(system['ttft_ms_p99'])}",

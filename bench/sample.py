@@ -19,6 +19,8 @@ class Sample:
     wall_s: float
     floor_s: float
     """The shortest time that the machine's limits, measured before and after it, allow for this load."""
+    sum_floor_s: float
+    """The same where the bandwidth is what a plain sum reads."""
     prompt_tokens: int
     output_tokens: int
     cpu: Cpu
@@ -43,10 +45,16 @@ class Sample:
         """Of what the machine allows: 1 is the floor itself."""
         return self.floor_s / self.wall_s
 
+    @property
+    def sum_share(self) -> float:
+        """The same of the floor by a plain sum; it can exceed 1."""
+        return self.sum_floor_s / self.wall_s
+
     def record(self) -> dict[str, Any]:
         """For a results file."""
-        rates = {"output_tok_per_s": self.output_rate, "total_tok_per_s": self.total_rate, "share_of_floor": self.share}
-        return rounded({**asdict(self), **rates})
+        rates = {"output_tok_per_s": self.output_rate, "total_tok_per_s": self.total_rate}
+        shares = {"share_of_floor": self.share, "share_of_sum_floor": self.sum_share}
+        return rounded({**asdict(self), **rates, **shares})
 
 
 def latencies(result: Result) -> dict[str, float]:

@@ -10,8 +10,10 @@ from tests.unit.bench.test_roofline import SMALL
 IDLE = books.Cpu(0.0, {}, 0.0)
 
 
-def found(read: float, large: float, gemm: float, foreign: float = 0.0) -> tuple[probe.Probe, books.Cpu]:
-    return probe.Probe(read, large, gemm), books.Cpu(0.0, {}, foreign)
+def found(
+    read: float, large: float, gemm: float, foreign: float = 0.0, by_sum: float = 1.0
+) -> tuple[probe.Probe, books.Cpu]:
+    return probe.Probe(read, large, by_sum, gemm), books.Cpu(0.0, {}, foreign)
 
 
 @pytest.fixture
@@ -36,9 +38,17 @@ def test_the_faster_of_both_buffers_bounds_reading():
     assert slow.floor.total_s == pytest.approx(2 * fast.floor.total_s)
 
 
+def test_what_a_plain_sum_reads_makes_a_floor_of_its_own():
+    found_limits = (found(8.0, 1.0, 1e9, by_sum=1.0), found(8.0, 1.0, 1e9, by_sum=3.0))
+    turn = measure.Turn(0, LOADS[0], SMALL, books.HURRY, found_limits)
+    assert turn.sum_floor.decode_s == pytest.approx(4 * turn.floor.decode_s)
+    assert turn.floors == (turn.floor.total_s, turn.sum_floor.total_s)
+
+
 def test_samples_are_put_beside_what_was_measured_on_both_sides_of_them():
     turn = measure.Turn(0, LOADS[0], SMALL, books.HURRY, (found(1.0, 1.0, 1e9),))
-    sample = Sample(0, "c1", "antiphon", 7, 2.0, turn.floor.total_s, 100, 60, IDLE)
+    sample = Sample(0, "c1", "antiphon", 7, 2.0, *turn.floors, 100, 60, IDLE)
     after = turn.ended(found(3.0, 3.0, 1e9, foreign=0.5))
     assert after.record()["foreign_cores"] == 0.5
-    assert [s.floor_s for s in after.settled([sample])] == [pytest.approx(turn.floor.total_s / 2)]
+    assert [(s.floor_s, s.sum_floor_s) for s in after.settled([sample])] == [after.floors]
+    assert after.floor.total_s == pytest.approx(turn.floor.total_s / 2)

@@ -9,7 +9,7 @@ from bench.sample import Sample, percentile, spread
 
 def sample(round: int, server: str, wall_s: float, load: str = "c1", foreign: float = 0.0) -> Sample:
     cpu = Cpu(client=0.1, parts={server: 1.5, "other": 0.25}, foreign=foreign)
-    return Sample(round, load, server, 7, wall_s, 1.0, 100, 60, cpu, ttft_ms_p50=10.0 * wall_s)
+    return Sample(round, load, server, 7, wall_s, 1.0, 1.2, 100, 60, cpu, ttft_ms_p50=10.0 * wall_s)
 
 
 SAMPLES = [
@@ -33,6 +33,7 @@ def test_the_summary_has_a_record_for_each_load_and_server_in_order() -> None:
     assert ours["rounds"] == 4
     assert ours["output_tok_per_s"] == pytest.approx((60 / 2 + 60 / 3) / 2)
     assert ours["share_of_floor"] == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert report.floor_shares(ours) == "42% / 50%"
     assert ours["ours_over_it"] is None
     assert peer["ours_over_it"] == pytest.approx(2.0)
     assert peer["noisy"] == 1
@@ -61,7 +62,10 @@ def test_tables_say_what_was_noisy_and_what_is_not_known() -> None:
 
 
 def test_the_limits_are_a_median_and_a_range() -> None:
-    turns = [{"read_model_gb_s": v, "read_large_gb_s": 1.0, "gemm_gflop_s": 2.0} for v in (3.0, 9.0, 4.0)]
+    turns = [
+        {"read_model_gb_s": v, "read_large_gb_s": 1.0, "read_sum_gb_s": 1.0, "gemm_gflop_s": 2.0}
+        for v in (3.0, 9.0, 4.0)
+    ]
     assert [cell.strip() for cell in report.limits_table(turns).splitlines()[2].split("|")[2:5]] == [
         "4.0",
         "3.0",
