@@ -65,42 +65,16 @@ def main() -> None:
     worker = load_worker(settings)
     print(f"loaded in {time.perf_counter() - started:.2f} s, {worker.facts().num_blocks} blocks")
     weight_bytes, parameters = measure_model(options.model, options.dtype)
-    print(
-        f"{'run':<24}{'tok/s':>10}{'ms/step':>10}{'probe GB/s':>12}{'read':>7}{'by sum':>8}",
-        end="",
-    )
+    print(f"{'run':<24}{'tok/s':>10}{'ms/step':>10}{'probe GB/s':>12}{'read':>7}{'by sum':>8}", end="")
     print(f"{'probe GF/s':>12}{'GEMM':>7}")
     for batch in options.batches:
         reads, gemm = Reads(weight_bytes), probe_gemm(options.dtype)
-        seconds = decode(
-            worker,
-            batch,
-            options.context,
-            options.steps,
-            options.temperature,
-            reads.once,
-        )
+        seconds = decode(worker, batch, options.context, options.steps, options.temperature, reads.once)
         bandwidth = reads.rates(statistics.median)
-        row(
-            f"decode, batch {batch}",
-            batch,
-            seconds,
-            weight_bytes,
-            parameters,
-            bandwidth,
-            gemm,
-        )
+        row(f"decode, batch {batch}", batch, seconds, weight_bytes, parameters, bandwidth, gemm)
     bandwidth, gemm = read_rates(weight_bytes, TRIES), probe_gemm(options.dtype)
     seconds = prefill(worker, options.prefill)
-    row(
-        f"prefill, {options.prefill} tokens",
-        options.prefill,
-        seconds,
-        weight_bytes,
-        parameters,
-        bandwidth,
-        gemm,
-    )
+    row(f"prefill, {options.prefill} tokens", options.prefill, seconds, weight_bytes, parameters, bandwidth, gemm)
 
 
 def row(
@@ -120,21 +94,11 @@ def row(
 
 
 def decode(
-    worker: ModelWorker,
-    batch: int,
-    context: int,
-    steps: int,
-    temperature: float,
-    read: Callable[[], None],
+    worker: ModelWorker, batch: int, context: int, steps: int, temperature: float, read: Callable[[], None]
 ) -> float:
     """Seconds of the median step in which all sequences decode. Reads after every `STEPS_A_READ` of them."""
     params = SamplingParams(max_tokens=steps, temperature=temperature, ignore_eos=True)
-    times = run(
-        worker,
-        [make_prompt(worker, context, seed) for seed in range(batch)],
-        params,
-        read,
-    )
+    times = run(worker, [make_prompt(worker, context, seed) for seed in range(batch)], params, read)
     return statistics.median(seconds for tokens, sequences, seconds in times if tokens == sequences == batch)
 
 
@@ -146,16 +110,10 @@ def prefill(worker: ModelWorker, length: int) -> float:
 
 
 def run(
-    worker: ModelWorker,
-    prompts: list[tuple[int, ...]],
-    params: SamplingParams,
-    read: Callable[[], None] | None = None,
+    worker: ModelWorker, prompts: list[tuple[int, ...]], params: SamplingParams, read: Callable[[], None] | None = None
 ) -> list[tuple[int, int, float]]:
     """Tokens, sequences and seconds of every step until all have ended. Reads now and then between them."""
-    core = Core(
-        CoreLimits(max_num_seqs=len(prompts), enable_prefix_caching=False),
-        worker.facts(),
-    )
+    core = Core(CoreLimits(max_num_seqs=len(prompts), enable_prefix_caching=False), worker.facts())
     for index, prompt in enumerate(prompts):
         core.add(SequenceSpec(str(index), prompt, params))
     times: list[tuple[int, int, float]] = []

@@ -59,10 +59,7 @@ class Reads:
         values = torch.from_numpy(np.ones(size // 4, dtype=np.float32))
         self._size = size
         self._sum: Call = values.sum
-        self._others: tuple[Call, ...] = (
-            lambda: torch.dot(values, values),
-            values.view(torch.int32).amax,
-        )
+        self._others: tuple[Call, ...] = (lambda: torch.dot(values, values), values.view(torch.int32).amax)
         self._seconds: dict[Call, list[float]] = {call: [] for call in (self._sum, *self._others)}
 
     def once(self) -> None:

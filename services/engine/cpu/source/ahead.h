@@ -39,8 +39,9 @@ class Ahead {
 class Along {
  public:
   static constexpr long kStep = 256;
+  static constexpr long kParts = 12;
 
-  // A stretch; with `between`, another one so many bytes after it is read beside it.
+  // A stretch, one of at most `kParts`; with `between`, another one so many bytes after it is read beside it.
   void add(const void* first, long bytes, long between = 0) { parts_[count_++] = {(const char*)first, bytes, between}; }
   // So much of the first stretch has been asked for.
   void skip(long bytes) { go_on(bytes); }
@@ -54,7 +55,6 @@ class Along {
   }
 
  private:
-  static constexpr long kParts = 12;  // of a unit of keys and values (lone.h) and of what comes next
   struct Part {
     const char* first;
     long bytes, between;

@@ -55,6 +55,7 @@ class LoneRow {
   typedef const Bf16* Panel;
   static constexpr long kTogether = 2 * kPanel;
   static constexpr long kSize = (long)sizeof(Bf16);
+  static_assert(1 + kWidthMax / kTogether + 2 <= Along::kParts, "keys, values, and what comes next");
 
   void start() {
     const long width = in_.shape.width;
