@@ -20,13 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from bench.probe import Reads, best, read_rates  # noqa: E402  (after the path)
+from bench.probe import Reads, gemm_rate, read_rates  # noqa: E402  (after the path)
 from services.engine.core.core import Core  # noqa: E402  (after the path)
 from services.engine.core.plan import CoreLimits  # noqa: E402
 from services.engine.core.request import SequenceSpec  # noqa: E402
@@ -36,8 +35,7 @@ from services.engine.worker.torch_worker import describe_model  # noqa: E402
 from shared.config import EngineSettings  # noqa: E402
 from shared.sampling import SamplingParams  # noqa: E402
 
-TRIES = 5
-PROBE_SIDE = 2048
+TRIES = 3
 STEPS_A_READ = 4
 """How many steps there are between two readings of memory."""
 
@@ -142,10 +140,8 @@ def measure_model(directory: Path, dtype: str) -> tuple[int, int]:
 
 
 def probe_gemm(dtype: str) -> float:
-    """Operations a second of a square matrix multiplication in the type that the model runs in."""
-    wide = dtype in ("float", "float32")
-    a = torch.randn(PROBE_SIDE, PROBE_SIDE, dtype=torch.float32 if wide else torch.bfloat16)
-    return 2 * PROBE_SIDE**3 / best(lambda: a @ a, TRIES)
+    """Operations a second of a matrix multiplication: of bfloat16 in whatever type this processor is faster in."""
+    return gemm_rate(TRIES, ("float32",) if dtype in ("float", "float32") else ("bfloat16", "float32"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What this machine allows at this moment: read bandwidth and bf16 matrix multiplication, as JSON.
+"""What this machine allows at this moment: read bandwidth and matrix multiplication, as JSON.
 
     python -m bench.probe --bytes N [--threads N] [--tries N]
 
@@ -7,6 +7,7 @@ something else is measured. Bandwidth is read over a buffer of `--bytes` (a mode
 a shared cache may hold) and over one far larger than any cache. Each figure is the best of its tries, of several ways
 to read and of several sizes: a limit is what can be reached, not what usually is. One of these ways, torch's sum of
 float32, is a figure of its own: others measure a machine by it, and some machines read faster in other ways.
+Multiplication is of bfloat16, and of float32, which numbers of bfloat16 become where a processor multiplies no others.
 """
 
 import argparse
@@ -17,11 +18,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGE_BYTES = 2 * 2**30
-GEMM_SIDES = (1024, 2048, 4096)
+GEMM_SIDES = (256, 1024, 2048, 4096)
+GEMM_CALL_MAX_S = 1.0
+"""A larger multiplication is left out where it would take longer."""
 TRIES = 3
 Call = Callable[[], object]
 
@@ -88,15 +92,21 @@ def read_rate(size: int, tries: int) -> float:
     return max(read_rates(size, tries))
 
 
-def gemm_rate(tries: int) -> float:
-    """Operations a second in bfloat16."""
+def gemm_rate(tries: int, dtypes: tuple[str, ...] = ("bfloat16", "float32")) -> float:
+    """Operations a second, in the fastest of these types and sizes."""
     import torch
 
-    def rate(side: int) -> float:
-        a = torch.randn(side, side, dtype=torch.bfloat16)
-        return 2 * side**3 / best(lambda: a @ a, tries)
-
-    return max(rate(side) for side in GEMM_SIDES)
+    rate = 0.0
+    for name in dtypes:
+        of_type = 0.0
+        for side in GEMM_SIDES:
+            operations = 2 * side**3
+            if of_type and operations / of_type > GEMM_CALL_MAX_S:
+                break
+            a = torch.randn(side, side).to(getattr(torch, name))
+            of_type = max(of_type, operations / best(partial(torch.matmul, a, a), tries))
+        rate = max(rate, of_type)
+    return rate
 
 
 def best(call: Call, tries: int) -> float:

@@ -59,9 +59,9 @@ class Run {
   }
 
   // y [rows][panels * 32]
-  std::vector<float> multiply(const std::vector<T>& x, long rows) {
+  std::vector<float> multiply(const std::vector<TermOf<T>>& x, long rows) {
     std::vector<float> kept(kept_size(rows, linear_)), y(rows * panels_ * kPanel);
-    const Rows<T> from{const_cast<T*>(x.data()), linear_.terms};
+    const Inputs<T> from{const_cast<TermOf<T>*>(x.data()), linear_.terms};
     pool_.run([&](int) {
       antiphon::multiply(pool_, linear_, from, rows, kept.data(), [&](long row, long panel, const float* sums) {
         std::memcpy(&y[(row * panels_ + panel) * kPanel], sums, kPanel * sizeof(float));
@@ -70,14 +70,14 @@ class Run {
     return y;
   }
 
-  std::vector<T> random_rows(long rows) const {
-    std::vector<T> x(rows * linear_.terms, T{});
+  std::vector<TermOf<T>> random_rows(long rows) const {
+    std::vector<TermOf<T>> x(rows * linear_.terms, TermOf<T>{});
     for (long r = 0; r < rows; r++)
       for (long k = 0; k < weight_.in; k++) assign(x[r * linear_.terms + k], (float)(random_bits() % 2001) / 1000 - 1);
     return x;
   }
 
-  bool close(const std::vector<T>& x, const std::vector<float>& y, long rows) const {
+  bool close(const std::vector<TermOf<T>>& x, const std::vector<float>& y, long rows) const {
     const double share = packed_->quantized.kind == Kind::int8_dynamic ? 1.0 / 127 : 1e-5;
     for (long r = 0; r < rows; r++)
       for (long n = 0; n < weight_.out; n++) {
@@ -105,11 +105,11 @@ class Run {
 template <class T>
 bool check(Pool& alone, Pool& pool, const Weight& weight, long rows) {
   Run<T> one(alone, weight), many(pool, weight);
-  const std::vector<T> x = many.random_rows(rows);
+  const std::vector<TermOf<T>> x = many.random_rows(rows);
   const std::vector<float> y = many.multiply(x, rows);
   bool good = many.close(x, y, rows);
   for (long r = 0; r < rows; r += 1 + rows / 3) {
-    const std::vector<T> row(x.begin() + r * one.terms(), x.begin() + (r + 1) * one.terms());
+    const std::vector<TermOf<T>> row(x.begin() + r * one.terms(), x.begin() + (r + 1) * one.terms());
     good &= !std::memcmp(one.multiply(row, 1).data(), &y[r * one.columns()], one.columns() * sizeof(float));
   }
   std::printf("kind %d, %ld x %ld, group %ld, %ld rows of %zu bytes: %s\n", (int)weight.given.kind, weight.out, weight.in,

@@ -6,9 +6,6 @@
 
 namespace antiphon {
 
-// Terms of a product between two calls of `ask`.
-constexpr long kAskEvery = 16;
-
 // What is read next, wherever that is: `lines` cache lines at a time, first those from `from` on, then `parts`
 // stretches of which one begins `distance` bytes after the other.
 class Ahead {

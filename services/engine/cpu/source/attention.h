@@ -1,5 +1,5 @@
-// Attention over the paged cache, for prompts and for single tokens: softmax(q kᵀ) v with a running maximum. Where there
-// are tiles, lone.h gets the same numbers for single rows.
+// Attention over the paged cache, for prompts and for single tokens: softmax(q kᵀ) v with a running maximum. Where
+// there are tiles, lone.h gets the same numbers for single rows.
 //
 // A tile is up to 32 rows of queries of one sequence that read the same key head: consecutive tokens, and for each the
 // query heads of the group. It goes through the keys in units at fixed places of the sequence, so a row's result
@@ -27,8 +27,8 @@ struct AttentionInput {
   Cache<T> cache;
   ScoreRules rules;
   long heads, group;
-  const T* queries;  // [tokens][heads][width], scaled
-  Rows<T> attended;  // [tokens][heads * head_dim]
+  const TermOf<T>* queries;  // [tokens][heads][width], scaled
+  Inputs<T> attended;        // [tokens][heads * head_dim]
 };
 
 // One sequence's share of a step: tokens [first, first + count) of it, at positions from `start`.
@@ -52,7 +52,7 @@ struct View {
 __attribute__((noinline)) inline Vec shaped(const ScoreRules& rules, float slope, Vec s, IntVec distance) {
   const float cap = rules.softcap;
   if (cap != 0) s = tanh(s / cap) * (cap * kLog2E);
-  return s + __builtin_convertvector(distance, Vec) * slope;
+  return s + convert<Vec>(distance) * slope;
 }
 
 // The scores of 16 keys, from `place` of the unit on, as softmax takes them.
@@ -75,7 +75,7 @@ Ahead ask_for_unit(const AttentionInput<T>& in, const Span& span, long head, lon
   const long offset = shape.offset(span.blocks, head, key);
   const long unit = std::min(kUnit, shape.block_size), tokens = std::min(unit, tokens_of(key, last));
   // With every step through this unit as many lines as a step reads.
-  constexpr long size = (long)sizeof(T), kLines = kAskEvery * kPanel * size / 64;
+  constexpr long size = (long)sizeof(T), kLines = kTermsMultiple / kAsks * kPanel * size / 64;
   return Ahead(in.cache.keys + offset, tokens * shape.width * size, kLines, in.cache.values + offset,
                tokens * kPanel * size, shape.width / kPanel, unit * kPanel * size);
 }
@@ -96,10 +96,10 @@ constexpr long kShareStride = kUnit + kTermsMultiple;
 // The state of a tile on its way through the keys. Sums are [width / 32][kTile][32].
 template <class T>
 struct TileState {
-  alignas(64) T queries[kTile * (kWidthMax + kTermsMultiple)];
+  alignas(64) TermOf<T> queries[kTile * (kWidthMax + kTermsMultiple)];
   alignas(64) float sums[kTile * kWidthMax];
   alignas(64) float scores[kUnit / kPanel][kTile * kPanel];
-  alignas(64) T shares[kTile * kShareStride];
+  alignas(64) TermOf<T> shares[kTile * kShareStride];
   alignas(64) float highest[kTile], unit_highest[kTile], shrink[kTile];
   alignas(64) float total[kTile * kLanes];  // 16 parts of each row's
   long oldest[kTile], newest[kTile];        // the keys that each row sees
@@ -135,7 +135,7 @@ class Attention {
     for (long r = 0; r < rows_; r++) {
       const long position = span_.start + token(r), head = query_head(r);
       std::memcpy(t_.queries + r * stride_, in_.queries + ((span_.first + token(r)) * in_.heads + head) * width,
-                  width * sizeof(T));
+                  width * sizeof(TermOf<T>));
       t_.newest[r] = position;
       t_.oldest[r] = oldest_key(in_.rules, position);
       t_.slope[r] = in_.rules.slopes ? in_.rules.slopes[head] : 0.0f;
@@ -152,9 +152,8 @@ class Attention {
     t_.unit.take(in_.shape, in_.cache, span_.blocks, head_, key, last);
     Ahead ahead = key + kUnit <= last ? ask_for_unit(in_, span_, head_, key + kUnit, last) : after_;
     for (long p = 0; p < tokens / kPanel; p++)
-      Block<T>::template multiply<Stays::panel, Halves::beside>(rows_, t_.queries, stride_,
-                                                                t_.unit.keys + p * kPanel * width, width,
-                                                                t_.scores[p], false, ahead);
+      Block<T>::template multiply<Stays::panel, Halves::beside>(
+          rows_, t_.queries, stride_, t_.unit.keys + p * kPanel * width, width, t_.scores[p], false, ahead);
     for (long r = 0; r < rows_; r++) adjust(r, key);
     weigh();
     for (long p = 0; p < width / kPanel; p++)
@@ -194,7 +193,7 @@ class Attention {
     const Vec highest = splat(t_.highest[row]);
     Vec shares[kUnit / kLanes];
     for (long i = 0; i < kUnit / kLanes; i++) shares[i] = exp2<kCoarse>(load(score(row, i * kLanes)) - highest);
-    T* to = t_.shares + row * kShareStride;
+    TermOf<T>* to = t_.shares + row * kShareStride;
     store_pair(to, shares[0], shares[1]);
     store_pair(to + kPanel, shares[2], shares[3]);
     float* total = t_.total + row * kLanes;
@@ -215,7 +214,7 @@ class Attention {
   void finish() {
     const long head_dim = in_.shape.head_dim;
     for (long r = 0; r < rows_; r++) {
-      T* to = in_.attended.row(span_.first + token(r)) + query_head(r) * head_dim;
+      TermOf<T>* to = in_.attended.row(span_.first + token(r)) + query_head(r) * head_dim;
       const float scale = 1.0f / sum_lanes(load(t_.total + r * kLanes));
       for (long d = 0; d < head_dim; d += kLanes) {
         const Vec value = load(t_.sums + (d / kPanel * kTile + r) * kPanel + d % kPanel) * scale;

@@ -11,7 +11,7 @@ template <class T>
 struct Batch {
   long count = 0;
   Rows<float> hidden, branch;
-  Rows<T> normed, other, attended, inner;
+  Inputs<T> normed, other, attended, inner;
 };
 
 template <class T>
@@ -30,16 +30,16 @@ class BatchBuffers {
 
  private:
   RowBuffer<float> hidden_, branch_;
-  RowBuffer<T> normed_, other_, attended_, inner_;
+  RowBuffer<TermOf<T>> normed_, other_, attended_, inner_;
 };
 
 // What the end of a layer needs of a row: its state and what attention, or the norm before it, made of it.
 template <class T>
 void copy_row(const antiphon_Spec& spec, const Batch<T>& from, long row, const Batch<T>& to, long as) {
   std::memcpy(to.hidden.row(as), from.hidden.row(row), spec.hidden_size * sizeof(float));
-  std::memcpy(to.attended.row(as), from.attended.row(row), spec.num_heads * spec.head_dim * sizeof(T));
-  std::memcpy(to.normed.row(as), from.normed.row(row), spec.hidden_size * sizeof(T));
-  std::memcpy(to.other.row(as), from.other.row(row), spec.hidden_size * sizeof(T));
+  std::memcpy(to.attended.row(as), from.attended.row(row), spec.num_heads * spec.head_dim * sizeof(TermOf<T>));
+  std::memcpy(to.normed.row(as), from.normed.row(row), spec.hidden_size * sizeof(TermOf<T>));
+  std::memcpy(to.other.row(as), from.other.row(row), spec.hidden_size * sizeof(TermOf<T>));
 }
 
 }  // namespace antiphon

@@ -16,11 +16,14 @@ constexpr long kPanel = 32;
 constexpr long kTermsMultiple = 32;
 constexpr long kBlockRows = 32;
 
+// Rows whose sums stay in registers, and of how many halves of a panel. Where so many are multiplied at a time, or a
+// block of tiles, `ask` (see ahead.h) is called kAsks times every 32 terms.
 #if defined(__AVX512F__)
-constexpr int kRegisterRows = 12;
+constexpr int kRegisterRows = 12, kRegisterHalves = 2;
 #else
-constexpr int kRegisterRows = 3;
+constexpr int kRegisterRows = 5, kRegisterHalves = 1;
 #endif
+constexpr long kAsks = 4 / kRegisterHalves;
 
 // Which of the two stays in the innermost cache: what is loaded of the other makes no room for itself there.
 enum class Stays { rows, panel };
@@ -36,45 +39,70 @@ struct PanelOrder {
   static constexpr long kRight = kLanes * (kApart ? kTermsMultiple : Pair<T>::kTerms);
 };
 
-template <class T, int kRows, Halves kHalves, class Asker>
-inline void multiply_rows(const T* x, long stride, const T* panel, long terms, float* sums, bool resume, Asker& ahead) {
+// `kCount` halves of a panel, from `panel` on, times rows: a multiple of 32 terms. Asks for what lies as far after
+// `from` as what is read lies after `panel`, in all `kCount` halves of the lines.
+template <class T, int kRows, int kCount, Halves kHalves, class Asker>
+inline void multiply_halves(const TermOf<T>* x, long stride, const T* panel, long terms, float* sums, bool resume,
+                            const T* from, Asker& ahead) {
   using P = Pair<T>;
-  Vec acc[kRows][2] = {};
-  if (resume)
-    for (int r = 0; r < kRows; r++)
-      for (int half = 0; half < 2; half++) acc[r][half] = load(sums + r * kPanel + half * kLanes);
-  for (long group = 0; group < terms; group += kTermsMultiple) {
-    const T* words = panel + group * kPanel;
-    for (long k = 0; k < kTermsMultiple; k += P::kTerms) {
-      if (k % kAskEvery == 0) ahead.ask(words + k * kPanel);
-      const T* w = words + k * PanelOrder<T, kHalves>::kTerm;
-      const auto left = P::word(w), right = P::word(w + PanelOrder<T, kHalves>::kRight);
-      for (int r = 0; r < kRows; r++) {
-        const auto spread = P::spread(x + r * stride + group + k);
-        acc[r][0] = P::add(acc[r][0], spread, left);
-        acc[r][1] = P::add(acc[r][1], spread, right);
-      }
-    }
-  }
+  using Order = PanelOrder<T, kHalves>;
+  alignas(64) static constexpr float zeros[kPanel] = {};
+  const float* const start = resume ? sums : zeros;
+  const long next = resume ? kPanel : 0;
+  Vec acc[kRows][kCount];
   for (int r = 0; r < kRows; r++)
-    for (int half = 0; half < 2; half++) store(sums + r * kPanel + half * kLanes, acc[r][half]);
+    for (int half = 0; half < kCount; half++) acc[r][half] = load(start + r * next + half * kLanes);
+  for (long group = 0; group < terms; group += kTermsMultiple)
+    for (long k = 0; k < kTermsMultiple; k += P::kTerms) {
+      if (k % (2 * kTermsMultiple / (kAsks * kCount)) == 0) ahead.ask(from + group * kPanel + k * kLanes * kCount);
+      const T* w = panel + group * kPanel + k * Order::kTerm;
+      decltype(P::word(w, 0)) words[P::kSteps][kCount];
+      for (long step = 0; step < P::kSteps; step++)
+        for (int half = 0; half < kCount; half++) words[step][half] = P::word(w + half * Order::kRight, step);
+      for (int r = 0; r < kRows; r++)
+        for (long step = 0; step < P::kSteps; step++) {
+          const auto spread = P::spread(x + r * stride + group + k, step);
+          for (int half = 0; half < kCount; half++) acc[r][half] = P::add(acc[r][half], spread, words[step][half]);
+        }
+    }
+  for (int r = 0; r < kRows; r++)
+    for (int half = 0; half < kCount; half++) store(sums + r * kPanel + half * kLanes, acc[r][half]);
+}
+
+template <class T, int kRows, Halves kHalves, class Asker>
+inline void multiply_rows(const TermOf<T>* x, long stride, const T* panel, long terms, float* sums, bool resume,
+                          Asker& ahead) {
+  if constexpr (kRegisterHalves == 2 || kRows == 1)
+    return multiply_halves<T, kRows, 2, kHalves>(x, stride, panel, terms, sums, resume, panel, ahead);
+  // One half after the other, 32 terms at a time: as they lie in memory.
+  for (long k = 0; k < terms; k += kTermsMultiple, panel += kTermsMultiple * kPanel)
+    for (long half = 0; half < 2; half++)
+      multiply_halves<T, kRows, 1, kHalves>(x + k, stride, panel + half * PanelOrder<T, kHalves>::kRight,
+                                            kTermsMultiple, sums + half * kLanes, resume || k > 0,
+                                            panel + half * kTermsMultiple * kLanes, ahead);
 }
 
 template <class T, Halves kHalves, int kRows = kRegisterRows, class Asker>
-void multiply_some(long rows, const T* x, long stride, const T* panel, long terms, float* sums, bool resume,
+void multiply_some(long rows, const TermOf<T>* x, long stride, const T* panel, long terms, float* sums, bool resume,
                    Asker& ahead) {
   if (rows >= kRows) return multiply_rows<T, kRows, kHalves>(x, stride, panel, terms, sums, resume, ahead);
   if constexpr (kRows > 1) multiply_some<T, kHalves, kRows - 1>(rows, x, stride, panel, terms, sums, resume, ahead);
 }
 
 // Up to kBlockRows rows times a panel, or a part of its terms: sums [rows][32], continued where `resume` says so.
-// `ahead` (see ahead.h) asks twice every 32 terms.
 template <class T>
 struct Block {
+  // Whether so many rows go past a panel together, so that it is read once.
+  static bool once(long rows) { return rows <= kRegisterRows; }
+  // How often this many rows, a block after the other, and terms call `ask`.
+  static long asks(long rows, long terms) {
+    return (rows + kRegisterRows - 1) / kRegisterRows * (terms / kTermsMultiple) * kAsks;
+  }
+
   template <Stays, Halves kHalves, class Asker>
-  static void multiply(long rows, const T* x, long stride, const T* panel, long terms, float* sums, bool resume,
+  static void multiply(long rows, const TermOf<T>* x, long stride, const T* panel, long terms, float* sums, bool resume,
                        Asker& ahead) {
-    // Even shares: eleven rows and one cost more than six and six.
+    // Even shares: one row costs more than its share of several.
     long first = 0;
     for (long left = (rows + kRegisterRows - 1) / kRegisterRows; left; left--) {
       const long count = (rows - first + left - 1) / left;
@@ -150,6 +178,11 @@ inline void store_sums(float* sums) {
 // The configuration of the tiles must be that of the rows.
 template <>
 struct Block<Bf16> {
+  static bool once(long) { return true; }
+  static long asks(long rows, long terms) {
+    return (rows + kBlockRows - 1) / kBlockRows * (terms / kTermsMultiple) * kAsks;
+  }
+
   template <Stays kStays, Halves kHalves, class Asker>
   static void multiply(long rows, const Bf16* x, long stride, const Bf16* panel, long terms, float* sums, bool resume,
                        Asker& ahead) {

@@ -26,7 +26,7 @@ class OwnRows {
  public:
   // Bytes of a row that are used over and over.
   static long bytes(long hidden, long inner) {
-    return hidden * (long)(sizeof(T) + sizeof(float)) + std::min(inner, kInnerTerms) * (long)sizeof(T);
+    return hidden * (long)(sizeof(TermOf<T>) + sizeof(float)) + std::min(inner, kInnerTerms) * (long)sizeof(TermOf<T>);
   }
 
   void prepare(long rows, long hidden, long inner, long heads) {
@@ -38,19 +38,19 @@ class OwnRows {
     sums = sums_.template as<float>();
   }
 
-  Rows<T> x, inner_part;
+  Inputs<T> x, inner_part;
   Rows<float> head_sums;
   float* sums = nullptr;  // [panels][rows][32]
 
  private:
-  RowBuffer<T> x_, inner_;
+  RowBuffer<TermOf<T>> x_, inner_;
   RowBuffer<float> heads_;
   Memory sums_;
 };
 
 // Rows times panels [first, end), on this thread; `finish(row, panel, sums)` as in matrix.h.
 template <class T, class Finish>
-void multiply_own(const Matrix<T>& w, long first, long end, Rows<T> x, long rows, Finish&& finish) {
+void multiply_own(const Matrix<T>& w, long first, long end, Inputs<T> x, long rows, Finish&& finish) {
   Pass<T, Finish> pass(rows, x.data, x.stride, finish);
   for (long p = first; p < end; p++) pass.multiply({w.panel(p), w.terms, p, w.panel(p + 1), false, true}, nullptr);
 }
@@ -77,7 +77,7 @@ class RowsOfLayer {
   }
 
   // The rest of the layer.
-  void after_attention(const Layer<T>& layer, Rows<T> attended) const {
+  void after_attention(const Layer<T>& layer, Inputs<T> attended) const {
     const Target target{hidden_, true};
     const Linear<T>& o = layer.o.matrix;
     multiply_own(o, 0, o.panels, attended.from(first_), count_,

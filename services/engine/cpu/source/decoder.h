@@ -251,7 +251,7 @@ class Decoder {
     }
   }
 
-  void norm(const Norm& norm, const Batch<T>& b, Rows<T> to) {
+  void norm(const Norm& norm, const Batch<T>& b, Inputs<T> to) {
     each(b.count,
          [&](long i) { apply_norm(norm, norm_kind(), spec_.norm_eps, b.hidden.row(i), to.row(i), spec_.hidden_size); });
   }
@@ -304,7 +304,7 @@ class Decoder {
 
   Heads<T> heads() const { return {spec_, shape_, weights.ropes, angles_, queries_}; }
 
-  void mlp(const Layer<T>& layer, const Batch<T>& b, Rows<T> x, const Target& target) {
+  void mlp(const Layer<T>& layer, const Batch<T>& b, Inputs<T> x, const Target& target) {
     float* kept = kept_.as<float>();
     if (!layer.expert_up.empty())
       return Experts<T>(pool_, experts_, activation(), kept)
@@ -321,14 +321,14 @@ class Decoder {
 
   BatchBuffers<T> all_buffers_, asked_buffers_;
   RowBuffer<float> qkv_buffer_, angle_buffer_;
-  RowBuffer<T> query_buffer_, sampled_buffer_;
+  RowBuffer<TermOf<T>> query_buffer_, sampled_buffer_;
   ExpertBuffers<T> expert_buffers_;
   HeadBuffers head_buffers_;
   Memory kept_;
   Batch<T> all_, asked_;  // of all tokens; of those after which one is sampled
   Rows<float> qkv_, angles_;
-  Rows<T> sampled_;
-  T* queries_ = nullptr;
+  Inputs<T> sampled_;
+  TermOf<T>* queries_ = nullptr;
   std::vector<int64_t> given_;  // the likeliest tokens of the last step that had some
   std::vector<Span> spans_;
   std::vector<long> span_of_;  // of each token

@@ -18,7 +18,7 @@ struct ExpertShape {
 template <class T>
 struct ExpertBuffers {
   RowBuffer<float> scores, outputs, shared_output, shared_gate;
-  RowBuffer<T> gathered, inner, shared_inner;
+  RowBuffer<TermOf<T>> gathered, inner, shared_inner;
   std::vector<long> chosen;    // [tokens][per_token] experts
   std::vector<float> weights;  // [tokens][per_token]
   std::vector<long> place;     // [tokens][per_token] row among the sorted ones
@@ -77,7 +77,7 @@ class Experts {
     return most;
   }
 
-  void run(const Layer<T>& layer, ExpertBuffers<T>& b, Rows<T> x, long tokens, long hidden, const Target& target) {
+  void run(const Layer<T>& layer, ExpertBuffers<T>& b, Inputs<T> x, long tokens, long hidden, const Target& target) {
     const Rows<float> scores = b.scores.get();
     linear(pool_, layer.router.matrix, x, tokens, kept_, Target{scores, false});
     pool_.share(1, 1, [&](long, long) { sort(b, scores, tokens); });
@@ -104,12 +104,12 @@ class Experts {
     b.num_active.store((long)b.active.size(), std::memory_order_relaxed);
   }
 
-  void multiply_chosen(const Layer<T>& layer, ExpertBuffers<T>& b, Rows<T> x, long tokens, long hidden) {
+  void multiply_chosen(const Layer<T>& layer, ExpertBuffers<T>& b, Inputs<T> x, long tokens, long hidden) {
     const long rows = tokens * shape_.per_token;
-    const Rows<T> gathered = b.gathered.get(), inner = b.inner.get();
+    const Inputs<T> gathered = b.gathered.get(), inner = b.inner.get();
     const Rows<float> outputs = b.outputs.get();
     pool_.share(rows, 16, [&](long first, long last) {
-      for (long r = first; r < last; r++) std::memcpy(gathered.row(r), x.row(b.token[r]), hidden * sizeof(T));
+      for (long r = first; r < last; r++) std::memcpy(gathered.row(r), x.row(b.token[r]), hidden * sizeof(TermOf<T>));
     });
     each_panel(layer.expert_up, b, gathered, rows, [&](long row, long panel, const float* sums, const Linear<T>& w) {
       put_gated(kind_, w.bias, panel, sums, inner.row(row) + panel * kLanes);
@@ -121,7 +121,7 @@ class Experts {
 
   // All panels of all chosen experts, shared out together.
   template <class Finish>
-  void each_panel(const std::vector<Packed<T>>& experts, const ExpertBuffers<T>& b, Rows<T> x, long rows,
+  void each_panel(const std::vector<Packed<T>>& experts, const ExpertBuffers<T>& b, Inputs<T> x, long rows,
                   Finish&& finish) {
     if (experts[0].matrix.quantized) return each_quantized_panel(experts, b, x, rows, finish);
     const long panels = experts[0].matrix.panels;
@@ -146,7 +146,7 @@ class Experts {
 
   // As above; rows are prepared once for all experts, whose matrices are alike.
   template <class Finish>
-  void each_quantized_panel(const std::vector<Packed<T>>& experts, const ExpertBuffers<T>& b, Rows<T> x, long rows,
+  void each_quantized_panel(const std::vector<Packed<T>>& experts, const ExpertBuffers<T>& b, Inputs<T> x, long rows,
                             Finish&& finish) {
     const long panels = experts[0].matrix.panels;
     with_kernel<T>(*experts[0].matrix.quantized, x, kept_, [&](auto kernel) {
@@ -162,8 +162,8 @@ class Experts {
     });
   }
 
-  void run_shared(const Layer<T>& layer, ExpertBuffers<T>& b, Rows<T> x, long tokens) {
-    const Rows<T> inner = b.shared_inner.get();
+  void run_shared(const Layer<T>& layer, ExpertBuffers<T>& b, Inputs<T> x, long tokens) {
+    const Inputs<T> inner = b.shared_inner.get();
     mlp_inner(pool_, layer.shared_up.matrix, true, kind_, x, tokens, kept_, inner);
     linear(pool_, layer.shared_down.matrix, inner, tokens, kept_, Target{b.shared_output.get(), false});
     linear(pool_, layer.shared_gate.matrix, x, tokens, kept_, Target{b.shared_gate.get(), false});

@@ -20,7 +20,7 @@ class Head {
         highest_(b.highest.rows(step.num_logits, weight.panels)), total_(b.total.rows(step.num_logits, weight.panels)),
         best_(b.best.rows(step.num_logits, weight.panels)) {}
 
-  void run(Pool& pool, Rows<T> x, float* kept) const {
+  void run(Pool& pool, Inputs<T> x, float* kept) const {
     multiply(pool, weight_, x, step_.num_logits, kept,
              [this](long row, long panel, const float* sums) { one_panel(row, panel, sums); });
     pool.share(step_.num_logits, 1, [this](long first, long last) {

@@ -19,7 +19,7 @@ struct Heads {
   const CacheShape& shape;
   const std::vector<Rope>& ropes;
   const Rows<float> angles;  // of each token, of all ropes
-  T* const queries;          // [tokens][heads][width]
+  TermOf<T>* const queries;  // [tokens][heads][width]
 
   long group() const { return spec.num_heads / spec.num_kv_heads; }
 
@@ -79,7 +79,7 @@ struct Heads {
 
   void keep_query(long t, long h, const float* head) const {
     const float scale = spec.query_scale * (spec.attention_softcap != 0 ? 1.0f : kLog2E);
-    T* to = queries + (t * spec.num_heads + h) * shape.width;
+    TermOf<T>* to = queries + (t * spec.num_heads + h) * shape.width;
     for (long d = 0; d < spec.head_dim; d += kLanes) {
       const long count = std::min(kLanes, spec.head_dim - d);
       store_some(to + d, load_some(head + d, count) * scale, count);

@@ -19,7 +19,7 @@ struct Linear : Matrix<T> {
 
 // Calls `work` with a kernel of the matrix, which must be quantized.
 template <class T, class Work>
-void with_kernel(const Quantized& w, Rows<T> x, float* prepared, Work&& work) {
+void with_kernel(const Quantized& w, Inputs<T> x, float* prepared, Work&& work) {
   switch (w.kind) {
     case Kind::int8:
       return work(Int8Kernel<T>(w, x, prepared));
@@ -107,7 +107,7 @@ void multiply_all(Pool& pool, Kernel kernel, const Quantized& w, long panels, lo
 
 // All rows times all panels, shared out; see matrix.h. `kept`: see `kept_size`.
 template <class T, class Finish>
-void multiply(Pool& pool, const Linear<T>& w, Rows<T> x, long rows, float* kept, Finish&& finish) {
+void multiply(Pool& pool, const Linear<T>& w, Inputs<T> x, long rows, float* kept, Finish&& finish) {
   if (!w.quantized) return multiply(pool, static_cast<const Matrix<T>&>(w), x, rows, kept, finish);
   const Quantized& q = *w.quantized;
   with_kernel<T>(q, x, kept, [&](const auto& kernel) {

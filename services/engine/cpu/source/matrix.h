@@ -69,6 +69,9 @@ struct Rows {
   T* row(long index) const { return data + index * stride; }
   Rows from(long first) const { return {row(first), stride}; }
 };
+// Rows that go past a matrix of such numbers.
+template <class T>
+using Inputs = Rows<TermOf<T>>;
 
 // A stride that does not put one row's bytes into the cache lines of the next.
 template <class T>
@@ -79,10 +82,12 @@ long row_stride(long width) {
 // Up to kBlockRows rows times panels [first, end), which come from memory once. Where not all of the rows' terms stay
 // in the innermost cache, a few panels take turns with each piece of them.
 template <class T, class Finish>
-void multiply_few(long rows, const T* x, long stride, const Matrix<T>& w, long first, long end, Finish&& finish) {
+void multiply_few(long rows, const TermOf<T>* x, long stride, const Matrix<T>& w, long first, long end,
+                  Finish&& finish) {
   constexpr long kTogether = 4, kSize = (long)sizeof(T) * kPanel;
   alignas(64) float sums[kTogether][kBlockRows * kPanel];
-  const long piece = std::max(kFewBytes / (rows * (long)sizeof(T)) / kTermsMultiple * kTermsMultiple, kTermsMultiple);
+  const long piece =
+      std::max(kFewBytes / (rows * (long)sizeof(TermOf<T>)) / kTermsMultiple * kTermsMultiple, kTermsMultiple);
   BlockShape<T>(rows).use();
   for (long group = first; group < end; group += kTogether)
     for (long k = 0; k < w.terms; k += piece) {
@@ -92,9 +97,14 @@ void multiply_few(long rows, const T* x, long stride, const Matrix<T>& w, long f
         const T* next = p + 1 < last          ? panel + w.terms * kPanel
                         : k + count < w.terms ? w.panel(group) + (k + count) * kPanel
                                               : w.panel(last);
-        Onward<kTermsMultiple * kSize / 2> ahead(panel + count * kPanel, next);
         float* own = sums[p - group];
-        Block<T>::template multiply<Stays::rows, Halves::apart>(rows, x + k, stride, panel, count, own, k > 0, ahead);
+        const auto multiply = [&](auto ahead) {
+          Block<T>::template multiply<Stays::rows, Halves::apart>(rows, x + k, stride, panel, count, own, k > 0, ahead);
+        };
+        if (Block<T>::once(rows))
+          multiply(Onward<kTermsMultiple * kSize / kAsks>(panel + count * kPanel, next));
+        else
+          multiply(Ahead(next, count * kSize, count * kSize / 64 / Block<T>::asks(rows, count) + 1));
         if (k + count == w.terms)
           for (long r = 0; r < rows; r++) finish(r, p, own + r * kPanel);
       }
@@ -115,7 +125,7 @@ struct PanelPart {
 template <class T, class Finish>
 class Pass {
  public:
-  Pass(long rows, const T* x, long stride, Finish& finish)
+  Pass(long rows, const TermOf<T>* x, long stride, Finish& finish)
       : rows_(rows), stride_(stride), x_(x), blocks_((rows + kBlockRows - 1) / kBlockRows), whole_(kBlockRows),
         odd_(rows - (blocks_ - 1) * kBlockRows), finish_(finish) {}
 
@@ -126,14 +136,13 @@ class Pass {
       const long count = std::min(piece, part.terms - k), bytes = piece * kPanel * (long)sizeof(T);
       const bool ends = k + count == part.terms;
       Ahead ahead(ends ? part.next : part.data + (k + count) * kPanel, bytes,
-                  bytes / 64 / (blocks_ * (count / kAskEvery)) + 1);
+                  bytes / 64 / Block<T>::asks(rows_, count) + 1);
       for (long first = 0; first < rows_; first += kBlockRows) {
         const long some = std::min(kBlockRows, rows_ - first);
         shape(some == kBlockRows);
         float* sums = (kept ? kept : sums_) + first * kPanel;
-        Block<T>::template multiply<Stays::panel, Halves::apart>(some, x_ + first * stride_ + k, stride_,
-                                                                 part.data + k * kPanel, count, sums,
-                                                                 part.resume || k > 0, ahead);
+        Block<T>::template multiply<Stays::panel, Halves::apart>(
+            some, x_ + first * stride_ + k, stride_, part.data + k * kPanel, count, sums, part.resume || k > 0, ahead);
         if (ends && part.last)
           for (long r = 0; r < some; r++) finish_(first + r, part.panel, sums + r * kPanel);
       }
@@ -149,7 +158,7 @@ class Pass {
   }
 
   const long rows_, stride_;
-  const T* const x_;
+  const TermOf<T>* const x_;
   const long blocks_;
   const BlockShape<T> whole_, odd_;
   Finish& finish_;
@@ -166,13 +175,14 @@ inline long terms_at_once(long rows, long terms, long size) {
 template <class T>
 long kept_size(long rows, const Matrix<T>& w) {
   if (rows <= kBlockRows) return 0;
-  return terms_at_once(even_part(rows, kPassRows), w.terms, sizeof(T)) < w.terms ? w.panels * kPassRows * kPanel : 0;
+  return terms_at_once(even_part(rows, kPassRows), w.terms, sizeof(TermOf<T>)) < w.terms ? w.panels * kPassRows * kPanel
+                                                                                         : 0;
 }
 
 // All rows times all panels, shared out. `finish(row, panel, sums)` gets 32 sums without bias, for each row and panel
 // once, on any thread. `kept`: see `kept_size`.
 template <class T, class Finish>
-void multiply(Pool& pool, const Matrix<T>& w, Rows<T> x, long rows, float* kept, Finish&& finish) {
+void multiply(Pool& pool, const Matrix<T>& w, Inputs<T> x, long rows, float* kept, Finish&& finish) {
   if (rows <= kBlockRows) {
     const long portion =
         std::max(1L, std::min(kPortionBytes / (w.terms * kPanel * (long)sizeof(T)), w.panels / (4 * pool.threads())));
@@ -181,7 +191,7 @@ void multiply(Pool& pool, const Matrix<T>& w, Rows<T> x, long rows, float* kept,
   }
   const long most = even_part(rows, kPassRows);
   for (long start = 0; start < rows; start += most) {
-    const long count = std::min(most, rows - start), step = terms_at_once(most, w.terms, sizeof(T));
+    const long count = std::min(most, rows - start), step = terms_at_once(most, w.terms, sizeof(TermOf<T>));
     const auto finish_row = [&](long row, long panel, const float* sums) { finish(start + row, panel, sums); };
     for (long k = 0; k < w.terms; k += step) {
       const long terms = std::min(step, w.terms - k), bytes = terms * kPanel * (long)sizeof(T);

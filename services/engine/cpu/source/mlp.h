@@ -28,7 +28,7 @@ inline void put_sums(const float* bias, const Target& target, long row, long pan
 
 // y = x Wᵀ + b
 template <class T>
-void linear(Pool& pool, const Linear<T>& w, Rows<T> x, long rows, float* kept, const Target& target) {
+void linear(Pool& pool, const Linear<T>& w, Inputs<T> x, long rows, float* kept, const Target& target) {
   multiply(pool, w, x, rows, kept,
            [&](long row, long panel, const float* sums) { put_sums(w.bias, target, row, panel, sums); });
 }
@@ -59,8 +59,8 @@ void put_inner(bool gated, Activation kind, const float* bias, long panel, const
 }
 
 template <class T>
-void mlp_inner(Pool& pool, const Linear<T>& up, bool gated, Activation kind, Rows<T> x, long rows, float* kept,
-               Rows<T> inner) {
+void mlp_inner(Pool& pool, const Linear<T>& up, bool gated, Activation kind, Inputs<T> x, long rows, float* kept,
+               Inputs<T> inner) {
   multiply(pool, up, x, rows, kept, [&](long row, long panel, const float* sums) {
     put_inner(gated, kind, up.bias, panel, sums, inner.row(row) + panel * inner_width(gated));
   });

@@ -81,7 +81,10 @@ class ModelOf final : public Model {
   void multiply(int64_t layer, const char* name, int64_t expert, const void* x, int64_t x_stride, int64_t rows,
                 float* y, int64_t y_stride) override {
     const Linear<T>& w = matrix_named(layer, name, expert).matrix;
-    const Rows<T> from{static_cast<T*>(const_cast<void*>(x)), x_stride};
+    const Inputs<T> from = given_.rows(rows, w.in);
+    for (long r = 0; r < rows; r++)
+      for (long k = 0; k < round_up(w.in, kTermsMultiple); k++)
+        assign(from.row(r)[k], to_float(static_cast<const T*>(x)[r * x_stride + k]));
     const size_t bytes = kept_size(rows, w) * sizeof(float);
     if (bytes > kept_.bytes()) kept_ = Memory(bytes);
     pool_.run([&](int) { linear(pool_, w, from, rows, kept_.as<float>(), Target{{y, y_stride}, false}); });
@@ -146,8 +149,9 @@ class ModelOf final : public Model {
   Pool pool_;
   Stock stock_;  // of packed weights
   Decoder<T> decoder_;
-  Memory kept_;    // of `multiply`
-  Runner runner_;  // last: it ends before what it uses
+  RowBuffer<TermOf<T>> given_;  // of `multiply`
+  Memory kept_;                 // of `multiply`
+  Runner runner_;               // last: it ends before what it uses
 };
 
 }  // namespace antiphon

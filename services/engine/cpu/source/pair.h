@@ -1,10 +1,11 @@
 // The one product that matrices and attention are made of: 16 columns, each with one (float) or two (bfloat16)
-// consecutive terms, times the same one or two numbers of a row.
+// consecutive terms, times the same one or two terms of a row.
 //
 //     acc[j] += sum over i < kTerms of x[i] * w[j * kTerms + i]
 //
-// Storage everywhere is [terms / kTerms][16][kTerms]: what a product reads is 64 consecutive bytes. AVX512-BF16 has it
-// as an instruction, and AMX tiles of the same storage hold 16 of them.
+// Storage everywhere is [terms / kTerms][16][kTerms]. AVX512-BF16 has the product of pairs as an instruction, and AMX
+// tiles of the same storage hold 16 of them. Elsewhere it is made of kSteps, a term each, and rows stay in float32:
+// that saves rounding them, and a plain load spreads a term over all lanes.
 #pragma once
 
 #include "vec.h"
@@ -16,13 +17,12 @@ struct Pair;
 
 template <>
 struct Pair<float> {
-  static constexpr long kTerms = 1;
-  typedef Vec Word;
-  typedef Vec Spread;
+  static constexpr long kTerms = 1, kSteps = 1;
+  typedef float Term;  // of a row
 
-  static inline Word word(const float* w) { return load(w); }
-  static inline Spread spread(const float* x) { return splat(*x); }
-  static inline Vec add(Vec acc, Spread x, Word w) { return acc + x * w; }
+  static inline Vec word(const float* w, long) { return load(w); }
+  static inline Vec spread(const float* x, long) { return splat(*x); }
+  static inline Vec add(Vec acc, Vec x, Vec w) { return acc + x * w; }
 };
 
 template <>
@@ -30,28 +30,31 @@ struct Pair<Bf16> {
   static constexpr long kTerms = 2;
 
 #if defined(__AVX512BF16__)
-  typedef __m512bh Word;
-  typedef __m512bh Spread;
+  static constexpr long kSteps = 1;
+  typedef Bf16 Term;
 
-  static inline Word word(const Bf16* w) { return (__m512bh)_mm512_loadu_si512(w); }
-  static inline Spread spread(const Bf16* x) {
+  static inline __m512bh word(const Bf16* w, long) { return (__m512bh)_mm512_loadu_si512(w); }
+  static inline __m512bh spread(const Bf16* x, long) {
     int32_t both;
     std::memcpy(&both, x, sizeof both);
     return (__m512bh)_mm512_set1_epi32(both);
   }
-  static inline Vec add(Vec acc, Spread x, Word w) { return (Vec)_mm512_dpbf16_ps((__m512)acc, x, w); }
+  static inline Vec add(Vec acc, __m512bh x, __m512bh w) { return (Vec)_mm512_dpbf16_ps((__m512)acc, x, w); }
 #else
-  struct Halves {
-    Vec first, second;
-  };
-  typedef Halves Word;
-  typedef Halves Spread;
+  static constexpr long kSteps = 2;
+  typedef float Term;
 
-  static inline Halves halves(WordVec both) { return {(Vec)(both << 16), (Vec)(both & 0xffff0000u)}; }
-  static inline Word word(const Bf16* w) { return halves(load_any<WordVec>(w)); }
-  static inline Spread spread(const Bf16* x) { return {splat(to_float(x[0])), splat(to_float(x[1]))}; }
-  static inline Vec add(Vec acc, Spread x, Word w) { return acc + x.first * w.first + x.second * w.second; }
+  static inline Vec word(const Bf16* w, long step) {
+    const WordVec both = load_any<WordVec>(w);
+    return step ? (Vec)(both & 0xffff0000u) : (Vec)(both << 16);
+  }
+  static inline Vec spread(const float* x, long step) { return splat(x[step]); }
+  static inline Vec add(Vec acc, Vec x, Vec w) { return acc + x * w; }
 #endif
 };
+
+// What rows that meet a matrix of such numbers consist of.
+template <class T>
+using TermOf = typename Pair<T>::Term;
 
 }  // namespace antiphon

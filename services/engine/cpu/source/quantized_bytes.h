@@ -9,8 +9,6 @@
 
 namespace antiphon {
 
-typedef int8_t ByteVec __attribute__((vector_size(16)));
-
 #if defined(__AVX512VNNI__)
 struct Bytes {
   static constexpr int32_t kMore = 128;  // what x has too much
@@ -104,6 +102,13 @@ struct Bytes {
 };
 #endif
 
+// Rows whose sums stay in registers.
+#if defined(__AVX512F__)
+constexpr int kByteRows = 12;
+#else
+constexpr int kByteRows = 3;
+#endif
+
 template <int kRows>
 inline void multiply_byte_rows(const uint8_t* x, long stride, const uint8_t* panel, long terms, int32_t* sums,
                                Ahead& ahead) {
@@ -126,7 +131,7 @@ inline void multiply_byte_rows(const uint8_t* x, long stride, const uint8_t* pan
     for (int half = 0; half < 2; half++) Bytes::store(sums + r * kPanel + half * kLanes, acc[r][half]);
 }
 
-template <int kRows = kRegisterRows>
+template <int kRows = kByteRows>
 void multiply_some_bytes(long rows, const uint8_t* x, long stride, const uint8_t* panel, long terms, int32_t* sums,
                          Ahead& ahead) {
   if (rows >= kRows) return multiply_byte_rows<kRows>(x, stride, panel, terms, sums, ahead);
@@ -153,7 +158,7 @@ class ByteProduct {
       pass<false>(x, stride, panel, terms, sums, ahead);
 #else
     long first = 0;
-    for (long left = (rows + kRegisterRows - 1) / kRegisterRows; left; left--) {
+    for (long left = (rows + kByteRows - 1) / kByteRows; left; left--) {
       const long count = (rows - first + left - 1) / left;
       multiply_some_bytes(count, x + first * stride, stride, panel, terms, sums + first * kPanel, ahead);
       first += count;

@@ -15,7 +15,7 @@ class Int8DynamicKernel {
   static constexpr long kSize = 1;
   static long prepared_floats(long rows, const Quantized& w) { return round_up(rows, kLanes) + rows * stride(w) / 4; }
 
-  Int8DynamicKernel(const Quantized& w, Rows<T> x, float* prepared) : w_(&w), x_(x), prepared_(prepared) {}
+  Int8DynamicKernel(const Quantized& w, Inputs<T> x, float* prepared) : w_(&w), x_(x), prepared_(prepared) {}
   // The same rows with another matrix.
   Int8DynamicKernel of(const Quantized& w) const {
     Int8DynamicKernel other = *this;
@@ -48,7 +48,7 @@ class Int8DynamicKernel {
   void complete(long row, long p, float* sums) const {
     for (long half = 0; half < kPanel; half += kLanes) {
       const IntVec whole = load_any<IntVec>(sums + half) - load_any<IntVec>(w_->total(p) + half) * ByteProduct::kMore;
-      store(sums + half, __builtin_convertvector(whole, Vec) * (load(w_->scale(p, 0) + half) * prepared_[row]));
+      store(sums + half, convert<Vec>(whole) * (load(w_->scale(p, 0) + half) * prepared_[row]));
     }
   }
 
@@ -63,7 +63,7 @@ class Int8DynamicKernel {
   }
 
   // Returns the scale: not a number where the row has one that is none.
-  float round_row(const T* x, uint8_t* to) const {
+  float round_row(const TermOf<T>* x, uint8_t* to) const {
     Vec highest = {}, nothing = {};
     for (long k = 0; k < w_->row_terms; k += kLanes) {
       const Vec v = load(x + k);
@@ -82,15 +82,15 @@ class Int8DynamicKernel {
 
   static void round_some(Vec v, uint8_t* to) {
     const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no fraction
-    const IntVec whole = __builtin_convertvector((v + magic) - magic, IntVec) + ByteProduct::kMore;
-    put_any(to, __builtin_convertvector(whole, ByteVec));
+    const IntVec whole = convert<IntVec>((v + magic) - magic) + ByteProduct::kMore;
+    put_any(to, convert<ByteVec>(whole));
   }
 
   // Below it, the reciprocal of a row's largest number could be infinite.
   static constexpr float kSmallest = 1e-30f;
 
   const Quantized* w_;
-  Rows<T> x_;
+  Inputs<T> x_;
   float* prepared_;
   long rows_ = 0;
 };

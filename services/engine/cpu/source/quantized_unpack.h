@@ -1,30 +1,27 @@
-// From weights in 8 or 4 bits to the pairs of pair.h, [terms / kTerms][32][kTerms] numbers that stay in a core's cache.
+// From weights in 8 or 4 bits to the numbers that rows are multiplied with, [terms / kTerms][32][kTerms] of them (see
+// pair.h), which stay in a core's cache.
 #pragma once
 
 #include "quantized.h"
 
 namespace antiphon {
 
-// Two terms of 16 columns; bfloat16 has them exactly.
-inline WordVec exact_pair(Vec first, Vec second) { return ((WordVec)first >> 16) | ((WordVec)second & 0xffff0000u); }
-
 // Four terms of 16 columns, whose bytes `v` holds. The numbers are kTimes too large.
-template <class T>
-struct FourTerms {
+template <class Term>
+struct FourTerms;
+
+template <>
+struct FourTerms<float> {
   static constexpr float kTimes = 1;
 
-  static Vec term(WordVec v, int index) { return __builtin_convertvector((IntVec)(v << (24 - 8 * index)) >> 24, Vec); }
+  static Vec term(WordVec v, int index) { return convert<Vec>((IntVec)(v << (24 - 8 * index)) >> 24); }
 
   static void put(WordVec v, float* to) {
     for (int i = 0; i < 4; i++) store(to + i * kPanel, term(v, i));
   }
-  static void put(WordVec v, Bf16* to) {
-    put_any(to, exact_pair(term(v, 0), term(v, 1)));
-    put_any(to + 2 * kPanel, exact_pair(term(v, 2), term(v, 3)));
-  }
 };
 
-#if defined(__AVX512BW__)
+#if defined(__AVX512BF16__)
 // One shuffle puts a byte on top of its word, where it needs no more sign; one more makes pairs.
 template <>
 struct FourTerms<Bf16> {
@@ -46,21 +43,21 @@ struct FourTerms<Bf16> {
 };
 #endif
 
-// Numbers of 8 bits, [terms / 4][32][4], FourTerms<T>::kTimes too large.
-template <class T>
-void unpack_bytes(const uint8_t* from, long terms, T* to, Ahead& ahead) {
-  constexpr long kHalf = kLanes * Pair<T>::kTerms;
+// Numbers of 8 bits, [terms / 4][32][4], FourTerms<Term>::kTimes too large.
+template <class Term>
+void unpack_bytes(const uint8_t* from, long terms, Term* to, Ahead& ahead) {
+  constexpr long kHalf = kLanes * Pair<Term>::kTerms;
   for (long step = 0; step < terms; step += kTermsMultiple) {
     ahead.ask();
     for (long k = step; k < step + kTermsMultiple; k += 4) {
-      FourTerms<T>::put(load_any<WordVec>(from + k * kPanel), to + k * kPanel);
-      FourTerms<T>::put(load_any<WordVec>(from + k * kPanel + 64), to + k * kPanel + kHalf);
+      FourTerms<Term>::put(load_any<WordVec>(from + k * kPanel), to + k * kPanel);
+      FourTerms<Term>::put(load_any<WordVec>(from + k * kPanel + 64), to + k * kPanel + kHalf);
     }
   }
 }
 
 // The levels as the product takes them.
-template <class T>
+template <class Term>
 struct Levels;
 
 template <>
@@ -68,10 +65,16 @@ struct Levels<float> {
   explicit Levels(const Quantized& w) : levels(w.levels), whole(w.whole_levels) {}
 
   Vec at(WordVec places) const {
-    if (whole) return __builtin_convertvector((IntVec)places - 8, Vec);
+    if (whole) return convert<Vec>((IntVec)places - 8);
+#if defined(__AVX512F__)
+    return (Vec)_mm512_permutexvar_ps((__m512i)places, _mm512_loadu_ps(levels));
+#elif defined(__AVX2__)
+    return {found((__m256i)places.low), found((__m256i)places.high)};
+#else
     float found[kLanes];
     for (long i = 0; i < kLanes; i++) found[i] = levels[places[i]];
     return load(found);
+#endif
   }
 
   // Eight terms of 16 columns, whose words `v` holds.
@@ -80,13 +83,21 @@ struct Levels<float> {
       for (int i = 0; i < 2; i++) store(to + (2 * j + i) * kPanel, at((v >> (16 * i + 4 * j)) & 15));
   }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  Register found(__m256i places) const {
+    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(levels), places);
+    const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(levels + 8), places);
+    return (Register)_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(places, 28)));
+  }
+#endif
+
   const float* levels;
   const bool whole;
 };
 
+#if defined(__AVX512BF16__)
 template <>
 struct Levels<Bf16> {
-#if defined(__AVX512BW__)
   explicit Levels(const Quantized& w) : table(_mm512_load_si512(w.table)) {}
 
   // A place is five bits here: the table is there twice, whatever the bit above the four is.
@@ -98,22 +109,13 @@ struct Levels<Bf16> {
   }
 
   const __m512i table;
-#else
-  explicit Levels(const Quantized& w) : wide(w) {}
-
-  void put(WordVec v, Bf16* to) const {
-    for (int j = 0; j < 4; j++)
-      put_any(to + 2 * j * kPanel, exact_pair(wide.at((v >> (4 * j)) & 15), wide.at((v >> (16 + 4 * j)) & 15)));
-  }
-
-  const Levels<float> wide;
-#endif
 };
+#endif
 
 // Levels of 4 bits, [terms / 8][32] words.
-template <class T>
-void unpack_nibbles(const uint8_t* from, long terms, const Levels<T>& levels, T* to, Ahead& ahead) {
-  constexpr long kHalf = kLanes * Pair<T>::kTerms;
+template <class Term>
+void unpack_nibbles(const uint8_t* from, long terms, const Levels<Term>& levels, Term* to, Ahead& ahead) {
+  constexpr long kHalf = kLanes * Pair<Term>::kTerms;
   for (long step = 0; step < terms; step += kTermsMultiple) {
     ahead.ask();
     for (long k = step; k < step + kTermsMultiple; k += 8) {

@@ -1,5 +1,6 @@
 // Products with weights of 8 or 4 bits and rows as they are: a piece of a panel is unpacked into the innermost cache,
-// where all rows go past it as past pairs. A kernel is made for one matrix and one set of rows; see linear.h.
+// where all rows go past it as past numbers of their own kind. A kernel is made for one matrix and one set of rows; see
+// linear.h.
 #pragma once
 
 #include "pool.h"
@@ -10,14 +11,14 @@ namespace antiphon {
 constexpr long kUnpackedTerms = 256;
 
 // Blocks of rows, one after the other; tiles are set up anew only where their number changes.
-template <class T>
+template <class Term>
 class BlockProduct {
  public:
-  void multiply(long rows, const T* x, long stride, const T* pairs, long terms, float* sums, bool resume,
+  void multiply(long rows, const Term* x, long stride, const Term* panel, long terms, float* sums, bool resume,
                 Ahead& ahead) {
-    if (rows != shaped_) BlockShape<T>(rows).use();
+    if (rows != shaped_) BlockShape<Term>(rows).use();
     shaped_ = rows;
-    Block<T>::template multiply<Stays::panel, Halves::beside>(rows, x, stride, pairs, terms, sums, resume, ahead);
+    Block<Term>::template multiply<Stays::panel, Halves::beside>(rows, x, stride, panel, terms, sums, resume, ahead);
   }
 
  private:
@@ -26,14 +27,14 @@ class BlockProduct {
 
 // Calls `work(piece, its weights, ahead)` for pieces of a part. `ahead` asks for what is read later, evenly while a
 // piece is unpacked and while each block of rows goes past it.
-template <class Work>
+template <class Term, class Work>
 void each_piece(const Quantized& w, const Part& part, Work&& work) {
-  const long blocks = (part.rows + kBlockRows - 1) / kBlockRows;
   for (long at = 0; at < part.terms; at += kUnpackedTerms) {
     const Part piece{part.first, part.rows, part.p, part.k + at, std::min(kUnpackedTerms, part.terms - at)};
     const uint8_t* from = w.panel(piece.p, piece.k);
-    const long bytes = w.bytes(piece.terms), steps = piece.terms / kTermsMultiple + piece.terms / kAskEvery * blocks;
-    Ahead ahead(from + kPrefetchBytes, bytes, bytes / 64 / steps + 1);
+    const long bytes = w.bytes(piece.terms),
+               asks = piece.terms / kTermsMultiple + Block<Term>::asks(part.rows, piece.terms);
+    Ahead ahead(from + kPrefetchBytes, bytes, bytes / 64 / asks + 1);
     work(piece, from, ahead);
   }
 }
@@ -41,11 +42,12 @@ void each_piece(const Quantized& w, const Part& part, Work&& work) {
 template <class T>
 class Int8Kernel {
  public:
-  typedef BlockProduct<T> Product;
-  static constexpr long kSize = sizeof(T);  // of a term of a row
+  typedef TermOf<T> Term;
+  typedef BlockProduct<Term> Product;
+  static constexpr long kSize = sizeof(Term);  // of a term of a row
   static long prepared_floats(long, const Quantized&) { return 0; }
 
-  Int8Kernel(const Quantized& w, Rows<T> x, float*) : w_(&w), x_(x) {}
+  Int8Kernel(const Quantized& w, Inputs<T> x, float*) : w_(&w), x_(x) {}
   // The same rows with another matrix.
   Int8Kernel of(const Quantized& w) const {
     Int8Kernel other = *this;
@@ -57,34 +59,35 @@ class Int8Kernel {
 
   // Sums [rows][32], continued where terms before `part` have been added.
   void add(Product& product, const Part& part, float* sums) const {
-    alignas(64) T pairs[kUnpackedTerms * kPanel];
-    each_piece(*w_, part, [&](const Part& piece, const uint8_t* from, Ahead& ahead) {
-      unpack_bytes(from, piece.terms, pairs, ahead);
+    alignas(64) Term panel[kUnpackedTerms * kPanel];
+    each_piece<Term>(*w_, part, [&](const Part& piece, const uint8_t* from, Ahead& ahead) {
+      unpack_bytes(from, piece.terms, panel, ahead);
       for (long r = 0; r < piece.rows; r += kBlockRows)
-        product.multiply(std::min(kBlockRows, piece.rows - r), x_.row(piece.first + r) + piece.k, x_.stride, pairs,
+        product.multiply(std::min(kBlockRows, piece.rows - r), x_.row(piece.first + r) + piece.k, x_.stride, panel,
                          piece.terms, sums + r * kPanel, piece.k > 0, ahead);
     });
   }
 
   void complete(long, long p, float* sums) const {
     for (long half = 0; half < kPanel; half += kLanes)
-      store(sums + half, load(sums + half) * (1 / FourTerms<T>::kTimes) * load(w_->scale(p, 0) + half));
+      store(sums + half, load(sums + half) * (1 / FourTerms<Term>::kTimes) * load(w_->scale(p, 0) + half));
   }
 
  private:
   const Quantized* w_;
-  Rows<T> x_;
+  Inputs<T> x_;
 };
 
 template <class T>
 class Int4Kernel {
  public:
-  typedef BlockProduct<T> Product;
-  static constexpr long kSize = sizeof(T);
+  typedef TermOf<T> Term;
+  typedef BlockProduct<Term> Product;
+  static constexpr long kSize = sizeof(Term);
   // Each row's sums over groups, where there are zeros to take off.
   static long prepared_floats(long rows, const Quantized& w) { return w.offsets ? rows * w.groups : 0; }
 
-  Int4Kernel(const Quantized& w, Rows<T> x, float* prepared) : w_(&w), x_(x), totals_(prepared) {}
+  Int4Kernel(const Quantized& w, Inputs<T> x, float* prepared) : w_(&w), x_(x), totals_(prepared) {}
   // The same rows with another matrix.
   Int4Kernel of(const Quantized& w) const {
     Int4Kernel other = *this;
@@ -102,13 +105,13 @@ class Int4Kernel {
 
   // As above; parts are of whole groups, but for the last one.
   void add(Product& product, const Part& part, float* sums) const {
-    alignas(64) T pairs[kUnpackedTerms * kPanel];
-    const Levels<T> levels(*w_);
-    each_piece(*w_, part, [&](const Part& piece, const uint8_t* from, Ahead& ahead) {
-      unpack_nibbles(from, piece.terms, levels, pairs, ahead);
+    alignas(64) Term panel[kUnpackedTerms * kPanel];
+    const Levels<Term> levels(*w_);
+    each_piece<Term>(*w_, part, [&](const Part& piece, const uint8_t* from, Ahead& ahead) {
+      unpack_nibbles(from, piece.terms, levels, panel, ahead);
       for (long r = 0; r < piece.rows; r += kBlockRows) {
         const long rows = std::min(kBlockRows, piece.rows - r);
-        add_groups(product, {piece.first + r, rows, piece.p, piece.k, piece.terms}, pairs, sums + r * kPanel, ahead);
+        add_groups(product, {piece.first + r, rows, piece.p, piece.k, piece.terms}, panel, sums + r * kPanel, ahead);
       }
     });
   }
@@ -117,19 +120,19 @@ class Int4Kernel {
 
  private:
   float total(long row, long g) const {
-    const T* x = x_.row(row) + g * w_->group;
+    const Term* x = x_.row(row) + g * w_->group;
     Vec sum = {};
     for (long k = 0; k < std::min(w_->group, w_->terms - g * w_->group); k += kLanes) sum += load(x + k);
     return sum_lanes(sum);
   }
 
   // A group's sums are read only while the next one's are made: tiles take their time to get into memory.
-  void add_groups(Product& product, const Part& part, const T* pairs, float* sums, Ahead& ahead) const {
+  void add_groups(Product& product, const Part& part, const Term* panel, float* sums, Ahead& ahead) const {
     alignas(64) float fresh[2][kBlockRows * kPanel];
     long g = part.k / w_->group;
     const long first = g;
     for (long k = 0; k < part.terms; k += w_->group, g++) {
-      product.multiply(part.rows, x_.row(part.first) + part.k + k, x_.stride, pairs + k * kPanel,
+      product.multiply(part.rows, x_.row(part.first) + part.k + k, x_.stride, panel + k * kPanel,
                        std::min(w_->group, part.terms - k), fresh[g & 1], false, ahead);
       if (g > first) add_scaled(part, g - 1, fresh[~g & 1], sums);
     }
@@ -150,7 +153,7 @@ class Int4Kernel {
   }
 
   const Quantized* w_;
-  Rows<T> x_;
+  Inputs<T> x_;
   float* totals_;
 };
 

@@ -1,7 +1,8 @@
 // Vectors of 16 floats and the arithmetic that a decoder needs on them, for every instruction set.
 //
-// The vectors are the compiler's own: AVX-512 holds one in a register, AVX2 in two, NEON in four. Only what the
-// compiler does not find by itself is written with intrinsics. Every sum over lanes has one fixed order.
+// AVX-512 holds a vector in one register, AVX2 in two, NEON in four; where it is one, vectors are the compiler's own,
+// elsewhere those of twice.h. Only what the compiler does not find by itself is written with intrinsics. Every sum over
+// lanes has one fixed order.
 #pragma once
 
 #include <cmath>
@@ -12,14 +13,34 @@
 #include <immintrin.h>
 #endif
 
+#include "twice.h"
+
 namespace antiphon {
 
 constexpr long kLanes = 16;
+#if defined(__AVX512F__)
+constexpr long kRegisterLanes = 16;
+#elif defined(__AVX2__)
+constexpr long kRegisterLanes = 8;
+#else
+constexpr long kRegisterLanes = 4;
+#endif
 
-typedef float Vec __attribute__((vector_size(64)));
-typedef int32_t IntVec __attribute__((vector_size(64)));
-typedef uint32_t WordVec __attribute__((vector_size(64)));
-typedef uint16_t HalfVec __attribute__((vector_size(32)));
+template <class Element, long kCount>
+struct Lanes {
+  typedef Twice<typename Lanes<Element, kCount / 2>::Type> Type;
+};
+template <class Element>
+struct Lanes<Element, kRegisterLanes> {
+  typedef Element Type __attribute__((vector_size(kRegisterLanes * sizeof(Element))));
+};
+typedef Lanes<float, kRegisterLanes>::Type Register;
+
+typedef Lanes<float, kLanes>::Type Vec;
+typedef Lanes<int32_t, kLanes>::Type IntVec;
+typedef Lanes<uint32_t, kLanes>::Type WordVec;
+typedef Lanes<uint16_t, kLanes>::Type HalfVec;
+typedef Lanes<int8_t, kLanes>::Type ByteVec;
 
 // A bfloat16 number: the upper half of a float.
 struct Bf16 {
@@ -30,20 +51,24 @@ inline Vec splat(float x) { return x - Vec{}; }
 
 template <class V>
 inline V load_any(const void* from) {
-  V v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
+  return Parts<V>::load(from);
 }
 
 template <class V>
 inline void put_any(void* to, V v) {
-  std::memcpy(to, &v, sizeof v);
+  Parts<V>::put(to, v);
+}
+
+// Number by number.
+template <class To, class From>
+inline To convert(From v) {
+  return Parts<To>::convert(v);
 }
 
 inline Vec load(const float* from) { return load_any<Vec>(from); }
-inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
+inline void store(float* to, Vec v) { put_any(to, v); }
 
-inline WordVec widen(HalfVec v) { return __builtin_convertvector(v, WordVec); }
+inline WordVec widen(HalfVec v) { return convert<WordVec>(v); }
 
 inline Vec load(const Bf16* from) { return (Vec)(widen(load_any<HalfVec>(from)) << 16); }
 
@@ -55,14 +80,11 @@ inline HalfVec to_bf16(Vec v) {
   WordVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   WordVec quiet = (bits >> 16) | 0x40;
   IntVec nan = v != v;
-  return __builtin_convertvector((rounded & ~(WordVec)nan) | (quiet & (WordVec)nan), HalfVec);
+  return convert<HalfVec>((rounded & ~(WordVec)nan) | (quiet & (WordVec)nan));
 #endif
 }
 
-inline void store(Bf16* to, Vec v) {
-  HalfVec half = to_bf16(v);
-  std::memcpy(to, &half, sizeof half);
-}
+inline void store(Bf16* to, Vec v) { put_any(to, to_bf16(v)); }
 
 // Two vectors behind each other.
 inline void store_pair(float* to, Vec left, Vec right) {
@@ -131,20 +153,23 @@ inline void transpose(WordVec (&m)[16]) {
           m[12 + c] = (WordVec)_mm512_shuffle_i32x4(odd, last, 0xdd);
   }
 #else
+  uint32_t words[16][16], columns[16][16];
+  for (int i = 0; i < 16; i++) put_any(words[i], m[i]);
   for (int i = 0; i < 16; i++)
-    for (int j = 0; j < i; j++) {
-      const uint32_t upper = m[j][i];
-      m[j][i] = m[i][j], m[i][j] = upper;
-    }
+    for (int j = 0; j < 16; j++) columns[i][j] = words[j][i];
+  for (int i = 0; i < 16; i++) m[i] = load_any<WordVec>(columns[i]);
 #endif
 }
 
-inline Vec select(IntVec mask, Vec yes, Vec no) { return mask ? yes : no; }
+inline Vec select(IntVec mask, Vec yes, Vec no) { return Parts<Vec>::select(mask, yes, no); }
 
 // Plain comparisons: what is not a number is never chosen over a number on the right.
 inline Vec max(Vec a, Vec b) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return {(Register)_mm256_max_ps((__m256)a.low, (__m256)b.low),
+          (Register)_mm256_max_ps((__m256)a.high, (__m256)b.high)};
 #else
   return select(a > b, a, b);
 #endif
@@ -189,7 +214,10 @@ inline Vec load_some(const float* from, long count) {
   return load(all);
 }
 
-inline IntVec lane_numbers() { return IntVec{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+inline IntVec lane_numbers() {
+  static constexpr int32_t numbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return load_any<IntVec>(numbers);
+}
 
 // 2^x for x of at most 127; 0 far below. Relative error 1e-7, with `coarse` 3e-6 (far less than bfloat16 can tell).
 template <bool coarse = false>
@@ -221,7 +249,7 @@ inline Vec exp2(Vec x) {
   const __mmask16 normal = _mm512_cmp_ps_mask((__m512)whole, _mm512_set1_ps(-125), _CMP_GE_OQ);
   return (Vec)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)whole);
 #else
-  IntVec exponent = __builtin_convertvector(whole, IntVec);
+  const IntVec exponent = convert<IntVec>(whole);
   Vec scaled = (Vec)((IntVec)p + (exponent << 23));
   return select(exponent < -125, Vec{}, scaled);
 #endif
