@@ -33,6 +33,7 @@ from services.engine.worker.acceptance import accept
 from services.engine.worker.inputs import FlatStep
 from services.engine.worker.kv_cache import KvPlan
 from services.engine.worker.model_files import eos_token_ids, read_config
+from services.engine.worker.profile import NATIVE_TOKENS_MAX
 from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch, sample
 from services.engine.worker.seam import UNDER_WAY_MAX
 from services.engine.worker.step_worker import StateSpec, StepWorker
@@ -86,6 +87,8 @@ class _UnderWay:
 
 class CpuWorker(StepWorker):
     """A `PipelinedWorker`."""
+
+    _MEASURED_TOKENS = NATIVE_TOKENS_MAX
 
     def __init__(self, settings: EngineSettings, model_dir: Path, library: Library) -> None:
         """Loads the model. Raises `ServiceError` for a model or settings that cannot work."""

@@ -18,7 +18,7 @@ from services.engine.models.description import DecoderDescription
 from services.engine.worker.host_cache import plan_host_blocks
 from services.engine.worker.kv_cache import Budget, KvPlan, bytes_per_block, context_length, plan_kv_cache
 from services.engine.worker.memory import free_bytes, held_bytes
-from services.engine.worker.profile import StepBytes, largest_step, make_probe, measure_step
+from services.engine.worker.profile import CPU_TOKENS_MAX, StepBytes, largest_step, make_probe, measure_step
 from services.engine.worker.state_table import table_bytes
 from shared.config import EngineSettings
 
@@ -83,6 +83,8 @@ class Backend:
     """What attention takes for a token that a step of so many tokens looks back on, beside the cache."""
     kept_bytes: int = 0
     """What is made once the cache is there and stays: captured graphs."""
+    cpu_tokens: int = CPU_TOKENS_MAX
+    """Of the step that is measured in main memory."""
     measures: bool = True
     """No for kernels under an interpreter: their steps take half a minute and tell nothing of a device."""
 
@@ -99,7 +101,7 @@ def plan_measured(settings: EngineSettings, backend: Backend) -> MemoryPlan:
 
 def _measure(settings: EngineSettings, backend: Backend) -> StepBytes:
     bounds = largest_step(settings, backend.description, backend.device.type == "cpu")
-    probe = make_probe(bounds, backend.description, settings.block_size, backend.device)
+    probe = make_probe(bounds, backend.description, settings.block_size, backend.device, backend.cpu_tokens)
     backend.make_state(probe.kv, 0)
     step = measure_step(probe, backend.run, backend.context_token_bytes(bounds.num_tokens), backend.device)
     # The probe's cache is let go of before it is measured what there is.

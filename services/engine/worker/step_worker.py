@@ -17,6 +17,7 @@ from services.engine.worker.host_cache import copy_blocks
 from services.engine.worker.inputs import FlatStep, flatten
 from services.engine.worker.kv_cache import KvPlan, allocate_kv_cache
 from services.engine.worker.memory import HeapGuard
+from services.engine.worker.profile import CPU_TOKENS_MAX
 from services.engine.worker.state_table import StateTable
 from shared.config import EngineSettings
 
@@ -39,6 +40,7 @@ class StateSpec:
 class StepWorker(ABC):
     """A `ModelWorker` but for its model, `run` and `close`."""
 
+    _MEASURED_TOKENS = CPU_TOKENS_MAX
     _heap_guard: HeapGuard | None = None
 
     def facts(self) -> EngineFacts:
@@ -72,7 +74,15 @@ class StepWorker(ABC):
     def _prepare_state(self, spec: StateSpec) -> None:
         """With the model loaded: measures steps in a small state of their own, then sizes and makes the one to use."""
         make_state = partial(self._make_state, spec)
-        backend = Backend(spec.description, spec.device, spec.dtype, make_state, self._run, self._context_token_bytes)
+        backend = Backend(
+            spec.description,
+            spec.device,
+            spec.dtype,
+            make_state,
+            self._run,
+            self._context_token_bytes,
+            cpu_tokens=self._MEASURED_TOKENS,
+        )
         self._memory = plan_measured(spec.settings, backend)
         if spec.device.type == "cpu":
             self._heap_guard = HeapGuard(self._memory.heap_bytes)
