@@ -94,18 +94,20 @@ def read_rate(size: int, tries: int) -> float:
 
 def gemm_rate(tries: int, dtypes: tuple[str, ...] = ("bfloat16", "float32")) -> float:
     """Operations a second, in the fastest of these types and sizes."""
+    return max(gemm_rate_of(dtype, tries) for dtype in dtypes)
+
+
+def gemm_rate_of(dtype: str, tries: int) -> float:
+    """In one type, the fastest of the sizes that do not take too long."""
     import torch
 
     rate = 0.0
-    for name in dtypes:
-        of_type = 0.0
-        for side in GEMM_SIDES:
-            operations = 2 * side**3
-            if of_type and operations / of_type > GEMM_CALL_MAX_S:
-                break
-            a = torch.randn(side, side).to(getattr(torch, name))
-            of_type = max(of_type, operations / best(partial(torch.matmul, a, a), tries))
-        rate = max(rate, of_type)
+    for side in GEMM_SIDES:
+        operations = 2 * side**3
+        if rate and operations / rate > GEMM_CALL_MAX_S:
+            break
+        a = torch.randn(side, side).to(getattr(torch, dtype))
+        rate = max(rate, operations / best(partial(torch.matmul, a, a), tries))
     return rate
 
 

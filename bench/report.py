@@ -92,7 +92,7 @@ def limits_table(turns: Sequence[dict[str, Any]]) -> str:
     """What the machine allowed: median and range over all rounds. `turns`: records of `measure.Turn`."""
     names = {"read_model_gb_s": "read, model's size, GB/s", "read_large_gb_s": "read, large buffer, GB/s"}
     names["read_sum_gb_s"] = "read, plain sum, GB/s"
-    names["gemm_gflop_s"] = "GEMM of bf16, GFLOP/s"
+    names["gemm_gflop_s"] = "GEMM, GFLOP/s"
     rows: list[list[str]] = []
     for key, title in names.items():
         values = [turn[key] for turn in turns]

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <stdexcept>
+#include <type_traits>
 
 #include "decoder.h"
 #include "model.h"
@@ -81,16 +82,25 @@ class ModelOf final : public Model {
   void multiply(int64_t layer, const char* name, int64_t expert, const void* x, int64_t x_stride, int64_t rows,
                 float* y, int64_t y_stride) override {
     const Linear<T>& w = matrix_named(layer, name, expert).matrix;
-    const Inputs<T> from = given_.rows(rows, w.in);
-    for (long r = 0; r < rows; r++)
-      for (long k = 0; k < round_up(w.in, kTermsMultiple); k++)
-        assign(from.row(r)[k], to_float(static_cast<const T*>(x)[r * x_stride + k]));
+    const Inputs<T> from = as_inputs({static_cast<T*>(const_cast<void*>(x)), x_stride}, rows, w.in);
     const size_t bytes = kept_size(rows, w) * sizeof(float);
     if (bytes > kept_.bytes()) kept_ = Memory(bytes);
     pool_.run([&](int) { linear(pool_, w, from, rows, kept_.as<float>(), Target{{y, y_stride}, false}); });
   }
 
  private:
+  // Rows of the model's type as a matrix takes them.
+  Inputs<T> as_inputs(Rows<T> x, long rows, long width) {
+    if constexpr (std::is_same_v<T, TermOf<T>>) {
+      return x;
+    } else {
+      const Inputs<T> to = inputs_.rows(rows, width);
+      for (long r = 0; r < rows; r++)
+        for (long k = 0; k < round_up(width, kTermsMultiple); k += kLanes) store(to.row(r) + k, load(x.row(r) + k));
+      return to;
+    }
+  }
+
   Layer<T>& at(int64_t layer) { return decoder_.weights.layers.at(layer); }
 
   Order order_of(const std::string& name) const {
@@ -149,9 +159,9 @@ class ModelOf final : public Model {
   Pool pool_;
   Stock stock_;  // of packed weights
   Decoder<T> decoder_;
-  RowBuffer<TermOf<T>> given_;  // of `multiply`
-  Memory kept_;                 // of `multiply`
-  Runner runner_;               // last: it ends before what it uses
+  RowBuffer<TermOf<T>> inputs_;  // of `multiply`, as is the next
+  Memory kept_;
+  Runner runner_;  // last: it ends before what it uses
 };
 
 }  // namespace antiphon

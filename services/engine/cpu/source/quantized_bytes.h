@@ -102,7 +102,7 @@ struct Bytes {
 };
 #endif
 
-// Rows whose sums stay in registers.
+// Rows whose sums, of both halves of a panel, stay in registers.
 #if defined(__AVX512F__)
 constexpr int kByteRows = 12;
 #else
