@@ -71,7 +71,8 @@ class Along {
 };
 
 // The stretch that is being read, `kBytes` of it at a time, a little ahead of where the reader is: the processor's own
-// fetching goes on from there. What is read after `end` begins at `next`.
+// fetching goes on from there, and stops where only some of the lines are asked for. What is read after `end` begins at
+// `next`.
 template <long kBytes>
 class Onward {
  public:
@@ -84,7 +85,11 @@ class Onward {
   }
 
  private:
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  static constexpr long kAway = 2 << 10;
+#else
   static constexpr long kAway = 3 << 10;
+#endif
 
   const char *const end_, *const next_;
 };

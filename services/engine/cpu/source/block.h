@@ -25,6 +25,10 @@ constexpr int kRegisterRows = 5, kRegisterHalves = 1;
 #endif
 constexpr long kAsks = 4 / kRegisterHalves;
 
+// Rows times panels that go on side by side, where few rows leave registers for several: a processor that looks ahead
+// in each of several stretches of memory reads them faster than one stretch, and needs no asking.
+constexpr long kSideBySide = kRegisterHalves == 1 ? 4 : 1;
+
 // Which of the two stays in the innermost cache: what is loaded of the other makes no room for itself there.
 enum class Stays { rows, panel };
 
@@ -72,7 +76,7 @@ inline void multiply_halves(const TermOf<T>* x, long stride, const T* panel, lon
 template <class T, int kRows, Halves kHalves, class Asker>
 inline void multiply_rows(const TermOf<T>* x, long stride, const T* panel, long terms, float* sums, bool resume,
                           Asker& ahead) {
-  if constexpr (kRegisterHalves == 2 || kRows == 1)
+  if constexpr (kRegisterHalves == 2 || (kRows == 1 && kHalves == Halves::beside))
     return multiply_halves<T, kRows, 2, kHalves>(x, stride, panel, terms, sums, resume, panel, ahead);
   // One half after the other, 32 terms at a time: as they lie in memory.
   for (long k = 0; k < terms; k += kTermsMultiple, panel += kTermsMultiple * kPanel)
@@ -80,6 +84,30 @@ inline void multiply_rows(const TermOf<T>* x, long stride, const T* panel, long 
       multiply_halves<T, kRows, 1, kHalves>(x + k, stride, panel + half * PanelOrder<T, kHalves>::kRight,
                                             kTermsMultiple, sums + half * kLanes, resume || k > 0,
                                             panel + half * kTermsMultiple * kLanes, ahead);
+}
+
+// Rows times `kPanels` panels whose halves lie apart, `distance` numbers from one to the next: a line of each in turn.
+// Sums [kPanels][kBlockRows][32], continued where `resume` says so.
+template <class T, int kRows, int kPanels>
+inline void multiply_side_by_side(const TermOf<T>* x, long stride, const T* panel, long distance, long terms,
+                                  float* sums, bool resume) {
+  using P = Pair<T>;
+  const auto sum = [sums](int p, int r, long half) { return sums + (p * kBlockRows + r) * kPanel + half * kLanes; };
+  for (long group = 0; group < terms; group += kTermsMultiple)
+    for (long half = 0; half < 2; half++, panel += kTermsMultiple * kLanes) {
+      Vec acc[kPanels][kRows];
+      for (int p = 0; p < kPanels; p++)
+        for (int r = 0; r < kRows; r++) acc[p][r] = resume || group ? load(sum(p, r, half)) : Vec{};
+      for (long k = 0; k < kTermsMultiple; k += P::kTerms)
+        for (int p = 0; p < kPanels; p++)
+          for (long step = 0; step < P::kSteps; step++) {
+            const auto word = P::word(panel + p * distance + k * kLanes, step);
+            for (int r = 0; r < kRows; r++)
+              acc[p][r] = P::add(acc[p][r], P::spread(x + r * stride + group + k, step), word);
+          }
+      for (int p = 0; p < kPanels; p++)
+        for (int r = 0; r < kRows; r++) store(sum(p, r, half), acc[p][r]);
+    }
 }
 
 template <class T, Halves kHalves, int kRows = kRegisterRows, class Asker>

@@ -125,16 +125,18 @@ class Experts {
                   Finish&& finish) {
     if (experts[0].matrix.quantized) return each_quantized_panel(experts, b, x, rows, finish);
     const long panels = experts[0].matrix.panels;
-    pool_.share(b.num_active.load(std::memory_order_relaxed) * panels, 1, [&](long first, long last) {
-      for (long i = first; i < last; i++) {
+    pool_.share(b.num_active.load(std::memory_order_relaxed) * panels, 1, kSideBySide, [&](long first, long last) {
+      for (long i = first, some = 1; i < last; i += some) {
         const long expert = b.active[i / panels], p = i % panels, start = b.start[expert];
         const Linear<T>& w = experts[expert].matrix;
         const long end = b.start[expert + 1];
         if (end - start <= kBlockRows) {
-          multiply_few(end - start, x.row(start), x.stride, w, p, p + 1,
-                       [&](long row, long, const float* sums) { finish(start + row, p, sums, w); });
+          some = std::min(last - i, panels - p);
+          multiply_few(end - start, x.row(start), x.stride, w, p, p + some,
+                       [&](long row, long panel, const float* sums) { finish(start + row, panel, sums, w); });
           continue;
         }
+        some = 1;
         for (long r = start; r < end; r += kPassRows) {
           const auto finish_row = [&](long row, long, const float* sums) { finish(r + row, p, sums, w); };
           Pass<T, decltype(finish_row)>(std::min(kPassRows, end - r), x.row(r), x.stride, finish_row)

@@ -79,12 +79,48 @@ long row_stride(long width) {
   return round_up(width, kTermsMultiple) + kTermsMultiple;
 }
 
+// How many panels at most go side by side past so many rows.
+constexpr long beside_max(long rows) { return rows == 1 ? kSideBySide : rows == 2 ? std::max(kSideBySide / 2, 1L) : 1; }
+
+// Some terms of rows times panels side by side, as many of `panels` as there are registers for. Returns how many; none
+// where one after the other is as good.
+template <class T, long kMost = kSideBySide>
+long multiply_beside(long rows, const TermOf<T>* x, long stride, const Matrix<T>& w, const T* panel, long panels,
+                     long terms, float* sums, bool resume) {
+  if constexpr (kMost > 1) {
+    if (std::min(beside_max(rows), panels) < kMost)
+      return multiply_beside<T, kMost - 1>(rows, x, stride, w, panel, panels, terms, sums, resume);
+    const long distance = w.terms * kPanel;
+    if (rows == 1)
+      multiply_side_by_side<T, 1, kMost>(x, stride, panel, distance, terms, sums, resume);
+    else if constexpr (kMost <= beside_max(2))
+      multiply_side_by_side<T, 2, kMost>(x, stride, panel, distance, terms, sums, resume);
+    return kMost;
+  }
+  return 0;
+}
+
+// Some terms of up to kBlockRows rows times one panel; `next` is read after it.
+template <class T>
+void multiply_lone(long rows, const TermOf<T>* x, long stride, const T* panel, const T* next, long terms, float* sums,
+                   bool resume) {
+  constexpr long kSize = (long)sizeof(T) * kPanel;
+  const auto multiply = [&](auto ahead) {
+    Block<T>::template multiply<Stays::rows, Halves::apart>(rows, x, stride, panel, terms, sums, resume, ahead);
+  };
+  if (Block<T>::once(rows))
+    multiply(Onward<kTermsMultiple * kSize / kAsks>(panel + terms * kPanel, next));
+  else
+    multiply(Ahead(next, terms * kSize, terms * kSize / 64 / Block<T>::asks(rows, terms) + 1));
+}
+
 // Up to kBlockRows rows times panels [first, end), which come from memory once. Where not all of the rows' terms stay
 // in the innermost cache, a few panels take turns with each piece of them.
 template <class T, class Finish>
 void multiply_few(long rows, const TermOf<T>* x, long stride, const Matrix<T>& w, long first, long end,
                   Finish&& finish) {
-  constexpr long kTogether = 4, kSize = (long)sizeof(T) * kPanel;
+  constexpr long kTogether = 4;
+  static_assert(kTogether >= kSideBySide, "panels that go side by side are in one group");
   alignas(64) float sums[kTogether][kBlockRows * kPanel];
   const long piece =
       std::max(kFewBytes / (rows * (long)sizeof(TermOf<T>)) / kTermsMultiple * kTermsMultiple, kTermsMultiple);
@@ -92,21 +128,20 @@ void multiply_few(long rows, const TermOf<T>* x, long stride, const Matrix<T>& w
   for (long group = first; group < end; group += kTogether)
     for (long k = 0; k < w.terms; k += piece) {
       const long count = std::min(piece, w.terms - k), last = std::min(group + kTogether, end);
-      for (long p = group; p < last; p++) {
+      const bool ends = k + count == w.terms;
+      for (long p = group, some; p < last; p += some) {
         const T* panel = w.panel(p) + k * kPanel;
-        const T* next = p + 1 < last          ? panel + w.terms * kPanel
-                        : k + count < w.terms ? w.panel(group) + (k + count) * kPanel
-                                              : w.panel(last);
         float* own = sums[p - group];
-        const auto multiply = [&](auto ahead) {
-          Block<T>::template multiply<Stays::rows, Halves::apart>(rows, x + k, stride, panel, count, own, k > 0, ahead);
-        };
-        if (Block<T>::once(rows))
-          multiply(Onward<kTermsMultiple * kSize / kAsks>(panel + count * kPanel, next));
-        else
-          multiply(Ahead(next, count * kSize, count * kSize / 64 / Block<T>::asks(rows, count) + 1));
-        if (k + count == w.terms)
-          for (long r = 0; r < rows; r++) finish(r, p, own + r * kPanel);
+        some = multiply_beside(rows, x + k, stride, w, panel, last - p, count, own, k > 0);
+        if (!some) {
+          const T* next = p + 1 < last ? panel + w.terms * kPanel
+                          : ends       ? w.panel(last)
+                                       : w.panel(group) + (k + count) * kPanel;
+          multiply_lone(rows, x + k, stride, panel, next, count, own, k > 0);
+          some = 1;
+        }
+        for (long i = p; ends && i < p + some; i++)
+          for (long r = 0; r < rows; r++) finish(r, i, sums[i - group] + r * kPanel);
       }
     }
 }
@@ -186,7 +221,7 @@ void multiply(Pool& pool, const Matrix<T>& w, Inputs<T> x, long rows, float* kep
   if (rows <= kBlockRows) {
     const long portion =
         std::max(1L, std::min(kPortionBytes / (w.terms * kPanel * (long)sizeof(T)), w.panels / (4 * pool.threads())));
-    return pool.share(w.panels, portion,
+    return pool.share(w.panels, portion, beside_max(rows),
                       [&](long first, long end) { multiply_few(rows, x.data, x.stride, w, first, end, finish); });
   }
   const long most = even_part(rows, kPassRows);

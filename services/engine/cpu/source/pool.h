@@ -6,6 +6,7 @@
 // between steps they wait for a while, then sleep.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -34,11 +35,12 @@ class Pool {
 
   // Inside a step: calls `work(first, last)` for parts of [0, items) until none is left anywhere, and waits until all
   // are done. The first parts are large, for a thread is faster in one stretch, and then they become smaller, down to
-  // `portion`: the threads end together. Every thread calls it in the same order, and with the same numbers unless it
-  // comes too late for the phase: what it then reads of later phases may still be changing, so `items` may depend on
-  // nothing but atomics and what stays as it is throughout the step.
+  // `portion`: the threads end together. While there is enough for all, parts are multiples of `together`. Every thread
+  // calls it in the same order, and with the same numbers unless it comes too late for the phase: what it then reads of
+  // later phases may still be changing, so `items` may depend on nothing but atomics and what stays as it is throughout
+  // the step.
   template <class Work>
-  void share(long items, long portion, Work&& work) {
+  void share(long items, long portion, long together, Work&& work) {
     if (workers_.empty()) {
       if (items > 0) work(0L, items);
       return;
@@ -51,8 +53,7 @@ class Pool {
         if (items <= 0) finish(phase, next);
         return wait_for(phase);
       }
-      const long left = items - first, even = left / (4 * threads()), some = even > portion ? even : portion;
-      const long last = some < left ? first + some : items;
+      const long last = first + part(items - first, portion, together);
       if (!next_.compare_exchange_weak(next, phase << kItemBits | (uint64_t)last, std::memory_order_acquire)) continue;
       work(first, last);
       if (done_.fetch_add(last - first, std::memory_order_acq_rel) + last - first == items) return finish(phase);
@@ -60,7 +61,19 @@ class Pool {
     }
   }
 
+  template <class Work>
+  void share(long items, long portion, Work&& work) {
+    share(items, portion, 1, work);
+  }
+
  private:
+  // How many of the items that are left one thread takes.
+  long part(long left, long portion, long together) const {
+    const long some = std::max(left / (4 * threads()), portion);
+    if (left < threads() * together) return std::min(std::max(some, left / threads()), left);
+    return std::min((some + together - 1) / together * together, left);
+  }
+
   // A phase and its first item that nobody has taken, in one number: an item is never taken for another phase's.
   static constexpr int kItemBits = 32;
   static constexpr uint64_t kItemMask = (1ull << kItemBits) - 1;
