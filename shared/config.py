@@ -241,6 +241,12 @@ class EngineSettings(ModelSettings):
     compile_cache: str = flag(
         "", "directory of compiled code (default: ~/.cache/antiphon/cpu)", group="engine: execution"
     )
+    weight_cache: str = flag(
+        "",
+        "directory of weights as a CPU reads them, mapped by later starts and by all engines of the machine; 'off' "
+        "keeps none (default: ~/.cache/antiphon/weights)",
+        group="engine: execution",
+    )
     use_warmup: bool = flag(False, "run made-up requests before the engine counts as ready", group="engine: execution")
     enforce_eager: bool = flag(
         False,

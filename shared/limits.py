@@ -79,6 +79,10 @@ STEP_REPORTS_MAX = 64
 """Steps computed but not yet published; the step loop waits beyond."""
 COMPILED_LIBRARIES_MAX = 32
 """Compiled forms of the CPU backend kept in a directory: a few instruction sets and versions, 300 KiB each."""
+PACKED_FILES_MAX = 4
+"""Models whose packed weights are kept in a directory."""
+PACKED_BYTES_MIN = 64 * 2**20
+"""Weights that are packed faster than anybody notices are not kept."""
 
 # --- detokenizer ---
 STREAMS_MAX = 8192

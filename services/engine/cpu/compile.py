@@ -4,19 +4,18 @@ A library is named by its variant and a hash of sources and flags: whatever chan
 one is made is the business of `library`, and ahead of time of `__main__`, which call this.
 """
 
-import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.engine.cpu.places import alone_in, make_directory, remove_oldest
 from shared.limits import COMPILED_LIBRARIES_MAX
 
 SOURCE = Path(__file__).parent / "source"
@@ -92,11 +91,11 @@ def make_library(variant: Variant, directory: Path) -> Path:
         raise CompileError("there is no C++ compiler (Debian has one in the package g++)")
     try:
         make_directory(directory)
-        with _alone_in(directory):
+        with alone_in(directory, ".compiling-*"):
             # Somebody else may have made it meanwhile.
             if not path.is_file():
                 _compile(compiler, variant, path)
-                remove_old(directory)
+                remove_oldest(directory, "*.so", COMPILED_LIBRARIES_MAX)
     except OSError as error:
         raise CompileError(f"{directory} cannot be written: {error}") from error
     return path
@@ -105,13 +104,6 @@ def make_library(variant: Variant, directory: Path) -> Path:
 def find_compiler() -> str | None:
     """The path of a C++ compiler."""
     return next((path for name in COMPILERS if (path := shutil.which(name))), None)
-
-
-def make_directory(directory: Path) -> None:
-    """Makes what is missing of a path such that nobody else can write there."""
-    for path in reversed((directory, *directory.parents)):
-        if not path.is_dir():
-            path.mkdir(mode=0o700, exist_ok=True)
 
 
 def compile_objects(compiler: str, flags: Iterable[str], sources: Iterable[Path], scratch: Path) -> list[str]:
@@ -132,13 +124,6 @@ def run(command: list[str]) -> None:
         raise CompileError(f"{command[0]} failed: {done.stderr.strip()[-2000:]}")
 
 
-def remove_old(directory: Path) -> None:
-    """Leaves the newest libraries; one that is in use stays so without its file."""
-    made = sorted(directory.glob("*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in made[COMPILED_LIBRARIES_MAX:]:
-        path.unlink(missing_ok=True)
-
-
 def library_name(variant: Variant) -> str:
     """`variant-hash.so`."""
     digest = hashlib.sha256(repr((FLAGS, variant.flags)).encode())
@@ -157,13 +142,3 @@ def _compile(compiler: str, variant: Variant, path: Path) -> None:
         with made.open("rb") as file:
             os.fsync(file.fileno())
         made.replace(path)
-
-
-@contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    """One process at a time makes libraries in a directory; what one left that was killed is removed."""
-    with (directory / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for left in directory.glob(".compiling-*"):
-            shutil.rmtree(left, ignore_errors=True)
-        yield

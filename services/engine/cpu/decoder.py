@@ -6,6 +6,8 @@ worker at start-up.
 
 import ctypes
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -14,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.engine.cpu.native import Library, Spec
+from services.engine.cpu.packed import Piece, WeightCache
 from services.engine.cpu.quantize import Quantize, QuantizedWeight
 from services.engine.kernels.alibi import alibi_slopes
 from services.engine.models.description import (
@@ -48,9 +51,16 @@ class NativeDecoder:
         block_size: int,
         threads: int,
         quantize: Quantize | None = None,
+        cache: WeightCache | None = None,
     ) -> None:
-        """Loads the checkpoint. Raises `ServiceError` where it does not fit its config."""
+        """Loads the checkpoint. Raises `ServiceError` where it does not fit its config.
+
+        What was packed before is taken from the cache; what is packed now is left there, unless it is quantized.
+        """
         self._quantize = quantize
+        self._cache = None if quantize else cache
+        self._mapped = self._cache.find() if self._cache else None
+        self._packed: list[Piece] = []
         self.description = description
         self.model = library.new(make_spec(description, dtype, block_size, threads))
         self._kept: list[Tensor] = []
@@ -63,6 +73,19 @@ class NativeDecoder:
         if description.alibi_scale is not None:
             slopes = alibi_slopes(description.num_heads) * (description.alibi_scale * math.log2(math.e))
             self._vector(-1, "slopes", slopes)
+        if self._cache and not self._mapped:
+            self._cache.keep(self._packed)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Of the file that packed weights are read from: memory that only seems to be free."""
+        return self._mapped.nbytes if self._mapped else 0
+
+    def close(self) -> None:
+        """Frees the model."""
+        if self._cache:
+            self._cache.close()
+        self.model.free()
 
     def set_cache(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """A layer's cache, in place of an earlier one: any tensors of the right size, first dimension blocks."""
@@ -78,11 +101,14 @@ class NativeDecoder:
         if source.has("positions"):
             self._table(-1, "positions", source.tensor("positions"))
         self._norm(source, -1, "final_norm", "final_norm")
-        head = embedding if d.tied_embeddings else source.tensor("head.weight")
-        self._matrix(-1, "head", 0, F.normalize(head) if d.normalised_head else head, source.bias("head"))
+        self._matrix(-1, "head", 0, lambda: self._head(source, embedding), source.bias("head"))
         for layer in range(d.num_layers):
             self._load_layer(source, layer)
         _release_freed_memory()
+
+    def _head(self, source: "_Source", embedding: Tensor) -> Tensor:
+        head = embedding if self.description.tied_embeddings else source.tensor("head.weight")
+        return F.normalize(head) if self.description.normalised_head else head
 
     def _load_layer(self, source: "_Source", layer: int) -> None:
         d, prefix = self.description, f"layers.{layer}"
@@ -90,7 +116,7 @@ class NativeDecoder:
             self._norm(source, layer, name, f"{prefix}.{name}")
         for name in _MATRICES:
             if source.has(f"{prefix}.{name}.weight"):
-                weight = source.tensor(f"{prefix}.{name}.weight")
+                weight = partial(source.tensor, f"{prefix}.{name}.weight")
                 self._matrix(layer, name, 0, weight, source.bias(f"{prefix}.{name}"))
         if d.qk_norm:
             heads = (("q_norm", d.num_heads), ("k_norm", d.num_kv_heads))
@@ -98,9 +124,9 @@ class NativeDecoder:
             self._vector(layer, "qk_norm", self._with_one(norms))
         if d.experts is not None and d.has_experts(layer):
             for part in ("up", "down"):
-                together = source.tensor(f"{prefix}.experts.{part}.weight")
-                for expert, weight in enumerate(together.chunk(d.experts.num_experts)):
-                    self._matrix(layer, f"experts.{part}", expert, weight, None)
+                weights = _Experts(partial(source.tensor, f"{prefix}.experts.{part}.weight"), d.experts.num_experts)
+                for expert in range(d.experts.num_experts):
+                    self._matrix(layer, f"experts.{part}", expert, partial(weights.of, expert), None)
 
     def _norm(self, source: "_Source", layer: int, name: str, parameter: str) -> None:
         if not source.has(f"{parameter}.weight"):
@@ -125,14 +151,22 @@ class NativeDecoder:
         frequencies = inverse_frequencies(rope).contiguous()
         self.model.set_rope(layer, frequencies.data_ptr(), len(frequencies), rope.interleaved, rope.attention_factor)
 
-    def _matrix(self, layer: int, name: str, expert: int, weight: Tensor, bias: Tensor | None) -> None:
+    def _matrix(self, layer: int, name: str, expert: int, read: Callable[[], Tensor], bias: Tensor | None) -> None:
         address = 0 if bias is None else bias.data_ptr()
+        if self._mapped:
+            piece = self._mapped.piece((layer, name, expert))
+            self.model.set_packed(*piece.name, piece.address, piece.shape, address)
+            return
+        weight = read()
         chosen = self._quantize(name, weight) if self._quantize else weight
         if isinstance(chosen, QuantizedWeight):
             self.model.set_quantized(layer, name, expert, chosen.native(), chosen.shape, address)
             return
         weight = chosen.contiguous()
-        self.model.set_matrix(layer, name, expert, weight.data_ptr(), (weight.shape[0], weight.shape[1]), address)
+        shape = (weight.shape[0], weight.shape[1])
+        self.model.set_matrix(layer, name, expert, weight.data_ptr(), shape, address)
+        if self._cache:
+            self._packed.append(Piece((layer, name, expert), shape, *self.model.packed(layer, name, expert)))
 
     def _vector(self, layer: int, name: str, values: Tensor) -> None:
         values = values.to(torch.float32).contiguous()
@@ -149,6 +183,18 @@ def _release_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+class _Experts:
+    """The weights of a layer's experts, which lie together; read when the first one is wanted."""
+
+    def __init__(self, read: Callable[[], Tensor], count: int) -> None:
+        self._read, self._count = read, count
+        self._weights: tuple[Tensor, ...] = ()
+
+    def of(self, expert: int) -> Tensor:
+        self._weights = self._weights or self._read().chunk(self._count)
+        return self._weights[expert]
 
 
 class _Source:

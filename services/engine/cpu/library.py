@@ -6,8 +6,6 @@ is no such place, one is made for this process alone. Called by the CPU worker a
 """
 
 import logging
-import os
-import stat
 import tempfile
 from pathlib import Path
 
@@ -16,11 +14,11 @@ from services.engine.cpu.compile import (
     Variant,
     find_compiler,
     library_name,
-    make_directory,
     make_library,
     usable_variants,
 )
 from services.engine.cpu.native import Library
+from services.engine.cpu.places import is_private, is_usable, user_directory
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +60,7 @@ def describe(asked_cache: str = "") -> tuple[bool, str]:
 
 def cache_directory(asked: str) -> Path | None:
     """Where libraries are kept: as asked, or the user's cache; None for a user without a home."""
-    try:
-        return Path(asked or _CACHE).expanduser()
-    except RuntimeError:
-        return None
+    return user_directory(asked, _CACHE)
 
 
 def find_library(variant: Variant, cache: Path | None) -> Path | None:
@@ -76,25 +71,6 @@ def find_library(variant: Variant, cache: Path | None) -> Path | None:
     if cache is not None and (cache / name).is_file() and is_private(cache / name):
         return cache / name
     return None
-
-
-def is_private(path: Path) -> bool:
-    """Nobody but this user and root can change what is there, neither itself nor a directory above it."""
-    path = path.resolve()
-    if not _is_ours(path.stat(), sticky_counts=False):
-        return False
-    return all(_is_ours(parent.stat(), sticky_counts=True) for parent in path.parents)
-
-
-def _is_ours(status: os.stat_result, sticky_counts: bool) -> bool:
-    # In a directory with the sticky bit others can make entries, but not replace ours.
-    if status.st_uid not in (0, os.geteuid()):
-        return False
-    if sticky_counts and status.st_mode & stat.S_ISVTX:
-        return True
-    # Where every user has a group of his own it has his number, and his files may be open to it.
-    own_group = status.st_gid == status.st_uid
-    return not status.st_mode & (stat.S_IWOTH if own_group else stat.S_IWOTH | stat.S_IWGRP)
 
 
 def _found(variant: Variant, cache: Path | None) -> Library | None:
@@ -110,7 +86,7 @@ def _found(variant: Variant, cache: Path | None) -> Library | None:
 
 def _made(variant: Variant, cache: Path | None) -> Library:
     """Compiled into the cache, or where that is not this user's alone, for this process. Raises `CompileError`."""
-    if cache is not None and _is_usable(cache):
+    if cache is not None and is_usable(cache):
         logger.info("compiling the CPU backend for %s, once", variant.name)
         # What is there already did not load.
         (cache / library_name(variant)).unlink(missing_ok=True)
@@ -121,11 +97,3 @@ def _made(variant: Variant, cache: Path | None) -> Library:
             return Library(make_library(variant, Path(directory)))
     except OSError as error:
         raise CompileError(f"there is no place to compile in: {error}") from error
-
-
-def _is_usable(cache: Path) -> bool:
-    try:
-        make_directory(cache)
-        return os.access(cache, os.W_OK) and is_private(cache)
-    except OSError:
-        return False

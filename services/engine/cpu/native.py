@@ -75,6 +75,8 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "antiphon_new": (c_void_p, (POINTER(Spec),)),
     "antiphon_free": (None, (c_void_p,)),
     "antiphon_set_matrix": (c_int, (c_void_p, c_int64, c_char_p, c_int64, c_void_p, c_int64, c_int64, c_void_p)),
+    "antiphon_set_packed": (c_int, (c_void_p, c_int64, c_char_p, c_int64, c_void_p, c_int64, c_int64, c_void_p)),
+    "antiphon_packed": (c_void_p, (c_void_p, c_int64, c_char_p, c_int64, POINTER(c_int64))),
     "antiphon_set_quantized": (
         c_int,
         (c_void_p, c_int64, c_char_p, c_int64, POINTER(Quantized), c_int64, c_int64, c_void_p),
@@ -85,6 +87,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "antiphon_set_rope": (c_int, (c_void_p, c_int64, c_void_p, c_int64, c_int64, c_float)),
     "antiphon_block_bytes": (c_int64, (c_void_p,)),
     "antiphon_weight_bytes": (c_int64, (c_void_p,)),
+    "antiphon_reserve": (c_int64, (c_void_p, c_int64, c_int64)),
     "antiphon_launch": (c_int, (c_void_p, POINTER(Step))),
     "antiphon_collect": (c_int, (c_void_p,)),
     "antiphon_multiply": (
@@ -145,6 +148,16 @@ class NativeModel:
         """Packs and copies a weight [out, in] with its float32 bias."""
         self._library.check("set_matrix", self._handle, layer, name.encode(), expert, address, *shape, bias)
 
+    def set_packed(self, layer: int, name: str, expert: int, address: int, shape: tuple[int, int], bias: int) -> None:
+        """The same from what `packed` gave for it once, in memory that stays."""
+        self._library.check("set_packed", self._handle, layer, name.encode(), expert, address, *shape, bias)
+
+    def packed(self, layer: int, name: str, expert: int) -> tuple[int, int]:
+        """Address and bytes of a weight as it is packed; (0, 0) for one of 8 or 4 bits."""
+        size = c_int64()
+        address = self._library.call("packed", self._handle, layer, name.encode(), expert, ctypes.byref(size))
+        return (address, size.value) if address else (0, 0)
+
     def set_quantized(
         self, layer: int, name: str, expert: int, weight: Quantized, shape: tuple[int, int], bias: int
     ) -> None:
@@ -176,6 +189,13 @@ class NativeModel:
     def weight_bytes(self) -> int:
         """Of all packed matrices."""
         return self._library.call("weight_bytes", self._handle)
+
+    def reserve(self, tokens: int, logits: int) -> int:
+        """Makes room for steps of so many tokens and logits; the most bytes that it can take."""
+        size = self._library.call("reserve", self._handle, tokens, logits)
+        if size < 0:
+            raise NativeError(f"reserve: {self._library.error()}")
+        return size
 
     def launch(self, step: Step) -> None:
         """Puts a step behind those that are under way. The memory that it names must live until it is collected."""

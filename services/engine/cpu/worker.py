@@ -26,6 +26,7 @@ from services.engine.cpu.compile import CompileError
 from services.engine.cpu.decoder import HEAD_DIM_MAX, WIDTH_MULTIPLE, NativeDecoder
 from services.engine.cpu.library import load_library
 from services.engine.cpu.native import Library, Step
+from services.engine.cpu.packed import open_cache
 from services.engine.models.config_fields import weight_dtype
 from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import find_family, has_family
@@ -33,7 +34,7 @@ from services.engine.worker.acceptance import accept
 from services.engine.worker.inputs import FlatStep
 from services.engine.worker.kv_cache import KvPlan
 from services.engine.worker.model_files import eos_token_ids, read_config
-from services.engine.worker.profile import NATIVE_TOKENS_MAX
+from services.engine.worker.profile import StepBounds
 from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch, sample
 from services.engine.worker.seam import UNDER_WAY_MAX
 from services.engine.worker.step_worker import StateSpec, StepWorker
@@ -88,8 +89,6 @@ class _UnderWay:
 class CpuWorker(StepWorker):
     """A `PipelinedWorker`."""
 
-    _MEASURED_TOKENS = NATIVE_TOKENS_MAX
-
     def __init__(self, settings: EngineSettings, model_dir: Path, library: Library) -> None:
         """Loads the model. Raises `ServiceError` for a model or settings that cannot work."""
         check_offload(settings, _CPU)
@@ -100,8 +99,9 @@ class CpuWorker(StepWorker):
         self._description = family.describe(config)
         self._dtype = choose_dtype(settings.dtype, weight_dtype(config), _CPU)
         layout = family.layout(self._description)
+        cache = open_cache(settings.weight_cache, model_dir, self._dtype)
         self._decoder = NativeDecoder(
-            library, self._description, model_dir, layout, self._dtype, settings.block_size, threads
+            library, self._description, model_dir, layout, self._dtype, settings.block_size, threads, cache=cache
         )
         eos = eos_token_ids(model_dir, self._description)
         self._under_way: deque[_UnderWay | StepResult] = deque()
@@ -109,9 +109,15 @@ class CpuWorker(StepWorker):
 
     def close(self) -> None:
         """See `ModelWorker`."""
-        self._decoder.model.free()
+        self._decoder.close()
         del self._decoder
         self._drop_state()
+
+    def _reserve(self, bounds: StepBounds) -> int:
+        return self._decoder.model.reserve(bounds.num_tokens, bounds.num_samples)
+
+    def _mapped_bytes(self) -> int:
+        return self._decoder.mapped_bytes
 
     def _make_state(self, spec: StateSpec, kv: KvPlan, num_host_blocks: int) -> None:
         super()._make_state(spec, kv, num_host_blocks)

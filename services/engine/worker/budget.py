@@ -18,7 +18,7 @@ from services.engine.models.description import DecoderDescription
 from services.engine.worker.host_cache import plan_host_blocks
 from services.engine.worker.kv_cache import Budget, KvPlan, bytes_per_block, context_length, plan_kv_cache
 from services.engine.worker.memory import free_bytes, held_bytes
-from services.engine.worker.profile import CPU_TOKENS_MAX, StepBytes, largest_step, make_probe, measure_step
+from services.engine.worker.profile import StepBounds, StepBytes, largest_step, make_probe, measure_step
 from services.engine.worker.state_table import table_bytes
 from shared.config import EngineSettings
 
@@ -83,8 +83,10 @@ class Backend:
     """What attention takes for a token that a step of so many tokens looks back on, beside the cache."""
     kept_bytes: int = 0
     """What is made once the cache is there and stays: captured graphs."""
-    cpu_tokens: int = CPU_TOKENS_MAX
-    """Of the step that is measured in main memory."""
+    mapped_bytes: int = 0
+    """Of files that every step reads: the system counts them as free, and they must stay where they are."""
+    reserve: Callable[[StepBounds], int | None] = lambda bounds: None
+    """Makes room for the largest step's forward pass and says how much that is; None where it has to be measured."""
     measures: bool = True
     """No for kernels under an interpreter: their steps take half a minute and tell nothing of a device."""
 
@@ -93,7 +95,8 @@ def plan_measured(settings: EngineSettings, backend: Backend) -> MemoryPlan:
     """Measures steps, plans, and has the state made to serve with."""
     step = _measure(settings, backend) if backend.measures else StepBytes(0, 0, 0)
     step = replace(step, fixed=step.fixed + backend.kept_bytes)
-    plan = plan_memory(settings, backend.description, backend.cache_dtype, backend.device, step)
+    mapped = backend.mapped_bytes
+    plan = plan_memory(settings, backend.description, backend.cache_dtype, backend.device, step, mapped)
     backend.make_state(plan.kv, plan.num_host_blocks)
     logger.info("%s", plan)
     return plan
@@ -101,16 +104,22 @@ def plan_measured(settings: EngineSettings, backend: Backend) -> MemoryPlan:
 
 def _measure(settings: EngineSettings, backend: Backend) -> StepBytes:
     bounds = largest_step(settings, backend.description, backend.device.type == "cpu")
-    probe = make_probe(bounds, backend.description, settings.block_size, backend.device, backend.cpu_tokens)
+    probe = make_probe(bounds, backend.description, settings.block_size, backend.device)
     backend.make_state(probe.kv, 0)
-    step = measure_step(probe, backend.run, backend.context_token_bytes(bounds.num_tokens), backend.device)
+    per_token, passing = backend.context_token_bytes(bounds.num_tokens), backend.reserve(bounds)
+    step = measure_step(probe, backend.run, per_token, backend.device, passing)
     # The probe's cache is let go of before it is measured what there is.
     backend.make_state(KvPlan(1, 1), 0)
     return step
 
 
 def plan_memory(
-    settings: EngineSettings, description: DecoderDescription, dtype: torch.dtype, device: torch.device, step: StepBytes
+    settings: EngineSettings,
+    description: DecoderDescription,
+    dtype: torch.dtype,
+    device: torch.device,
+    step: StepBytes,
+    mapped_bytes: int = 0,
 ) -> MemoryPlan:
     """Sizes cache and swap space, with nothing but the weights on the device. `dtype`: the cache's.
 
@@ -120,9 +129,9 @@ def plan_memory(
     block_bytes = bytes_per_block(description, settings.block_size, dtype)
     context = context_length(settings, description)
     if on_cpu and settings.max_model_len is None:
-        context = min(context, _longest_context(settings, description, block_bytes, step))
+        context = min(context, _longest_context(settings, description, block_bytes, step, mapped_bytes))
     rows, step_bytes = _rows_bytes(settings, description, context), step.at(context)
-    needed = rows + step_bytes + _heap_bytes(step_bytes)
+    needed = rows + step_bytes + _heap_bytes(step_bytes) + mapped_bytes
     budget = cpu_budget(settings, needed) if on_cpu else cuda_budget(settings, device, step_bytes)
     kv = plan_kv_cache(settings, description, dtype, budget, context)
     cache = kv.num_blocks * block_bytes
@@ -131,11 +140,11 @@ def plan_memory(
 
 
 def _longest_context(
-    settings: EngineSettings, description: DecoderDescription, block_bytes: int, step: StepBytes
+    settings: EngineSettings, description: DecoderDescription, block_bytes: int, step: StepBytes, mapped_bytes: int
 ) -> int:
     """Of a model whose own context is longer than there is memory for: the rows and a step need some for each token."""
     rows = _rows_bytes(settings, description, 0)
-    free = max(0, free_bytes() - rows - step.fixed - _heap_bytes(step.fixed))
+    free = max(0, free_bytes() - mapped_bytes - rows - step.fixed - _heap_bytes(step.fixed))
     rows_per_token = _rows_bytes(settings, description, settings.block_size) - rows
     per_block = block_bytes + rows_per_token + 2 * settings.block_size * step.per_token
     return int(free * FREE_SHARE_MAX) // per_block * settings.block_size

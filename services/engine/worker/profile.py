@@ -26,8 +26,6 @@ from shared.config import EngineSettings
 from shared.sampling import SamplingParams
 
 CPU_TOKENS_MAX = 256
-NATIVE_TOKENS_MAX = 128
-"""Of a backend whose buffers grow evenly with the tokens. PyTorch's operations choose other ways for more of them."""
 CPU_ROWS_MAX = 32
 CPU_CONTEXT_MAX = 2048
 """A small model's steps of this size take about a tenth of a second together."""
@@ -73,17 +71,11 @@ class Probe:
     """What a sample takes at least."""
 
 
-def make_probe(
-    bounds: StepBounds,
-    description: DecoderDescription,
-    block_size: int,
-    device: torch.device,
-    cpu_tokens: int = CPU_TOKENS_MAX,
-) -> Probe:
+def make_probe(bounds: StepBounds, description: DecoderDescription, block_size: int, device: torch.device) -> Probe:
     """Steps as large as they may be on a device, and such that starting up stays fast on a CPU."""
     on_cpu, vocab_size = device.type == "cpu", description.vocab_size
     context = min(bounds.context, CPU_CONTEXT_MAX) if on_cpu else bounds.context
-    tokens = min(bounds.num_tokens, context, cpu_tokens if on_cpu else bounds.num_tokens)
+    tokens = min(bounds.num_tokens, context, CPU_TOKENS_MAX if on_cpu else bounds.num_tokens)
     # On a CPU the sampler works on some rows at a time, and what that takes is there once.
     at_once = min(bounds.num_samples, max(1, SLICE_BYTES // (4 * vocab_size)) if on_cpu else bounds.num_samples)
     few = min(bounds.num_rows, at_once, CPU_ROWS_MAX if on_cpu else bounds.num_rows)
@@ -116,9 +108,13 @@ class StepBytes:
 
 
 def measure_step(
-    probe: Probe, run: Callable[[StepPlan], object], bytes_per_context_token: int, device: torch.device
+    probe: Probe,
+    run: Callable[[StepPlan], object],
+    bytes_per_context_token: int,
+    device: torch.device,
+    passing: int | None = None,
 ) -> StepBytes:
-    """`run` carries out a plan in a state made for `probe.kv`.
+    """`run` carries out a plan in a state made for `probe.kv`. `passing`: what a backend knows of the forward pass.
 
     The forward pass comes first: a backend may keep the buffers that it grows.
     """
@@ -127,7 +123,8 @@ def measure_step(
         measure = peak_growth if device.type == "cpu" else _device_peak(device)
         return measure(lambda: run(plan))
 
-    passing = int(peak(probe.passing) * probe.more_tokens)
+    if passing is None:
+        passing = int(peak(probe.passing) * probe.more_tokens)
     # Rows of the tables that are touched for the first time are counted with these.
     run(probe.many)
     drawing = int(peak(probe.drawing) * probe.more_draws)

@@ -17,7 +17,7 @@ from services.engine.worker.host_cache import copy_blocks
 from services.engine.worker.inputs import FlatStep, flatten
 from services.engine.worker.kv_cache import KvPlan, allocate_kv_cache
 from services.engine.worker.memory import HeapGuard
-from services.engine.worker.profile import CPU_TOKENS_MAX
+from services.engine.worker.profile import StepBounds
 from services.engine.worker.state_table import StateTable
 from shared.config import EngineSettings
 
@@ -40,7 +40,6 @@ class StateSpec:
 class StepWorker(ABC):
     """A `ModelWorker` but for its model, `run` and `close`."""
 
-    _MEASURED_TOKENS = CPU_TOKENS_MAX
     _heap_guard: HeapGuard | None = None
 
     def facts(self) -> EngineFacts:
@@ -58,6 +57,14 @@ class StepWorker(ABC):
 
     def _context_token_bytes(self, num_tokens: int) -> int:
         """See `Backend`; nothing where attention reads keys and values where they are."""
+        return 0
+
+    def _reserve(self, bounds: StepBounds) -> int | None:
+        """See `Backend`."""
+        return None
+
+    def _mapped_bytes(self) -> int:
+        """See `Backend`."""
         return 0
 
     def _begin(self, plan: StepPlan) -> FlatStep | None:
@@ -81,7 +88,8 @@ class StepWorker(ABC):
             make_state,
             self._run,
             self._context_token_bytes,
-            cpu_tokens=self._MEASURED_TOKENS,
+            mapped_bytes=self._mapped_bytes(),
+            reserve=self._reserve,
         )
         self._memory = plan_measured(spec.settings, backend)
         if spec.device.type == "cpu":

@@ -57,6 +57,17 @@ int antiphon_set_matrix(antiphon_Model* model, int64_t layer, const char* name, 
   return guarded([&] { of(model).set_matrix(layer, name, expert, weight, out, in, bias); });
 }
 
+int antiphon_set_packed(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, const void* packed,
+                        int64_t out, int64_t in, const float* bias) {
+  return guarded([&] { of(model).set_packed(layer, name, expert, packed, out, in, bias); });
+}
+
+const void* antiphon_packed(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, int64_t* bytes) {
+  const void* packed = nullptr;
+  guarded([&] { packed = of(model).packed(layer, name, expert, *bytes); });
+  return packed;
+}
+
 int antiphon_set_quantized(antiphon_Model* model, int64_t layer, const char* name, int64_t expert,
                            const antiphon_Quantized* weight, int64_t out, int64_t in, const float* bias) {
   return guarded([&] { of(model).set_quantized(layer, name, expert, *weight, out, in, bias); });
@@ -82,6 +93,12 @@ int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequen
 int64_t antiphon_block_bytes(const antiphon_Model* model) { return of(model).block_bytes(); }
 
 int64_t antiphon_weight_bytes(const antiphon_Model* model) { return of(model).weight_bytes(); }
+
+int64_t antiphon_reserve(antiphon_Model* model, int64_t tokens, int64_t logits) {
+  int64_t bytes = -1;
+  guarded([&] { bytes = of(model).reserve(tokens, logits); });
+  return bytes;
+}
 
 int antiphon_launch(antiphon_Model* model, const antiphon_Step* step) {
   return guarded([&] { of(model).launch(*step); });

@@ -61,7 +61,12 @@ void antiphon_free(antiphon_Model* model);
 // "router", "experts.up", …); layer -1 for those of no layer. 0 when it worked.
 int antiphon_set_matrix(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, const void* weight,
                         int64_t out, int64_t in, const float* bias);
-// The same from weights of 8 or 4 bits.
+// The same from what `antiphon_packed` gave for it once, read in place.
+int antiphon_set_packed(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, const void* packed,
+                        int64_t out, int64_t in, const float* bias);
+// A matrix as it is packed, and how many bytes that takes; null for one that has 8 or 4 bits, or is not there.
+const void* antiphon_packed(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, int64_t* bytes);
+// From weights of 8 or 4 bits.
 int antiphon_set_quantized(antiphon_Model* model, int64_t layer, const char* name, int64_t expert,
                            const antiphon_Quantized* weight, int64_t out, int64_t in, const float* bias);
 // Vectors of floats, copied.
@@ -74,6 +79,10 @@ int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequen
 // Bytes of one layer's keys of one block; the values have as many.
 int64_t antiphon_block_bytes(const antiphon_Model* model);
 int64_t antiphon_weight_bytes(const antiphon_Model* model);
+
+// Makes room for steps of so many tokens and logits, while none is under way. Returns the most bytes that it can take;
+// -1: it failed.
+int64_t antiphon_reserve(antiphon_Model* model, int64_t tokens, int64_t logits);
 
 // Puts a step behind those that are under way; its memory is read and written until it has been collected.
 int antiphon_launch(antiphon_Model* model, const antiphon_Step* step);

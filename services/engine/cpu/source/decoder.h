@@ -34,6 +34,18 @@ class Decoder {
 
   const CacheShape& cache_shape() const { return shape_; }
 
+  // Makes room for steps of up to so many tokens and logits, once there are weights. Returns how many bytes all of it
+  // takes when such steps have filled it.
+  long reserve(long tokens, long logits) {
+    const long before = Memory::live();
+    make_room(tokens, logits);
+    head_buffers_.prepare(logits, weights.head.matrix.panels);
+    prepare_own(can_go_by_rows() ? rows_apart_most() : 0);
+    keep_sums({tokens, logits, std::min(tokens, kPassRows)}, logits);
+    const long lists = tokens * (experts_.per_token * 32 + spec_.num_kv_heads * 2 * (long)sizeof(Tile) + 64);
+    return Memory::live() - before + lists;
+  }
+
   void step(const antiphon_Step& step) {
     prepare(step);
     pool_.run([this, &step](int thread) { forward(step, thread); });
@@ -53,25 +65,33 @@ class Decoder {
   NormKind norm_kind() const { return (NormKind)spec_.norm; }
   Activation activation() const { return (Activation)spec_.activation; }
 
-  // Everything that needs memory, and who attends: before the threads start.
-  void prepare(const antiphon_Step& step) {
-    tokens_ = step.num_tokens;
+  void make_room(long tokens, long logits) {
+    tokens_ = tokens;
     all_ = all_buffers_.rows(spec_, tokens_);
-    asked_ = step.num_logits < tokens_ ? asked_buffers_.rows(spec_, step.num_logits) : all_;
+    asked_ = logits < tokens_ ? asked_buffers_.rows(spec_, logits) : all_;
     qkv_ = qkv_buffer_.rows(tokens_, q_size() + 2 * kv_size());
     queries_ = query_buffer_.rows(tokens_ * spec_.num_heads, shape_.width).data;
-    sampled_ = sampled_buffer_.rows(std::max(step.num_logits, (int64_t)1), spec_.hidden_size);
+    sampled_ = sampled_buffer_.rows(std::max(logits, 1L), spec_.hidden_size);
     angles_ = angle_buffer_.rows(tokens_, std::max(angle_width(), 1L));
     if (experts_.count) Experts<T>::prepare(expert_buffers_, experts_, tokens_, spec_.hidden_size);
-    if ((long)given_.size() < step.num_logits) given_.resize(step.num_logits);
+    if ((long)given_.size() < logits) given_.resize(logits);
+  }
+
+  // Everything that needs memory, and who attends: before the threads start.
+  void prepare(const antiphon_Step& step) {
+    make_room(step.num_tokens, step.num_logits);
     head_.reset(step.num_logits
                     ? new Head<T>(weights.head.matrix, spec_.logits_softcap, step, head_buffers_, given_.data())
                     : nullptr);
     rows_apart_ = can_go_by_rows() ? rows_apart() : 0;
-    for (long i = 0; rows_apart_ && i < pool_.threads(); i++)
-      own_[i].prepare(rows_apart_, spec_.hidden_size, spec_.intermediate_size, (group() + 2) * spec_.head_dim);
-    keep_sums(step.num_logits);
+    prepare_own(rows_apart_);
+    keep_sums({tokens_, asked_.count}, step.num_logits);
     list_tiles(step);
+  }
+
+  void prepare_own(long rows) {
+    for (long i = 0; rows && i < pool_.threads(); i++)
+      own_[i].prepare(rows, spec_.hidden_size, spec_.intermediate_size, (group() + 2) * spec_.head_dim);
   }
 
   // Whether all layers are of the kind that by_rows.h is for, and heads are made of whole panels.
@@ -82,9 +102,13 @@ class Decoder {
            });
   }
 
+  long rows_apart_most() const {
+    return std::min(kOwnRows, cache_bytes() / OwnRows<T>::bytes(spec_.hidden_size, spec_.intermediate_size));
+  }
+
   // How many rows a thread takes at a time, all alike; 0 where threads should share out each matrix instead.
   long rows_apart() const {
-    const long most = std::min(kOwnRows, cache_bytes() / OwnRows<T>::bytes(spec_.hidden_size, spec_.intermediate_size));
+    const long most = rows_apart_most();
     if (most < kRowsApart<T>) return 0;
     const long parts = round_up((tokens_ + most - 1) / most, pool_.threads()), rows = (tokens_ + parts - 1) / parts;
     return rows < kRowsApart<T> ? 0 : rows;
@@ -96,10 +120,11 @@ class Decoder {
     return width;
   }
 
-  void keep_sums(long num_logits) {
+  // Of steps and their ends with these numbers of rows.
+  void keep_sums(std::initializer_list<long> counts, long num_logits) {
     long most = kept_size(num_logits, weights.head.matrix);
     for (const Layer<T>& layer : weights.layers)
-      for (const long rows : {tokens_, asked_.count}) {
+      for (const long rows : counts) {
         for (const Packed<T>* packed :
              {&layer.qkv, &layer.o, &layer.up, &layer.down, &layer.shared_up, &layer.shared_down})
           if (packed->matrix) most = std::max(most, kept_size(rows, packed->matrix));

@@ -10,6 +10,10 @@ namespace antiphon {
 struct HeadBuffers {
   RowBuffer<float> highest, total;  // [rows][panels], the total of exp(logit - highest)
   RowBuffer<int32_t> best;          // its token
+
+  void prepare(long rows, long panels) {
+    highest.rows(rows, panels), total.rows(rows, panels), best.rows(rows, panels);
+  }
 };
 
 template <class T>

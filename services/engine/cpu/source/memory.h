@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <new>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@ class Memory {
     data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data_ == MAP_FAILED) throw std::bad_alloc();
     madvise(data_, bytes, MADV_HUGEPAGE);
+    live_ += (long)bytes;
   }
   Memory(Memory&& other) noexcept { swap(other); }
   Memory& operator=(Memory&& other) noexcept {
@@ -27,8 +29,13 @@ class Memory {
     return *this;
   }
   ~Memory() {
-    if (data_) munmap(data_, bytes_);
+    if (!data_) return;
+    munmap(data_, bytes_);
+    live_ -= (long)bytes_;
   }
+
+  // Bytes of all that there is in this process.
+  static long live() { return live_; }
 
   size_t bytes() const { return bytes_; }
   template <class T>
@@ -41,6 +48,8 @@ class Memory {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
   }
+
+  static inline std::atomic<long> live_{0};
 
   void* data_ = nullptr;
   size_t bytes_ = 0;

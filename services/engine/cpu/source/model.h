@@ -12,6 +12,9 @@ class Model {
   virtual ~Model() = default;
   virtual void set_matrix(int64_t layer, const char* name, int64_t expert, const void* weight, int64_t out, int64_t in,
                           const float* bias) = 0;
+  virtual void set_packed(int64_t layer, const char* name, int64_t expert, const void* packed, int64_t out, int64_t in,
+                          const float* bias) = 0;
+  virtual const void* packed(int64_t layer, const char* name, int64_t expert, int64_t& bytes) = 0;
   virtual void set_quantized(int64_t layer, const char* name, int64_t expert, const antiphon_Quantized& weight,
                              int64_t out, int64_t in, const float* bias) = 0;
   virtual void set_vector(int64_t layer, const char* name, const float* values, int64_t count) = 0;
@@ -20,6 +23,7 @@ class Model {
   virtual void set_rope(int64_t layer, const float* frequencies, int64_t pairs, bool interleaved, float scale) = 0;
   virtual int64_t block_bytes() const = 0;
   virtual int64_t weight_bytes() const = 0;
+  virtual int64_t reserve(int64_t tokens, int64_t logits) = 0;
   virtual void launch(const antiphon_Step& step) = 0;
   virtual void collect() = 0;
   virtual void multiply(int64_t layer, const char* name, int64_t expert, const void* x, int64_t x_stride, int64_t rows,

@@ -23,6 +23,17 @@ class ModelOf final : public Model {
     matrix_named(layer, name, expert).pack(pool_, stock_, static_cast<const T*>(weight), bias, out, in, order_of(name));
   }
 
+  void set_packed(int64_t layer, const char* name, int64_t expert, const void* packed, int64_t out, int64_t in,
+                  const float* bias) override {
+    matrix_named(layer, name, expert).place(static_cast<const T*>(packed), bias, out, in, order_of(name));
+  }
+
+  const void* packed(int64_t layer, const char* name, int64_t expert, int64_t& bytes) override {
+    const Packed<T>& packed = matrix_named(layer, name, expert);
+    bytes = (int64_t)packed.bytes();
+    return packed.matrix.data;
+  }
+
   void set_quantized(int64_t layer, const char* name, int64_t expert, const antiphon_Quantized& weight, int64_t out,
                      int64_t in, const float* bias) override {
     matrix_named(layer, name, expert).pack(pool_, weight, bias, out, in, order_of(name));
@@ -69,6 +80,8 @@ class ModelOf final : public Model {
     }
     return total;
   }
+
+  int64_t reserve(int64_t tokens, int64_t logits) override { return decoder_.reserve(tokens, logits); }
 
   void launch(const antiphon_Step& step) override {
     for (const Layer<T>& layer : decoder_.weights.layers)

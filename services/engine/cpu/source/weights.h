@@ -17,7 +17,7 @@ namespace antiphon {
 // Where in a packed matrix a row of the checkpoint's goes: as it is, or gates and their partners in turns of 16.
 enum class Order { plain, gated };
 
-// `matrix` points into what it packs, which is in the model's stock.
+// `matrix` points into what it packs, which is in the model's stock, or to what somebody else keeps.
 template <class T>
 class Packed {
  public:
@@ -27,7 +27,7 @@ class Packed {
   void pack(Pool& pool, Stock& stock, const T* weight, const float* bias, long out, long in, Order order) {
     Matrix<T>& m = matrix;
     shape(bias, out, in, order);
-    bytes_ = (size_t)(m.panels * kPanel * m.terms) * sizeof(T);
+    bytes_ = packed_bytes();
     T* data = static_cast<T*>(stock.take(bytes_));
     pool.run([&](int) {
       pool.share(m.panels, 1, [&](long first, long last) {
@@ -35,6 +35,13 @@ class Packed {
       });
     });
     m.data = data;
+  }
+
+  // What `matrix.data` of the same weight was once, kept elsewhere for as long as this is used.
+  void place(const T* packed, const float* bias, long out, long in, Order order) {
+    shape(bias, out, in, order);
+    matrix.data = packed;
+    bytes_ = packed_bytes();
   }
 
   void pack(Pool& pool, const antiphon_Quantized& weight, const float* bias, long out, long in, Order order) {
@@ -52,6 +59,8 @@ class Packed {
   Linear<T> matrix;
 
  private:
+  size_t packed_bytes() const { return (size_t)(matrix.panels * kPanel * matrix.terms) * sizeof(T); }
+
   void shape(const float* bias, long out, long in, Order order) {
     Linear<T>& m = matrix;
     m = {}, bytes_ = 0, quantized_.reset();

@@ -49,6 +49,15 @@ def test_cache_swap_space_and_steps_together_fit_into_what_is_free(monkeypatch: 
         assert plan.num_host_blocks > 0
 
 
+def test_weights_that_are_mapped_are_not_free_though_the_system_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_free(monkeypatch, GIB)
+    settings, step = EngineSettings(max_num_seqs=100_000, kv_cache_memory_gb=4.0), StepBytes(MIB, 256, 0)
+    caches = [
+        plan_memory(settings, DESCRIPTION, torch.float32, CPU, step, mapped).cache_bytes for mapped in (0, GIB // 2)
+    ]
+    assert caches[0] - caches[1] == pytest.approx(FREE_SHARE_MAX * GIB / 2, abs=BLOCK_BYTES * 16)
+
+
 @pytest.mark.spec("S-SRV-032")
 def test_a_context_whose_attention_alone_takes_all_memory_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
     with_free(monkeypatch, 100 * MIB)

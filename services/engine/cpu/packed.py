@@ -1,0 +1,222 @@
+"""Packed weights in a file: a later start maps them and reads them in place.
+
+Such a start packs nothing and takes no new memory for its weights, and the engines of a machine share what is in the
+system's file cache. A file is named by all that its contents depend on, lies where nobody else can write, and appears
+whole or not at all. Of a model only the last one is kept. Called by the decoder when it is loaded, and after that.
+
+    length of the header, 8 bytes, little endian | header, msgpack | matrices, each from a multiple of ALIGNMENT on
+"""
+
+import ctypes
+import hashlib
+import logging
+import mmap
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+import torch
+
+from services.engine.cpu.compile import SOURCE
+from services.engine.cpu.places import alone_in, is_private, is_usable, remove_oldest, user_directory
+from services.engine.worker.checkpoint import weight_files
+from shared.limits import PACKED_BYTES_MIN, PACKED_FILES_MAX
+
+logger = logging.getLogger(__name__)
+
+OFF = "off"
+ALIGNMENT = 4096
+_CACHE = "~/.cache/antiphon/weights"
+_PORTION_BYTES = 4 * 2**20
+_LENGTH_BYTES = 8
+_SCRATCH = ".writing-"
+START_S = 10.0
+"""From the loading of a model until it serves, and the first requests are answered."""
+
+Name = tuple[int, str, int]
+"""Layer, name, expert: as `NativeModel.set_matrix` takes them."""
+
+
+class _Matrix(msgspec.Struct, array_like=True, frozen=True):
+    layer: int
+    name: str
+    expert: int
+    shape: tuple[int, int]
+    offset: int
+    """From the beginning of the first one."""
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A packed matrix in memory: [out, in] before it was packed, address and bytes of what it has become."""
+
+    name: Name
+    shape: tuple[int, int]
+    address: int
+    size: int
+
+
+class PackedFile:
+    """A mapped file. It stays as it is for as long as this lives, whatever happens to its name."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError and ValueError for what is not such a file, or not all of it."""
+        with path.open("rb") as file:
+            # All pages at once: one by one they would come in the first steps.
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            self._map = mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
+        length = int.from_bytes(self._map[:_LENGTH_BYTES], "little")
+        matrices = _decode(self._map[_LENGTH_BYTES : _LENGTH_BYTES + length])
+        first = _aligned(_LENGTH_BYTES + length)
+        if any(first + matrix.offset + matrix.size > self.nbytes for matrix in matrices):
+            raise ValueError("it is shorter than its header says")
+        # What cannot be written has an address for numpy alone.
+        self._address = np.frombuffer(self._map, dtype=np.uint8).ctypes.data + first
+        self._matrices = {(m.layer, m.name, m.expert): m for m in matrices}
+
+    @property
+    def nbytes(self) -> int:
+        """Of the file."""
+        return len(self._map)
+
+    def piece(self, name: Name) -> Piece:
+        """A matrix that is there."""
+        matrix = self._matrices[name]
+        return Piece(name, matrix.shape, self._address + matrix.offset, matrix.size)
+
+
+def _decode(header: bytes) -> list[_Matrix]:
+    try:
+        return msgspec.msgpack.decode(header, type=list[_Matrix])
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
+
+
+class WeightCache:
+    """The file of one model: found, or written by a thread that takes what others leave of the processors."""
+
+    def __init__(self, directory: Path, model_dir: Path, dtype: torch.dtype) -> None:
+        self._directory = directory
+        model = hashlib.sha256(f"{model_dir.resolve()}\0{dtype}".encode()).hexdigest()[:16]
+        self._path = directory / f"{model}-{_fingerprint(model_dir, dtype)[:16]}.packed"
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def find(self) -> PackedFile | None:
+        """What an earlier start left, where it can be trusted."""
+        if not self._path.is_file() or not is_private(self._path):
+            return None
+        try:
+            os.utime(self._path)
+            return PackedFile(self._path)
+        except (OSError, ValueError) as error:
+            logger.warning("%s cannot be used: %s. The weights are packed again", self._path, error)
+            self._path.unlink(missing_ok=True)
+            return None
+
+    def keep(self, pieces: Iterable[Piece]) -> None:
+        """Writes these when starting up is over. Their memory must stay until `close`."""
+        self._thread = threading.Thread(target=self._write, args=(list(pieces),), name="weights", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until what `keep` began is done."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """What is not written by now is not kept."""
+        self._stop.set()
+        self.wait()
+
+    def _write(self, pieces: list[Piece]) -> None:
+        size = sum(piece.size for piece in pieces)
+        if size < PACKED_BYTES_MIN or self._stop.wait(START_S):
+            return
+        try:
+            if not is_usable(self._directory) or shutil.disk_usage(self._directory).free < 2 * size:
+                logger.info("packed weights are not kept: no room for %d MiB in %s", size >> 20, self._directory)
+                return
+            with alone_in(self._directory, f"{_SCRATCH}*"):
+                if not self._path.is_file() and self._write_whole(pieces):
+                    self._tidy()
+        except OSError as error:
+            logger.warning("packed weights are not kept for the next start: %s", error)
+
+    def _write_whole(self, pieces: list[Piece]) -> bool:
+        descriptor, scratch = tempfile.mkstemp(dir=self._directory, prefix=_SCRATCH)
+        with os.fdopen(descriptor, "wb") as file:
+            _align(file, file.write(_header(pieces)))
+            for piece in pieces:
+                if not self._write_piece(file, piece):
+                    Path(scratch).unlink()
+                    return False
+            file.flush()
+            os.fsync(file.fileno())
+        Path(scratch).replace(self._path)
+        return True
+
+    def _write_piece(self, file: BinaryIO, piece: Piece) -> bool:
+        memory = memoryview((ctypes.c_char * piece.size).from_address(piece.address)).cast("B")
+        for first in range(0, piece.size, _PORTION_BYTES):
+            started = time.monotonic()
+            file.write(memory[first : first + _PORTION_BYTES])
+            # As long again for others: nobody waits for this, and there may be somebody who waits for tokens.
+            if self._stop.wait(time.monotonic() - started):
+                return False
+        _align(file, piece.size)
+        return True
+
+    def _tidy(self) -> None:
+        model = self._path.name.partition("-")[0]
+        for former in self._directory.glob(f"{model}-*.packed"):
+            if former != self._path:
+                former.unlink(missing_ok=True)
+        remove_oldest(self._directory, "*.packed", PACKED_FILES_MAX)
+
+
+def open_cache(asked: str, model_dir: Path, dtype: torch.dtype) -> WeightCache | None:
+    """Of a model, where the flags want one. `asked`: a directory, `OFF`, or nothing for the usual place."""
+    directory = None if asked == OFF else user_directory(asked, _CACHE)
+    return None if directory is None else WeightCache(directory, model_dir, dtype)
+
+
+def _fingerprint(model_dir: Path, dtype: torch.dtype) -> str:
+    """Of everything that packed weights depend on: the checkpoint's files, and the code that reads and packs them."""
+    digest = hashlib.sha256(str(dtype).encode())
+    digest.update((model_dir / "config.json").read_bytes())
+    for path in weight_files(model_dir):
+        status = path.stat()
+        digest.update(f"\0{path.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
+    here = Path(__file__).parent
+    for directory in (here, SOURCE, here.parent / "models", here.parent / "worker"):
+        for path in sorted(directory.iterdir()):
+            if path.is_file():
+                digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _header(pieces: Iterable[Piece]) -> bytes:
+    matrices, offset = [], 0
+    for piece in pieces:
+        matrices.append(_Matrix(*piece.name, piece.shape, offset, piece.size))
+        offset += _aligned(piece.size)
+    header = msgspec.msgpack.encode(matrices)
+    return len(header).to_bytes(_LENGTH_BYTES, "little") + header
+
+
+def _align(file: BinaryIO, written: int) -> None:
+    file.write(bytes(_aligned(written) - written))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

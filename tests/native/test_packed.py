@@ -1,0 +1,146 @@
+"""Packed weights kept in a file: a later start maps them, computes the same, and trusts nothing that changed."""
+
+# pyright: reportPrivateUsage=false
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from services.engine.core.plan import CoreLimits
+from services.engine.cpu import packed as module
+from services.engine.cpu.worker import CpuWorker
+from tests.model.harness import Engine, make_prompt, settings
+from tests.models import make_model
+from tests.native.libraries import make_cpu_worker
+
+LIMITS = CoreLimits(4, 64, enable_prefix_caching=False)
+PROMPTS = [make_prompt(length) for length in (3, 40)]
+
+
+@pytest.fixture(autouse=True)
+def _kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "START_S", 0.0)
+    monkeypatch.setattr(module, "PACKED_BYTES_MIN", 0)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., CpuWorker]]:
+    """Loads a model with a cache of packed weights, and waits until these are kept."""
+    workers: list[CpuWorker] = []
+
+    def load(directory: Path, cache: str = "", **flags: object) -> CpuWorker:
+        asked = settings(directory, weight_cache=cache or str(tmp_path / "kept"), max_num_seqs=4, **flags)
+        worker = make_cpu_worker(directory, asked)
+        workers.append(worker)
+        keeping = worker._decoder._cache
+        if keeping is not None:
+            keeping.wait()
+        return worker
+
+    yield load
+    for worker in workers:
+        worker.close()
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "kept").glob("*.packed"))
+
+
+def mapped(worker: CpuWorker) -> int:
+    return worker._mapped_bytes()
+
+
+def numbers(worker: CpuWorker) -> list[NDArray[np.float64]]:
+    return Engine.around(worker, LIMITS).log_probabilities(PROMPTS, 3)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", ["heads of 136 dimensions", "experts beside a shared one", "biases for positions"])
+def test_a_later_start_reads_the_file_and_computes_the_same(
+    shape: str, dtype: str, odd_models: Callable[[str], Path], start: Callable[..., CpuWorker], tmp_path: Path
+) -> None:
+    first = start(odd_models(shape), dtype=dtype)
+    assert mapped(first) == 0
+    later = start(odd_models(shape), dtype=dtype)
+    assert mapped(later) == files(tmp_path)[0].stat().st_size
+    assert later._decoder.model.weight_bytes() == first._decoder.model.weight_bytes()
+    for before, after in zip(numbers(first), numbers(later), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_what_changes_is_packed_again_and_the_former_file_goes(start: Callable[..., CpuWorker], tmp_path: Path) -> None:
+    directory = make_model(tmp_path / "model", "llama", dtype="bfloat16")
+    start(directory)
+    (former,) = files(tmp_path)
+    os.utime(directory / "model.safetensors", ns=(1, 1))
+    assert mapped(start(directory)) == 0
+    (present,) = files(tmp_path)
+    assert present != former
+    # Another type of numbers is another model.
+    start(directory, dtype="float32")
+    assert len(files(tmp_path)) == 2
+
+
+def test_a_damaged_file_is_not_used(
+    start: Callable[..., CpuWorker], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = make_model(tmp_path / "model", "llama", dtype="bfloat16")
+    start(directory)
+    (path,) = files(tmp_path)
+    whole = path.read_bytes()
+    for damaged in (whole[:-5000], whole[:6], b"\xff" * 200):
+        path.write_bytes(damaged)
+        with caplog.at_level(logging.WARNING):
+            assert mapped(start(directory)) == 0
+        assert "cannot be used" in caplog.text
+        assert path.read_bytes() == whole
+
+
+def test_nothing_is_taken_from_where_others_can_write(start: Callable[..., CpuWorker], tmp_path: Path) -> None:
+    directory = make_model(tmp_path / "model", "llama", dtype="bfloat16")
+    start(directory)
+    (tmp_path / "kept").chmod(0o777)
+    assert mapped(start(directory)) == 0
+    (tmp_path / "kept").chmod(0o700)
+    assert mapped(start(directory)) > 0
+
+
+def test_it_can_be_switched_off(start: Callable[..., CpuWorker], tmp_path: Path) -> None:
+    directory = make_model(tmp_path / "model", "llama", dtype="bfloat16")
+    assert mapped(start(directory, cache=module.OFF)) == 0
+    assert not files(tmp_path)
+
+
+def test_a_worker_that_is_closed_meanwhile_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "START_S", 60.0)
+    directory = make_model(tmp_path / "model", "llama", dtype="bfloat16")
+    worker = make_cpu_worker(directory, settings(directory, weight_cache=str(tmp_path / "kept")))
+    worker.close()
+    assert not (tmp_path / "kept").exists()
+
+
+def test_small_weights_are_not_kept(
+    start: Callable[..., CpuWorker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PACKED_BYTES_MIN", 2**30)
+    start(make_model(tmp_path / "model", "llama", dtype="bfloat16"))
+    assert not files(tmp_path)
+
+
+def test_the_last_models_are_kept_and_only_so_many(
+    start: Callable[..., CpuWorker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PACKED_FILES_MAX", 2)
+    directories = [make_model(tmp_path / str(number), "llama", dtype="bfloat16") for number in range(3)]
+    for age, directory in enumerate(directories):
+        start(directory)
+        for path in files(tmp_path):
+            status = path.stat()
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns - 10**9 * (3 - age)))
+    assert len(files(tmp_path)) == 2
+    assert [mapped(start(directory)) > 0 for directory in reversed(directories)] == [True, True, False]
