@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ LIMITS = {
     "ping_interval": '"5s"',
 }
 """Not set: `jetstream`. Tokens can be computed again, so nothing on the bus is worth a disk."""
+SMALL_PROCESSORS_MAX = 4
 _LOUD = ("[WRN]", "[ERR]", "[FTL]")
 _KNOWN = ("Plaintext passwords detected",)
 """The password is random and its file is private: no reason to hash it."""
@@ -38,6 +39,12 @@ class Bus:
     url: str
     config: Path
     credentials: Path
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """For the server: on a small machine it takes one processor, for its threads wake each other on the others."""
+    small = len(os.sched_getaffinity(0)) <= SMALL_PROCESSORS_MAX
+    return {**({"GOMAXPROCS": "1"} if small else {}), **environ}
 
 
 def prepare(directory: Path) -> Bus:

@@ -48,9 +48,12 @@ MAILBOX_MAX = 4096
 # --- timers, seconds; none of them is needed for safety, only for speed of recovery ---
 HEARTBEAT_INTERVAL_S = 0.15
 GATEWAY_HEARTBEAT_INTERVAL_S = 0.25
+TOKENIZER_HEARTBEAT_INTERVAL_S = 0.5
+"""Whoever asks a tokenizer that has died asks another one: nothing waits for this."""
 LEASE_S = 0.6
-"""Silence after which a member counts as dead: four intervals. More of them cost a small machine some of its tokens: a
-process that wakes beside a running model finds its code in no cache."""
+LEASE_INTERVALS = 3
+"""Silence after which a member counts as dead: this long, and so many of its own intervals. More heartbeats cost a
+small machine some of its tokens: a process that wakes beside a running model finds its code in no cache."""
 SUBMIT_TIMEOUT_S = 0.5
 OPEN_TIMEOUT_S = 0.5
 RESEND_INTERVAL_S = 0.02

@@ -47,7 +47,7 @@ class EngineService:
 
     async def start(self, host: Host) -> None:
         """See Service. Returns when the model is loaded."""
-        self._event_loop = asyncio.get_running_loop()
+        self._event_loop, self._clock = asyncio.get_running_loop(), host.clock
         self._ended = self._event_loop.create_future()
         worker = await self._load()
         self._facts = worker.facts()
@@ -103,6 +103,9 @@ class EngineService:
 
     async def _report(self, report: StepReport) -> None:
         await self.actor.report(report)
+        # The process is awake: the next look at the house can wait.
+        if self._clock.monotonic() - self._refreshed_at >= limits.HEARTBEAT_INTERVAL_S:
+            self._refresh()
 
     def _drive(self) -> Driver:
         thread = ThreadedLoop(self._steps, self._on_exit, return_free_heap)
@@ -124,11 +127,12 @@ class EngineService:
 
     async def _keep_house(self) -> None:
         while True:
-            await asyncio.sleep(limits.HEARTBEAT_INTERVAL_S)
+            await asyncio.sleep(2 * limits.HEARTBEAT_INTERVAL_S)
             self.actor.sweep()
             self._refresh()
 
     def _refresh(self) -> None:
+        self._refreshed_at = self._clock.monotonic()
         core, facts, settings = self._core.counters(), self._facts, self._settings
         self._status = EngineStatus(
             model_name(settings),

@@ -1,6 +1,7 @@
 """Who is alive: the table of members that heartbeats fill (`Members`, pure), and the senders of one's own heartbeats.
 
-A member is one incarnation of a service: an id and a boot. It counts as alive for one lease after its last heartbeat.
+A member is one incarnation of a service: an id and a boot. It counts as alive for one lease after its last heartbeat;
+one that sends them more rarely has a longer lease.
 Safety never depends on the lease; a wrong suspicion costs work done twice.
 """
 
@@ -17,7 +18,7 @@ from shared import codec, limits
 from shared.actors.host import Host, Service
 from shared.actors.transport import Transport
 from shared.errors import ServiceError
-from shared.messages import Heartbeat, ServiceState
+from shared.messages import Heartbeat, ServiceName, ServiceState
 
 log = logging.getLogger(__name__)
 REPLACED_BOOTS_MAX = 16
@@ -104,7 +105,17 @@ class Members:
         self._suspended_at = None
 
     def _lives(self, member: _Member, now: float) -> bool:
-        return (now if self._suspended_at is None else self._suspended_at) - member.heard_at <= self.lease_s
+        lease_s = max(self.lease_s, limits.LEASE_INTERVALS * member.heartbeat.interval_s)
+        return (now if self._suspended_at is None else self._suspended_at) - member.heard_at <= lease_s
+
+
+def interval_of(service: ServiceName) -> float:
+    """Seconds between the heartbeats of a service."""
+    others = {
+        "gateway": limits.GATEWAY_HEARTBEAT_INTERVAL_S,
+        "tokenizer": limits.TOKENIZER_HEARTBEAT_INTERVAL_S,
+    }
+    return others.get(service, limits.HEARTBEAT_INTERVAL_S)
 
 
 # --- the senders ------------------------------------------------------------------------------------------------------

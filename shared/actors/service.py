@@ -31,7 +31,7 @@ from shared.actors.discovery import Discovery, Endpoint, Identity
 from shared.actors.host import Host, Service, Status
 from shared.actors.logs import configure_logging
 from shared.actors.nats import NatsTransport
-from shared.actors.presence import HeartbeatTask, HeartbeatThread, first_of
+from shared.actors.presence import HeartbeatTask, HeartbeatThread, first_of, interval_of
 from shared.actors.transport import Transport
 from shared.clock import SystemClock
 from shared.config import BusSettings, SettingsError, add_flags, normalise, parse
@@ -211,8 +211,7 @@ class _Process:
 
     async def _announce(self, host: Host, transport: NatsTransport) -> None:
         name, subjects = self._service.name, host.subjects
-        gateway = name == "gateway"
-        interval_s = limits.GATEWAY_HEARTBEAT_INTERVAL_S if gateway else limits.HEARTBEAT_INTERVAL_S
+        interval_s = interval_of(name)
         if self._heartbeat_thread:
             connect = lambda: self._connect(subjects, host.id, f"{host.id} heartbeats")  # noqa: E731 - for the thread
             self._heartbeats = HeartbeatThread(host, self._service, connect, interval_s=interval_s)

@@ -20,10 +20,9 @@ from services.engine.service import EngineService
 from services.gateway.actor import GatewayActor
 from services.gateway.generation import GenerationRequest, SequenceUpdate
 from services.tokenizer.service import TokenizerService
-from shared import limits
 from shared.actors.host import Host, Service
 from shared.actors.memory import MemoryBus
-from shared.actors.presence import HeartbeatTask
+from shared.actors.presence import HeartbeatTask, interval_of
 from shared.actors.simulation import SimClock
 from shared.config import DetokenizerSettings, EngineSettings, TokenizerSettings
 from shared.errors import ServiceError
@@ -183,8 +182,7 @@ class Society:
         await service.start(host)
         await transport.barrier()
         member = Member(name, service, host)
-        interval = limits.GATEWAY_HEARTBEAT_INTERVAL_S if kind == "gateway" else limits.HEARTBEAT_INTERVAL_S
-        beats = HeartbeatTask(host, service, interval_s=interval)
+        beats = HeartbeatTask(host, service, interval_s=interval_of(service.name))
         beats.set_state("ready")
         member.tasks = [asyncio.create_task(beats.run()), asyncio.create_task(service.run())]
         self.members[name] = member

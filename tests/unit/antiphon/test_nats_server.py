@@ -94,3 +94,13 @@ def test_only_warnings_and_errors_of_the_server_are_shown() -> None:
     assert worth_showing("[1] 2026/01/01 [ERR] address already in use")
     assert not worth_showing("[1] 2026/01/01 [INF] Server is ready")
     assert not worth_showing("[1] [WRN] Plaintext passwords detected, use nkeys or bcrypt")
+
+
+@pytest.mark.parametrize(
+    ("processors", "given", "taken"), [(2, {}, "1"), (2, {"GOMAXPROCS": "3"}, "3"), (64, {}, None)]
+)
+def test_the_server_takes_one_processor_of_a_small_machine(
+    processors: int, given: dict[str, str], taken: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_server.os, "sched_getaffinity", lambda pid: set(range(processors)))
+    assert nats_server.environment({"HOME": "/", **given}) == {"HOME": "/", **({"GOMAXPROCS": taken} if taken else {})}

@@ -4,17 +4,20 @@ import pytest
 
 from services.gateway.actor import TICK_S, GatewayActor
 from shared import limits
+from shared.actors.actor import Envelope
 from shared.actors.host import Host
 from shared.actors.memory import MemoryBus
-from shared.messages import Heartbeat, PoolStatus
+from shared.messages import Heartbeat, PoolStatus, StreamStatus
 from shared.subjects import Subjects
 
 
 class HeldClock:
-    """Stands at 0."""
+    """Stands where it is put."""
+
+    now = 0.0
 
     def monotonic(self) -> float:
-        return 0.0
+        return self.now
 
     def time_ns(self) -> int:
         return 0
@@ -48,6 +51,18 @@ async def test_a_gateway_that_stood_still_reads_what_was_said_before_it_calls_an
     assert actor.members.get("tokenizer", "t1")
     actor.tick(10.0 + TICK_S)
     assert not actor.members.get("tokenizer", "t1")
+
+
+async def test_heartbeats_are_when_it_looks_for_others_that_are_silent(actor: GatewayActor) -> None:
+    clock = actor._host.clock  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(clock, HeldClock)
+    for number in range(1, 2 + round(limits.LEASE_S / TICK_S)):
+        assert actor.members.get("tokenizer", "t1")
+        clock.now = number * TICK_S
+        beat = Heartbeat("detokenizer", "d1", "boot0002", 1, "ready", number, TICK_S, StreamStatus())
+        actor.on_heartbeat(Envelope(beat, "heartbeat"))
+    assert not actor.members.get("tokenizer", "t1")
+    assert actor.members.get("detokenizer", "d1")
 
 
 async def test_a_gateway_that_is_always_late_still_notices(actor: GatewayActor) -> None:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared import codec
+from shared import codec, limits
 from shared.actors.host import Host
 from shared.actors.memory import MemoryBus
 from shared.actors.nats import NatsTransport
-from shared.actors.presence import HeartbeatTask, HeartbeatThread, Members
+from shared.actors.presence import HeartbeatTask, HeartbeatThread, Members, interval_of
 from shared.actors.simulation import SimClock, run_simulation
 from shared.clock import SystemClock
 from shared.errors import ServiceError
@@ -42,6 +42,15 @@ def test_a_member_is_alive_for_one_lease_after_its_last_heartbeat(members):
     assert ids(members.expire(10.7)) == [("d1", "b1")]
     assert members.expire(10.7) == []
     assert members.get("detokenizer", "d1") is None
+
+
+def test_who_sends_heartbeats_rarely_has_a_longer_lease(members):
+    slow = Heartbeat("tokenizer", "t1", "b1", 1, "ready", 1, interval_of("tokenizer"), StreamStatus())
+    members.observe(slow, 10.0)
+    lease_s = limits.LEASE_INTERVALS * limits.TOKENIZER_HEARTBEAT_INTERVAL_S
+    assert lease_s > LEASE_S
+    assert ids(members.alive("tokenizer", 10.0 + lease_s)) == [("t1", "b1")]
+    assert ids(members.expire(10.1 + lease_s)) == [("t1", "b1")]
 
 
 def test_a_later_heartbeat_renews_the_lease_and_replaces_the_status(members):

@@ -39,9 +39,12 @@ class Decoder {
   long reserve(long tokens, long logits) {
     const long before = Memory::live();
     make_room(tokens, logits);
+    asked_buffers_.rows(spec_, std::min(tokens, logits));
     head_buffers_.prepare(logits, weights.head.matrix.panels);
     prepare_own(can_go_by_rows() ? rows_apart_most() : 0);
+    // As many rows as go through a matrix together can need more than all.
     keep_sums({tokens, logits, std::min(tokens, kPassRows)}, logits);
+    keep_sums({}, std::min(logits, kPassRows));
     const long lists = tokens * (experts_.per_token * 32 + spec_.num_kv_heads * 2 * (long)sizeof(Tile) + 64);
     return Memory::live() - before + lists;
   }
