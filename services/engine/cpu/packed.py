@@ -7,6 +7,7 @@ whole or not at all. Of a model only the last one is kept. Called by the decoder
     length of the header, 8 bytes, little endian | header, msgpack | matrices, each from a multiple of ALIGNMENT on
 """
 
+import contextlib
 import ctypes
 import hashlib
 import logging
@@ -116,12 +117,16 @@ class WeightCache:
         if not self._path.is_file() or not is_private(self._path):
             return None
         try:
-            os.utime(self._path)
-            return PackedFile(self._path)
+            file = PackedFile(self._path)
         except (OSError, ValueError) as error:
             logger.warning("%s cannot be used: %s. The weights are packed again", self._path, error)
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._path.unlink()
             return None
+        # The oldest one goes where there are too many; a directory that is only for reading keeps them all.
+        with contextlib.suppress(OSError):
+            os.utime(self._path)
+        return file
 
     def keep(self, pieces: Iterable[Piece]) -> None:
         """Writes these when starting up is over. Their memory must stay until `close`."""
@@ -143,36 +148,48 @@ class WeightCache:
         if size < PACKED_BYTES_MIN or self._stop.wait(START_S):
             return
         try:
-            if not is_usable(self._directory) or shutil.disk_usage(self._directory).free < 2 * size:
-                logger.info("packed weights are not kept: no room for %d MiB in %s", size >> 20, self._directory)
+            problem = self._problem(size)
+            if problem:
+                logger.info("packed weights are not kept for the next start: %s", problem)
                 return
-            with alone_in(self._directory, f"{_SCRATCH}*"):
+            with alone_in(self._directory, f"{_SCRATCH}*", wait=False):
                 if not self._path.is_file() and self._write_whole(pieces):
                     self._tidy()
+        except BlockingIOError:
+            logger.debug("another engine is keeping its weights")
         except OSError as error:
             logger.warning("packed weights are not kept for the next start: %s", error)
 
+    def _problem(self, size: int) -> str:
+        if not is_usable(self._directory):
+            return f"{self._directory} cannot be written, or others can write there"
+        if shutil.disk_usage(self._directory).free < 2 * size:
+            return f"there is no room for twice {size >> 20} MiB in {self._directory}"
+        return ""
+
     def _write_whole(self, pieces: list[Piece]) -> bool:
         descriptor, scratch = tempfile.mkstemp(dir=self._directory, prefix=_SCRATCH)
-        with os.fdopen(descriptor, "wb") as file:
-            _align(file, file.write(_header(pieces)))
-            for piece in pieces:
-                if not self._write_piece(file, piece):
-                    Path(scratch).unlink()
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                _align(file, file.write(_header(pieces)))
+                if not all(self._write_piece(file, piece) for piece in pieces):
                     return False
-            file.flush()
-            os.fsync(file.fileno())
-        Path(scratch).replace(self._path)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(scratch).replace(self._path)
+        finally:
+            Path(scratch).unlink(missing_ok=True)
         return True
 
     def _write_piece(self, file: BinaryIO, piece: Piece) -> bool:
         memory = memoryview((ctypes.c_char * piece.size).from_address(piece.address)).cast("B")
         for first in range(0, piece.size, _PORTION_BYTES):
             started = time.monotonic()
+            if self._stop.is_set():
+                return False
             file.write(memory[first : first + _PORTION_BYTES])
             # As long again for others: nobody waits for this, and there may be somebody who waits for tokens.
-            if self._stop.wait(time.monotonic() - started):
-                return False
+            self._stop.wait(time.monotonic() - started)
         _align(file, piece.size)
         return True
 

@@ -45,10 +45,13 @@ def is_private(path: Path) -> bool:
 
 
 @contextmanager
-def alone_in(directory: Path, left_behind: str) -> Iterator[None]:
-    """One process at a time; first goes what one that was killed has left, which has such names."""
+def alone_in(directory: Path, left_behind: str, *, wait: bool = True) -> Iterator[None]:
+    """One process at a time; first goes what one that was killed has left, which has such names.
+
+    Where another one is there already and nobody is to wait, this raises BlockingIOError.
+    """
     with (directory / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         for left in directory.glob(left_behind):
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
