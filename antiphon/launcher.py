@@ -86,15 +86,8 @@ def make_plan(
         bus = nats_server.prepare(directory)
         place = _Place(bus.url, str(bus.credentials), "")
         argv = [nats_binary, "-c", str(bus.config)]
-        specs.append(
-            ChildSpec(
-                "nats",
-                "nats",
-                argv,
-                nats_server.environment(child_environment(environ)),
-                show=nats_server.worth_showing,
-            )
-        )
+        own = nats_server.environment(child_environment(environ))
+        specs.append(ChildSpec("nats", "nats", argv, own, show=nats_server.worth_showing))
     for service in SERVICES:
         for index in range(getattr(settings, f"{service}s")):
             inherited = listeners[index].fileno() if service == "gateway" else -1

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -200,7 +201,12 @@ def with_present_names(settings: EngineSettings) -> EngineSettings:
 
 
 def _load_worker(settings: EngineSettings) -> ModelWorker:
-    # Imported here: torch takes most of the start-up time and loads while the bus is reached.
-    from services.engine.worker.load import load_worker
-
+    # Imported here: torch takes most of the start-up time and loads while the bus is reached. What imports make stays:
+    # looking through it again and again would take a tenth of that time, and as long again when all is ready.
+    gc.disable()
+    try:
+        from services.engine.worker.load import load_worker
+    finally:
+        gc.freeze()
+        gc.enable()
     return load_worker(settings)

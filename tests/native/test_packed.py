@@ -2,10 +2,13 @@
 
 # pyright: reportPrivateUsage=false
 
+import errno
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -122,6 +125,45 @@ def test_a_worker_that_is_closed_meanwhile_leaves_nothing(tmp_path: Path, monkey
     worker = make_cpu_worker(directory, settings(directory, weight_cache=str(tmp_path / "kept")))
     worker.close()
     assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a file system in memory")
+def test_weights_are_not_kept_in_memory_a_second_time(
+    start: Callable[..., CpuWorker], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = make_model(tmp_path / "model", "llama", dtype="bfloat16")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as cache, caplog.at_level(logging.INFO):
+        start(directory, cache=cache)
+        assert "is in memory" in caplog.text
+        assert not list(Path(cache).iterdir())
+
+
+def test_a_write_that_fails_leaves_nothing_and_is_said(
+    start: Callable[..., CpuWorker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    directory = make_model(tmp_path / "model", "llama", dtype="bfloat16")
+    monkeypatch.setattr(module.os, "fsync", fail)
+    start(directory)
+    assert "packed weights are not kept for the next start: " in caplog.text
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [".lock"]
+
+
+def test_a_write_that_is_stopped_leaves_nothing(
+    start: Callable[..., CpuWorker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class StoppedAfterTheFirst(module.WeightCache):
+        def _write_piece(self, file: BinaryIO, piece: module.Piece) -> bool:
+            written = super()._write_piece(file, piece)
+            self._stop.set()
+            return written
+
+    directory = make_model(tmp_path / "model", "llama", dtype="bfloat16")
+    monkeypatch.setattr(module, "WeightCache", StoppedAfterTheFirst)
+    start(directory)
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [".lock"]
 
 
 def test_small_weights_are_not_kept(

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from services.engine.cpu.compile import SOURCE
-from services.engine.cpu.places import alone_in, is_private, is_usable, remove_oldest, user_directory
+from services.engine.cpu.places import alone_in, is_in_memory, is_private, is_usable, remove_oldest, user_directory
 from services.engine.worker.checkpoint import weight_files
 from shared.limits import PACKED_BYTES_MIN, PACKED_FILES_MAX
 
@@ -103,7 +103,7 @@ def _decode(header: bytes) -> list[_Matrix]:
 
 
 class WeightCache:
-    """The file of one model: found, or written by a thread that takes what others leave of the processors."""
+    """The file of one model: found, or written by a thread when starting up is over."""
 
     def __init__(self, directory: Path, model_dir: Path, dtype: torch.dtype) -> None:
         self._directory = directory
@@ -163,6 +163,8 @@ class WeightCache:
     def _problem(self, size: int) -> str:
         if not is_usable(self._directory):
             return f"{self._directory} cannot be written, or others can write there"
+        if is_in_memory(self._directory):
+            return f"{self._directory} is in memory (--weight-cache names another place)"
         if shutil.disk_usage(self._directory).free < 2 * size:
             return f"there is no room for twice {size >> 20} MiB in {self._directory}"
         return ""

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_MOUNTS = Path("/proc/self/mountinfo")
+_IN_MEMORY = ("tmpfs", "ramfs")
+
 
 def user_directory(asked: str, usual: str) -> Path | None:
     """As asked, or the usual one in the user's home; None for a user without a home."""
@@ -42,6 +45,15 @@ def is_private(path: Path) -> bool:
     if not _is_ours(path.stat(), sticky_counts=False):
         return False
     return all(_is_ours(parent.stat(), sticky_counts=True) for parent in path.parents)
+
+
+def is_in_memory(directory: Path) -> bool:
+    """Whether what is written there takes main memory, as in a container's temporary directory."""
+    device = directory.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    # proc(5): the third field is the device, the type of file system comes behind a lonely dash.
+    mounts = (line.split() for line in _MOUNTS.read_text().splitlines())
+    return any(fields[2] == number and fields[fields.index("-") + 1] in _IN_MEMORY for fields in mounts)
 
 
 @contextmanager
