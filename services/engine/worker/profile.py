@@ -3,6 +3,7 @@
     drawing     what is made of the logits of rows that draw at the same time
     sampling    logits, log probabilities and penalties, which grow with the tokens that are sampled
     passing     the forward pass, which grows with the tokens of a step and, in attention, with the context behind them
+                (not measured of a backend that knows what it takes)
 
 Each has a step of its own, small on a CPU, where time counts, and as large as a step can be on a device. The forward
 pass is scaled up by tokens: what does not grow with them is then counted more than once, never less. Samples beyond
