@@ -1,5 +1,6 @@
 // Asking for memory before it is needed, evenly on the way through something else: many lines at once have to wait for
-// each other, and with them everything behind.
+// each other, and with them everything behind. Where `kElsewhere`, what is asked for does not depend on what the reader
+// reads meanwhile, and in which order.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +11,8 @@ namespace antiphon {
 // stretches of which one begins `distance` bytes after the other.
 class Ahead {
  public:
+  static constexpr bool kElsewhere = true;
+
   Ahead() = default;
   Ahead(const void* from, long bytes, long lines, const void* then = nullptr, long then_bytes = 0, long parts = 1,
         long distance = 0)
@@ -76,6 +79,8 @@ class Along {
 template <long kBytes>
 class Onward {
  public:
+  static constexpr bool kElsewhere = false;
+
   Onward(const void* end, const void* next) : end_((const char*)end), next_((const char*)next) {}
 
   inline void ask(const void* at) {

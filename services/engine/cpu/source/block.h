@@ -25,6 +25,10 @@ constexpr int kRegisterRows = 5, kRegisterHalves = 1;
 #endif
 constexpr long kAsks = 4 / kRegisterHalves;
 
+// So many rows take all terms of a panel's one half before the other's; fewer, whose sums of one half would wait for
+// each other, take both in turn every 32 terms, in which order they lie in memory.
+constexpr int kLongRows = 4;
+
 // Rows times panels that go on side by side, where few rows leave registers for several: a processor that looks ahead
 // in each of several stretches of memory reads them faster than one stretch, and needs no asking.
 constexpr long kSideBySide = kRegisterHalves == 1 ? 4 : 1;
@@ -78,12 +82,12 @@ inline void multiply_rows(const TermOf<T>* x, long stride, const T* panel, long 
                           Asker& ahead) {
   if constexpr (kRegisterHalves == 2 || (kRows == 1 && kHalves == Halves::beside))
     return multiply_halves<T, kRows, 2, kHalves>(x, stride, panel, terms, sums, resume, panel, ahead);
-  // One half after the other, 32 terms at a time: as they lie in memory.
-  for (long k = 0; k < terms; k += kTermsMultiple, panel += kTermsMultiple * kPanel)
+  constexpr long kRight = PanelOrder<T, kHalves>::kRight;
+  const long step = kRows >= kLongRows && Asker::kElsewhere ? terms : kTermsMultiple;
+  for (long k = 0; k < terms; k += step, panel += step * kPanel)
     for (long half = 0; half < 2; half++)
-      multiply_halves<T, kRows, 1, kHalves>(x + k, stride, panel + half * PanelOrder<T, kHalves>::kRight,
-                                            kTermsMultiple, sums + half * kLanes, resume || k > 0,
-                                            panel + half * kTermsMultiple * kLanes, ahead);
+      multiply_halves<T, kRows, 1, kHalves>(x + k, stride, panel + half * kRight, step, sums + half * kLanes,
+                                            resume || k > 0, panel + half * kTermsMultiple * kLanes, ahead);
 }
 
 // Rows times `kPanels` panels whose halves lie apart, `distance` numbers from one to the next: a line of each in turn.

@@ -24,15 +24,18 @@ inline long cache_bytes() {
 }
 // Rows that go through all panels together, and the bytes of them that stay in a core's own cache meanwhile; and the
 // most of a thread's own rows (see by_rows.h): what they need besides is there anyway, and weights are read less often.
-constexpr long kPassRows = 288, kOwnRows = 320;
+// Without tiles and wide vectors, memory is fast enough for fewer rows at a time.
+constexpr long kPassRows = kRegisterHalves == 1 ? 96 : 288, kOwnRows = 320;
 inline long pass_bytes() { return std::max(cache_bytes() / 4, 256L << 10); }
-// Bytes of rows that stay in a cache while panels go past them: in the innermost one, but tiles take them from the next
-// one as fast, and reading panels in long stretches is worth more. And the terms of a panel that stay in the innermost
-// cache while rows go past it (tiles can ask for rows not to be kept there).
+// What stays in the innermost cache: bytes of few rows while panels go past them (tiles take them from the next one as
+// fast, and reading panels in long stretches is worth more); the terms of a panel that such rows take at a time where
+// they are several groups, one after the other; and those that more rows take (tiles can ask for rows not to be kept).
 #if defined(__AMX_BF16__)
-constexpr long kFewBytes = 400 << 10, kPieceTerms = 448;
+constexpr long kFewBytes = 400 << 10, kFewTerms = 1L << 40, kPieceTerms = 448;
+#elif defined(__AVX512F__)
+constexpr long kFewBytes = 24 << 10, kFewTerms = 1L << 40, kPieceTerms = 256;
 #else
-constexpr long kFewBytes = 24 << 10, kPieceTerms = 256;
+constexpr long kFewBytes = 16 << 10, kFewTerms = 128, kPieceTerms = 256;
 #endif
 // Weights that a thread takes at a time.
 constexpr long kPortionBytes = 256 << 10;
@@ -114,6 +117,14 @@ void multiply_lone(long rows, const TermOf<T>* x, long stride, const T* panel, c
     multiply(Ahead(next, terms * kSize, terms * kSize / 64 / Block<T>::asks(rows, terms) + 1));
 }
 
+// The terms that up to kBlockRows rows take of a few panels in turn.
+template <class T>
+long few_terms(long rows) {
+  const long held = kFewBytes / (rows * (long)sizeof(TermOf<T>));
+  const long most = Block<T>::once(rows) ? held : std::min(held, kFewTerms);
+  return std::max(most / kTermsMultiple, 1L) * kTermsMultiple;
+}
+
 // Up to kBlockRows rows times panels [first, end), which come from memory once. Where not all of the rows' terms stay
 // in the innermost cache, a few panels take turns with each piece of them.
 template <class T, class Finish>
@@ -122,8 +133,7 @@ void multiply_few(long rows, const TermOf<T>* x, long stride, const Matrix<T>& w
   constexpr long kTogether = 4;
   static_assert(kTogether >= kSideBySide, "panels that go side by side are in one group");
   alignas(64) float sums[kTogether][kBlockRows * kPanel];
-  const long piece =
-      std::max(kFewBytes / (rows * (long)sizeof(TermOf<T>)) / kTermsMultiple * kTermsMultiple, kTermsMultiple);
+  const long piece = few_terms<T>(rows);
   BlockShape<T>(rows).use();
   for (long group = first; group < end; group += kTogether)
     for (long k = 0; k < w.terms; k += piece) {
