@@ -9,10 +9,11 @@ something.
     decode    all sequences hold `context` tokens of prompt; the median step of those in which all of them decode
     prefill   one prompt of `prefill` tokens, in chunks as the flags have it
     read      bytes of weights read a step / time, as a share of the best way to read, and of a plain sum (medians)
-    GEMM      2 x parameters x tokens / time, as a share of the probe
+    GEMM      operations (`bench.roofline`) / time, as a share of the probe
 """
 
 import argparse
+import dataclasses
 import statistics
 import sys
 import time
@@ -25,10 +26,12 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from bench import roofline  # noqa: E402  (after the path)
 from bench.probe import Reads, gemm_rate, read_rates  # noqa: E402  (after the path)
 from services.engine.core.core import Core  # noqa: E402  (after the path)
 from services.engine.core.plan import CoreLimits  # noqa: E402
 from services.engine.core.request import SequenceSpec  # noqa: E402
+from services.engine.models.description import DecoderDescription  # noqa: E402
 from services.engine.worker.load import load_worker  # noqa: E402
 from services.engine.worker.seam import ModelWorker  # noqa: E402
 from services.engine.worker.torch_worker import describe_model  # noqa: E402
@@ -62,17 +65,20 @@ def main() -> None:
     started = time.perf_counter()
     worker = load_worker(settings)
     print(f"loaded in {time.perf_counter() - started:.2f} s, {worker.facts().num_blocks} blocks")
-    weight_bytes, parameters = measure_model(options.model, options.dtype)
+    decoder = describe(options.model, options.dtype)
+    weight_bytes = roofline.weight_bytes(decoder)
     print(f"{'run':<24}{'tok/s':>10}{'ms/step':>10}{'probe GB/s':>12}{'read':>7}{'by sum':>8}", end="")
     print(f"{'probe GF/s':>12}{'GEMM':>7}")
     for batch in options.batches:
         reads, gemm = Reads(weight_bytes), probe_gemm(options.dtype)
         seconds = decode(worker, batch, options.context, options.steps, options.temperature, reads.once)
         bandwidth = reads.rates(statistics.median)
-        row(f"decode, batch {batch}", batch, seconds, weight_bytes, parameters, bandwidth, gemm)
+        step = roofline.decode_step(decoder, batch, options.context + options.steps // 2)
+        row(f"decode, batch {batch}", batch, seconds, weight_bytes, step.operations, bandwidth, gemm)
     bandwidth, gemm = read_rates(weight_bytes, TRIES), probe_gemm(options.dtype)
     seconds = prefill(worker, options.prefill)
-    row(f"prefill, {options.prefill} tokens", options.prefill, seconds, weight_bytes, parameters, bandwidth, gemm)
+    step = roofline.prompt_step(decoder, 1, options.prefill)
+    row(f"prefill, {options.prefill} tokens", options.prefill, seconds, weight_bytes, step.operations, bandwidth, gemm)
 
 
 def row(
@@ -80,15 +86,15 @@ def row(
     tokens: int,
     seconds: float,
     weight_bytes: int,
-    parameters: int,
+    operations: int,
     bandwidth: tuple[float, float],
     gemm: float,
 ) -> None:
     by_sum, best_read = bandwidth[0], max(bandwidth)
-    rate, flops = weight_bytes / seconds, 2 * parameters * tokens / seconds / gemm
+    rate, share = weight_bytes / seconds, operations / seconds / gemm
     reads = f"{best_read / 1e9:>12.1f}{rate / best_read:>7.0%}{rate / by_sum:>8.0%}"
     rates = f"{tokens / seconds:>10.1f}{seconds * 1e3:>10.2f}{reads}{gemm / 1e9:>12.0f}"
-    print(f"{name:<24}{rates}{flops:>7.0%}", flush=True)
+    print(f"{name:<24}{rates}{share:>7.0%}", flush=True)
 
 
 def decode(
@@ -130,13 +136,10 @@ def make_prompt(worker: ModelWorker, length: int, seed: int) -> tuple[int, ...]:
     return tuple(generator.integers(0, worker.facts().vocab_size, length).tolist())
 
 
-def measure_model(directory: Path, dtype: str) -> tuple[int, int]:
-    """Bytes that a step reads of the weights, and their number: every matrix but the embedding's table."""
-    d = describe_model(directory)
-    layer = d.hidden_size * (2 * d.q_size + 2 * d.kv_size + 3 * d.intermediate_size)
-    parameters = d.num_layers * layer + d.vocab_size * d.hidden_size
-    wide = dtype in ("float", "float32") or (dtype == "auto" and d.dtype == "float32")
-    return parameters * (4 if wide else 2), parameters
+def describe(directory: Path, dtype: str) -> DecoderDescription:
+    """The model as it runs here."""
+    decoder = describe_model(directory)
+    return dataclasses.replace(decoder, dtype="float32") if dtype in ("float", "float32") else decoder
 
 
 def probe_gemm(dtype: str) -> float:
