@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
@@ -34,7 +35,7 @@ from services.engine.core.request import SequenceSpec  # noqa: E402
 from services.engine.models.description import DecoderDescription  # noqa: E402
 from services.engine.worker.load import load_worker  # noqa: E402
 from services.engine.worker.seam import ModelWorker  # noqa: E402
-from services.engine.worker.torch_worker import describe_model  # noqa: E402
+from services.engine.worker.torch_worker import choose_dtype, describe_model  # noqa: E402
 from shared.config import EngineSettings  # noqa: E402
 from shared.sampling import SamplingParams  # noqa: E402
 
@@ -70,12 +71,12 @@ def main() -> None:
     print(f"{'run':<24}{'tok/s':>10}{'ms/step':>10}{'probe GB/s':>12}{'read':>7}{'by sum':>8}", end="")
     print(f"{'probe GF/s':>12}{'GEMM':>7}")
     for batch in options.batches:
-        reads, gemm = Reads(weight_bytes), probe_gemm(options.dtype)
+        reads, gemm = Reads(weight_bytes), probe_gemm(decoder.dtype)
         seconds = decode(worker, batch, options.context, options.steps, options.temperature, reads.once)
         bandwidth = reads.rates(statistics.median)
         step = roofline.decode_step(decoder, batch, options.context + options.steps // 2)
         row(f"decode, batch {batch}", batch, seconds, weight_bytes, step.operations, bandwidth, gemm)
-    bandwidth, gemm = read_rates(weight_bytes, TRIES), probe_gemm(options.dtype)
+    bandwidth, gemm = read_rates(weight_bytes, TRIES), probe_gemm(decoder.dtype)
     seconds = prefill(worker, options.prefill)
     step = roofline.prompt_step(decoder, 1, options.prefill)
     row(f"prefill, {options.prefill} tokens", options.prefill, seconds, weight_bytes, step.operations, bandwidth, gemm)
@@ -139,12 +140,13 @@ def make_prompt(worker: ModelWorker, length: int, seed: int) -> tuple[int, ...]:
 def describe(directory: Path, dtype: str) -> DecoderDescription:
     """The model as it runs here."""
     decoder = describe_model(directory)
-    return dataclasses.replace(decoder, dtype="float32") if dtype in ("float", "float32") else decoder
+    chosen = choose_dtype(dtype, decoder.dtype, torch.device("cpu"))
+    return dataclasses.replace(decoder, dtype=str(chosen).removeprefix("torch."))
 
 
 def probe_gemm(dtype: str) -> float:
-    """Operations a second of a matrix multiplication: of bfloat16 in whatever type this processor is faster in."""
-    return gemm_rate(TRIES, ("float32",) if dtype in ("float", "float32") else ("bfloat16", "float32"))
+    """Operations a second of a matrix multiplication, in this type or in float32, whichever is faster here."""
+    return gemm_rate(TRIES, tuple({dtype, "float32"}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Matrices whose terms do not all fit the innermost cache: sums go on from piece to piece, in any company."""
+"""Matrices whose terms do not all fit a cache: sums go on from piece to piece, and pass to pass, in any company."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.native.libraries import VARIANTS, library
 pytestmark = pytest.mark.model
 
 WIDTH = 7000
-ROWS = (1, 2, 3, 5, 6, 31, 33)
+ROWS = (1, 2, 3, 4, 5, 6, 10, 31, 33, 97, 300)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
