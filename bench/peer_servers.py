@@ -23,10 +23,10 @@ TCMALLOC = "libtcmalloc_minimal.so.4"
 class Vllm(Server):
     """`vllm serve`, the CPU build, from the command of its environment (`…/bin/vllm`)."""
 
-    def __init__(self, executable: Path, model: Path) -> None:
+    def __init__(self, executable: Path, model: Path, dtype: str) -> None:
         port = free_port()
         command = [str(executable), "serve", str(model), "--host", HOST, "--port", str(port)]
-        command += ["--dtype", "bfloat16", "--max-model-len", str(MAX_MODEL_LEN)]
+        command += ["--dtype", dtype, "--max-model-len", str(MAX_MODEL_LEN)]
         super().__init__("vllm", command, port, "/health", vllm_environment(executable))
 
 

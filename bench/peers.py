@@ -70,6 +70,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="This system beside others, in turn, on one machine.")
     parser.add_argument("--model", type=Path, required=True, help="model directory")
     parser.add_argument("--vllm", type=Path, help="the command `vllm` of an environment with vLLM's CPU build")
+    parser.add_argument("--vllm-dtype", default="bfloat16", help="float32 is vLLM's better one without AVX512-BF16")
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's server")
     parser.add_argument("--gguf", type=Path, help="the same model for llama.cpp (default: MODEL-bf16.gguf beside it)")
     parser.add_argument("--rounds", type=int, default=3)
@@ -89,7 +90,7 @@ def started(options: argparse.Namespace) -> Iterator[Server]:
     """The servers, one after the other, each stopped as soon as it is ready."""
     yield _paused(Serving(f"--model={options.model}", f"--threads={options.threads}"))
     if options.vllm:
-        yield _paused(Vllm(options.vllm, options.model))
+        yield _paused(Vllm(options.vllm, options.model, options.vllm_dtype))
     if options.llama_server:
         yield _paused(LlamaServer(options.llama_server, options.gguf))
 
@@ -98,7 +99,7 @@ def head(options: argparse.Namespace, servers: list[Server]) -> dict[str, Any]:
     """What is compared, on what."""
     versions = {OURS: machine.version("antiphon")}
     if options.vllm:
-        versions["vllm"] = vllm_version(options.vllm)
+        versions["vllm"] = f"{vllm_version(options.vllm)}, {options.vllm_dtype}"
     if options.llama_server:
         versions["llama.cpp"] = llama_version(options.llama_server)
     decoder = measure.describe(options.model)
