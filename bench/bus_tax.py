@@ -1,7 +1,8 @@
 """The bus tax: output tokens/s through gateway, NATS and detokenizer against the same engine driven in process.
 
-Both sides get the same requests, a given number at a time, on the same threads, in turn (A B A B …); the figure is the
-median of the ratios pair by pair. Beside it, the CPU time that each process took for a token: where the tax goes.
+Both sides get the same requests, a given number at a time, on the same threads, in turn (A B B A …: a machine that
+becomes slower meanwhile slows both); the figure is the median of the ratios pair by pair. Beside it, the CPU time that
+each process took for a token: where the tax goes.
 """
 
 import argparse
@@ -50,10 +51,13 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     flags = [f"--model={options.model}", f"--threads={options.threads}"]
     with EngineAlone(options.model, options.threads) as engine, Serving(*flags) as serving:
         for seed in range(options.pairs + 1):
-            rate, profile = through_the_bus(serving, options, seed, vocab)
-            bus.append(rate)
-            profiles.append(profile)
-            alone.append(engine.turn(workload(options, vocab, seed), options.streams).tokens_per_s)
+            for through in (True, False) if seed % 2 else (False, True):
+                if through:
+                    rate, profile = through_the_bus(serving, options, seed, vocab)
+                    bus.append(rate)
+                    profiles.append(profile)
+                else:
+                    alone.append(engine.turn(workload(options, vocab, seed), options.streams).tokens_per_s)
     return summary(options, bus[1:], alone[1:], profiles[1:])
 
 

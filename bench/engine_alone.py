@@ -33,9 +33,10 @@ from services.engine.core.core import Core  # noqa: E402  (after the path)
 from services.engine.core.plan import CoreLimits  # noqa: E402
 from services.engine.core.request import SequenceSpec  # noqa: E402
 from services.engine.models.description import DecoderDescription  # noqa: E402
+from services.engine.worker.dtypes import choose_dtype  # noqa: E402
 from services.engine.worker.load import load_worker  # noqa: E402
 from services.engine.worker.seam import ModelWorker  # noqa: E402
-from services.engine.worker.torch_worker import choose_dtype, describe_model  # noqa: E402
+from services.engine.worker.torch_worker import describe_model  # noqa: E402
 from shared.config import EngineSettings  # noqa: E402
 from shared.sampling import SamplingParams  # noqa: E402
 

@@ -31,6 +31,7 @@ from services.engine.models.config_fields import weight_dtype
 from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import find_family, has_family
 from services.engine.worker.acceptance import accept
+from services.engine.worker.dtypes import choose_dtype
 from services.engine.worker.inputs import FlatStep
 from services.engine.worker.kv_cache import KvPlan
 from services.engine.worker.model_files import eos_token_ids, read_config
@@ -38,7 +39,7 @@ from services.engine.worker.profile import StepBounds
 from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch, sample
 from services.engine.worker.seam import UNDER_WAY_MAX
 from services.engine.worker.step_worker import StateSpec, StepWorker
-from services.engine.worker.torch_worker import check_offload, choose_dtype, useful_threads
+from services.engine.worker.torch_worker import check_offload, useful_threads
 from shared.config import EngineSettings
 
 logger = logging.getLogger(__name__)

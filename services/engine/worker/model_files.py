@@ -1,9 +1,10 @@
 """The small files of a model directory: config.json, generation_config.json, what ends a sequence.
 
 Not the weights (`weights.py`) and not the tokenizer: only its end-of-sequence token's id is looked up. Called by the
-torch worker at start-up.
+workers at start-up.
 """
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ServiceError("invalid_value", f"{path} must hold a JSON object.", param="model")
     return value
+
+
+def weight_file_bytes(model_dir: Path) -> int:
+    """The size of all files of weights together."""
+    files = itertools.chain(model_dir.glob("*.safetensors"), model_dir.glob("pytorch_model*.bin"))
+    return sum(path.stat().st_size for path in files)
 
 
 def eos_token_ids(model_dir: Path, description: DecoderDescription) -> frozenset[int]:

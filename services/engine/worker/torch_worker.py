@@ -4,7 +4,6 @@ Loads the model, sizes the cache, keeps the rows, computes and samples. Knows no
 scheduling or of the bus. Called by the step loop, from one thread.
 """
 
-import itertools
 import logging
 import os
 from collections.abc import Mapping
@@ -22,11 +21,12 @@ from services.engine.kernels.paged_attention import AttentionShape, plan_attenti
 from services.engine.models.attention import StepInputs
 from services.engine.models.config_fields import weight_dtype
 from services.engine.models.decoder import Decoder, LanguageModel
-from services.engine.models.description import DecoderDescription, DtypeName
+from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import find_family, has_family
 from services.engine.worker.acceptance import accept
+from services.engine.worker.dtypes import choose_cache_dtype, choose_torch_dtype
 from services.engine.worker.inputs import FlatStep
-from services.engine.worker.model_files import eos_token_ids, read_config
+from services.engine.worker.model_files import eos_token_ids, read_config, weight_file_bytes
 from services.engine.worker.profile import bytes_per_context_token
 from services.engine.worker.sampler import Sampled, sample
 from services.engine.worker.step_worker import StateSpec, StepWorker
@@ -37,13 +37,6 @@ logger = logging.getLogger(__name__)
 
 SMALL_MODEL_BYTES = 64 * 2**20
 """Weights below this are read in a millisecond or two."""
-_DTYPES: dict[str, torch.dtype] = {
-    "half": torch.float16,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float": torch.float32,
-    "float32": torch.float32,
-}
 
 
 class TorchWorker(StepWorker):
@@ -56,7 +49,7 @@ class TorchWorker(StepWorker):
         if self._device.type == "cpu":
             torch.set_num_threads(settings.threads or useful_threads(model_dir))
         config = read_config(model_dir)
-        self._dtype = choose_dtype(settings.dtype, weight_dtype(config), self._device)
+        self._dtype = choose_torch_dtype(settings.dtype, weight_dtype(config), self._device, model_dir)
         self._model, self._description = load_model(
             model_dir, config, self._dtype, self._device, trust_remote_code=settings.trust_remote_code
         )
@@ -143,26 +136,6 @@ def load_model(
         return Decoder(description, weights), description
 
 
-def choose_dtype(asked: str, stored: DtypeName, device: torch.device) -> torch.dtype:
-    """The type of weights, activations and cache.
-
-    An explicit type wins. `auto` keeps the checkpoint's, with two exceptions: a CPU runs float16 checkpoints as
-    bfloat16, which it computes with natively, and a GPU runs float32 checkpoints as float16.
-    """
-    if asked != "auto":
-        return _DTYPES[asked]
-    if device.type == "cpu":
-        return torch.bfloat16 if stored == "float16" else _DTYPES[stored]
-    return torch.float16 if stored == "float32" else _DTYPES[stored]
-
-
-def choose_cache_dtype(asked: str, dtype: torch.dtype) -> torch.dtype:
-    """The type of the KV cache: the model's, or 8 bits, of which `fp8` alone means those with the longer mantissa."""
-    if asked == "auto":
-        return dtype
-    return torch.float8_e5m2 if asked == "fp8_e5m2" else torch.float8_e4m3fn
-
-
 def check_offload(settings: EngineSettings, device: torch.device) -> None:
     """Weights in host memory: on a CPU they are. Anywhere else offloading them is a `SettingsError`."""
     if not settings.cpu_offload_gb:
@@ -189,9 +162,7 @@ def useful_threads(model_dir: Path) -> int:
     A small model's operations are too short to be worth sharing out: while the other services use a core too, the
     threads wait for each other longer than they compute.
     """
-    files = itertools.chain(model_dir.glob("*.safetensors"), model_dir.glob("pytorch_model*.bin"))
-    size = sum(path.stat().st_size for path in files)
-    return 1 if size < SMALL_MODEL_BYTES else len(os.sched_getaffinity(0))
+    return 1 if weight_file_bytes(model_dir) < SMALL_MODEL_BYTES else len(os.sched_getaffinity(0))
 
 
 def describe_model(model_dir: Path) -> DecoderDescription:

@@ -40,13 +40,14 @@ from services.engine.worker.device_inputs import (
     staging_bytes,
 )
 from services.engine.worker.device_sampler import Chosen, DeviceSampler, Guesses, StagedSampling, report
+from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
 from services.engine.worker.kv_cache import KvPlan, context_length
 from services.engine.worker.model_files import eos_token_ids, read_config
 from services.engine.worker.profile import largest_step
 from services.engine.worker.seam import UNDER_WAY_MAX
 from services.engine.worker.staging import Staging, sent
 from services.engine.worker.state_table import StateTable
-from services.engine.worker.torch_worker import check_offload, choose_cache_dtype, choose_dtype
+from services.engine.worker.torch_worker import check_offload
 from services.engine.worker.weights import load_weights
 from shared.config import EngineSettings
 

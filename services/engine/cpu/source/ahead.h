@@ -8,21 +8,23 @@
 namespace antiphon {
 
 // What is read next, wherever that is: `lines` cache lines at a time, first those from `from` on, then `parts`
-// stretches of which one begins `distance` bytes after the other.
-class Ahead {
+// stretches of which one begins `distance` bytes after the other. `kCache`, as the compiler counts: 3 is the innermost
+// one, 2 the next.
+template <int kCache>
+class AheadInto {
  public:
   static constexpr bool kElsewhere = true;
 
-  Ahead() = default;
-  Ahead(const void* from, long bytes, long lines, const void* then = nullptr, long then_bytes = 0, long parts = 1,
-        long distance = 0)
+  AheadInto() = default;
+  AheadInto(const void* from, long bytes, long lines, const void* then = nullptr, long then_bytes = 0, long parts = 1,
+            long distance = 0)
       : next_((const char*)from), then_((const char*)then), left_(in_lines(bytes)), then_lines_(in_lines(then_bytes)),
         lines_(lines), parts_(then_bytes > 0 ? parts : 0), distance_(distance) {}
 
   inline void ask(const void* = nullptr) {
     if (!left_ && parts_) next_ = then_, left_ = then_lines_, then_ += distance_, parts_--;
     const long count = std::min(lines_, left_);
-    for (long line = 0; line < count; line++) __builtin_prefetch(next_ + line * 64, 0, 2);
+    for (long line = 0; line < count; line++) __builtin_prefetch(next_ + line * 64, 0, kCache);
     next_ += count * 64;
     left_ -= count;
   }
@@ -33,6 +35,8 @@ class Ahead {
   const char *next_ = nullptr, *then_ = nullptr;
   long left_ = 0, then_lines_ = 0, lines_ = 0, parts_ = 0, distance_ = 0;
 };
+
+typedef AheadInto<2> Ahead;
 
 // What is read next on the reader's own way: stretches one after the other, or two of them side by side. Asked for as
 // fast as they are read, `kStep` bytes of each at a time.

@@ -37,6 +37,8 @@ constexpr long kFewBytes = 24 << 10, kFewTerms = 1L << 40, kPieceTerms = 256;
 #else
 constexpr long kFewBytes = 16 << 10, kFewTerms = 128, kPieceTerms = 256;
 #endif
+// Where a panel goes that several groups of few rows take next: the pieces above leave room for two.
+constexpr int kFewCache = kRegisterHalves == 1 ? 3 : 2;
 // Weights that a thread takes at a time.
 constexpr long kPortionBytes = 256 << 10;
 
@@ -114,7 +116,7 @@ void multiply_lone(long rows, const TermOf<T>* x, long stride, const T* panel, c
   if (Block<T>::once(rows))
     multiply(Onward<kTermsMultiple * kSize / kAsks>(panel + terms * kPanel, next));
   else
-    multiply(Ahead(next, terms * kSize, terms * kSize / 64 / Block<T>::asks(rows, terms) + 1));
+    multiply(AheadInto<kFewCache>(next, terms * kSize, terms * kSize / 64 / Block<T>::asks(rows, terms) + 1));
 }
 
 // The terms that up to kBlockRows rows take of a few panels in turn.

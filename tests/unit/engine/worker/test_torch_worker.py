@@ -1,4 +1,3 @@
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +10,7 @@ from services.engine.core.plan import CoreLimits, NewSequence, ScheduledSequence
 from services.engine.warmup import warm_up
 from services.engine.worker.load import choose_device, load_worker
 from services.engine.worker.model_files import eos_token_ids, read_config
-from services.engine.worker.torch_worker import (
-    TorchWorker,
-    check_offload,
-    choose_cache_dtype,
-    choose_dtype,
-    describe_model,
-)
+from services.engine.worker.torch_worker import TorchWorker, check_offload, describe_model
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
 from shared.sampling import SamplingParams
@@ -28,43 +21,6 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 def settings(directory: Path | str = "", **overrides: Any) -> EngineSettings:
     base = {"model": str(directory), "device": "cpu", "threads": 1, "block_size": 16, "kv_cache_memory_gb": 0.01}
     return EngineSettings(**{"max_num_seqs": 4, **base, **overrides})
-
-
-@pytest.mark.spec("S-SRV-033")
-@pytest.mark.parametrize(
-    ("asked", "stored", "device", "chosen"),
-    [
-        ("auto", "float32", CPU, torch.float32),
-        ("auto", "bfloat16", CPU, torch.bfloat16),
-        ("auto", "float16", CPU, torch.bfloat16),
-        ("auto", "float32", CUDA, torch.float16),
-        ("auto", "float16", CUDA, torch.float16),
-        ("auto", "bfloat16", CUDA, torch.bfloat16),
-        ("float", "bfloat16", CPU, torch.float32),
-        ("half", "float32", CPU, torch.float16),
-        ("bfloat16", "float32", CPU, torch.bfloat16),
-    ],
-)
-def test_the_type_is_the_one_asked_for_or_follows_from_checkpoint_and_device(
-    asked: str, stored: Any, device: torch.device, chosen: torch.dtype
-) -> None:
-    assert choose_dtype(asked, stored, device) == chosen
-
-
-@pytest.mark.spec("S-SRV-033")
-@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
-@pytest.mark.parametrize("stored", ["float16", "bfloat16", "float32"])
-def test_a_type_that_is_asked_for_wins_over_checkpoint_and_device(stored: Any, device: torch.device) -> None:
-    types = {
-        "half": torch.float16,
-        "float16": torch.float16,
-        "bfloat16": torch.bfloat16,
-        "float": torch.float32,
-        "float32": torch.float32,
-    }
-    [field] = [item for item in dataclasses.fields(EngineSettings) if item.name == "dtype"]
-    assert set(field.metadata["choices"]) == {"auto", *types}
-    assert {asked: choose_dtype(asked, stored, device) for asked in types} == types
 
 
 @pytest.mark.spec("S-SRV-080", "S-SRV-081", "S-SRV-082")
@@ -127,13 +83,6 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert choose_device("auto") == choose_device("cpu") == CPU
     with pytest.raises(ServiceError, match="no CUDA device"):
         choose_device("cuda")
-
-
-@pytest.mark.spec("S-SRV-036")
-def test_the_cache_has_the_models_type_or_8_bits() -> None:
-    kinds = {"auto": torch.bfloat16, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
-    for asked, chosen in {**kinds, "fp8_e5m2": torch.float8_e5m2}.items():
-        assert choose_cache_dtype(asked, torch.bfloat16) == chosen
 
 
 @pytest.mark.spec("S-SRV-036")

@@ -1,0 +1,74 @@
+"""In which types a model computes and caches: what was asked for, the checkpoint's own, what the hardware does well.
+
+Called by the workers when they load a model.
+"""
+
+import logging
+import platform
+from pathlib import Path
+
+import torch
+
+from services.engine.models.description import DtypeName
+from services.engine.worker.memory import free_bytes
+from services.engine.worker.model_files import weight_file_bytes
+
+logger = logging.getLogger(__name__)
+
+_DTYPES: dict[str, torch.dtype] = {
+    "half": torch.float16,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float": torch.float32,
+    "float32": torch.float32,
+}
+_X86 = ("x86_64", "AMD64")
+_SHARE_FOR_WEIGHTS = 0.6
+"""Of free memory; the rest is for the cache and for what a step needs."""
+
+
+def choose_dtype(asked: str, stored: DtypeName, device: torch.device) -> torch.dtype:
+    """The type of weights, activations and cache.
+
+    An explicit type wins. `auto` keeps the checkpoint's, with two exceptions: a CPU runs float16 checkpoints as
+    bfloat16, which it computes with natively, and a GPU runs float32 checkpoints as float16.
+    """
+    if asked != "auto":
+        return _DTYPES[asked]
+    if device.type == "cpu":
+        return torch.bfloat16 if stored == "float16" else _DTYPES[stored]
+    return torch.float16 if stored == "float32" else _DTYPES[stored]
+
+
+def choose_torch_dtype(asked: str, stored: DtypeName, device: torch.device, model_dir: Path) -> torch.dtype:
+    """The same for PyTorch's own operations, which multiply many rows of 16 bits slowly on some processors.
+
+    A prompt takes five times as long there as in 32 bits, a step of one sequence four fifths. So `auto` is float32
+    there, where the memory has room for it.
+    """
+    chosen = choose_dtype(asked, stored, device)
+    if asked != "auto" or device.type != "cpu" or chosen == torch.float32 or _multiplies_16_bits():
+        return chosen
+    wide = weight_file_bytes(model_dir) * 2
+    if wide > free_bytes() * _SHARE_FOR_WEIGHTS:
+        logger.warning(
+            "PyTorch multiplies %s slowly on this processor, and in float32 the weights would take %.1f GiB: "
+            "use a machine with a C++ compiler or more memory, or a smaller model",
+            chosen,
+            wide / 2**30,
+        )
+        return chosen
+    logger.info("PyTorch multiplies %s slowly on this processor: computing in float32", chosen)
+    return torch.float32
+
+
+def choose_cache_dtype(asked: str, dtype: torch.dtype) -> torch.dtype:
+    """The type of the KV cache: the model's, or 8 bits, of which `fp8` alone means those with the longer mantissa."""
+    if asked == "auto":
+        return dtype
+    return torch.float8_e5m2 if asked == "fp8_e5m2" else torch.float8_e4m3fn
+
+
+def _multiplies_16_bits() -> bool:
+    """PyTorch's library for x86 has fast products of bfloat16 from AVX-512 on."""
+    return platform.machine() not in _X86 or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
