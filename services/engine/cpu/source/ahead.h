@@ -8,23 +8,21 @@
 namespace antiphon {
 
 // What is read next, wherever that is: `lines` cache lines at a time, first those from `from` on, then `parts`
-// stretches of which one begins `distance` bytes after the other. `kCache`, as the compiler counts: 3 is the innermost
-// one, 2 the next.
-template <int kCache>
-class AheadInto {
+// stretches of which one begins `distance` bytes after the other.
+class Ahead {
  public:
   static constexpr bool kElsewhere = true;
 
-  AheadInto() = default;
-  AheadInto(const void* from, long bytes, long lines, const void* then = nullptr, long then_bytes = 0, long parts = 1,
-            long distance = 0)
+  Ahead() = default;
+  Ahead(const void* from, long bytes, long lines, const void* then = nullptr, long then_bytes = 0, long parts = 1,
+        long distance = 0)
       : next_((const char*)from), then_((const char*)then), left_(in_lines(bytes)), then_lines_(in_lines(then_bytes)),
         lines_(lines), parts_(then_bytes > 0 ? parts : 0), distance_(distance) {}
 
   inline void ask(const void* = nullptr) {
     if (!left_ && parts_) next_ = then_, left_ = then_lines_, then_ += distance_, parts_--;
     const long count = std::min(lines_, left_);
-    for (long line = 0; line < count; line++) __builtin_prefetch(next_ + line * 64, 0, kCache);
+    for (long line = 0; line < count; line++) __builtin_prefetch(next_ + line * 64, 0, 2);
     next_ += count * 64;
     left_ -= count;
   }
@@ -36,7 +34,31 @@ class AheadInto {
   long left_ = 0, then_lines_ = 0, lines_ = 0, parts_ = 0, distance_ = 0;
 };
 
-typedef AheadInto<2> Ahead;
+// One stretch, `kLines` of it at a time and the last ones again where more is asked for than there is: nothing is
+// decided on the way, for that costs products of few rows more than asking does.
+template <long kLines>
+class Steady {
+ public:
+  static constexpr bool kElsewhere = true;
+
+  Steady(const void* from, long bytes) : next_((const char*)from), last_(next_ + std::max(bytes - kLines * 64, 0L)) {}
+
+  inline void ask(const void* = nullptr) {
+    for (long line = 0; line < kLines; line++) __builtin_prefetch(next_ + line * 64, 0, 2);
+    next_ = std::min(next_ + kLines * 64, last_);
+  }
+
+ private:
+  const char *next_, *const last_;
+};
+
+// Calls `work` with what asks for a stretch in that many calls: at least two lines at a time, and at most `kMost`.
+template <long kMost, class Work>
+void ask_in_calls(long calls, const void* from, long bytes, Work&& work) {
+  if constexpr (kMost > 2)
+    if (bytes / 64 <= calls * (kMost / 2)) return ask_in_calls<kMost / 2>(calls, from, bytes, work);
+  work(Steady<kMost>(from, bytes));
+}
 
 // What is read next on the reader's own way: stretches one after the other, or two of them side by side. Asked for as
 // fast as they are read, `kStep` bytes of each at a time.

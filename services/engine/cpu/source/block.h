@@ -17,13 +17,14 @@ constexpr long kTermsMultiple = 32;
 constexpr long kBlockRows = 32;
 
 // Rows whose sums stay in registers, and of how many halves of a panel. Where so many are multiplied at a time, or a
-// block of tiles, `ask` (see ahead.h) is called kAsks times every 32 terms.
+// block of tiles, `ask` (see ahead.h) is called kAsks times every 32 terms, kOnwardAsks times where it is for what is
+// being read itself.
 #if defined(__AVX512F__)
 constexpr int kRegisterRows = 12, kRegisterHalves = 2;
 #else
 constexpr int kRegisterRows = 5, kRegisterHalves = 1;
 #endif
-constexpr long kAsks = 4 / kRegisterHalves;
+constexpr long kAsks = 2, kOnwardAsks = 4 / kRegisterHalves;
 
 // So many rows take all terms of a panel's one half before the other's; fewer, whose sums of one half would wait for
 // each other, take both in turn every 32 terms, in which order they lie in memory.
@@ -60,9 +61,13 @@ inline void multiply_halves(const TermOf<T>* x, long stride, const T* panel, lon
   Vec acc[kRows][kCount];
   for (int r = 0; r < kRows; r++)
     for (int half = 0; half < kCount; half++) acc[r][half] = load(start + r * next + half * kLanes);
-  for (long group = 0; group < terms; group += kTermsMultiple)
+  // Once for 32 terms is asked for outside of the loop, which is the faster the less it decides.
+  constexpr long kAskTerms = 2 * kTermsMultiple / ((Asker::kElsewhere ? kAsks : kOnwardAsks) * kCount);
+  constexpr bool kOnce = kAskTerms == kTermsMultiple;
+  for (long group = 0; group < terms; group += kTermsMultiple) {
+    if (kOnce) ahead.ask(from + group * kPanel);
     for (long k = 0; k < kTermsMultiple; k += P::kTerms) {
-      if (k % (2 * kTermsMultiple / (kAsks * kCount)) == 0) ahead.ask(from + group * kPanel + k * kLanes * kCount);
+      if (!kOnce && k % kAskTerms == 0) ahead.ask(from + group * kPanel + k * kLanes * kCount);
       const T* w = panel + group * kPanel + k * Order::kTerm;
       decltype(P::word(w, 0)) words[P::kSteps][kCount];
       for (long step = 0; step < P::kSteps; step++)
@@ -73,6 +78,7 @@ inline void multiply_halves(const TermOf<T>* x, long stride, const T* panel, lon
           for (int half = 0; half < kCount; half++) acc[r][half] = P::add(acc[r][half], spread, words[step][half]);
         }
     }
+  }
   for (int r = 0; r < kRows; r++)
     for (int half = 0; half < kCount; half++) store(sums + r * kPanel + half * kLanes, acc[r][half]);
 }

@@ -37,8 +37,9 @@ constexpr long kFewBytes = 24 << 10, kFewTerms = 1L << 40, kPieceTerms = 256;
 #else
 constexpr long kFewBytes = 16 << 10, kFewTerms = 128, kPieceTerms = 256;
 #endif
-// Where a panel goes that several groups of few rows take next: the pieces above leave room for two.
-constexpr int kFewCache = kRegisterHalves == 1 ? 3 : 2;
+// Cache lines of a panel that are asked for at once at most, where two groups of rows or one block of tiles go past it.
+template <class T>
+constexpr long kMostLines = 4 * (long)sizeof(T);
 // Weights that a thread takes at a time.
 constexpr long kPortionBytes = 256 << 10;
 
@@ -114,9 +115,9 @@ void multiply_lone(long rows, const TermOf<T>* x, long stride, const T* panel, c
     Block<T>::template multiply<Stays::rows, Halves::apart>(rows, x, stride, panel, terms, sums, resume, ahead);
   };
   if (Block<T>::once(rows))
-    multiply(Onward<kTermsMultiple * kSize / kAsks>(panel + terms * kPanel, next));
+    multiply(Onward<kTermsMultiple * kSize / kOnwardAsks>(panel + terms * kPanel, next));
   else
-    multiply(AheadInto<kFewCache>(next, terms * kSize, terms * kSize / 64 / Block<T>::asks(rows, terms) + 1));
+    ask_in_calls<kMostLines<T>>(Block<T>::asks(rows, terms), next, terms * kSize, multiply);
 }
 
 // The terms that up to kBlockRows rows take of a few panels in turn.
@@ -182,21 +183,26 @@ class Pass {
     for (long k = 0; k < part.terms; k += piece) {
       const long count = std::min(piece, part.terms - k), bytes = piece * kPanel * (long)sizeof(T);
       const bool ends = k + count == part.terms;
-      Ahead ahead(ends ? part.next : part.data + (k + count) * kPanel, bytes,
-                  bytes / 64 / Block<T>::asks(rows_, count) + 1);
-      for (long first = 0; first < rows_; first += kBlockRows) {
-        const long some = std::min(kBlockRows, rows_ - first);
-        shape(some == kBlockRows);
-        float* sums = (kept ? kept : sums_) + first * kPanel;
-        Block<T>::template multiply<Stays::panel, Halves::apart>(
-            some, x_ + first * stride_ + k, stride_, part.data + k * kPanel, count, sums, part.resume || k > 0, ahead);
-        if (ends && part.last)
-          for (long r = 0; r < some; r++) finish_(first + r, part.panel, sums + r * kPanel);
-      }
+      ask_in_calls<kMostLines<T>>(Block<T>::asks(rows_, count), ends ? part.next : part.data + (k + count) * kPanel,
+                                  bytes, [&](auto ahead) { multiply_piece(part, k, count, kept, ahead); });
     }
   }
 
  private:
+  // Terms [k, k + count) of a part.
+  template <class Asker>
+  void multiply_piece(const PanelPart<T>& part, long k, long count, float* kept, Asker& ahead) {
+    for (long first = 0; first < rows_; first += kBlockRows) {
+      const long some = std::min(kBlockRows, rows_ - first);
+      shape(some == kBlockRows);
+      float* sums = (kept ? kept : sums_) + first * kPanel;
+      Block<T>::template multiply<Stays::panel, Halves::apart>(
+          some, x_ + first * stride_ + k, stride_, part.data + k * kPanel, count, sums, part.resume || k > 0, ahead);
+      if (part.last && k + count == part.terms)
+        for (long r = 0; r < some; r++) finish_(first + r, part.panel, sums + r * kPanel);
+    }
+  }
+
   // Setting tiles up takes as long as several products.
   void shape(bool whole) {
     if (shaped_ && whole == shaped_whole_) return;
