@@ -37,7 +37,8 @@ constexpr long kFewBytes = 24 << 10, kFewTerms = 1L << 40, kPieceTerms = 256;
 #else
 constexpr long kFewBytes = 16 << 10, kFewTerms = 128, kPieceTerms = 256;
 #endif
-// Cache lines of a panel that are asked for at once at most, where two groups of rows or one block of tiles go past it.
+// Cache lines of a panel that are asked for at once at most: enough where two groups of rows or two blocks of tiles go
+// past it; with fewer, only part of the next panel is asked for.
 template <class T>
 constexpr long kMostLines = 4 * (long)sizeof(T);
 // Weights that a thread takes at a time.
