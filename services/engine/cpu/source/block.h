@@ -1,5 +1,5 @@
-// The product that everything is made of: up to 32 rows of an activation times a panel, 32 columns of a matrix, of keys
-// or of values. Vectors do it, or tiles where there are some.
+// The product that everything is made of: rows of an activation times a panel, 32 columns of a matrix, of keys or of
+// values. Vectors do it, or tiles, 32 rows at a time, where there are some.
 #pragma once
 
 #include <algorithm>
@@ -127,7 +127,8 @@ void multiply_some(long rows, const TermOf<T>* x, long stride, const T* panel, l
   if constexpr (kRows > 1) multiply_some<T, kHalves, kRows - 1>(rows, x, stride, panel, terms, sums, resume, ahead);
 }
 
-// Up to kBlockRows rows times a panel, or a part of its terms: sums [rows][32], continued where `resume` says so.
+// Rows times a panel, or a part of its terms: sums [rows][32], continued where `resume` says so. Tiles take up to
+// kBlockRows of them.
 template <class T>
 struct Block {
   // Whether so many rows go past a panel together, so that it is read once.

@@ -27,6 +27,9 @@ inline long cache_bytes() {
 // Without tiles and wide vectors, memory is fast enough for fewer rows at a time.
 constexpr long kPassRows = kRegisterHalves == 1 ? 96 : 288, kOwnRows = 320;
 inline long pass_bytes() { return std::max(cache_bytes() / 4, 256L << 10); }
+// Those that go past a piece of a panel in one call. Tiles take no more; groups of a few rows come out fuller where all
+// are shared out at once.
+constexpr long kCallRows = kRegisterHalves == 1 ? kOwnRows : kBlockRows;
 // What stays in the innermost cache: bytes of few rows while panels go past them (tiles take them from the next one as
 // fast, and reading panels in long stretches is worth more); the terms of a panel that such rows take at a time where
 // they are several groups, one after the other; and those that more rows take (tiles can ask for rows not to be kept).
@@ -175,8 +178,8 @@ template <class T, class Finish>
 class Pass {
  public:
   Pass(long rows, const TermOf<T>* x, long stride, Finish& finish)
-      : rows_(rows), stride_(stride), x_(x), blocks_((rows + kBlockRows - 1) / kBlockRows), whole_(kBlockRows),
-        odd_(rows - (blocks_ - 1) * kBlockRows), finish_(finish) {}
+      : rows_(rows), stride_(stride), x_(x), blocks_((rows + kCallRows - 1) / kCallRows), whole_(kCallRows),
+        odd_(rows - (blocks_ - 1) * kCallRows), finish_(finish) {}
 
   // `kept` [rows][32] has the sums that are not complete, or is null.
   void multiply(const PanelPart<T>& part, float* kept) {
@@ -193,9 +196,9 @@ class Pass {
   // Terms [k, k + count) of a part.
   template <class Asker>
   void multiply_piece(const PanelPart<T>& part, long k, long count, float* kept, Asker& ahead) {
-    for (long first = 0; first < rows_; first += kBlockRows) {
-      const long some = std::min(kBlockRows, rows_ - first);
-      shape(some == kBlockRows);
+    for (long first = 0; first < rows_; first += kCallRows) {
+      const long some = std::min(kCallRows, rows_ - first);
+      shape(some == kCallRows);
       float* sums = (kept ? kept : sums_) + first * kPanel;
       Block<T>::template multiply<Stays::panel, Halves::apart>(
           some, x_ + first * stride_ + k, stride_, part.data + k * kPanel, count, sums, part.resume || k > 0, ahead);
