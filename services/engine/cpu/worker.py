@@ -106,6 +106,8 @@ class CpuWorker(StepWorker):
         )
         eos = eos_token_ids(model_dir, self._description)
         self._under_way: deque[_UnderWay | StepResult] = deque()
+        self._chose = False
+        """Whether tokens were chosen here lately: only that takes and frees tensors, the library has its own memory."""
         self._prepare_state(StateSpec(settings, padded_heads(self._description), self._dtype, _CPU, eos))
 
     def close(self) -> None:
@@ -149,19 +151,19 @@ class CpuWorker(StepWorker):
     def collect(self) -> StepResult:
         """See `PipelinedWorker`."""
         result = self._landed(self._under_way.popleft())
-        self._after_step()
+        if self._chose:
+            self._chose = False
+            self._after_step()
         return result
 
     def run(self, plan: StepPlan) -> StepResult:
         """See `ModelWorker`: what is under way must have been collected."""
-        result = self._run(plan)
-        self._after_step()
-        return result
+        return self._run(plan)
 
     def _run(self, plan: StepPlan) -> StepResult:
         assert not self._under_way, "a plan is under way"
         self.launch(plan)
-        return self._landed(self._under_way.popleft())
+        return self.collect()
 
     def _waits_for_results(self, plan: StepPlan) -> bool:
         """Whether this plan needs what the steps under way give, or must not change what they read."""
@@ -171,7 +173,6 @@ class CpuWorker(StepWorker):
         """Whether a step under way leaves tokens to be chosen when it has ended."""
         return any(isinstance(earlier, _UnderWay) and earlier.batch is not None for earlier in self._under_way)
 
-    @torch.inference_mode()
     def _landed(self, earlier: "_UnderWay | StepResult") -> StepResult:
         """Waits for a step, the oldest that the library has."""
         if isinstance(earlier, StepResult):
@@ -179,6 +180,7 @@ class CpuWorker(StepWorker):
         self._decoder.model.collect()
         plan, step = earlier.plan, earlier.step
         sampled = earlier.answer.sampled(earlier.batch)
+        self._chose |= earlier.batch is not None
         if step.has_guesses:
             return accept(plan, sampled, self._table)
         if earlier.batch is None:
@@ -217,7 +219,8 @@ class _Answer:
         """Tokens of all rows, in their order."""
         tokens, logprobs = self._best, [SampledLogprobs(x) for x in (self._best_logit - self._log_total).tolist()]
         if batch is not None and len(self.needy):
-            chosen = sample(torch.from_numpy(self.logits), batch.take(self.needy))
+            with torch.inference_mode():
+                chosen = sample(torch.from_numpy(self.logits), batch.take(self.needy))
             tokens[self.needy] = chosen.token_ids
             for row, logprob in zip(self.needy.tolist(), chosen.logprobs, strict=True):
                 logprobs[row] = logprob
@@ -226,8 +229,9 @@ class _Answer:
 
 def address(array: NDArray[np.generic]) -> int:
     """Where its elements begin; they must follow each other."""
-    assert array.flags.c_contiguous, "an array with gaps"
-    return array.ctypes.data
+    interface = array.__array_interface__
+    assert interface["strides"] is None, "an array with gaps"
+    return interface["data"][0]
 
 
 def rows_with_choice(batch: SamplingBatch) -> NDArray[np.int64]:

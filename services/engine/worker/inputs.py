@@ -2,7 +2,6 @@
 
     query_start_loc [S + 1]      where each sequence's tokens start in the step
     ids, positions [num_tokens]  the step's tokens and their places in their sequences
-    slot_mapping [num_tokens]    block_table[position // block_size] * block_size + position % block_size
     seq_lens [S]                 tokens with KV once the step is done
     logit_tokens [R]             tokens after which one is sampled: the last of each sequence that samples and, before
                                  it, the last known one and the other guesses where there are some
@@ -28,18 +27,20 @@ class FlatStep:
 
     ids: Integers
     positions: Integers
-    slot_mapping: Integers
     query_start_loc: Integers
     seq_lens: Integers
     block_tables: Integers
     logit_tokens: Integers
     rows: Integers
     offsets: Integers
+    has_guesses: bool = False
+    """Whether a sequence computes guesses behind its last known token."""
 
-    @property
-    def has_guesses(self) -> bool:
-        """Whether a sequence computes guesses behind its last known token."""
-        return len(self.rows) > 0 and bool(self.offsets.any())
+    def slot_mapping(self, block_size: int) -> Integers:
+        """Where keys and values of the tokens go [num_tokens]: the block's number * block_size + the place in it."""
+        owner = np.repeat(np.arange(len(self.seq_lens)), np.diff(self.query_start_loc))
+        blocks, places = np.divmod(self.positions, block_size)
+        return self.block_tables[owner, blocks] * block_size + places
 
 
 def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
@@ -56,39 +57,38 @@ def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
     owner = np.repeat(np.arange(len(rows)), counts)
     positions = np.arange(len(owner)) + (starts - query_start_loc[:-1])[owner]
     block_tables = table.block_tables[rows, : -(-int(seq_lens.max()) // block_size)].astype(np.int64)
-    blocks = block_tables[owner, positions // block_size]
     offsets = np.arange(samples.sum()) - np.repeat(samples.cumsum() - samples, samples)
     return FlatStep(
         ids=table.token_ids[rows[owner], positions].astype(np.int64),
         positions=positions,
-        slot_mapping=blocks * block_size + positions % block_size,
         query_start_loc=query_start_loc,
         seq_lens=seq_lens,
         block_tables=block_tables,
         logit_tokens=np.repeat(query_start_loc[1:] - samples, samples) + offsets,
         rows=np.repeat(rows, samples),
         offsets=offsets,
+        has_guesses=bool(guesses.any()),
     )
 
 
 def _flatten_decode(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
-    """The same, in fewer operations, where each sequence computes one token and samples the next."""
+    """The same, in fewer operations, where each sequence computes one token and samples the next.
+
+    Operations are what it costs, not sequences: each one's code has left the caches since the last step.
+    """
     count = len(plan.scheduled)
     rows = np.array([s.row for s in plan.scheduled], dtype=np.int64)
-    positions = np.array([s.start for s in plan.scheduled], dtype=np.int64)
+    starts = [s.start for s in plan.scheduled]
+    positions = np.array(starts, dtype=np.int64)
     seq_lens = positions + 1
     assert (seq_lens <= table.num_tokens[rows]).all(), "a plan runs past the known tokens"
-    block_tables = table.block_tables[rows, : int(positions.max()) // block_size + 1].astype(np.int64)
-    places = np.arange(count + 1)
-    blocks = block_tables[places[:-1], positions // block_size]
     return FlatStep(
         ids=table.token_ids[rows, positions].astype(np.int64),
         positions=positions,
-        slot_mapping=blocks * block_size + positions % block_size,
-        query_start_loc=places,
+        query_start_loc=table.counting[: count + 1],
         seq_lens=seq_lens,
-        block_tables=block_tables,
-        logit_tokens=places[:-1],
+        block_tables=table.block_tables[rows, : max(starts) // block_size + 1].astype(np.int64),
+        logit_tokens=table.counting[:count],
         rows=rows,
-        offsets=np.zeros(count, dtype=np.int64),
+        offsets=table.zeros[:count],
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 PROC = Path("/proc")
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_OWN_PAGES, _LINE_BYTES = "/proc/self/statm", 256
 _COUNTING_BYTES = 2**20
 """The system counts a process's pages in batches, one for each processor: what it says may be that far off."""
 _RESET_PEAK = "5"
@@ -29,7 +30,12 @@ def free_bytes() -> int:
 
 def held_bytes() -> int:
     """Anonymous memory of this process."""
-    _, resident, shared = (PROC / "self/statm").read_text().split()[:3]
+    # Steps ask for it: no more than three system calls.
+    file = os.open(_OWN_PAGES, os.O_RDONLY)
+    try:
+        _, resident, shared = os.read(file, _LINE_BYTES).split()[:3]
+    finally:
+        os.close(file)
     return (int(resident) - int(shared)) * _PAGE_BYTES
 
 

@@ -19,7 +19,7 @@ Rows = NDArray[np.int64]
 
 def table_bytes(max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int) -> int:
     """Main memory of a `StateTable` whose rows are all full and have penalties."""
-    tokens_and_blocks = 4 * (max_model_len + -(-max_model_len // block_size))
+    tokens_and_blocks = 4 * (max_model_len + 1 + -(-max_model_len // block_size))
     return max_num_seqs * (tokens_and_blocks + penalty_bytes(vocab_size))
 
 
@@ -29,13 +29,17 @@ class StateTable:
     def __init__(
         self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int, eos_token_ids: frozenset[int]
     ) -> None:
-        # Zeroed pages cost nothing until they are written: a row takes memory as its sequence grows.
-        self.token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
+        # Zeroed pages cost nothing until they are written: a row takes memory as its sequence grows. The last column
+        # takes the token that a full row's last step gives, which no step reads.
+        self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self.block_tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self._columns = _ParamColumns(max_num_seqs, vocab_size)
+        self.counting, self.zeros = np.arange(max_num_seqs + 1), np.zeros(max_num_seqs, dtype=np.int64)
+        """Of what steps are made again and again; nobody changes them."""
+        self._max_model_len = max_model_len
         self._stop_token_ids: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)] * max_num_seqs
         self._eos_token_ids = eos_token_ids
         self._penalties = PenaltyCounts(max_num_seqs, vocab_size)
@@ -56,11 +60,7 @@ class StateTable:
 
     def append(self, rows: Rows, token_ids: NDArray[np.int64]) -> None:
         """One sampled token for each of the rows, which are distinct."""
-        # A sequence that ends with this token may have filled its row: there is no next step to read it.
-        open_rows = self.num_tokens[rows] < self.token_ids.shape[1]
-        rows, token_ids = rows[open_rows], token_ids[open_rows]
-        self.token_ids[rows, self.num_tokens[rows]] = token_ids
-        self.num_tokens[rows] += 1
+        self.fill(rows, self._grow(rows), token_ids)
         penalised = self._columns.penalised[rows]
         self._penalties.count(rows[penalised], token_ids[penalised])
 
@@ -69,16 +69,13 @@ class StateTable:
 
         Until `fill` the place of `rows[i]` holds -1 - i.
         """
-        places = self.num_tokens[rows]
-        inside = places < self.token_ids.shape[1]
-        self.token_ids[rows[inside], places[inside]] = -1 - np.flatnonzero(inside)
-        self.num_tokens[rows] += inside
+        places = self._grow(rows)
+        self.token_ids[rows, places] = -1 - self.counting[: len(rows)]
         return places
 
     def fill(self, rows: Rows, places: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """The tokens of reserved places. Penalties are the device's business then."""
-        inside = places < self.token_ids.shape[1]
-        self.token_ids[rows[inside], places[inside]] = token_ids[inside]
+        self.token_ids[rows, places] = token_ids
 
     def needs_choice(self, rows: Rows) -> bool:
         """False when for all of the rows the likeliest token and its probability are all that is ever asked."""
@@ -134,6 +131,12 @@ class StateTable:
         if self._columns.penalised[row]:
             tokens = np.asarray(sequence.token_ids, dtype=np.int64)
             self._penalties.reset(row, tokens[: sequence.num_prompt_tokens], tokens[sequence.num_prompt_tokens :])
+
+    def _grow(self, rows: Rows) -> NDArray[np.int64]:
+        """A place for one token more of each of the rows."""
+        places = self.num_tokens[rows]
+        self.num_tokens[rows] = np.minimum(places + 1, self._max_model_len)
+        return places
 
     def _add_blocks(self, row: int, block_ids: Sequence[int]) -> None:
         first = int(self.num_blocks[row])

@@ -104,7 +104,7 @@ class TorchWorker(StepWorker):
             window: plan_attention(step.query_start_loc, step.seq_lens, step.block_tables, window, self._shape)
             for window in set(self._description.sliding_windows)
         }
-        slots = self._tensor(step.slot_mapping)
+        slots = self._tensor(step.slot_mapping(self._shape.block_size))
         return StepInputs(slots, attention, self._cache.key_caches, self._cache.value_caches)
 
     def _tensor(self, values: NDArray[np.int64]) -> Tensor:
