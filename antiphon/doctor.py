@@ -90,9 +90,9 @@ def processor(flags: frozenset[str], machine: str) -> Check:
     if {"avx512f", "avx512_bf16"} <= flags:
         return Check("ok", "CPU", "AVX-512 with bfloat16: fast")
     if "avx512f" in flags:
-        return Check("ok", "CPU", "AVX-512 without bfloat16: fast; try --dtype float32 with a bfloat16 model")
+        return Check("ok", "CPU", "AVX-512 without bfloat16: fast")
     if {"avx2", "fma"} <= flags:
-        return Check("ok", "CPU", "AVX2: good; try --dtype float32 with a bfloat16 model")
+        return Check("ok", "CPU", "AVX2: good, with bfloat16 models too")
     if machine in ("aarch64", "arm64"):
         return Check("ok", "CPU", "ARM with NEON")
     return Check("warn", "CPU", f"{machine} without AVX2", "it works, slowly: prefer a processor from 2013 or later")
