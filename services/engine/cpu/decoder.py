@@ -29,6 +29,7 @@ from services.engine.models.description import (
 from services.engine.models.layout import Parameter, ignored_names
 from services.engine.models.rope import inverse_frequencies
 from services.engine.worker.checkpoint import Checkpoint
+from services.engine.worker.memory import fetch
 
 WIDTH_MULTIPLE = 32
 """Heads are padded to a multiple of this many dimensions in the cache."""
@@ -175,6 +176,8 @@ class NativeDecoder:
     def _table(self, layer: int, name: str, table: Tensor) -> None:
         assert table.is_contiguous()
         self._kept.append(table)
+        # Rows are read where they lie in the checkpoint's file, and which ones nobody knows beforehand.
+        fetch(table.data_ptr(), table.nbytes)
         self.model.set_table(layer, name, table.data_ptr())
 
 

@@ -7,6 +7,7 @@ limit counts. Held is anonymous memory; pages of a mapped file are the system's 
 
 import contextlib
 import ctypes
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _OWN_PAGES, _LINE_BYTES = "/proc/self/statm", 256
 _COUNTING_BYTES = 2**20
 """The system counts a process's pages in batches, one for each processor: what it says may be that far off."""
+_AHEAD_BYTES = 128 * 2**10
+"""The system reads no more ahead at a time than a device's setting says, whatever is asked; this is the usual one."""
 _RESET_PEAK = "5"
 """What `clear_refs` takes to begin the peak anew, proc(5)."""
 
@@ -58,6 +61,17 @@ def return_free_heap() -> None:
     trim = getattr(_libc, "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def fetch(address: int, size: int) -> None:
+    """Has the system begin to read what a file is mapped to: bit by bit it would come, and be waited for, when needed.
+
+    It is advice: memory that is no file's stays as it is.
+    """
+    first, end = address // _PAGE_BYTES * _PAGE_BYTES, address + size
+    for place in range(first, end, _AHEAD_BYTES):
+        length = min(_AHEAD_BYTES, end - place)
+        _libc.madvise(ctypes.c_void_p(place), ctypes.c_size_t(length), mmap.MADV_WILLNEED)
 
 
 class HeapGuard:

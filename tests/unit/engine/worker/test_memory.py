@@ -1,9 +1,14 @@
 """Free memory as machine and containers see it, what a piece of work takes, and what the heap keeps."""
 
+import ctypes
+import mmap
+import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from services.engine.worker import memory
 
@@ -99,3 +104,32 @@ def test_little_is_not_given_back() -> None:
     guard.after_step()
     assert memory.held_bytes() >= before - MIB
     assert kept
+
+
+def test_a_file_that_is_mapped_is_read_before_it_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    with path.open("wb") as file:
+        file.write(os.urandom(16 * MIB))
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with path.open("rb") as file:
+        numbers = np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), dtype=np.uint8)
+    if num_resident(numbers) == num_pages(numbers):
+        pytest.skip("this system keeps the file in memory")
+    memory.fetch(numbers.ctypes.data + 100, numbers.nbytes - 100)
+    deadline = time.monotonic() + 20
+    while num_resident(numbers) < num_pages(numbers) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert num_resident(numbers) == num_pages(numbers)
+
+
+def num_pages(numbers: NDArray[np.uint8]) -> int:
+    return numbers.nbytes // mmap.PAGESIZE
+
+
+def num_resident(numbers: NDArray[np.uint8]) -> int:
+    """Pages of a mapping that need not be read any more."""
+    states = (ctypes.c_ubyte * num_pages(numbers))()
+    found = ctypes.CDLL(None).mincore(ctypes.c_void_p(numbers.ctypes.data), ctypes.c_size_t(numbers.nbytes), states)
+    assert found == 0
+    return sum(state & 1 for state in states)
