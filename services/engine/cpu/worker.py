@@ -106,8 +106,8 @@ class CpuWorker(StepWorker):
         )
         eos = eos_token_ids(model_dir, self._description)
         self._under_way: deque[_UnderWay | StepResult] = deque()
-        self._chose = False
-        """Whether tokens were chosen here lately: only that takes and frees tensors, the library has its own memory."""
+        self._freed_tensors = False
+        """Whether blocks were copied or tokens chosen since the heap was looked at: the library has its own memory."""
         self._prepare_state(StateSpec(settings, padded_heads(self._description), self._dtype, _CPU, eos))
 
     def close(self) -> None:
@@ -137,6 +137,7 @@ class CpuWorker(StepWorker):
         if self._waits_for_results(plan):
             self._under_way = deque(map(self._landed, self._under_way))
         step = self._begin(plan)
+        self._freed_tensors |= _copies(plan)
         if step is None:
             self._under_way.append(StepResult(plan.step))
             return
@@ -151,8 +152,8 @@ class CpuWorker(StepWorker):
     def collect(self) -> StepResult:
         """See `PipelinedWorker`."""
         result = self._landed(self._under_way.popleft())
-        if self._chose:
-            self._chose = False
+        if self._freed_tensors:
+            self._freed_tensors = False
             self._after_step()
         return result
 
@@ -167,7 +168,7 @@ class CpuWorker(StepWorker):
 
     def _waits_for_results(self, plan: StepPlan) -> bool:
         """Whether this plan needs what the steps under way give, or must not change what they read."""
-        return bool(plan.swap_out or plan.swap_in or plan.copies) or self._chooses_here()
+        return _copies(plan) or self._chooses_here()
 
     def _chooses_here(self) -> bool:
         """Whether a step under way leaves tokens to be chosen when it has ended."""
@@ -180,7 +181,7 @@ class CpuWorker(StepWorker):
         self._decoder.model.collect()
         plan, step = earlier.plan, earlier.step
         sampled = earlier.answer.sampled(earlier.batch)
-        self._chose |= earlier.batch is not None
+        self._freed_tensors |= earlier.batch is not None
         if step.has_guesses:
             return accept(plan, sampled, self._table)
         if earlier.batch is None:
@@ -225,6 +226,11 @@ class _Answer:
             for row, logprob in zip(self.needy.tolist(), chosen.logprobs, strict=True):
                 logprobs[row] = logprob
         return Sampled(tokens, tuple(logprobs))
+
+
+def _copies(plan: StepPlan) -> bool:
+    """Whether a plan copies blocks."""
+    return bool(plan.swap_out or plan.swap_in or plan.copies)
 
 
 def address(array: NDArray[np.generic]) -> int:
