@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
+from services.engine.core.plan import NewSequence, ScheduledSequence, StepPlan
 from services.engine.cpu import worker as cpu_worker
 from services.engine.cpu.compile import CompileError, find_compiler
 from services.engine.cpu.worker import CpuWorker, cannot_serve
 from services.engine.worker.load import load_worker
+from services.engine.worker.memory import HeapGuard
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings
+from shared.sampling import SamplingParams
 
 
 def settings(directory: Path, **overrides: Any) -> EngineSettings:
@@ -63,3 +66,29 @@ def test_what_the_compiled_backend_does_not_serve(
         config.write_text(config.read_text().replace("Qwen3ForCausalLM", *fields["architectures"]))
     found = cannot_serve(settings(directory, **overrides), directory)
     assert found is None if reason is None else reason in (found or "")
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler: g++ or clang++")
+@pytest.mark.parametrize(
+    ("temperature", "copies", "looks"),
+    [(0.0, (), 0), (0.0, ((0, 1),), 1), (1.0, (), 1)],
+    ids=["library", "copy", "draw"],
+)
+def test_the_heap_is_looked_at_after_steps_that_use_it(
+    temperature: float,
+    copies: tuple[tuple[int, int], ...],
+    looks: int,
+    checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[HeapGuard] = []
+    monkeypatch.setattr(HeapGuard, "after_step", lambda guard: seen.append(guard))
+    worker = load_worker(settings(checkpoint()))
+    assert isinstance(worker, CpuWorker)
+    params = SamplingParams(temperature=temperature, seed=1)
+    joining = NewSequence(0, "a", (1, 2, 3), 3, (0,), params)
+    share = ScheduledSequence(0, 0, 3, True)
+    seen.clear()
+    worker.run(StepPlan(1, new=(joining,), scheduled=(share,), copies=copies, num_tokens=3))
+    worker.close()
+    assert len(seen) == looks
