@@ -32,7 +32,7 @@ struct Shape {
   const char* name;
   antiphon_Spec spec;
   int64_t window = 0, rotary_pairs = 0, positions = 0;
-  bool interleaved = false, slopes = false, biases = false, own_mlp_norm = true;
+  bool interleaved = false, slopes = false, biases = false, own_mlp_norm = true, tied = false;
 };
 
 antiphon_Spec spec(int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t inner, int64_t block) {
@@ -48,7 +48,7 @@ antiphon_Spec spec(int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head
 std::vector<Shape> shapes() {
   std::vector<Shape> all;
   Shape gated{"gated", spec(50, 4, 2, 12, 37, 16)};
-  gated.rotary_pairs = 6, gated.spec.qk_norm = 1;
+  gated.rotary_pairs = 6, gated.spec.qk_norm = 1, gated.tied = true;
   all.push_back(gated);
 
   Shape plain{"plain", spec(33, 3, 3, 11, 70, 1)};
@@ -77,7 +77,7 @@ std::vector<Shape> shapes() {
   all.push_back(experts);
 
   Shape panels{"heads of whole panels", spec(70, 4, 2, 64, 1100, 32)};
-  panels.rotary_pairs = 32, panels.spec.qk_norm = 1, panels.biases = true, panels.window = 50;
+  panels.tied = true, panels.rotary_pairs = 32, panels.spec.qk_norm = 1, panels.biases = true, panels.window = 50;
   all.push_back(panels);
 
   Shape group{"a group of 40", spec(31, 40, 1, 8, 33, 8)};
@@ -151,7 +151,7 @@ class Model {
  private:
   void load() {
     const antiphon_Spec& s = shape_.spec;
-    table(-1, "embedding", Numbers(random_, wide_, s.vocab_size * s.hidden_size, 1));
+    if (!shape_.tied) table(-1, "embedding", Numbers(random_, wide_, s.vocab_size * s.hidden_size, 1));
     if (shape_.positions) table(-1, "positions", Numbers(random_, wide_, (shape_.positions + 2) * s.hidden_size, 1));
     norm(-1, "final_norm");
     matrix(-1, "head", 0, s.vocab_size, s.hidden_size);

@@ -35,14 +35,22 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 class Decoder:
     """A decoder in the library with room for a few sequences."""
 
-    def __init__(self, directory: Path, kind: str, variant: str, dtype: torch.dtype, threads: int = 2) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        kind: str,
+        variant: str,
+        dtype: torch.dtype,
+        threads: int = 2,
+        quantized: frozenset[str] = LINEARS,
+    ) -> None:
         config = read_config(directory)
         family = find_family(config)
         description = family.describe(config)
         self._vocab_size = description.vocab_size
 
         def quantize(name: str, weight: Tensor) -> Tensor | QuantizedWeight:
-            return KINDS[kind](weight) if name in LINEARS else weight
+            return KINDS[kind](weight) if name in quantized else weight
 
         self.decoder = NativeDecoder(
             library(variant), description, directory, family.layout(description), dtype, BLOCK_SIZE, threads, quantize
@@ -135,6 +143,22 @@ def test_a_decoder_with_quantized_weights_computes_with_what_they_stand_for(
             error = (decoder.logits(prompt(0)) - expected).square().mean().sqrt() / expected.std()
             decoder.free()
             assert error <= TOLERANCE[dtype], (variant, dtype, error)
+
+
+def test_the_embedding_stays_whole_where_a_tied_head_is_quantized(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    directory = make_model(tmp_path / "tied", "qwen2", seed=3, dtype="bfloat16", tie_word_embeddings=True)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    with torch.inference_mode():
+        hidden = model.model(torch.tensor([prompt(0)])).last_hidden_state[0]
+    head = KINDS["int8"](model.lm_head.weight.detach().to(torch.bfloat16)).dequantized()
+    expected = hidden @ head.T
+    for variant in VARIANTS:
+        decoder = Decoder(directory, "int8", variant, torch.float32, quantized=frozenset({"head"}))
+        error = (decoder.logits(prompt(0)) - expected).square().mean().sqrt() / expected.std()
+        decoder.free()
+        assert error <= TOLERANCE[torch.float32], (variant, error)
 
 
 def test_a_decoder_with_rows_of_8_bits_computes_with_rounded_rows(models: dict[str, Path], tmp_path: Path) -> None:

@@ -97,18 +97,18 @@ class NativeDecoder:
 
     def _load(self, source: "_Source") -> None:
         d = self.description
-        embedding = source.tensor("embedding")
-        self._table(-1, "embedding", embedding)
         if source.has("positions"):
             self._table(-1, "positions", source.tensor("positions"))
         self._norm(source, -1, "final_norm", "final_norm")
-        self._matrix(-1, "head", 0, lambda: self._head(source, embedding), source.bias("head"))
+        as_it_is = self._matrix(-1, "head", 0, lambda: self._head(source), source.bias("head"))
+        if not (as_it_is and d.tied_embeddings and not d.normalised_head):
+            self._table(-1, "embedding", source.tensor("embedding"))
         for layer in range(d.num_layers):
             self._load_layer(source, layer)
         _release_freed_memory()
 
-    def _head(self, source: "_Source", embedding: Tensor) -> Tensor:
-        head = embedding if self.description.tied_embeddings else source.tensor("head.weight")
+    def _head(self, source: "_Source") -> Tensor:
+        head = source.tensor("embedding" if self.description.tied_embeddings else "head.weight")
         return F.normalize(head) if self.description.normalised_head else head
 
     def _load_layer(self, source: "_Source", layer: int) -> None:
@@ -152,22 +152,24 @@ class NativeDecoder:
         frequencies = inverse_frequencies(rope).contiguous()
         self.model.set_rope(layer, frequencies.data_ptr(), len(frequencies), rope.interleaved, rope.attention_factor)
 
-    def _matrix(self, layer: int, name: str, expert: int, read: Callable[[], Tensor], bias: Tensor | None) -> None:
+    def _matrix(self, layer: int, name: str, expert: int, read: Callable[[], Tensor], bias: Tensor | None) -> bool:
+        """Hands a matrix over; False where it was quantized."""
         address = 0 if bias is None else bias.data_ptr()
         if self._mapped:
             piece = self._mapped.piece((layer, name, expert))
             self.model.set_packed(*piece.name, piece.address, piece.shape, address)
-            return
+            return True
         weight = read()
         chosen = self._quantize(name, weight) if self._quantize else weight
         if isinstance(chosen, QuantizedWeight):
             self.model.set_quantized(layer, name, expert, chosen.native(), chosen.shape, address)
-            return
+            return False
         weight = chosen.contiguous()
         shape = (weight.shape[0], weight.shape[1])
         self.model.set_matrix(layer, name, expert, weight.data_ptr(), shape, address)
         if self._cache:
             self._packed.append(Piece((layer, name, expert), shape, *self.model.packed(layer, name, expert)))
+        return True
 
     def _vector(self, layer: int, name: str, values: Tensor) -> None:
         values = values.to(torch.float32).contiguous()

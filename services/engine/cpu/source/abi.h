@@ -71,7 +71,8 @@ int antiphon_set_quantized(antiphon_Model* model, int64_t layer, const char* nam
                            const antiphon_Quantized* weight, int64_t out, int64_t in, const float* bias);
 // Vectors of floats, copied.
 int antiphon_set_vector(antiphon_Model* model, int64_t layer, const char* name, const float* values, int64_t count);
-// Tables of the model's type that are read in place ("embedding", "positions"), and the caches of a layer.
+// Tables of the model's type that are read in place ("embedding", "positions"), and the caches of a layer. Without an
+// embedding its rows are those of the head, which then must not have 8 or 4 bits.
 int antiphon_set_table(antiphon_Model* model, int64_t layer, const char* name, const void* table);
 int antiphon_set_window(antiphon_Model* model, int64_t layer, int64_t window);
 int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequencies, int64_t pairs,

@@ -265,12 +265,13 @@ class Decoder {
 
   void embed(long t, int64_t id, int64_t position) {
     const long width = spec_.hidden_size;
-    const T* row = weights.embedding + id * width;
+    const T* row = weights.embedding ? weights.embedding + id * width : nullptr;
     const T* place =
         weights.positions ? weights.positions + (position + spec_.learned_position_offset) * width : nullptr;
     float* to = all_.hidden.row(t);
+    if (!row) weights.head.unpack(id, to);
     for (long i = 0; i < width; i++)
-      to[i] = to_float(row[i]) * spec_.embedding_scale + (place ? to_float(place[i]) : 0.0f);
+      to[i] = (row ? to_float(row[i]) : to[i]) * spec_.embedding_scale + (place ? to_float(place[i]) : 0.0f);
     float* angles = angles_.row(t);
     for (const Rope& rope : weights.ropes) {
       const size_t pairs = rope.frequencies.size();

@@ -87,6 +87,8 @@ class ModelOf final : public Model {
     for (const Layer<T>& layer : decoder_.weights.layers)
       if (!alike(layer.expert_up) || !alike(layer.expert_down))
         throw std::invalid_argument("the experts of a layer must be quantized alike");
+    if (!decoder_.weights.embedding && !decoder_.weights.head.matrix.data)
+      throw std::invalid_argument("there is no embedding");
     runner_.launch([this, step] { decoder_.step(step); });
   }
 

@@ -52,6 +52,14 @@ class Packed {
     matrix.quantized = &quantized_->quantized;
   }
 
+  // A row of the checkpoint's, where it has been packed as it was, in plain order.
+  void unpack(long row, float* to) const {
+    constexpr long kTerms = Pair<T>::kTerms;
+    const T* from = matrix.panel(row / kPanel) + row % kLanes * kTerms;
+    for (long k = 0; k < matrix.in; k++)
+      to[k] = to_float(from[matrix.place(k / kTerms * kTerms, row % kPanel / kLanes) + k % kTerms]);
+  }
+
   size_t bytes() const { return bytes_ + (quantized_ ? quantized_->bytes() : 0); }
   bool same_shape(const Packed& other) const {
     return !quantized_ == !other.quantized_ && (!quantized_ || quantized_->same_shape(*other.quantized_));
@@ -138,7 +146,7 @@ template <class T>
 struct Weights {
   std::vector<Layer<T>> layers;
   std::vector<Rope> ropes;
-  const T* embedding = nullptr;
+  const T* embedding = nullptr;  // null: the head's rows
   const T* positions = nullptr;
   Norm final_norm;
   Packed<T> head;
