@@ -54,13 +54,17 @@ class Turn:
     @property
     def floor(self) -> roofline.Floor:
         """What the limits allow on average."""
-        # Weights come from memory or, where they fit, from a cache: whichever buffer was faster bounds them.
-        return self._floor(fmean(max(found.read_model_gb_s, found.read_large_gb_s) for found, _ in self.limits))
+        return roofline.floor(self.decoder, self.load, self._limits(self._best_read()))
 
     @property
     def sum_floor(self) -> roofline.Floor:
         """The same where the bandwidth is what a plain sum reads."""
-        return self._floor(self._mean("read_sum_gb_s"))
+        return roofline.floor(self.decoder, self.load, self._limits(self._mean("read_sum_gb_s")))
+
+    @property
+    def bare_work(self) -> roofline.Work:
+        """What bounds the load at these limits."""
+        return roofline.bare_work(self.decoder, self.load, self._limits(self._best_read()))
 
     @property
     def floors(self) -> tuple[float, float]:
@@ -76,9 +80,12 @@ class Turn:
         foreign = {"foreign_cores": max(cpu.foreign for _, cpu in self.limits)}
         return {"round": self.round, "load": self.load.name, **rounded({**rates, **floor, **foreign})}
 
-    def _floor(self, read_gb_s: float) -> roofline.Floor:
-        limits = roofline.Limits(read_gb_s * 1e9, self._mean("gemm_gflop_s") * 1e9)
-        return roofline.floor(self.decoder, self.load, limits)
+    def _best_read(self) -> float:
+        # Weights come from memory or, where they fit, from a cache: whichever buffer was faster bounds them.
+        return fmean(max(found.read_model_gb_s, found.read_large_gb_s) for found, _ in self.limits)
+
+    def _limits(self, read_gb_s: float) -> roofline.Limits:
+        return roofline.Limits(read_gb_s * 1e9, self._mean("gemm_gflop_s") * 1e9)
 
     def _mean(self, name: str) -> float:
         return fmean(getattr(found, name) for found, _ in self.limits)

@@ -13,16 +13,18 @@ Multiplication is of bfloat16, and of float32, which numbers of bfloat16 become 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGE_BYTES = 2 * 2**30
+GEMM_DTYPES = ("bfloat16", "float32")
 GEMM_SIDES = (256, 1024, 2048, 4096)
 GEMM_CALL_MAX_S = 1.0
 """A larger multiplication is left out where it would take longer."""
@@ -73,6 +75,10 @@ class Reads:
             call()
             self._seconds[call].append(time.perf_counter() - started)
 
+    def best_way(self) -> Call:
+        """The way that mostly took the least time."""
+        return min(self._seconds, key=lambda call: statistics.median(self._seconds[call]))
+
     def rates(self, choose: Callable[[list[float]], float] = min) -> tuple[float, float]:
         """Bytes a second by a sum of float32, and in the best of the other ways; `choose` says which time counts."""
         by_sum, *others = (choose(self._seconds[call]) for call in (self._sum, *self._others))
@@ -92,13 +98,27 @@ def read_rate(size: int, tries: int) -> float:
     return max(read_rates(size, tries))
 
 
-def gemm_rate(tries: int, dtypes: tuple[str, ...] = ("bfloat16", "float32")) -> float:
+def gemm_rate(tries: int, dtypes: tuple[str, ...] = GEMM_DTYPES) -> float:
     """Operations a second, in the fastest of these types and sizes."""
     return max(gemm_rate_of(dtype, tries) for dtype in dtypes)
 
 
 def gemm_rate_of(dtype: str, tries: int) -> float:
     """In one type, the fastest of the sizes that do not take too long."""
+    return max(product.rate for product in products(dtype, tries))
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix multiplication, and its operations a second at best."""
+
+    call: Call
+    operations: int
+    rate: float
+
+
+def products(dtype: str, tries: int) -> Iterator[Product]:
+    """Those of one type, as far as they do not take too long."""
     import torch
 
     rate = 0.0
@@ -107,8 +127,10 @@ def gemm_rate_of(dtype: str, tries: int) -> float:
         if rate and operations / rate > GEMM_CALL_MAX_S:
             break
         a = torch.randn(side, side).to(getattr(torch, dtype))
-        rate = max(rate, operations / best(partial(torch.matmul, a, a), tries))
-    return rate
+        call = partial(torch.matmul, a, a)
+        product = Product(call, operations, operations / best(call, tries))
+        rate = max(rate, product.rate)
+        yield product
 
 
 def best(call: Call, tries: int) -> float:

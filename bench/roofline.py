@@ -10,6 +10,7 @@ system can be below it. Used by `bench.measure`; the rates come from `bench.prob
     operations      2 for each weight and token, 4 x query width for each token and token that it sees; the output
                     projection only where a token comes out
     a load          waves of `clients` requests: one step for their prompts, then a step for each further token
+    bare work       of each step what takes longer, its bytes or its operations (`bench.bare` does it in fact)
 """
 
 import math
@@ -96,14 +97,35 @@ def decode_step(d: DecoderDescription, sequences: int, context: int, shared: int
 
 def floor(d: DecoderDescription, load: Load, limits: Limits) -> Floor:
     """The shortest time of a load whose shared prefix is cached already."""
+    prompts, decode = ([work.seconds(limits) for work in steps] for steps in (_prompt_steps(d, load), _steps(d, load)))
+    return Floor(math.fsum(prompts), math.fsum(decode))
+
+
+def bare_work(d: DecoderDescription, load: Load, limits: Limits) -> Work:
+    """What bounds the load: the bytes of the steps that reading bounds, and the operations of the others."""
+    num_bytes = operations = 0
+    for work in (*_prompt_steps(d, load), *_steps(d, load)):
+        if work.bytes / limits.read_bytes > work.operations / limits.operations:
+            num_bytes += work.bytes
+        else:
+            operations += work.operations
+    return Work(num_bytes, operations)
+
+
+def _waves(load: Load) -> list[int]:
+    """How many requests each wave has."""
     whole, rest = divmod(load.requests, load.clients)
-    waves = [(load.clients, whole), (rest, 1)] if rest else [(load.clients, whole)]
-    prompts_s = decode_s = 0.0
-    for sequences, count in waves:
-        prompts_s += count * prompt_step(d, sequences, load.prompt, load.shared).seconds(limits)
-        contexts = range(load.prompt_length + 1, load.prompt_length + load.output)
-        decode_s += count * math.fsum(decode_step(d, sequences, c, load.shared).seconds(limits) for c in contexts)
-    return Floor(prompts_s, decode_s)
+    return [load.clients] * whole + [rest] * (rest > 0)
+
+
+def _prompt_steps(d: DecoderDescription, load: Load) -> list[Work]:
+    return [prompt_step(d, sequences, load.prompt, load.shared) for sequences in _waves(load)]
+
+
+def _steps(d: DecoderDescription, load: Load) -> list[Work]:
+    """Those after the prompts."""
+    contexts = range(load.prompt_length + 1, load.prompt_length + load.output)
+    return [decode_step(d, sequences, c, load.shared) for sequences in _waves(load) for c in contexts]
 
 
 def _seen(d: DecoderDescription, context: int) -> int:
