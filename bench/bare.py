@@ -10,23 +10,17 @@ same minutes. A process of its own, as `bench.probe`, which finds the ways. Call
 import argparse
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
-from bench.probe import GEMM_DTYPES, ROOT, TRIES, Call, Product, Reads, products
+from bench.probe import GEMM_DTYPES, TRIES, Call, Product, Reads, in_own_process, products
 from bench.roofline import Work
 
 
 def measure(work: Work, model_bytes: int, parts: int, threads: int) -> float:
     """Seconds of the work in a process of its own, reading and multiplying in turn, `parts` times each."""
-    numbers = [f"--bytes={model_bytes}", f"--read={work.bytes}", f"--operations={work.operations}"]
-    command = [sys.executable, "-m", "bench.bare", *numbers, f"--parts={parts}", f"--threads={threads}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"the bare work failed: {done.stderr[-1000:]}")
-    return float(json.loads(done.stdout)["seconds"])
+    sizes = {"bytes": model_bytes, "read": work.bytes, "operations": work.operations}
+    return in_own_process("bench.bare", **sizes, parts=parts, threads=threads)["seconds"]
 
 
 def fastest_read(size: int) -> Call:

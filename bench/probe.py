@@ -46,12 +46,16 @@ class Probe:
 
 def measure(model_bytes: int, threads: int, tries: int = TRIES) -> Probe:
     """Runs this module in a process of its own."""
-    numbers = [f"--bytes={model_bytes}", f"--threads={threads}", f"--tries={tries}"]
-    command = [sys.executable, "-m", "bench.probe", *numbers]
+    return Probe(**in_own_process("bench.probe", bytes=model_bytes, threads=threads, tries=tries))
+
+
+def in_own_process(module: str, **numbers: int) -> dict[str, float]:
+    """The figures that a module of ours prints when it is run with these options."""
+    command = [sys.executable, "-m", module, *(f"--{name}={number}" for name, number in numbers.items())]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"the probe of the machine failed: {done.stderr[-1000:]}")
-    return Probe(**json.loads(done.stdout))
+        raise SystemExit(f"{module} failed: {done.stderr[-1000:]}")
+    return json.loads(done.stdout)
 
 
 class Reads:

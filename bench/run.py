@@ -105,7 +105,7 @@ def rounds(
         all_sides = [
             lambda: measure.sample(serving, turn, prompts, seeds),
             lambda: alone(engine, serving, turn, prompts, seeds),
-            lambda: bare_work(turn),
+            lambda: bare_work(serving, turn),
         ]
         first = turn.round % len(all_sides)
         return [side() for side in all_sides[first:] + all_sides[:first]]
@@ -140,16 +140,18 @@ def alone(
     return Sample(turn.round, load.name, ENGINE, seed, done.wall_s, *turn.floors, *tokens, cpu)
 
 
-def bare_work(turn: measure.Turn) -> Sample:
+def bare_work(serving: Serving, turn: measure.Turn) -> Sample:
     """What bounds the load, done by a program that does nothing else. The load's tokens count as its own."""
     load, size = turn.load, roofline.weight_bytes(turn.decoder)
     waves = -(-load.requests // load.clients)
-    seconds, cpu = books.quietly(
-        turn.patience,
-        books.children,
-        lambda: turn.bare_work,
-        lambda todo: bare.measure(todo, size, waves, machine.cores()),
-    )
+
+    def parts() -> dict[str, float]:
+        return {**books.children(), "idle system": serving.cpu_seconds().total()}
+
+    def run(todo: roofline.Work) -> float:
+        return bare.measure(todo, size, waves, machine.cores())
+
+    seconds, cpu = books.quietly(turn.patience, parts, lambda: turn.bare_work, run)
     time.sleep(measure.SETTLE_S)
     tokens = (load.requests * load.prompt_length, load.requests * load.output)
     return Sample(turn.round, load.name, BARE, 0, seconds, *turn.floors, *tokens, cpu)

@@ -21,7 +21,7 @@ from services.engine.models.registry import find_family
 from services.engine.worker.model_files import read_config
 from tests.models import make_model
 from tests.native.libraries import library
-from tests.quantized.harness import KINDS, VARIANTS, WEIGHT_ONLY
+from tests.quantized.harness import KINDS, VARIANTS, WEIGHT_ONLY, one_matrix
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]  # compiles the library for every instruction set at first
 BLOCK_SIZE = 16
@@ -202,3 +202,11 @@ def test_experts_of_a_layer_that_are_quantized_differently_are_refused(models: d
     decoder.decoder.model.set_quantized(0, "experts.up", 1, same.native(), same.shape, 0)
     assert decoder.logits(prompt(0)).isfinite().all()
     decoder.free()
+
+
+def test_a_step_without_an_embedding_is_refused() -> None:
+    with (
+        one_matrix(VARIANTS[0], quantize_int8(torch.zeros(64, 64))) as matrix,
+        pytest.raises(NativeError, match="no embedding"),
+    ):
+        matrix.model.step(Step())
