@@ -30,9 +30,16 @@ constexpr long kAsks = 2, kOnwardAsks = 4 / kRegisterHalves;
 // each other, take both in turn every 32 terms, in which order they lie in memory.
 constexpr int kLongRows = 4;
 
-// Rows times panels that go on side by side, where few rows leave registers for several: a processor that looks ahead
-// in each of several stretches of memory reads them faster than one stretch, and needs no asking.
-constexpr long kSideBySide = kRegisterHalves == 1 ? 4 : 1;
+// Panels at most that rows meet side by side, a cache line of each in turn, where registers have room for the sums of a
+// half of each: a processor that looks ahead in each of several stretches of memory reads them faster than one stretch.
+// A few rows leave it time to do so; behind the products of more of them it needs to be asked, so far ahead.
+#if defined(__AMX_BF16__)
+constexpr long kSideBySide = 1, kSumsBeside = 1, kBesideAway = 0;
+#elif defined(__AVX512F__)
+constexpr long kSideBySide = 4, kSumsBeside = 16, kBesideAway = 3 << 10;
+#else
+constexpr long kSideBySide = 4, kSumsBeside = 4, kBesideAway = 0;
+#endif
 
 // Which of the two stays in the innermost cache: what is loaded of the other makes no room for itself there.
 enum class Stays { rows, panel };
@@ -97,24 +104,30 @@ inline void multiply_rows(const TermOf<T>* x, long stride, const T* panel, long 
 }
 
 // Rows times `kPanels` panels whose halves lie apart, `distance` numbers from one to the next: a line of each in turn.
-// Sums [kPanels][kBlockRows][32], continued where `resume` says so.
+// Sums [kPanels][kBlockRows][32], continued where `resume` says so. `next` is read after the first one.
 template <class T, int kRows, int kPanels>
-inline void multiply_side_by_side(const TermOf<T>* x, long stride, const T* panel, long distance, long terms,
-                                  float* sums, bool resume) {
+inline void multiply_side_by_side(const TermOf<T>* x, long stride, const T* panel, const T* next, long distance,
+                                  long terms, float* sums, bool resume) {
   using P = Pair<T>;
+  constexpr long kHalf = kTermsMultiple * kLanes, kAway = kBesideAway / (long)sizeof(T);
   const auto sum = [sums](int p, int r, long half) { return sums + (p * kBlockRows + r) * kPanel + half * kLanes; };
+  const T* const end = panel + terms * kPanel;
   for (long group = 0; group < terms; group += kTermsMultiple)
-    for (long half = 0; half < 2; half++, panel += kTermsMultiple * kLanes) {
+    for (long half = 0; half < 2; half++, panel += kHalf) {
+      const T* ahead = panel + kAway + (panel + kAway < end ? 0 : next - end);
       Vec acc[kPanels][kRows];
       for (int p = 0; p < kPanels; p++)
         for (int r = 0; r < kRows; r++) acc[p][r] = resume || group ? load(sum(p, r, half)) : Vec{};
       for (long k = 0; k < kTermsMultiple; k += P::kTerms)
-        for (int p = 0; p < kPanels; p++)
+        for (int p = 0; p < kPanels; p++) {
+          const long place = p * distance + k * kLanes;
+          if (kAway) __builtin_prefetch(ahead + place, 0, 2);
           for (long step = 0; step < P::kSteps; step++) {
-            const auto word = P::word(panel + p * distance + k * kLanes, step);
+            const auto word = P::word(panel + place, step);
             for (int r = 0; r < kRows; r++)
               acc[p][r] = P::add(acc[p][r], P::spread(x + r * stride + group + k, step), word);
           }
+        }
       for (int p = 0; p < kPanels; p++)
         for (int r = 0; r < kRows; r++) store(sum(p, r, half), acc[p][r]);
     }

@@ -90,24 +90,25 @@ long row_stride(long width) {
 }
 
 // How many panels at most go side by side past so many rows.
-constexpr long beside_max(long rows) { return rows == 1 ? kSideBySide : rows == 2 ? std::max(kSideBySide / 2, 1L) : 1; }
+constexpr long beside_max(long rows) { return std::max(std::min(kSideBySide, kSumsBeside / rows), 1L); }
 
-// Some terms of rows times panels side by side, as many of `panels` as there are registers for. Returns how many; none
-// where one after the other is as good.
-template <class T, long kMost = kSideBySide>
-long multiply_beside(long rows, const TermOf<T>* x, long stride, const Matrix<T>& w, const T* panel, long panels,
+// Some terms of rows times so many panels; see `multiply_side_by_side`.
+template <class T, long kPanels, long kRows = kSumsBeside / kPanels>
+void multiply_beside(long rows, const TermOf<T>* x, long stride, const T* panel, const T* next, long distance,
                      long terms, float* sums, bool resume) {
-  if constexpr (kMost > 1) {
-    if (std::min(beside_max(rows), panels) < kMost)
-      return multiply_beside<T, kMost - 1>(rows, x, stride, w, panel, panels, terms, sums, resume);
-    const long distance = w.terms * kPanel;
-    if (rows == 1)
-      multiply_side_by_side<T, 1, kMost>(x, stride, panel, distance, terms, sums, resume);
-    else if constexpr (kMost <= beside_max(2))
-      multiply_side_by_side<T, 2, kMost>(x, stride, panel, distance, terms, sums, resume);
-    return kMost;
+  if constexpr (kRows > 0) {
+    if (rows < kRows)
+      return multiply_beside<T, kPanels, kRows - 1>(rows, x, stride, panel, next, distance, terms, sums, resume);
+    multiply_side_by_side<T, kRows, kPanels>(x, stride, panel, next, distance, terms, sums, resume);
   }
-  return 0;
+}
+
+// Calls `work` with a number of at most kMost, as one that the compiler knows.
+template <long kMost, class Work>
+void with_number(long number, Work&& work) {
+  if constexpr (kMost > 1)
+    if (number < kMost) return with_number<kMost - 1>(number, work);
+  work(std::integral_constant<long, kMost>());
 }
 
 // Some terms of up to kBlockRows rows times one panel; `next` is read after it.
@@ -147,16 +148,18 @@ void multiply_few(long rows, const TermOf<T>* x, long stride, const Matrix<T>& w
       const long count = std::min(piece, w.terms - k), last = std::min(group + kTogether, end);
       const bool ends = k + count == w.terms;
       for (long p = group, some; p < last; p += some) {
+        some = std::min(beside_max(rows), last - p);
         const T* panel = w.panel(p) + k * kPanel;
+        const T* next = p + some < last ? panel + some * w.terms * kPanel
+                        : ends          ? w.panel(last)
+                                        : w.panel(group) + (k + count) * kPanel;
         float* own = sums[p - group];
-        some = multiply_beside(rows, x + k, stride, w, panel, last - p, count, own, k > 0);
-        if (!some) {
-          const T* next = p + 1 < last ? panel + w.terms * kPanel
-                          : ends       ? w.panel(last)
-                                       : w.panel(group) + (k + count) * kPanel;
-          multiply_lone(rows, x + k, stride, panel, next, count, own, k > 0);
-          some = 1;
-        }
+        with_number<kSideBySide>(some, [&](auto panels) {
+          if constexpr (panels > 1)
+            multiply_beside<T, panels>(rows, x + k, stride, panel, next, w.terms * kPanel, count, own, k > 0);
+          else
+            multiply_lone(rows, x + k, stride, panel, next, count, own, k > 0);
+        });
         for (long i = p; ends && i < p + some; i++)
           for (long r = 0; r < rows; r++) finish(r, i, sums[i - group] + r * kPanel);
       }
