@@ -172,7 +172,7 @@ class WeightCache:
     def _write_whole(self, pieces: list[Piece]) -> bool:
         descriptor, scratch = tempfile.mkstemp(dir=self._directory, prefix=_SCRATCH)
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with os.fdopen(descriptor, "wb", buffering=_PORTION_BYTES) as file:
                 _align(file, file.write(_header(pieces)))
                 if not all(self._write_piece(file, piece) for piece in pieces):
                     return False
@@ -185,11 +185,14 @@ class WeightCache:
 
     def _write_piece(self, file: BinaryIO, piece: Piece) -> bool:
         memory = memoryview((ctypes.c_char * piece.size).from_address(piece.address)).cast("B")
-        for first in range(0, piece.size, _PORTION_BYTES):
+        written = 0
+        while written < piece.size:
             started = time.monotonic()
             if self._stop.is_set():
                 return False
-            file.write(memory[first : first + _PORTION_BYTES])
+            # Up to where the buffer is full: what goes to the file in large portions, from multiples of one on, a file
+            # system may keep and map in large pages.
+            written += file.write(memory[written : written + _PORTION_BYTES - file.tell() % _PORTION_BYTES])
             # As long again for others: nobody waits for this, and there may be somebody who waits for tokens.
             self._stop.wait(time.monotonic() - started)
         _align(file, piece.size)
