@@ -201,8 +201,8 @@ def with_present_names(settings: EngineSettings) -> EngineSettings:
 
 
 def _load_worker(settings: EngineSettings) -> ModelWorker:
-    # Imported here: torch takes most of the start-up time and loads while the bus is reached. What imports make stays:
-    # looking through it again and again would take a tenth of that time, and as long again when all is ready.
+    # Imported here, when the bus is reached: torch takes most of the start-up time. What imports make stays: looking
+    # through it again and again would take a tenth of that time, and as long again when all is ready.
     gc.disable()
     try:
         from services.engine.worker.load import load_worker
