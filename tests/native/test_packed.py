@@ -3,12 +3,13 @@
 # pyright: reportPrivateUsage=false
 
 import errno
+import io
 import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -149,6 +150,26 @@ def test_a_write_that_fails_leaves_nothing_and_is_said(
     start(directory)
     assert "packed weights are not kept for the next start: " in caplog.text
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [".lock"]
+
+
+def test_a_file_is_written_in_whole_portions_wherever_its_matrices_end(
+    start: Callable[..., CpuWorker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    portion, sizes = 2 * module.ALIGNMENT, list[int]()
+
+    class Recorded(io.FileIO):
+        def write(self, data: Any, /) -> int:
+            sizes.append(len(data))
+            return super().write(data)
+
+    def record(descriptor: int, mode: str, buffering: int) -> io.BufferedWriter:
+        return io.BufferedWriter(Recorded(descriptor, mode), buffering)
+
+    monkeypatch.setattr(module, "_PORTION_BYTES", portion)
+    monkeypatch.setattr(module.os, "fdopen", record)
+    start(make_model(tmp_path / "model", "llama", dtype="bfloat16"))
+    assert sum(sizes) == files(tmp_path)[0].stat().st_size
+    assert set(sizes[:-1]) == {portion}
 
 
 def test_a_write_that_is_stopped_leaves_nothing(

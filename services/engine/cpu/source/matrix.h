@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "block.h"
 #include "pool.h"
@@ -92,23 +93,21 @@ long row_stride(long width) {
 // How many panels at most go side by side past so many rows.
 constexpr long beside_max(long rows) { return std::max(std::min(kSideBySide, kSumsBeside / rows), 1L); }
 
-// Some terms of rows times so many panels; see `multiply_side_by_side`.
-template <class T, long kPanels, long kRows = kSumsBeside / kPanels>
-void multiply_beside(long rows, const TermOf<T>* x, long stride, const T* panel, const T* next, long distance,
-                     long terms, float* sums, bool resume) {
-  if constexpr (kRows > 0) {
-    if (rows < kRows)
-      return multiply_beside<T, kPanels, kRows - 1>(rows, x, stride, panel, next, distance, terms, sums, resume);
-    multiply_side_by_side<T, kRows, kPanels>(x, stride, panel, next, distance, terms, sums, resume);
-  }
-}
-
 // Calls `work` with a number of at most kMost, as one that the compiler knows.
 template <long kMost, class Work>
 void with_number(long number, Work&& work) {
   if constexpr (kMost > 1)
     if (number < kMost) return with_number<kMost - 1>(number, work);
   work(std::integral_constant<long, kMost>());
+}
+
+// Some terms of rows times so many panels; see `multiply_side_by_side`.
+template <class T, long kPanels>
+void multiply_beside(long rows, const TermOf<T>* x, long stride, const T* panel, const T* next, long distance,
+                     long terms, float* sums, bool resume) {
+  with_number<kSumsBeside / kPanels>(rows, [&](auto count) {
+    multiply_side_by_side<T, count, kPanels>(x, stride, panel, next, distance, terms, sums, resume);
+  });
 }
 
 // Some terms of up to kBlockRows rows times one panel; `next` is read after it.
