@@ -114,9 +114,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "a key head for each query head": (
         "gemma2",
         {
-            "hidden_size": 64,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
+            "hidden_size": 60,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 20,
             "head_dim": 72,
             "intermediate_size": 65,
             "attn_logit_softcapping": 5.0,

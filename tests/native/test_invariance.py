@@ -24,6 +24,7 @@ MIXED = (
     "experts beside a shared one",
     "biases for positions",
 )
+OWN_KEYS = "a key head for each query head"
 
 
 class Workers:
@@ -72,7 +73,7 @@ def workers(variant: str, dtype: str) -> Iterator[Workers]:
 @pytest.mark.parametrize("variant", VARIANTS)
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    shape=st.sampled_from(MIXED),
+    shape=st.sampled_from([*MIXED, OWN_KEYS]),
     lengths=st.lists(st.integers(1, 100), min_size=1, max_size=6),
     budget=st.integers(6, 90),
     block_size=st.sampled_from([1, 8, 16, 64, 128]),
@@ -82,6 +83,7 @@ def workers(variant: str, dtype: str) -> Iterator[Workers]:
 @example(
     shape="caps, windows and four norms", lengths=[100, 61, 85], budget=24, block_size=16, threads=2, caching=False
 )
+@example(shape=OWN_KEYS, lengths=[100, 61, 85, 99, 31, 70], budget=90, block_size=64, threads=1, caching=False)
 def test_a_sequence_computes_the_same_in_any_company(
     shape: str,
     lengths: list[int],
@@ -134,7 +136,7 @@ def test_rows_that_a_thread_takes_by_itself_compute_the_same(
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("shape", [*MIXED, "a key head for each query head"])
+@pytest.mark.parametrize("shape", [*MIXED, OWN_KEYS])
 def test_a_token_that_decodes_alone_computes_what_a_prompt_does(
     shape: str, workers: Workers, odd_models: Callable[[str], Path]
 ) -> None:

@@ -11,6 +11,8 @@
 //     a row at position p sees keys [max(0, p - window + 1), p]
 #pragma once
 
+#include <optional>
+
 #include "cache.h"
 
 namespace antiphon {
@@ -75,7 +77,7 @@ Ahead ask_for_unit(const AttentionInput<T>& in, const Span& span, long head, lon
   const long offset = shape.offset(span.blocks, head, key);
   const long unit = std::min(kUnit, shape.block_size), tokens = std::min(unit, tokens_of(key, last));
   // With every step through this unit as many lines as a step reads.
-  constexpr long size = (long)sizeof(T), kLines = kTermsMultiple / kAsks * kPanel * size / 64;
+  constexpr long size = (long)sizeof(T), kLines = kTermsMultiple / kUnitAsks * kPanel * size / 64;
   return Ahead(in.cache.keys + offset, tokens * shape.width * size, kLines, in.cache.values + offset,
                tokens * kPanel * size, shape.width / kPanel, unit * kPanel * size);
 }
@@ -92,43 +94,74 @@ inline long first_unit(const ScoreRules& rules, const Span& span) {
 
 constexpr long kTile = kBlockRows;
 constexpr long kShareStride = kUnit + kTermsMultiple;
+// Heads of a token that is alone which go through its keys side by side: a block of the cache has them all, and memory
+// gives a long stretch faster than pieces of it far apart. Where there are tiles, a head at a time is as fast.
+#if defined(__AMX_BF16__)
+constexpr long kHeadsTogether = 1;
+#else
+constexpr long kHeadsTogether = 16;
+#endif
 
-// The state of a tile on its way through the keys. Sums are [width / 32][kTile][32].
+// What a tile knows between two units: a part of a thread's memory. Sums are [width / 32][rows][32].
 template <class T>
 struct TileState {
-  alignas(64) TermOf<T> queries[kTile * (kWidthMax + kTermsMultiple)];
-  alignas(64) float sums[kTile * kWidthMax];
+  TermOf<T>* queries;
+  float *sums, *highest, *total;  // total: 16 parts of each row's
+  long *oldest, *newest;          // the keys that each row sees
+  float* slope;
+
+  // Of so many rows and dimensions, in `bytes(rows, width)` of memory from the beginning of a cache line on.
+  TileState(char* memory, long rows, long width) { place((uintptr_t)memory, rows, width); }
+
+  static long bytes(long rows, long width) { return (long)TileState().place(0, rows, width); }
+  static long query_stride(long width) { return width + kTermsMultiple; }
+
+ private:
+  TileState() = default;
+
+  // Returns where it ends.
+  uintptr_t place(uintptr_t at, long rows, long width) {
+    at = put(queries, at, rows * query_stride(width));
+    at = put(sums, at, rows * width);
+    at = put(highest, at, round_up(rows, kLanes));
+    at = put(total, at, rows * kLanes);
+    at = put(oldest, at, rows);
+    at = put(newest, at, rows);
+    return put(slope, at, rows);
+  }
+
+  template <class Element>
+  static uintptr_t put(Element*& array, uintptr_t at, long count) {
+    array = (Element*)at;
+    return at + (uintptr_t)round_up(count * (long)sizeof(Element), 64);
+  }
+};
+
+// What a tile needs within a unit; a thread has one.
+template <class T>
+struct TileScratch {
   alignas(64) float scores[kUnit / kPanel][kTile * kPanel];
   alignas(64) TermOf<T> shares[kTile * kShareStride];
-  alignas(64) float highest[kTile], unit_highest[kTile], shrink[kTile];
-  alignas(64) float total[kTile * kLanes];  // 16 parts of each row's
-  long oldest[kTile], newest[kTile];        // the keys that each row sees
-  float slope[kTile];
+  alignas(64) float unit_highest[kTile], shrink[kTile];
   Unit<T> unit;
 };
 
+// A tile on its way through the keys: `start`, `one_unit` for each unit that it sees, `finish`.
 template <class T>
 class Attention {
  public:
-  Attention(const AttentionInput<T>& in, const Span& span, long kv_head, long first_row, TileState<T>& state)
-      : in_(in), span_(span), head_(kv_head), first_(first_row), t_(state),
-        rows_(std::min(kTile, span.count * in.group - first_row)), stride_(in.shape.width + kTermsMultiple) {}
+  Attention(const AttentionInput<T>& in, const Span& span, long kv_head, long first_row, char* memory,
+            TileScratch<T>& scratch)
+      : in_(in), span_(span), head_(kv_head), first_(first_row), rows_(rows(in, span, first_row)),
+        stride_(TileState<T>::query_stride(in.shape.width)), t_(memory, rows_, in.shape.width), u_(scratch) {}
 
-  // Another tile comes after this one on the same thread: its first unit is asked for during the last one.
-  void followed_by(const Span& span, long kv_head) {
-    after_ = ask_for_unit(in_, span, kv_head, first_unit(in_.rules, span), span.start + span.count - 1);
+  static long rows(const AttentionInput<T>& in, const Span& span, long first_row) {
+    return std::min(kTile, span.count * in.group - first_row);
   }
 
-  void run() {
-    start();
-    BlockShape<T>(rows_).use();
-    for (long key = t_.oldest[0] / kUnit * kUnit; key <= t_.newest[rows_ - 1]; key += kUnit) one_unit(key);
-    finish();
-  }
-
- private:
-  long token(long row) const { return (first_ + row) / in_.group; }
-  long query_head(long row) const { return head_ * in_.group + (first_ + row) % in_.group; }
+  // The first and the last key that any row sees.
+  long oldest() const { return t_.oldest[0]; }
+  long newest() const { return t_.newest[rows_ - 1]; }
 
   void start() {
     const long width = in_.shape.width;
@@ -140,27 +173,43 @@ class Attention {
       t_.oldest[r] = oldest_key(in_.rules, position);
       t_.slope[r] = in_.rules.slopes ? in_.rules.slopes[head] : 0.0f;
     }
-    for (long p = 0; p < width / kPanel; p++) std::fill_n(t_.sums + p * kTile * kPanel, rows_ * kPanel, 0.0f);
-    std::fill_n(t_.highest, kTile, kLowest);
-    std::fill_n(t_.unit_highest, kTile, kNever);
+    std::fill_n(t_.sums, rows_ * width, 0.0f);
+    std::fill_n(t_.highest, round_up(rows_, kLanes), kLowest);
+    std::fill_n(u_.unit_highest, kTile, kNever);
     std::fill_n(t_.total, rows_ * kLanes, 0.0f);
   }
 
-  void one_unit(long key) {
-    const long width = in_.shape.width, last = t_.newest[rows_ - 1];
+  // Keys from `key` on; asks for what comes next meanwhile.
+  void one_unit(long key, Ahead ahead) {
+    const long width = in_.shape.width, last = newest();
     const long tokens = tokens_of(key, last);
-    t_.unit.take(in_.shape, in_.cache, span_.blocks, head_, key, last);
-    Ahead ahead = key + kUnit <= last ? ask_for_unit(in_, span_, head_, key + kUnit, last) : after_;
+    u_.unit.take(in_.shape, in_.cache, span_.blocks, head_, key, last);
     for (long p = 0; p < tokens / kPanel; p++)
       Block<T>::template multiply<Stays::panel, Halves::beside>(
-          rows_, t_.queries, stride_, t_.unit.keys + p * kPanel * width, width, t_.scores[p], false, ahead);
+          rows_, t_.queries, stride_, u_.unit.keys + p * kPanel * width, width, u_.scores[p], false, ahead);
     for (long r = 0; r < rows_; r++) adjust(r, key);
     weigh();
     for (long p = 0; p < width / kPanel; p++)
-      Block<T>::template multiply<Stays::panel, Halves::beside>(rows_, t_.shares, kShareStride,
-                                                                t_.unit.values + p * kUnit * kPanel, tokens,
-                                                                t_.sums + p * kTile * kPanel, true, ahead);
+      Block<T>::template multiply<Stays::panel, Halves::beside>(rows_, u_.shares, kShareStride,
+                                                                u_.unit.values + p * kUnit * kPanel, tokens,
+                                                                t_.sums + p * rows_ * kPanel, true, ahead);
   }
+
+  void finish() {
+    const long head_dim = in_.shape.head_dim;
+    for (long r = 0; r < rows_; r++) {
+      TermOf<T>* to = in_.attended.row(span_.first + token(r)) + query_head(r) * head_dim;
+      const float scale = 1.0f / sum_lanes(load(t_.total + r * kLanes));
+      for (long d = 0; d < head_dim; d += kLanes) {
+        const Vec value = load(t_.sums + (d / kPanel * rows_ + r) * kPanel + d % kPanel) * scale;
+        store_some(to + d, value, std::min(kLanes, head_dim - d));
+      }
+    }
+  }
+
+ private:
+  long token(long row) const { return (first_ + row) / in_.group; }
+  long query_head(long row) const { return head_ * in_.group + (first_ + row) % in_.group; }
 
   // Soft cap, bias and mask of a row's scores of the unit's keys, and their maximum.
   void adjust(long row, long key) {
@@ -170,18 +219,18 @@ class Attention {
         store(score(row, place), adjusted(in_.rules, view, place, load(score(row, place))));
     const Vec left = max(load(score(row, 0)), load(score(row, kLanes)));
     const Vec right = max(load(score(row, 2 * kLanes)), load(score(row, 3 * kLanes)));
-    t_.unit_highest[row] = max_lanes(max(left, right));
+    u_.unit_highest[row] = max_lanes(max(left, right));
   }
 
-  float* score(long row, long place) { return t_.scores[place / kPanel] + row * kPanel + place % kPanel; }
+  float* score(long row, long place) { return u_.scores[place / kPanel] + row * kPanel + place % kPanel; }
 
   // Scores become shares of the running maximum; what was summed up under an older maximum shrinks.
   void weigh() {
     bool shrinks = false;
     for (long first = 0; first < rows_; first += kLanes) {
-      const Vec before = load(t_.highest + first), now = max(before, load(t_.unit_highest + first));
+      const Vec before = load(t_.highest + first), now = max(before, load(u_.unit_highest + first));
       store(t_.highest + first, now);
-      store(t_.shrink + first, exp2(before - now));
+      store(u_.shrink + first, exp2(before - now));
       shrinks |= max_lanes(now - before) > 0;
     }
     if (shrinks) shrink_sums();
@@ -193,7 +242,7 @@ class Attention {
     const Vec highest = splat(t_.highest[row]);
     Vec shares[kUnit / kLanes];
     for (long i = 0; i < kUnit / kLanes; i++) shares[i] = exp2<kCoarse>(load(score(row, i * kLanes)) - highest);
-    TermOf<T>* to = t_.shares + row * kShareStride;
+    TermOf<T>* to = u_.shares + row * kShareStride;
     store_pair(to, shares[0], shares[1]);
     store_pair(to + kPanel, shares[2], shares[3]);
     float* total = t_.total + row * kLanes;
@@ -203,32 +252,56 @@ class Attention {
   void shrink_sums() {
     for (long p = 0; p < in_.shape.width / kPanel; p++)
       for (long r = 0; r < rows_; r++) {
-        if (t_.shrink[r] == 1.0f) continue;
-        float* sums = t_.sums + (p * kTile + r) * kPanel;
-        store(sums, load(sums) * t_.shrink[r]);
-        store(sums + kLanes, load(sums + kLanes) * t_.shrink[r]);
+        if (u_.shrink[r] == 1.0f) continue;
+        float* sums = t_.sums + (p * rows_ + r) * kPanel;
+        store(sums, load(sums) * u_.shrink[r]);
+        store(sums + kLanes, load(sums + kLanes) * u_.shrink[r]);
       }
-    for (long r = 0; r < rows_; r++) store(t_.total + r * kLanes, load(t_.total + r * kLanes) * t_.shrink[r]);
-  }
-
-  void finish() {
-    const long head_dim = in_.shape.head_dim;
-    for (long r = 0; r < rows_; r++) {
-      TermOf<T>* to = in_.attended.row(span_.first + token(r)) + query_head(r) * head_dim;
-      const float scale = 1.0f / sum_lanes(load(t_.total + r * kLanes));
-      for (long d = 0; d < head_dim; d += kLanes) {
-        const Vec value = load(t_.sums + (d / kPanel * kTile + r) * kPanel + d % kPanel) * scale;
-        store_some(to + d, value, std::min(kLanes, head_dim - d));
-      }
-    }
+    for (long r = 0; r < rows_; r++) store(t_.total + r * kLanes, load(t_.total + r * kLanes) * u_.shrink[r]);
   }
 
   const AttentionInput<T>& in_;
   const Span& span_;
   const long head_, first_;
-  TileState<T>& t_;
   const long rows_, stride_;
-  Ahead after_;
+  const TileState<T> t_;
+  TileScratch<T>& u_;
 };
+
+// Rows of a span, from `first_row` of each head's on, of so many heads.
+struct Tile {
+  const Span* span;
+  long kv_head, heads, first_row;
+};
+
+// Bytes that `attend` needs for its tiles.
+template <class T>
+long tile_bytes(const CacheShape& shape, long group) {
+  return std::max(TileState<T>::bytes(kTile, shape.width),
+                  kHeadsTogether * TileState<T>::bytes(std::min(group, kTile), shape.width));
+}
+
+// All of a tile's heads, at most kHeadsTogether of them, unit by unit. Where another tile comes after it on the same
+// thread, its first unit is asked for during the last one.
+template <class T>
+void attend(const AttentionInput<T>& in, const Tile& tile, const Tile* next, char* memory, TileScratch<T>& scratch) {
+  const Span& span = *tile.span;
+  const long rows = Attention<T>::rows(in, span, tile.first_row), size = TileState<T>::bytes(rows, in.shape.width);
+  std::optional<Attention<T>> heads[kHeadsTogether];
+  for (long h = 0; h < tile.heads; h++)
+    heads[h].emplace(in, span, tile.kv_head + h, tile.first_row, memory + h * size, scratch).start();
+  BlockShape<T>(rows).use();
+  const long oldest = heads[0]->oldest(), last = heads[0]->newest();
+  const auto after = [&](long head, long key) {
+    if (head + 1 < tile.heads) return ask_for_unit(in, span, tile.kv_head + head + 1, key, last);
+    if (key + kUnit <= last) return ask_for_unit(in, span, tile.kv_head, key + kUnit, last);
+    if (!next) return Ahead();
+    const Span& other = *next->span;
+    return ask_for_unit(in, other, next->kv_head, first_unit(in.rules, other), other.start + other.count - 1);
+  };
+  for (long key = oldest / kUnit * kUnit; key <= last; key += kUnit)
+    for (long h = 0; h < tile.heads; h++) heads[h]->one_unit(key, after(h, key));
+  for (long h = 0; h < tile.heads; h++) heads[h]->finish();
+}
 
 }  // namespace antiphon

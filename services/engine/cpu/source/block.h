@@ -16,15 +16,26 @@ constexpr long kPanel = 32;
 constexpr long kTermsMultiple = 32;
 constexpr long kBlockRows = 32;
 
-// Rows whose sums stay in registers, and of how many halves of a panel. Where so many are multiplied at a time, or a
-// block of tiles, `ask` (see ahead.h) is called kAsks times every 32 terms, kOnwardAsks times where it is for what is
-// being read itself.
+// Rows whose sums stay in registers, and of how many halves of a panel.
 #if defined(__AVX512F__)
 constexpr int kRegisterRows = 12, kRegisterHalves = 2;
 #else
 constexpr int kRegisterRows = 5, kRegisterHalves = 1;
 #endif
+
+// How often `ask` (see ahead.h) is called every 32 terms of a panel, by so many rows or a block of tiles: for what is
+// elsewhere, for what is being read itself, and for a unit of the cache, which is read faster the more evenly it is
+// asked for; between tiles there is not much room.
 constexpr long kAsks = 2, kOnwardAsks = 4 / kRegisterHalves;
+#if defined(__AMX_BF16__)
+constexpr long kUnitAsks = kAsks;
+#else
+constexpr long kUnitAsks = 16;
+#endif
+template <class Asker>
+constexpr long kAsksOf = Asker::kElsewhere ? kAsks : kOnwardAsks;
+template <>
+constexpr long kAsksOf<Ahead> = kUnitAsks;
 
 // So many rows take all terms of a panel's one half before the other's; fewer, whose sums of one half would wait for
 // each other, take both in turn every 32 terms, in which order they lie in memory.
@@ -69,7 +80,7 @@ inline void multiply_halves(const TermOf<T>* x, long stride, const T* panel, lon
   for (int r = 0; r < kRows; r++)
     for (int half = 0; half < kCount; half++) acc[r][half] = load(start + r * next + half * kLanes);
   // Once for 32 terms is asked for outside of the loop, which is the faster the less it decides.
-  constexpr long kAskTerms = 2 * kTermsMultiple / ((Asker::kElsewhere ? kAsks : kOnwardAsks) * kCount);
+  constexpr long kAskTerms = 2 * kTermsMultiple / (kAsksOf<Asker> * kCount);
   constexpr bool kOnce = kAskTerms == kTermsMultiple;
   for (long group = 0; group < terms; group += kTermsMultiple) {
     if (kOnce) ahead.ask(from + group * kPanel);

@@ -27,7 +27,9 @@ class Decoder {
     shape_ = make_cache_shape(spec.num_kv_heads, spec.head_dim, spec.block_size);
     experts_ = {spec.num_experts, spec.experts_per_token, spec.expert_size, spec.shared_expert_size,
                 spec.normalise_experts != 0};
-    tiles_.reset(new TileState<T>[pool.threads()]);
+    tile_bytes_ = tile_bytes<T>(shape_, group());
+    tiles_ = Memory((size_t)(pool.threads() * tile_bytes_));
+    scratch_.reset(new TileScratch<T>[pool.threads()]);
     own_.reset(new OwnRows<T>[pool.threads()]);
     weights.layers.resize(spec.num_layers);
   }
@@ -57,11 +59,6 @@ class Decoder {
   Weights<T> weights;
 
  private:
-  struct Tile {
-    const Span* span;
-    long kv_head, first_row;
-  };
-
   long q_size() const { return spec_.num_heads * spec_.head_dim; }
   long kv_size() const { return spec_.num_kv_heads * spec_.head_dim; }
   Residual residual() const { return (Residual)spec_.residual; }
@@ -151,14 +148,23 @@ class Decoder {
       for (const Span& span : spans_) {
         if (alone(span)) continue;
         for (long row = (span.count * group() - 1) / kTile * kTile; row >= 0; row -= kTile)
-          row_blocks_.push_back({&span, head, row});
+          row_blocks_.push_back({&span, head, 1, row});
       }
     // Of a token that is alone, all heads: they lie side by side in each block of the cache.
-    for (const Span& span : spans_) {
-      if (!alone(span)) continue;
-      for (long head = 0; head < spec_.num_kv_heads; head++) row_blocks_.push_back({&span, head, 0});
-    }
+    const long heads = spec_.num_kv_heads, parts = lone_parts();
+    for (const Span& span : spans_)
+      for (long part = 0; alone(span) && part < parts; part++) {
+        const long first = heads * part / parts;
+        row_blocks_.push_back({&span, first, heads * (part + 1) / parts - first, 0});
+      }
     list_asked(step);
+  }
+
+  // Into how many tiles the heads of a token that is alone go: as few as give all threads something to do to the end.
+  long lone_parts() const {
+    const long lone = std::count_if(spans_.begin(), spans_.end(), [this](const Span& span) { return alone(span); });
+    const long least = (spec_.num_kv_heads + kHeadsTogether - 1) / kHeadsTogether;
+    return std::min(std::max(least, 8 * pool_.threads() / std::max(lone, 1L)), spec_.num_kv_heads);
   }
 
   // Of the last layer, nobody needs more than what is asked about and the keys.
@@ -301,23 +307,27 @@ class Decoder {
     const long count = (long)tiles.size();
     pool_.share(count, std::max(1L, count / (16 * pool_.threads())), [&](long first, long last) {
       for (long i = first; i < last; i++) {
-        const Tile &tile = tiles[i], *next = i + 1 < last ? &tile + 1 : nullptr;
+        const Tile& tile = tiles[i];
         // What this thread writes here it also reads first, from its own cache.
-        if (lone_keys && alone(*tile.span)) split_heads(layer, *tile.span, tile.span->first, tile.kv_head);
-        const auto run = [next](auto&& attention) {
-          if (next) attention.followed_by(*next->span, next->kv_head);
-          attention.run();
-        };
-#if defined(__AMX_BF16__)
-        if constexpr (sizeof(T) == sizeof(Bf16))
-          if (tile.span->count == 1 && group() == 1) {
-            run(LoneRow(input, *tile.span, tile.kv_head, tiles_[thread]));
-            continue;
-          }
-#endif
-        run(Attention<T>(input, *tile.span, tile.kv_head, tile.first_row, tiles_[thread]));
+        const long unwritten = lone_keys && alone(*tile.span) ? tile.heads : 0;
+        for (long h = 0; h < unwritten; h++) split_heads(layer, *tile.span, tile.span->first, tile.kv_head + h);
+        attend_tile(input, tile, i + 1 < last ? &tile + 1 : nullptr, tiles_.as<char>() + thread * tile_bytes_,
+                    scratch_[thread]);
       }
     });
+  }
+
+  static void attend_tile(const AttentionInput<T>& in, const Tile& tile, const Tile* next, char* memory,
+                          TileScratch<T>& scratch) {
+#if defined(__AMX_BF16__)
+    if constexpr (sizeof(T) == sizeof(Bf16))
+      if (tile.span->count == 1 && in.group == 1) {
+        LoneRow row(in, *tile.span, tile.kv_head, memory, scratch);
+        if (next) row.followed_by(*next->span, next->kv_head);
+        return row.run();
+      }
+#endif
+    antiphon::attend(in, tile, next, memory, scratch);
   }
 
   const float* slopes() const { return weights.slopes.empty() ? nullptr : weights.slopes.data(); }
@@ -363,7 +373,9 @@ class Decoder {
   std::vector<long> span_of_;  // of each token
   std::vector<Tile> row_blocks_, asked_blocks_;
   bool all_alone_ = false;
-  std::unique_ptr<TileState<T>[]> tiles_;
+  Memory tiles_;  // `tile_bytes_` of each thread
+  long tile_bytes_ = 0;
+  std::unique_ptr<TileScratch<T>[]> scratch_;
   std::unique_ptr<OwnRows<T>[]> own_;
   long rows_apart_ = 0;  // that a thread takes through a layer by itself; 0: all threads share out each matrix
   std::unique_ptr<Head<T>> head_;

@@ -38,9 +38,9 @@ inline void settle(Vec& v) { asm volatile("" : "+v"(v)); }
 
 class LoneRow {
  public:
-  LoneRow(const AttentionInput<Bf16>& in, const Span& span, long head, TileState<Bf16>& state)
-      : in_(in), span_(span), head_(head), last_(span.start), oldest_(oldest_key(in.rules, last_)), unit_(state.unit),
-        sums_(state.sums) {}
+  LoneRow(const AttentionInput<Bf16>& in, const Span& span, long head, char* memory, TileScratch<Bf16>& scratch)
+      : in_(in), span_(span), head_(head), last_(span.start), oldest_(oldest_key(in.rules, last_)), unit_(scratch.unit),
+        sums_(TileState<Bf16>(memory, 1, in.shape.width).sums) {}
 
   // See Attention.
   void followed_by(const Span& span, long head) { next_ = &span, next_head_ = head; }
