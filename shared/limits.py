@@ -47,9 +47,10 @@ MAILBOX_MAX = 4096
 
 # --- timers, seconds; none of them is needed for safety, only for speed of recovery ---
 HEARTBEAT_INTERVAL_S = 0.15
-GATEWAY_HEARTBEAT_INTERVAL_S = 0.25
-TOKENIZER_HEARTBEAT_INTERVAL_S = 0.5
-"""Whoever asks a tokenizer that has died asks another one: nothing waits for this."""
+GATEWAY_HEARTBEAT_INTERVAL_S = 0.3
+TOKENIZER_HEARTBEAT_INTERVAL_S = 0.6
+"""Whoever asks a tokenizer that has died asks another one: nothing waits for this. All are multiples of the shortest,
+so that processes wake at the same beats."""
 LEASE_S = 0.6
 LEASE_INTERVALS = 3
 """Silence after which a member counts as dead: this long, and so many of its own intervals. More heartbeats cost a

@@ -7,6 +7,7 @@ from services.detokenizer.actor import DetokenizerActor
 from services.detokenizer.vocabulary import Vocabulary, choose_vocabulary
 from shared import limits
 from shared.actors.host import Host
+from shared.actors.presence import sleep_to_beat
 from shared.config import DetokenizerSettings
 from shared.messages import ServiceName, StreamStatus
 from shared.model_files import model_directory, model_name, tokenizer_directory
@@ -70,5 +71,5 @@ class DetokenizerService:
 
     async def _keep_house(self, actor: DetokenizerActor) -> None:
         while True:
-            await asyncio.sleep(SWEEP_S)
+            await sleep_to_beat(SWEEP_S)
             await actor.sweep()

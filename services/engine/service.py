@@ -18,6 +18,7 @@ from services.engine.worker.memory import return_free_heap
 from services.engine.worker.seam import ModelWorker
 from shared import limits
 from shared.actors.host import Host
+from shared.actors.presence import sleep_to_beat
 from shared.config import EngineSettings, SettingsError
 from shared.messages import EngineStatus, ServiceName
 from shared.model_files import DEMO_NAME, model_name
@@ -128,7 +129,7 @@ class EngineService:
 
     async def _keep_house(self) -> None:
         while True:
-            await asyncio.sleep(2 * limits.HEARTBEAT_INTERVAL_S)
+            await sleep_to_beat(2 * limits.HEARTBEAT_INTERVAL_S)
             self.actor.sweep()
             self._refresh()
 

@@ -29,8 +29,11 @@ from shared.messages import (
     TokenizeReply,
 )
 
+WATCHED = ("engine", "tokenizer", "detokenizer")
+"""Services that a gateway needs."""
 TICK_S = limits.HEARTBEAT_INTERVAL_S
-"""Between two looks at what has gone silent: with a heartbeat, for a process that wakes for nothing else costs most."""
+"""Between two looks at what has gone silent: with a heartbeat, for a process that wakes for nothing else costs most.
+Heartbeats come at the same beats, some a little late: one that comes after half of the time will do."""
 WATCH_S = 1.5 * TICK_S
 """The same where no heartbeat comes."""
 OWN_PAUSE_S = limits.LEASE_S / 2
@@ -57,10 +60,11 @@ class GatewayActor(Actor):
         self._quiet = asyncio.Event()
 
     async def listen(self) -> None:
-        """Binds the text subject and everybody's heartbeats."""
+        """Binds the text subject and the heartbeats of whom it needs."""
         subjects = self._host.subjects
         await self.bind(subjects.gateway_text(self._host.id, self._host.boot), TextEvents)
-        await self.bind(subjects.heartbeats(), Heartbeat)
+        for service in WATCHED:
+            await self.bind(subjects.heartbeats(service), Heartbeat)
 
     # --- Backend ---
 
@@ -125,7 +129,7 @@ class GatewayActor(Actor):
             return "The gateway is shutting down."
         if not self._host.transport.connected:
             return "The bus cannot be reached."
-        missing = [s for s in ("engine", "tokenizer", "detokenizer") if not self._ready_members(s)]
+        missing = [s for s in WATCHED if not self._ready_members(s)]
         return f"Waiting for: {', '.join(missing)}." if missing else ""
 
     def engines(self) -> list[Heartbeat]:
@@ -160,7 +164,7 @@ class GatewayActor(Actor):
             found = self._find(mark.request_id)
             if found is not None and found[0].sequences[found[1]].engine == (beat.id, beat.boot):
                 found[0].on_mark(found[1], mark)
-        if now - self._ticked_at >= TICK_S:
+        if now - self._ticked_at >= TICK_S / 2:
             self.tick(now)
 
     # --- time ---

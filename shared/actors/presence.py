@@ -8,6 +8,7 @@ Safety never depends on the lease; a wrong suspicion costs work done twice.
 import asyncio
 import concurrent.futures
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
@@ -118,6 +119,17 @@ def interval_of(service: ServiceName) -> float:
     return others.get(service, limits.HEARTBEAT_INTERVAL_S)
 
 
+async def sleep_to_beat(interval_s: float) -> None:
+    """Sleeps until the loop's clock stands at a multiple of the interval, between half of it and one and a half away.
+
+    The processes of a machine have that clock in common: what they do at the same beats wakes each of them once, where
+    what each did at times of its own would wake it for every message of the others.
+    """
+    now = asyncio.get_running_loop().time()
+    beats = math.floor(now / interval_s + 1.5)
+    await asyncio.sleep(beats * interval_s - now)
+
+
 # --- the senders ------------------------------------------------------------------------------------------------------
 
 
@@ -150,12 +162,9 @@ class HeartbeatTask:
 
     async def run(self) -> None:
         """Sends for ever, the first one at once."""
-        loop = asyncio.get_running_loop()
-        due = loop.time()
         while True:
             await self._send()
-            due = max(due + self._interval_s, loop.time())
-            await asyncio.sleep(due - loop.time())
+            await sleep_to_beat(self._interval_s)
 
     async def start(self, state: ServiceState = "ready") -> None:
         """Runs in a task of its own."""

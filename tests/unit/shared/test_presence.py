@@ -46,11 +46,11 @@ def test_a_member_is_alive_for_one_lease_after_its_last_heartbeat(members):
 
 def test_who_sends_heartbeats_rarely_has_a_longer_lease(members):
     slow = Heartbeat("tokenizer", "t1", "b1", 1, "ready", 1, interval_of("tokenizer"), StreamStatus())
-    members.observe(slow, 10.0)
+    members.observe(slow, 0.0)
     lease_s = limits.LEASE_INTERVALS * limits.TOKENIZER_HEARTBEAT_INTERVAL_S
     assert lease_s > LEASE_S
-    assert ids(members.alive("tokenizer", 10.0 + lease_s)) == [("t1", "b1")]
-    assert ids(members.expire(10.1 + lease_s)) == [("t1", "b1")]
+    assert ids(members.alive("tokenizer", lease_s)) == [("t1", "b1")]
+    assert ids(members.expire(0.1 + lease_s)) == [("t1", "b1")]
 
 
 def test_a_later_heartbeat_renews_the_lease_and_replaces_the_status(members):
@@ -206,6 +206,15 @@ def test_heartbeats_come_at_once_and_then_at_their_interval_with_state_and_load(
     assert {(h.service, h.id, h.boot, h.protocol, h.interval_s) for _, h in heard} == {
         ("detokenizer", "d1", "b1", 1, 0.1)
     }
+
+
+def test_heartbeats_come_at_the_same_beats_whenever_they_begin():
+    async def scenario(bus, sender, service, heard):
+        await asyncio.sleep(0.07)
+        await sender.start("ready")
+        await asyncio.sleep(0.35)
+
+    assert [at for at, _ in simulated(scenario)] == [0.07, 0.2, 0.3, 0.4]
 
 
 def test_a_change_of_state_is_announced_at_once():
