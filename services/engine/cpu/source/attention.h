@@ -51,7 +51,7 @@ struct View {
 
 // Soft cap and bias of scores of 16 keys, `distance` tokens after the row. Never put into its callers: two copies could
 // be rounded differently.
-__attribute__((noinline)) inline Vec shaped(const ScoreRules& rules, float slope, Vec s, IntVec distance) {
+[[gnu::noinline]] inline Vec shaped(const ScoreRules& rules, float slope, Vec s, IntVec distance) {
   const float cap = rules.softcap;
   if (cap != 0) s = tanh(s / cap) * (cap * kLog2E);
   return s + convert<Vec>(distance) * slope;

@@ -115,10 +115,11 @@ inline void multiply_rows(const TermOf<T>* x, long stride, const T* panel, long 
 }
 
 // Rows times `kPanels` panels whose halves lie apart, `distance` numbers from one to the next: a line of each in turn.
-// Sums [kPanels][kBlockRows][32], continued where `resume` says so. `next` is read after the first one.
+// Sums [kPanels][kBlockRows][32], continued where `resume` says so. `next` is read after the first one. By itself, for
+// inlined into a large caller its sums do not all get registers, and eight rows take twice as long.
 template <class T, int kRows, int kPanels>
-inline void multiply_side_by_side(const TermOf<T>* x, long stride, const T* panel, const T* next, long distance,
-                                  long terms, float* sums, bool resume) {
+[[gnu::noinline]] void multiply_side_by_side(const TermOf<T>* x, long stride, const T* panel, const T* next,
+                                             long distance, long terms, float* sums, bool resume) {
   using P = Pair<T>;
   constexpr long kHalf = kTermsMultiple * kLanes, kAway = kBesideAway / (long)sizeof(T);
   const auto sum = [sums](int p, int r, long half) { return sums + (p * kBlockRows + r) * kPanel + half * kLanes; };

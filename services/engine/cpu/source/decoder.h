@@ -152,11 +152,13 @@ class Decoder {
       }
     // Of a token that is alone, all heads: they lie side by side in each block of the cache.
     const long heads = spec_.num_kv_heads, parts = lone_parts();
-    for (const Span& span : spans_)
-      for (long part = 0; alone(span) && part < parts; part++) {
+    for (const Span& span : spans_) {
+      if (!alone(span)) continue;
+      for (long part = 0; part < parts; part++) {
         const long first = heads * part / parts;
         row_blocks_.push_back({&span, first, heads * (part + 1) / parts - first, 0});
       }
+    }
     list_asked(step);
   }
 
