@@ -14,6 +14,7 @@ from bench import processes
 
 P = TypeVar("P")
 T = TypeVar("T")
+Clock = Callable[[], float]
 FOREIGN_CORES_MAX = 0.1
 
 
@@ -45,7 +46,11 @@ class Cpu:
 
 
 def quietly(
-    patience: Patience, parts: Callable[[], Mapping[str, float]], prepare: Callable[[], P], act: Callable[[P], T]
+    patience: Patience,
+    parts: Callable[[], Mapping[str, float]],
+    prepare: Callable[[], P],
+    act: Callable[[P], T],
+    clock: Clock = time.perf_counter,
 ) -> tuple[T, Cpu]:
     """Acts on an idle machine, and again while others come in between: the last try is kept, noisy or not.
 
@@ -55,17 +60,19 @@ def quietly(
     while True:
         processes.wait_idle(patience.idle_wait_s)
         prepared = prepare()
-        value, cpu = booked(parts, lambda given=prepared: act(given))
+        value, cpu = booked(parts, lambda given=prepared: act(given), clock)
         tries += 1
         if not cpu.noisy or tries == patience.tries:
             return value, cpu
 
 
-def booked(parts: Callable[[], Mapping[str, float]], act: Callable[[], T]) -> tuple[T, Cpu]:
-    """Acts once. `parts`: CPU seconds so far of each part whose use is to be told apart."""
-    before, client, busy, started = dict(parts()), time.process_time(), processes.machine_busy_s(), time.perf_counter()
+def booked(
+    parts: Callable[[], Mapping[str, float]], act: Callable[[], T], clock: Clock = time.perf_counter
+) -> tuple[T, Cpu]:
+    """Acts once. `parts`: CPU seconds so far of each part whose use is to be told apart. By seconds of `clock`."""
+    before, client, busy, started = dict(parts()), time.process_time(), processes.machine_busy_s(), clock()
     value = act()
-    wall = time.perf_counter() - started
+    wall = clock() - started
     used = {name: (seconds - before.get(name, 0.0)) / wall for name, seconds in parts().items()}
     own = (time.process_time() - client) / wall
     return value, Cpu(own, used, (processes.machine_busy_s() - busy) / wall - own - sum(used.values()))

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,8 +49,9 @@ class Chunk(msgspec.Struct):
 
 @dataclass
 class Result:
-    """One load. Times in seconds."""
+    """One load. Times in seconds of `clock`."""
 
+    clock: Callable[[], float] = time.perf_counter
     wall_s: float = 0.0
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -81,18 +82,23 @@ class Result:
 
 
 async def run(
-    host: str, port: int, bodies: list[dict[str, Any]], concurrency: int, path: str = "/v1/completions"
+    host: str,
+    port: int,
+    bodies: list[dict[str, Any]],
+    concurrency: int,
+    path: str = "/v1/completions",
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Result:
     """Sends every body once."""
-    result, queue = Result(), list(reversed(bodies))
+    result, queue = Result(clock), list(reversed(bodies))
 
     async def worker() -> None:
         while queue:
             await stream(host, port, path, queue.pop(), result)
 
-    started = time.perf_counter()
+    started = clock()
     await asyncio.gather(*(worker() for _ in range(concurrency)))
-    result.wall_s = time.perf_counter() - started
+    result.wall_s = clock() - started
     return result
 
 
@@ -101,7 +107,7 @@ async def stream(host: str, port: int, path: str, body: dict[str, Any], result: 
     data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     reader, writer = await asyncio.open_connection(host, port, limit=READ_LIMIT)
     head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-    sent = time.perf_counter()
+    sent = result.clock()
     writer.write(head.encode() + b"Connection: close\r\n\r\n" + data)
     try:
         status = await reader.readline()
@@ -121,7 +127,7 @@ async def _events(reader: asyncio.StreamReader, result: Result, sent: float) -> 
             break
         if not line.startswith(b"data: "):
             continue
-        now = time.perf_counter()
+        now = result.clock()
         chunk = msgspec.json.decode(line[6:], type=Chunk)
         if chunk.error is not None:
             result.errors.append(f"an error event: {chunk.error}"[:ERROR_CHARS])

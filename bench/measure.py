@@ -8,20 +8,23 @@ Called by `bench.peers` and `bench.run`; they decide in what order, `bench.repor
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from bench import books, probe, roofline
 from bench.client import Result, run
 from bench.loads import Load, Prompt, Prompts
+from bench.moments import Moments
 from bench.sample import Sample, latencies, rounded
 from bench.serving import Server
 from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import find_family
 
+P = TypeVar("P")
+T = TypeVar("T")
 LOAD_S_MAX = 1800.0
 SETTLE_S = 5.0
 """The system is busy for a while with the gigabytes that a probe gave back, which would slow the first server down."""
@@ -62,14 +65,13 @@ class Turn:
         return roofline.floor(self.decoder, self.load, self._limits(self._mean("read_sum_gb_s")))
 
     @property
-    def bare_work(self) -> roofline.Work:
-        """What bounds the load at these limits."""
-        return roofline.bare_work(self.decoder, self.load, self._limits(self._best_read()))
-
-    @property
     def floors(self) -> tuple[float, float]:
         """Seconds of both."""
         return self.floor.total_s, self.sum_floor.total_s
+
+    def floor_at(self, limits: roofline.Limits) -> float:
+        """Seconds that other limits allow."""
+        return roofline.floor(self.decoder, self.load, limits).total_s
 
     def record(self) -> dict[str, Any]:
         """For a results file."""
@@ -122,7 +124,7 @@ def limits(decoder: DecoderDescription, patience: books.Patience, threads: int) 
     return found
 
 
-def sample(server: Server, turn: Turn, prompts: Prompts, seeds: Iterator[int]) -> Sample:
+def sample(server: Server, turn: Turn, prompts: Prompts, seeds: Iterator[int], moments: Moments) -> Sample:
     """A server under a load; its warm-up is not booked. Raises `LoadFailed`."""
     load, model = turn.load, server.model_name()
 
@@ -134,12 +136,27 @@ def sample(server: Server, turn: Turn, prompts: Prompts, seeds: Iterator[int]) -
         return seed, draw.measured
 
     def send(drawn: tuple[int, list[Prompt]]) -> tuple[int, Result]:
-        return drawn[0], _send(server, model, load, drawn[1])
+        with moments.of(server.process.pid):
+            return drawn[0], _send(server, model, load, drawn[1], moments.clock)
 
-    (seed, result), cpu = books.quietly(turn.patience, server.cpu_seconds, warm_up, send)
+    (seed, result), cpu = beside(moments, turn, server.cpu_seconds, warm_up, send)
     tokens = (result.prompt_tokens, result.output_tokens)
     place = (turn.round, load.name, server.name, seed)
-    return Sample(*place, result.wall_s, *turn.floors, *tokens, cpu, **latencies(result))
+    floors = (*turn.floors, turn.floor_at(moments.limits()))
+    return Sample(*place, result.wall_s, *floors, *tokens, cpu, **latencies(result))
+
+
+def beside(
+    moments: Moments,
+    turn: Turn,
+    parts: Callable[[], Mapping[str, float]],
+    prepare: Callable[[], P],
+    act: Callable[[P], T],
+) -> tuple[T, books.Cpu]:
+    """`books.quietly` where `moments` are taken meanwhile: their program is not foreign, nor a part that is told of."""
+    taken = "moments"
+    value, cpu = books.quietly(turn.patience, lambda: {**parts(), taken: moments.cpu_s()}, prepare, act, moments.clock)
+    return value, replace(cpu, parts={name: used for name, used in cpu.parts.items() if name != taken})
 
 
 def bodies(model: str, load: Load, prompts: list[Prompt]) -> list[dict[str, Any]]:
@@ -158,8 +175,10 @@ def check(result: Result, load: Load, requests: int) -> None:
         raise LoadFailed(f"{load.name}: {got} prompt and output tokens instead of {wanted}")
 
 
-def _send(server: Server, model: str, load: Load, prompts: list[Prompt]) -> Result:
-    sending = run(server.host, server.port, bodies(model, load, prompts), load.clients)
+def _send(
+    server: Server, model: str, load: Load, prompts: list[Prompt], clock: books.Clock = time.perf_counter
+) -> Result:
+    sending = run(server.host, server.port, bodies(model, load, prompts), load.clients, clock=clock)
     result = asyncio.run(asyncio.wait_for(sending, LOAD_S_MAX))
     check(result, load, len(prompts))
     return result

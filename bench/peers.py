@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import books, loads, machine, measure, report, roofline
+from bench.moments import Moments
 from bench.peer_servers import LlamaServer, Vllm, llama_version, vllm_version
 from bench.sample import Sample, rounded
 from bench.serving import ROOT, Server, Serving, end_in_order
@@ -56,8 +57,9 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(server) for server in started(options)]
         results = Results(head(options, servers))
+        moments = stack.enter_context(Moments(results.head["model"]["read_bytes"], machine.cores()))
         print(json.dumps(results.head, indent=1), flush=True)
-        for _ in rounds(options, servers, results):
+        for _ in rounds(options, servers, moments, results):
             options.results.parent.mkdir(parents=True, exist_ok=True)
             options.results.write_text(json.dumps(results.record(), indent=1) + "\n", encoding="utf-8")
     print(results.text())
@@ -114,7 +116,7 @@ def head(options: argparse.Namespace, servers: list[Server]) -> dict[str, Any]:
     }
 
 
-def rounds(options: argparse.Namespace, servers: list[Server], results: Results) -> Iterator[None]:
+def rounds(options: argparse.Namespace, servers: list[Server], moments: Moments, results: Results) -> Iterator[None]:
     """Measures; yields after each load with all servers, so that what is there can be kept."""
     prompts, decoder = loads.Prompts(options.model), measure.describe(options.model)
     seeds = itertools.count(time.time_ns() // 10**9 * 1000)
@@ -123,29 +125,26 @@ def rounds(options: argparse.Namespace, servers: list[Server], results: Results)
 
     def measured(turn: measure.Turn) -> list[Sample]:
         first = turn.round % len(servers)
-        found = [_measure(server, turn, prompts, seeds, results) for server in servers[first:] + servers[:first]]
+        found = [measured_one(server, turn) for server in servers[first:] + servers[:first]]
         return [sample for sample in found if sample]
+
+    def measured_one(server: Server, turn: measure.Turn) -> Sample | None:
+        server.resume()
+        try:
+            sample = measure.sample(server, turn, prompts, seeds, moments)
+            print(progress(sample), file=sys.stderr, flush=True)
+            return sample
+        except measure.LoadFailed as error:
+            results.failures.append(f"round {turn.round}, {server.name}: {error}")
+            print(results.failures[-1], file=sys.stderr, flush=True)
+            return None
+        finally:
+            server.pause()
 
     for turn, samples in measure.turns(wanted, decoder, patience, machine.cores(), measured):
         results.turns.append(turn)
         results.samples += samples
         yield
-
-
-def _measure(
-    server: Server, turn: measure.Turn, prompts: loads.Prompts, seeds: Iterator[int], results: Results
-) -> Sample | None:
-    server.resume()
-    try:
-        sample = measure.sample(server, turn, prompts, seeds)
-        print(progress(sample), file=sys.stderr, flush=True)
-        return sample
-    except measure.LoadFailed as error:
-        results.failures.append(f"round {turn.round}, {server.name}: {error}")
-        print(results.failures[-1], file=sys.stderr, flush=True)
-        return None
-    finally:
-        server.pause()
 
 
 def progress(sample: Sample) -> str:

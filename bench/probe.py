@@ -121,14 +121,14 @@ class Product:
     rate: float
 
 
-def products(dtype: str, tries: int) -> Iterator[Product]:
-    """Those of one type, as far as they do not take too long."""
+def products(dtype: str, tries: int, most_s: float = GEMM_CALL_MAX_S) -> Iterator[Product]:
+    """Those of one type, as far as they take no longer than `most_s`."""
     import torch
 
     rate = 0.0
     for side in GEMM_SIDES:
         operations = 2 * side**3
-        if rate and operations / rate > GEMM_CALL_MAX_S:
+        if rate and operations / rate > most_s:
             break
         a = torch.randn(side, side).to(getattr(torch, dtype))
         call = partial(torch.matmul, a, a)

@@ -45,17 +45,30 @@ def tree(root: int) -> list[Process]:
 def pause(root: int) -> None:
     """Stops a process and its descendants until `resume`; twice over, for a child that came in between."""
     for _ in range(2):
-        _signal(root, signal.SIGSTOP)
+        pause_all(tree(root))
 
 
 def resume(root: int) -> None:
     """Lets them go on, children before parents: nobody may find those stopped that it waits for."""
-    _signal(root, signal.SIGCONT)
+    resume_all(tree(root))
+
+
+def pause_all(family: list[Process]) -> None:
+    """Stops these at once: to look for others takes milliseconds."""
+    for process in family:
+        _send(process.pid, signal.SIGSTOP)
+
+
+def resume_all(family: list[Process]) -> None:
+    """Lets these go on, in the order of `resume` where they are a `tree`."""
+    for process in reversed(family):
+        _send(process.pid, signal.SIGCONT)
 
 
 def kill(root: int) -> None:
     """Ends a process and its descendants at once."""
-    _signal(root, signal.SIGKILL)
+    for process in reversed(tree(root)):
+        _send(process.pid, signal.SIGKILL)
 
 
 def end_orphans(family: list[Process]) -> None:
@@ -81,11 +94,6 @@ def wait_idle(limit_s: float, window_s: float = 1.0) -> bool:
         if machine_busy_s() - before < IDLE_CORES * (time.monotonic() - started):
             return True
     return False
-
-
-def _signal(root: int, number: signal.Signals) -> None:
-    for process in reversed(tree(root)):
-        _send(process.pid, number)
 
 
 def _send(pid: int, number: signal.Signals) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 from bench.sample import Sample, spread
 
-Cell = Callable[[list[Sample]], str]
+Value = Callable[[Sample], float]
 
 
-def median(samples: Sequence[Sample], value: Callable[[Sample], float]) -> float:
+def median(samples: Sequence[Sample], value: Value) -> float:
     """Over the rounds."""
     return statistics.median(value(sample) for sample in samples)
 
@@ -23,11 +23,13 @@ def pick(samples: Sequence[Sample], load: str, server: str) -> list[Sample]:
     return [sample for sample in samples if (sample.load, sample.server) == (load, server)]
 
 
-def ratio(samples: Sequence[Sample], load: str, server: str, other: str) -> float | None:
-    """Output tokens/s of `server` over those of `other`, round by round; None where no round has both."""
+def ratio(
+    samples: Sequence[Sample], load: str, server: str, other: str, value: Value = lambda sample: sample.output_rate
+) -> float | None:
+    """Of output tokens/s, or of another value: `server` over `other`, round by round; None where no round has both."""
     theirs = {sample.round: sample for sample in pick(samples, load, other)}
     pairs = [(mine, theirs[mine.round]) for mine in pick(samples, load, server) if mine.round in theirs]
-    return statistics.median(a.output_rate / b.output_rate for a, b in pairs) if pairs else None
+    return statistics.median(value(a) / value(b) for a, b in pairs) if pairs else None
 
 
 def summary(samples: Sequence[Sample], ours: str) -> list[dict[str, Any]]:
@@ -57,12 +59,12 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
 
 
-FLOOR_HEAD = "of floor: best read / sum"
+FLOOR_HEAD = "of floor: own moments / best read / sum"
 
 
 def floor_shares(record: dict[str, Any]) -> str:
-    """Both shares of a record of `summary`."""
-    return f"{percent(record['share_of_floor'])} / {percent(record['share_of_sum_floor'])}"
+    """All shares of a record of `summary`."""
+    return " / ".join(percent(record[f"share_of_{name}"]) for name in ("own_floor", "floor", "sum_floor"))
 
 
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -71,6 +73,7 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "out tok/s": lambda r: number(r["output_tok_per_s"], 1),
     "spread": lambda r: percent(r["spread"]),
     "ours ÷ it": lambda r: number(r["ours_over_it"], 2),
+    "moments alike": lambda r: number(r["ours_over_it_in_moments"], 2),
     "all tok/s": lambda r: number(r["total_tok_per_s"]),
     FLOOR_HEAD: floor_shares,
     "TTFT p50 / p99 ms": lambda r: f"{number(r['ttft_ms_p50'])} / {number(r['ttft_ms_p99'])}",
@@ -80,7 +83,8 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "client": lambda r: number(r["client_cores"], 2),
     "foreign": lambda r: number(r["foreign_cores"], 2) + ("*" if r["noisy"] else ""),
 }
-"""Of the table of loads: `*` marks loads of which some had foreign programs beside them in every try."""
+"""Of the table of loads: `*` marks loads of which some had foreign programs beside them in every try; *moments alike*
+is the ratio of shares of the own moments' floors, whatever the machine allowed the one and the other."""
 
 
 def loads_table(records: Sequence[dict[str, Any]]) -> str:
@@ -112,8 +116,10 @@ def _record(samples: Sequence[Sample], load: str, server: str, ours: str) -> dic
         "total_tok_per_s": median(chosen, lambda s: s.total_rate),
         "spread": spread([sample.output_rate for sample in chosen]),
         "ours_over_it": None if server == ours else ratio(samples, load, ours, server),
+        "ours_over_it_in_moments": None if server == ours else ratio(samples, load, ours, server, _own_share),
         "share_of_floor": median(chosen, lambda s: s.share),
         "share_of_sum_floor": median(chosen, lambda s: s.sum_share),
+        "share_of_own_floor": median(chosen, lambda s: s.own_share),
         **{name: median(chosen, lambda s, name=name: getattr(s, name)) for name in fields},
         "server_cores": median(chosen, lambda s: sum(s.cpu.parts.values())),
         "client_cores": median(chosen, lambda s: s.cpu.client),
@@ -122,6 +128,10 @@ def _record(samples: Sequence[Sample], load: str, server: str, ours: str) -> dic
             part: median(chosen, lambda s, part=part: s.cpu.parts.get(part, 0.0)) for part in _parts(chosen)
         },
     }
+
+
+def _own_share(sample: Sample) -> float:
+    return sample.own_share
 
 
 def _parts(samples: Sequence[Sample]) -> list[str]:

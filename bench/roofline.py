@@ -10,7 +10,6 @@ system can be below it. Used by `bench.measure`; the rates come from `bench.prob
     operations      2 for each weight and token, 4 x query width for each token and token that it sees; the output
                     projection only where a token comes out
     a load          waves of `clients` requests: one step for their prompts, then a step for each further token
-    bare work       of each step what takes longer, its bytes or its operations (`bench.bare` does it in fact)
 """
 
 import math
@@ -99,17 +98,6 @@ def floor(d: DecoderDescription, load: Load, limits: Limits) -> Floor:
     """The shortest time of a load whose shared prefix is cached already."""
     prompts, decode = ([work.seconds(limits) for work in steps] for steps in (_prompt_steps(d, load), _steps(d, load)))
     return Floor(math.fsum(prompts), math.fsum(decode))
-
-
-def bare_work(d: DecoderDescription, load: Load, limits: Limits) -> Work:
-    """What bounds the load: the bytes of the steps that reading bounds, and the operations of the others."""
-    num_bytes = operations = 0
-    for work in (*_prompt_steps(d, load), *_steps(d, load)):
-        if work.bytes / limits.read_bytes > work.operations / limits.operations:
-            num_bytes += work.bytes
-        else:
-            operations += work.operations
-    return Work(num_bytes, operations)
 
 
 def _waves(load: Load) -> list[int]:

@@ -3,9 +3,9 @@
     python -m bench.run [MODEL_DIRECTORY ...] [--rounds N] [--short]
 
 Without a directory: the demo model, and what `make bench-models` has made. Each round takes each load: the machine's
-limits, the load through the gateway, the same prompts on the engine alone and the bare work (`bench.bare`) that the
-load cannot do without, the limits again; the bus tax is what the first lacks of the second, within a round. Results
-go to bench/results/MODEL.json; docs/performance.md has those that were kept.
+limits, the load through the gateway and the same prompts on the engine alone, the limits again; both loads stand still
+now and then for the limits of their own moments (`bench.moments`). The bus tax is what the first lacks of the second,
+within a round. Results go to bench/results/MODEL.json; docs/performance.md has those that were kept.
 """
 
 import argparse
@@ -17,17 +17,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import bare, books, bus_tax, cold_start, loads, machine, measure, processes, report, roofline
+from bench import books, bus_tax, cold_start, loads, machine, measure, processes, report, roofline
 from bench.engine_stream import EngineAlone, Turn, Work
+from bench.moments import Moments
 from bench.sample import Sample, rounded
 from bench.serving import ROOT, Serving, end_in_order
 
 DEMO = ROOT / "antiphon" / "demo"
 MODELS = ROOT / "bench" / "models"
-SYSTEM, ENGINE, BARE = "antiphon", "engine alone", "bare work"
+SYSTEM, ENGINE = "antiphon", "engine alone"
 HEADS = (
-    "load", "out tok/s", "spread", report.FLOOR_HEAD, "engine alone", report.FLOOR_HEAD, "of bare work: bus / alone",
-    "bus tax", "all tok/s",
+    "load", "out tok/s", "spread", report.FLOOR_HEAD, "engine alone", report.FLOOR_HEAD, "bus tax", "all tok/s",
     "TTFT p50 / p99 ms", "ITL p50 / p99 ms", "CPU µs a token: engine / rest / client", "foreign",
 )  # fmt: skip
 
@@ -75,8 +75,9 @@ def measured(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     results["cold_start"] = cold_start.measure(1 if options.short else 3, str(model))
     turns, samples = [], []
     flags = [f"--model={model}", f"--threads={options.threads}"]
-    with Serving(*flags) as serving, EngineAlone(str(model), options.threads) as engine:
-        for turn, pair in rounds(model, serving, engine, options):
+    moments = Moments(facts["read_bytes"], machine.cores())
+    with Serving(*flags) as serving, EngineAlone(str(model), options.threads) as engine, moments:
+        for turn, pair in rounds(model, serving, engine, moments, options):
             turns.append(turn)
             samples += pair
         results["memory_mib"] = {part: round(size) for part, size in sorted(serving.memory_mb().items())}
@@ -84,7 +85,6 @@ def measured(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     results["summary"] = [rounded(record) for record in report.summary(samples, SYSTEM)]
     names = list(dict.fromkeys(sample.load for sample in samples))
     results["bus_tax"] = {load: rounded(tax(samples, load)) for load in names}
-    results["of_bare_work"] = {load: rounded(of_bare_work(samples, load)) for load in names}
     results["samples"] = [sample.record() for sample in samples]
     if model == DEMO and not options.short:
         results["bus_tax_mixed_lengths"] = bus_tax.measure(bus_tax.parse(["--pairs", str(options.pairs)]))
@@ -92,9 +92,9 @@ def measured(model: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def rounds(
-    model: Path, serving: Serving, engine: EngineAlone, options: argparse.Namespace
+    model: Path, serving: Serving, engine: EngineAlone, moments: Moments, options: argparse.Namespace
 ) -> Iterator[tuple[measure.Turn, list[Sample]]]:
-    """The three sides of each load in each round; which is first changes from round to round."""
+    """Both sides of each load in each round; which is first changes from round to round."""
     prompts, decoder = loads.Prompts(model), measure.describe(model)
     seeds = itertools.count(time.time_ns() // 10**9 * 1000)
     names = [load.name for load in loads.LOADS]
@@ -102,13 +102,11 @@ def rounds(
     wanted = itertools.product(range(options.rounds), loads.chosen(names, options.short))
 
     def sides(turn: measure.Turn) -> list[Sample]:
-        all_sides = [
-            lambda: measure.sample(serving, turn, prompts, seeds),
-            lambda: alone(engine, serving, turn, prompts, seeds),
-            lambda: bare_work(serving, turn),
+        both = [
+            lambda: measure.sample(serving, turn, prompts, seeds, moments),
+            lambda: alone(engine, serving, turn, prompts, seeds, moments),
         ]
-        first = turn.round % len(all_sides)
-        return [side() for side in all_sides[first:] + all_sides[:first]]
+        return [side() for side in (both if turn.round % 2 == 0 else reversed(both))]
 
     for turn, samples in measure.turns(wanted, decoder, patience, machine.cores(), sides):
         yield turn, samples
@@ -116,7 +114,12 @@ def rounds(
 
 
 def alone(
-    engine: EngineAlone, serving: Serving, turn: measure.Turn, prompts: loads.Prompts, seeds: Iterator[int]
+    engine: EngineAlone,
+    serving: Serving,
+    turn: measure.Turn,
+    prompts: loads.Prompts,
+    seeds: Iterator[int],
+    moments: Moments,
 ) -> Sample:
     """The engine alone under the same load, with prompts of its own drawing. The idle system is a part in its books."""
     load = turn.load
@@ -133,28 +136,13 @@ def alone(
         return seed, work(draw.measured, load)
 
     def run(drawn: tuple[int, Work]) -> tuple[int, Turn]:
-        return drawn[0], engine.turn(drawn[1], load.clients)
+        with moments.of(engine.pid):
+            return drawn[0], engine.turn(drawn[1], load.clients, moments.clock)
 
-    (seed, done), cpu = books.quietly(turn.patience, parts, warm_up, run)
+    (seed, done), cpu = measure.beside(moments, turn, parts, warm_up, run)
     tokens = (load.requests * load.prompt_length, done.tokens)
-    return Sample(turn.round, load.name, ENGINE, seed, done.wall_s, *turn.floors, *tokens, cpu)
-
-
-def bare_work(serving: Serving, turn: measure.Turn) -> Sample:
-    """What bounds the load, done by a program that does nothing else. The load's tokens count as its own."""
-    load, size = turn.load, roofline.weight_bytes(turn.decoder)
-    waves = -(-load.requests // load.clients)
-
-    def parts() -> dict[str, float]:
-        return {**books.children(), "idle system": serving.cpu_seconds().total()}
-
-    def run(todo: roofline.Work) -> float:
-        return bare.measure(todo, size, waves, machine.cores())
-
-    seconds, cpu = books.quietly(turn.patience, parts, lambda: turn.bare_work, run)
-    time.sleep(measure.SETTLE_S)
-    tokens = (load.requests * load.prompt_length, load.requests * load.output)
-    return Sample(turn.round, load.name, BARE, 0, seconds, *turn.floors, *tokens, cpu)
+    floors = (*turn.floors, turn.floor_at(moments.limits()))
+    return Sample(turn.round, load.name, ENGINE, seed, done.wall_s, *floors, *tokens, cpu)
 
 
 def work(prompts: list[loads.Prompt], load: loads.Load) -> Work:
@@ -168,18 +156,10 @@ def tax(samples: list[Sample], load: str) -> float | None:
     return None if whole is None else 1 - whole
 
 
-def of_bare_work(samples: list[Sample], load: str) -> dict[str, float | None]:
-    """The time of the bare work over a server's, of both: median over the rounds."""
-    return {server: report.ratio(samples, load, server, BARE) for server in (SYSTEM, ENGINE)}
-
-
 def text(results: dict[str, Any]) -> str:
     """The results for a person."""
     records = {(record["load"], record["server"]): record for record in results["summary"]}
-    rows = [
-        row(name, records[name, SYSTEM], records[name, ENGINE], results["of_bare_work"][name], lost)
-        for name, lost in results["bus_tax"].items()
-    ]
+    rows = [row(name, records[name, SYSTEM], records[name, ENGINE], lost) for name, lost in results["bus_tax"].items()]
     facts, model = results["machine"], results["model"]
     lines = [f"{model['name']}, {model['dtype']}, {model['read_bytes'] / 1e6:,.0f} MB of weights a step"]
     lines += [f"{facts['date']}, {facts['cores']} cores of {facts['cpu']}, torch {facts['torch']}", ""]
@@ -192,9 +172,7 @@ def text(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def row(
-    load: str, system: dict[str, Any], engine: dict[str, Any], bare: dict[str, float | None], lost: float
-) -> list[str]:
+def row(load: str, system: dict[str, Any], engine: dict[str, Any], lost: float) -> list[str]:
     """One load's line."""
     rate, parts = system["output_tok_per_s"], system["part_cores"]
     used = [parts["engine"], sum(parts.values()) - parts["engine"], system["client_cores"]]
@@ -205,7 +183,6 @@ def row(
         report.floor_shares(system),
         report.number(engine["output_tok_per_s"], 1),
         report.floor_shares(engine),
-        " / ".join(map(report.percent, bare.values())),
         report.number(100 * lost, 1) + " %",
         report.number(system["total_tok_per_s"]),
         f"{report.number(system['ttft_ms_p50'])} / {report.number(system['ttft_ms_p99'])}",

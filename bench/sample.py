@@ -21,6 +21,8 @@ class Sample:
     """The shortest time that the machine's limits, measured before and after it, allow for this load."""
     sum_floor_s: float
     """The same where the bandwidth is what a plain sum reads."""
+    own_floor_s: float
+    """The same by what the machine did in this load's own moments; see `bench.moments`."""
     prompt_tokens: int
     output_tokens: int
     cpu: Cpu
@@ -50,11 +52,16 @@ class Sample:
         """The same of the floor by a plain sum; it can exceed 1."""
         return self.sum_floor_s / self.wall_s
 
+    @property
+    def own_share(self) -> float:
+        """The same of the floor of its own moments."""
+        return self.own_floor_s / self.wall_s
+
     def record(self) -> dict[str, Any]:
         """For a results file."""
         rates = {"output_tok_per_s": self.output_rate, "total_tok_per_s": self.total_rate}
         shares = {"share_of_floor": self.share, "share_of_sum_floor": self.sum_share}
-        return rounded({**asdict(self), **rates, **shares})
+        return rounded({**asdict(self), **rates, **shares, "share_of_own_floor": self.own_share})
 
 
 def latencies(result: Result) -> dict[str, float]:

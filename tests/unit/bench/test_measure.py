@@ -47,7 +47,7 @@ def test_what_a_plain_sum_reads_makes_a_floor_of_its_own():
 
 def test_samples_are_put_beside_what_was_measured_on_both_sides_of_them():
     turn = measure.Turn(0, LOADS[0], SMALL, books.HURRY, (found(1.0, 1.0, 1e9),))
-    sample = Sample(0, "c1", "antiphon", 7, 2.0, *turn.floors, 100, 60, IDLE)
+    sample = Sample(0, "c1", "antiphon", 7, 2.0, *turn.floors, 1.0, 100, 60, IDLE)
     after = turn.ended(found(3.0, 3.0, 1e9, foreign=0.5))
     assert after.record()["foreign_cores"] == 0.5
     assert [(s.floor_s, s.sum_floor_s) for s in after.settled([sample])] == [after.floors]

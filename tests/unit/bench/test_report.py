@@ -1,5 +1,7 @@
 """Medians, ratios within rounds, and tables."""
 
+from dataclasses import replace
+
 import pytest
 
 from bench import report
@@ -9,7 +11,7 @@ from bench.sample import Sample, percentile, spread
 
 def sample(round: int, server: str, wall_s: float, load: str = "c1", foreign: float = 0.0) -> Sample:
     cpu = Cpu(client=0.1, parts={server: 1.5, "other": 0.25}, foreign=foreign)
-    return Sample(round, load, server, 7, wall_s, 1.0, 1.2, 100, 60, cpu, ttft_ms_p50=10.0 * wall_s)
+    return Sample(round, load, server, 7, wall_s, 1.0, 1.2, 0.6 + 0.2 * round, 100, 60, cpu, ttft_ms_p50=10.0 * wall_s)
 
 
 SAMPLES = [
@@ -26,6 +28,12 @@ def test_a_ratio_is_taken_within_rounds() -> None:
     assert report.ratio(SAMPLES, "c8", "ours", "peer") is None
 
 
+def test_a_ratio_of_shares_leaves_out_that_one_had_the_better_moments() -> None:
+    even = [sample(0, "ours", 2.0), replace(sample(0, "peer", 4.0), own_floor_s=1.2)]
+    assert report.ratio(even, "c1", "ours", "peer") == pytest.approx(2.0)
+    assert report.summary(even, "ours")[1]["ours_over_it_in_moments"] == pytest.approx(1.0)
+
+
 def test_the_summary_has_a_record_for_each_load_and_server_in_order() -> None:
     records = report.summary([*SAMPLES, sample(0, "ours", 1.0, load="c8")], ours="ours")
     assert [(r["load"], r["server"]) for r in records] == [("c1", "ours"), ("c1", "peer"), ("c8", "ours")]
@@ -33,9 +41,10 @@ def test_the_summary_has_a_record_for_each_load_and_server_in_order() -> None:
     assert ours["rounds"] == 4
     assert ours["output_tok_per_s"] == pytest.approx((60 / 2 + 60 / 3) / 2)
     assert ours["share_of_floor"] == pytest.approx((1 / 2 + 1 / 3) / 2)
-    assert report.floor_shares(ours) == "42% / 50%"
+    assert report.floor_shares(ours) == "32% / 42% / 50%"
     assert ours["ours_over_it"] is None
     assert peer["ours_over_it"] == pytest.approx(2.0)
+    assert ours["ours_over_it_in_moments"] is None
     assert peer["noisy"] == 1
     assert peer["server_cores"] == pytest.approx(1.75)
     assert ours["part_cores"] == {"other": 0.25, "ours": 1.5}

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from bench.loads import Load
 from bench.roofline import (
     Limits,
-    bare_work,
     decode_step,
     floor,
     head_weights,
@@ -123,15 +122,3 @@ def test_the_floor_never_rises_with_a_faster_machine_or_more_clients(load: Load,
     wider = dataclasses.replace(load, clients=load.requests)
     if load.requests % load.clients == 0:
         assert floor(SMALL, wider, Limits(read, rate)).total_s <= here * (1 + 1e-9)
-
-
-@given(st.floats(1e3, 1e9), st.floats(1e3, 1e9))
-def test_the_bare_work_takes_as_long_as_the_floor(read: float, operations: float) -> None:
-    limits = Limits(read, operations)
-    work = bare_work(SMALL, LOAD, limits)
-    assert work.bytes / read + work.operations / operations == pytest.approx(floor(SMALL, LOAD, limits).total_s)
-
-
-def test_what_does_not_bound_a_step_is_no_bare_work() -> None:
-    assert bare_work(SMALL, LOAD, ONE).operations == 0
-    assert bare_work(SMALL, LOAD, Limits(1e18, 1.0)).bytes == 0
