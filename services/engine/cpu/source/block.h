@@ -43,13 +43,17 @@ constexpr int kLongRows = 4;
 
 // Panels at most that rows meet side by side, a cache line of each in turn, where registers have room for the sums of a
 // half of each: a processor that looks ahead in each of several stretches of memory reads them faster than one stretch.
-// A few rows leave it time to do so; behind the products of more of them it needs to be asked, so far ahead.
+// A few rows leave it time to do so; behind the products of more of them it needs to be asked, so far ahead: the less,
+// the fewer rows there are to compute meanwhile.
 #if defined(__AMX_BF16__)
-constexpr long kSideBySide = 1, kSumsBeside = 1, kBesideAway = 0;
+constexpr long kSideBySide = 1, kSumsBeside = 1;
+constexpr long beside_away(long) { return 0; }
 #elif defined(__AVX512F__)
-constexpr long kSideBySide = 4, kSumsBeside = 16, kBesideAway = 3 << 10;
+constexpr long kSideBySide = 4, kSumsBeside = 16;
+constexpr long beside_away(long rows) { return rows <= kLongRows ? 1 << 10 : 3 << 10; }
 #else
-constexpr long kSideBySide = 4, kSumsBeside = 4, kBesideAway = 0;
+constexpr long kSideBySide = 4, kSumsBeside = 4;
+constexpr long beside_away(long) { return 0; }
 #endif
 
 // Which of the two stays in the innermost cache: what is loaded of the other makes no room for itself there.
@@ -121,7 +125,7 @@ template <class T, int kRows, int kPanels>
 [[gnu::noinline]] void multiply_side_by_side(const TermOf<T>* x, long stride, const T* panel, const T* next,
                                              long distance, long terms, float* sums, bool resume) {
   using P = Pair<T>;
-  constexpr long kHalf = kTermsMultiple * kLanes, kAway = kBesideAway / (long)sizeof(T);
+  constexpr long kHalf = kTermsMultiple * kLanes, kAway = beside_away(kRows) / (long)sizeof(T);
   const auto sum = [sums](int p, int r, long half) { return sums + (p * kBlockRows + r) * kPanel + half * kLanes; };
   const T* const end = panel + terms * kPanel;
   for (long group = 0; group < terms; group += kTermsMultiple)
