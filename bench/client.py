@@ -9,11 +9,13 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+
+from bench.books import Clock
 
 READ_LIMIT = 2**20
 ERROR_CHARS = 500
@@ -51,7 +53,7 @@ class Chunk(msgspec.Struct):
 class Result:
     """One load. Times in seconds of `clock`."""
 
-    clock: Callable[[], float] = time.perf_counter
+    clock: Clock = time.perf_counter
     wall_s: float = 0.0
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -87,7 +89,7 @@ async def run(
     bodies: list[dict[str, Any]],
     concurrency: int,
     path: str = "/v1/completions",
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Clock = time.perf_counter,
 ) -> Result:
     """Sends every body once."""
     result, queue = Result(clock), list(reversed(bodies))

@@ -9,8 +9,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -55,22 +54,16 @@ class EngineAlone:
         """Of its process."""
         return self._process.pid
 
-    def turn(self, work: Work, streams: int, clock: Callable[[], float] | None = None) -> Turn:
-        """Runs a load, `streams` requests at a time: one that ends lets the next one in.
-
-        Its time is that of its process, or by `clock` that of asking it, which is some milliseconds more.
-        """
+    def turn(self, work: Work, streams: int) -> Turn:
+        """Runs a load, `streams` requests at a time: one that ends lets the next one in."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        line = json.dumps({"work": work, "streams": streams}) + "\n"
-        started = clock() if clock else 0.0
-        self._process.stdin.write(line)
+        self._process.stdin.write(json.dumps({"work": work, "streams": streams}) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
             raise SystemExit("the engine ended; its output above says why")
-        done = Turn(**json.loads(line))
-        return replace(done, wall_s=clock() - started) if clock else done
+        return Turn(**json.loads(line))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""One load on one running server, and the machine's limits before and after it, each on an idle machine.
+"""One load on one running server, and the machine's limits: in its own moments, and before and after it when idle.
 
 Whose CPU time it took is booked.
 
@@ -69,9 +69,9 @@ class Turn:
         """Seconds of both."""
         return self.floor.total_s, self.sum_floor.total_s
 
-    def floor_at(self, limits: roofline.Limits) -> float:
-        """Seconds that other limits allow."""
-        return roofline.floor(self.decoder, self.load, limits).total_s
+    def floors_with(self, own: roofline.Limits) -> tuple[float, float, float]:
+        """Seconds of both, and those of a load's own moments."""
+        return (*self.floors, roofline.floor(self.decoder, self.load, own).total_s)
 
     def record(self) -> dict[str, Any]:
         """For a results file."""
@@ -142,7 +142,7 @@ def sample(server: Server, turn: Turn, prompts: Prompts, seeds: Iterator[int], m
     (seed, result), cpu = beside(moments, turn, server.cpu_seconds, warm_up, send)
     tokens = (result.prompt_tokens, result.output_tokens)
     place = (turn.round, load.name, server.name, seed)
-    floors = (*turn.floors, turn.floor_at(moments.limits()))
+    floors = turn.floors_with(moments.limits())
     return Sample(*place, result.wall_s, *floors, *tokens, cpu, **latencies(result))
 
 

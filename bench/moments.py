@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -31,9 +32,9 @@ EVERY_S = 1.0
 """Of a load, between two of its stops."""
 PRODUCT_S = 0.05
 """A multiplication that takes longer would stop the load for too long."""
-
 CALLS = 2
-"""Of which the shorter counts, in each moment: a thread that was put aside says nothing about the machine."""
+"""Of which the shorter counts, after one that does not: a thread that was put aside says nothing about the machine."""
+ENDED = "the measuring program ended; its output above says why"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +79,13 @@ class Moments:
         """Stops this process and its descendants, as they are now, every so often until the end; see `limits`."""
         family, ended = processes.tree(root), threading.Event()
         self._found = []
-        thread = threading.Thread(target=self._interrupt, args=(family, ended), daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-        self._check()
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            interrupting = pool.submit(self._interrupt, family, ended)
+            try:
+                yield
+            finally:
+                ended.set()
+                interrupting.result()
 
     def limits(self) -> Limits:
         """What the machine did in the moments of the last load: a byte on average, an operation mostly.
@@ -97,9 +97,9 @@ class Moments:
         return Limits(1 / byte_s, 1 / statistics.median(moment.operation_s for moment in self._found))
 
     def _interrupt(self, family: list[processes.Process], ended: threading.Event) -> None:
-        # The first one comes half as early, so that a short load has one too.
+        # The first one comes after half of the time, and a load that is shorter still has one behind it.
         wait_s = self._every_s / 2
-        while self._process.poll() is None and (not ended.wait(wait_s) or not self._found):
+        while not ended.wait(wait_s) or not self._found:
             wait_s = self._every_s
             with self._standing_still(family):
                 self._found.append(Moment(**self._ask()))
@@ -117,6 +117,8 @@ class Moments:
 
     def _ask(self) -> dict[str, float]:
         assert self._process.stdin is not None
+        if self._process.poll() is not None:
+            raise SystemExit(ENDED)
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         return self._answer()
@@ -124,12 +126,9 @@ class Moments:
     def _answer(self) -> dict[str, float]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        self._check()
+        if not line:
+            raise SystemExit(ENDED)
         return json.loads(line)
-
-    def _check(self) -> None:
-        if self._process.poll() is not None:
-            raise SystemExit("the measuring program ended; its output above says why")
 
 
 def fastest_read(size: int) -> Call:

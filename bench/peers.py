@@ -1,8 +1,9 @@
 """This system beside others on one machine, in turn: `make bench-peers ARGS="--model DIR --vllm … --llama-server …"`.
 
 Every server is started once with the same model and stopped (SIGSTOP) while another one is measured. A round takes each
-load and each server in an order that turns from round to round, and measures the machine's limits before and after.
-What is compared are ratios within a round. A server that is not named is left out, and the results say so.
+load and each server in an order that turns from round to round, and measures the machine's limits before it, after it
+and in its own moments. What is compared are ratios within a round. A server that is not named is left out, and the
+results say so.
 """
 
 import argparse

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import books, bus_tax, cold_start, loads, machine, measure, processes, report, roofline
-from bench.engine_stream import EngineAlone, Turn, Work
+from bench.engine_stream import EngineAlone, Work
 from bench.moments import Moments
 from bench.sample import Sample, rounded
 from bench.serving import ROOT, Serving, end_in_order
@@ -135,14 +135,16 @@ def alone(
             engine.turn(work(part, load), load.clients)
         return seed, work(draw.measured, load)
 
-    def run(drawn: tuple[int, Work]) -> tuple[int, Turn]:
+    def run(drawn: tuple[int, Work]) -> tuple[int, int, float]:
+        started = moments.clock()
         with moments.of(engine.pid):
-            return drawn[0], engine.turn(drawn[1], load.clients, moments.clock)
+            tokens = engine.turn(drawn[1], load.clients).tokens
+            return drawn[0], tokens, moments.clock() - started
 
-    (seed, done), cpu = measure.beside(moments, turn, parts, warm_up, run)
-    tokens = (load.requests * load.prompt_length, done.tokens)
-    floors = (*turn.floors, turn.floor_at(moments.limits()))
-    return Sample(turn.round, load.name, ENGINE, seed, done.wall_s, *floors, *tokens, cpu)
+    (seed, done, wall_s), cpu = measure.beside(moments, turn, parts, warm_up, run)
+    tokens = (load.requests * load.prompt_length, done)
+    floors = turn.floors_with(moments.limits())
+    return Sample(turn.round, load.name, ENGINE, seed, wall_s, *floors, *tokens, cpu)
 
 
 def work(prompts: list[loads.Prompt], load: loads.Load) -> Work:

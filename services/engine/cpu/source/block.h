@@ -43,8 +43,7 @@ constexpr int kLongRows = 4;
 
 // Panels at most that rows meet side by side, a cache line of each in turn, where registers have room for the sums of a
 // half of each: a processor that looks ahead in each of several stretches of memory reads them faster than one stretch.
-// A few rows leave it time to do so; behind the products of more of them it needs to be asked, so far ahead: the less,
-// the fewer rows there are to compute meanwhile.
+// Where asking makes it faster still, it is asked so far ahead: the further, the more rows are computed meanwhile.
 #if defined(__AMX_BF16__)
 constexpr long kSideBySide = 1, kSumsBeside = 1;
 constexpr long beside_away(long) { return 0; }
