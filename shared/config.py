@@ -124,7 +124,8 @@ class EngineSettings(ModelSettings):
     )
     max_num_batched_tokens: int | None = flag(
         None,
-        "most tokens computed in one step (default: 2048; on a CPU 1024 beside --max-num-seqs)",
+        "most tokens computed in one step (default: 2048; on a CPU one for each running sequence and 512 of prompts, "
+        "1024 of these with AMX or PyTorch)",
         rule=AT_LEAST_1,
         group="engine: scheduling",
     )

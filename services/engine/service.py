@@ -169,9 +169,9 @@ def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
     chunked = settings.enable_chunked_prefill
     rows = min(settings.max_num_seqs, settings.limit_worker_concurrency or settings.max_num_seqs)
     least = max(rows, 1 if chunked else facts.max_model_len)
-    budget = settings.max_num_batched_tokens
+    budget, prompts = settings.max_num_batched_tokens, None
     if budget is None:
-        budget = max(facts.step_tokens, least)
+        budget, prompts = max(facts.step_tokens, least), facts.step_prompt_tokens if chunked else None
     if budget < least:
         raise SettingsError(
             f"--max-num-batched-tokens: {budget} is less than --max-num-seqs ({rows}) or, with "
@@ -189,6 +189,7 @@ def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
         settings.num_speculative_tokens if settings.use_lookahead else 0,
         (settings.max_batch_size or DEFAULT_BATCH_SIZE) if gathers else None,
         DEFAULT_BATCH_WAIT_S if wait_s is None else wait_s,
+        prompts,
     )
 
 

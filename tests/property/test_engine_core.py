@@ -41,6 +41,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4, 4]),
         max_num_seqs=st.integers(1, 5),
         budget=st.sampled_from([1, 2, 3, 4, 5, 6, 8, 10, 24]),
+        prompts=st.sampled_from([None, None, 1, 3, 7]),
         caching=st.booleans(),
         chunked=st.booleans(),
         depth=st.integers(1, 3),
@@ -58,6 +59,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         block_size: int,
         max_num_seqs: int,
         budget: int,
+        prompts: int | None,
         caching: bool,
         chunked: bool,
         depth: int,
@@ -73,7 +75,9 @@ class EngineCoreMachine(RuleBasedStateMachine):
 
         `rank`: whether the later ones of them come first.
         """
-        self.limits = CoreLimits(max_num_seqs, max(budget, max_num_seqs), caching, chunked, ratio, delay, num_guesses)
+        prompts = prompts if chunked else None
+        limits = (max_num_seqs, max(budget, max_num_seqs), caching, chunked, ratio, delay, num_guesses)
+        self.limits = CoreLimits(*limits, step_prompt_tokens=prompts)
         self.facts = EngineFacts(num_blocks, block_size, 40, 1000, frozenset({EOS}), num_host_blocks)
         self.now_s = 0.0
         self.clock = clock or delay > 0

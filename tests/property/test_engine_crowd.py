@@ -23,6 +23,7 @@ def crowded(draw: random.Random) -> EngineCoreMachine:
         block_size=block_size,
         max_num_seqs=draw.randint(2, 5),
         budget=draw.choice([3, 4, 5, 6, 8, 24]),
+        prompts=draw.choice([None, None, 2, 5]),
         caching=draw.random() < 0.3,
         chunked=draw.random() < 0.8,
         depth=draw.choice([1, 1, 2, 3]),

@@ -23,7 +23,7 @@ DEFAULT_BATCHED_TOKENS = 2048
 """Most tokens of a step where the flag is not given."""
 CPU_PROMPT_TOKENS = 1024
 """The same on a CPU, beside a token of every running sequence: more make steps longer, which everybody waits for, and
-hardly faster."""
+hardly faster. A worker that is as fast with fewer says so (`EngineFacts.step_prompt_tokens`)."""
 
 
 def default_batched_tokens(on_cpu: bool, max_num_seqs: int) -> int:
@@ -122,6 +122,8 @@ class EngineFacts:
     """Blocks in the host's memory for preempted sequences."""
     step_tokens: int = DEFAULT_BATCHED_TOKENS
     """Most tokens of a step where the flag is not given."""
+    step_prompt_tokens: int | None = None
+    """Of these, most beside what the running sequences decode; None: as many as there is room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +144,12 @@ class CoreLimits:
     """Most new sequences that join together after gathering; None: they do not gather. See `batching`."""
     batch_wait_timeout: float = 0.1
     """Longest time to gather, in seconds."""
+    step_prompt_tokens: int | None = None
+    """Most tokens of a step beside one and its guesses for each running sequence; None: what room there is."""
+
+    def step_tokens(self, num_running: int, num_guessers: int) -> int:
+        """Most tokens of a step with so many running sequences, of which so many may guess."""
+        if self.step_prompt_tokens is None:
+            return self.max_num_batched_tokens
+        guesses = min(num_guessers, num_running) * self.num_speculative_tokens
+        return min(self.max_num_batched_tokens, num_running + guesses + self.step_prompt_tokens)

@@ -117,7 +117,8 @@ class Scheduler:
     def schedule(self, now_s: float) -> StepPlan:
         """Plans a step. An empty plan takes no step number; rows freed and copies out stay for the next one."""
         guessers = self._payoff.num_guessers(len(self.running), now_s)
-        draft = _Draft(self._tally.step + 1, self._limits.max_num_batched_tokens, now_s, guessers)
+        budget = self._limits.step_tokens(len(self.running), guessers)
+        draft = _Draft(self._tally.step + 1, budget, now_s, guessers)
         may_join = self._may_join(now_s)
         if may_join:
             self._schedule_large_head(draft)

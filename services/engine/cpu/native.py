@@ -87,6 +87,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "antiphon_set_rope": (c_int, (c_void_p, c_int64, c_void_p, c_int64, c_int64, c_float)),
     "antiphon_block_bytes": (c_int64, (c_void_p,)),
     "antiphon_weight_bytes": (c_int64, (c_void_p,)),
+    "antiphon_prompt_tokens": (c_int64, (c_void_p,)),
     "antiphon_reserve": (c_int64, (c_void_p, c_int64, c_int64)),
     "antiphon_launch": (c_int, (c_void_p, POINTER(Step))),
     "antiphon_collect": (c_int, (c_void_p,)),
@@ -189,6 +190,10 @@ class NativeModel:
     def weight_bytes(self) -> int:
         """Of all packed matrices."""
         return self._library.call("weight_bytes", self._handle)
+
+    def prompt_tokens(self) -> int:
+        """Of prompts that a step should have at most while others wait for it: more hardly make it faster a token."""
+        return self._library.call("prompt_tokens", self._handle)
 
     def reserve(self, tokens: int, logits: int) -> int:
         """Makes room for steps of so many tokens and logits; the most bytes that it can take."""

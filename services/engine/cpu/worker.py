@@ -122,6 +122,9 @@ class CpuWorker(StepWorker):
     def _mapped_bytes(self) -> int:
         return self._decoder.mapped_bytes
 
+    def _prompt_tokens(self) -> int:
+        return self._decoder.model.prompt_tokens()
+
     def _make_state(self, spec: StateSpec, kv: KvPlan, num_host_blocks: int) -> None:
         super()._make_state(spec, kv, num_host_blocks)
         caches = zip(self._cache.key_caches, self._cache.value_caches, strict=True)

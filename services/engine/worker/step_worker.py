@@ -67,6 +67,10 @@ class StepWorker(ABC):
         """See `Backend`."""
         return 0
 
+    def _prompt_tokens(self) -> int | None:
+        """See `EngineFacts.step_prompt_tokens`."""
+        return None
+
     def _begin(self, plan: StepPlan) -> FlatStep | None:
         """What a plan does before anything is computed, and what is to be computed, if there is something."""
         copy_blocks(plan, self._cache, self._host_cache)
@@ -109,6 +113,7 @@ class StepWorker(ABC):
             spec.eos,
             num_host_blocks,
             default_batched_tokens(spec.device.type == "cpu", settings.max_num_seqs),
+            self._prompt_tokens(),
         )
         self._table = StateTable(settings.max_num_seqs, kv.max_model_len, block_size, vocab_size, spec.eos)
 

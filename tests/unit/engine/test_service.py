@@ -34,6 +34,14 @@ def test_the_budget_of_a_step_is_large_enough_for_what_has_to_fit() -> None:
     assert budget(max_num_batched_tokens=5000, enable_chunked_prefill=False) == 5000
 
 
+def test_a_backend_bounds_the_prompts_of_a_step_unless_the_flag_says_how_many_tokens() -> None:
+    facts = dataclasses.replace(FACTS, step_prompt_tokens=100)
+    limits = core_limits(EngineSettings(), facts)
+    assert (limits.max_num_batched_tokens, limits.step_prompt_tokens) == (2048, 100)
+    assert core_limits(EngineSettings(max_num_batched_tokens=700), facts).step_prompt_tokens is None
+    assert core_limits(EngineSettings(enable_chunked_prefill=False), facts).step_prompt_tokens is None
+
+
 @pytest.mark.spec("S-SRV-051", "S-SRV-100")
 @pytest.mark.parametrize(
     "settings",

@@ -94,6 +94,8 @@ int64_t antiphon_block_bytes(const antiphon_Model* model) { return of(model).blo
 
 int64_t antiphon_weight_bytes(const antiphon_Model* model) { return of(model).weight_bytes(); }
 
+int64_t antiphon_prompt_tokens(const antiphon_Model* model) { return of(model).prompt_tokens(); }
+
 int64_t antiphon_reserve(antiphon_Model* model, int64_t tokens, int64_t logits) {
   int64_t bytes = -1;
   guarded([&] { bytes = of(model).reserve(tokens, logits); });

@@ -80,6 +80,8 @@ int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequen
 // Bytes of one layer's keys of one block; the values have as many.
 int64_t antiphon_block_bytes(const antiphon_Model* model);
 int64_t antiphon_weight_bytes(const antiphon_Model* model);
+// Prompts' tokens that a step should have at most while others wait for it.
+int64_t antiphon_prompt_tokens(const antiphon_Model* model);
 
 // Makes room for steps of so many tokens and logits, while none is under way. Returns the most bytes that it can take;
 // -1: it failed.

@@ -17,6 +17,14 @@ constexpr long kRowsApart = 64;
 template <>
 constexpr long kRowsApart<Bf16> = 128;
 #endif
+// Prompts' rows in a step from which on weights cost next to nothing beside the products: everybody waits for a step, so
+// more of them would only make others wait.
+template <class T>
+constexpr long kPromptRows = 512;
+#if defined(__AMX_BF16__)
+template <>
+constexpr long kPromptRows<Bf16> = 1024;
+#endif
 // Columns of the inner state that are computed and used up at a time.
 constexpr long kInnerTerms = 512;
 

@@ -23,6 +23,7 @@ class Model {
   virtual void set_rope(int64_t layer, const float* frequencies, int64_t pairs, bool interleaved, float scale) = 0;
   virtual int64_t block_bytes() const = 0;
   virtual int64_t weight_bytes() const = 0;
+  virtual int64_t prompt_tokens() const = 0;
   virtual int64_t reserve(int64_t tokens, int64_t logits) = 0;
   virtual void launch(const antiphon_Step& step) = 0;
   virtual void collect() = 0;

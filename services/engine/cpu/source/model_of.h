@@ -69,6 +69,8 @@ class ModelOf final : public Model {
 
   int64_t block_bytes() const override { return decoder_.cache_shape().block_elements() * (int64_t)sizeof(T); }
 
+  int64_t prompt_tokens() const override { return kPromptRows<T>; }
+
   int64_t weight_bytes() const override {
     int64_t total = decoder_.weights.head.bytes();
     for (const Layer<T>& layer : decoder_.weights.layers) {

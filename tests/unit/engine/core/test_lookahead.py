@@ -7,7 +7,7 @@ import pytest
 from services.engine.core import invariants
 from services.engine.core.core import Core
 from services.engine.core.lookahead import BLANK_STEPS_MAX, REST_STEPS_MAX, Lookahead
-from tests.unit.engine.core.factories import EOS, answer, make_core, shares, spec, step
+from tests.unit.engine.core.factories import EOS, answer, make_core, prompt_of, shares, spec, step
 
 
 def draft(tokens: list[int], most: int = 4, reach: int = 8) -> tuple[int, ...]:
@@ -124,6 +124,12 @@ def test_guesses_take_no_blocks_and_no_budget_from_others() -> None:
         assert plan.num_tokens <= 5
         assert len(plan.scheduled) == 2 or plan.new
     assert core.counters().preemptions == 0
+
+
+def test_guesses_are_no_part_of_what_prompts_get() -> None:
+    core = repeating(step_prompt_tokens=9)
+    core.add(spec("b", prompt_of(30, 500)))
+    assert shares(core.schedule()) == [(0, 9, 5, True), (1, 0, 9, False)]
 
 
 def test_a_plan_made_ahead_leaves_out_who_has_guesses_in_flight() -> None:

@@ -58,6 +58,18 @@ def test_the_budget_is_split_between_running_sequences_first_and_pieces_of_promp
     assert shares(step(core)[0]) == [(0, 4, 1, True), (1, 12, 1, True), (2, 0, 4, True)]
 
 
+@pytest.mark.spec("S-SRV-051")
+def test_prompts_get_a_share_of_the_budget_beside_a_token_of_each_running_sequence() -> None:
+    core = make_core(budget=64, step_prompt_tokens=4)
+    add(core, 3, 6)
+    assert shares(step(core)[0]) == [(0, 0, 3, True), (1, 0, 1, False)]
+    assert shares(step(core)[0]) == [(0, 3, 1, True), (1, 1, 5, True)]
+    assert shares(step(core)[0]) == [(0, 4, 1, True), (1, 6, 1, True)]
+    core = make_core(budget=5, step_prompt_tokens=9)
+    add(core, 12)
+    assert shares(step(core)[0]) == [(0, 0, 5, False)]
+
+
 @pytest.mark.spec("S-SRV-052")
 def test_a_prompt_in_pieces_gets_blocks_piece_by_piece_and_samples_at_its_end_only() -> None:
     core = make_core(budget=5)

@@ -27,8 +27,11 @@ def test_the_compiled_backend_is_the_default_and_torch_can_be_asked_for(checkpoi
     directory = checkpoint()
     worker = load_worker(settings(directory))
     assert isinstance(worker, CpuWorker)
+    assert worker.facts().step_prompt_tokens in (512, 1024)
     worker.close()
-    assert isinstance(load_worker(settings(directory, cpu_backend="torch")), TorchWorker)
+    other = load_worker(settings(directory, cpu_backend="torch"))
+    assert isinstance(other, TorchWorker)
+    assert other.facts().step_prompt_tokens is None
 
 
 @pytest.mark.parametrize("failure", [CompileError("there is no C++ compiler"), OSError("failed to map segment")])
