@@ -178,7 +178,8 @@ class ModelOf final : public Model {
   Decoder<T> decoder_;
   RowBuffer<TermOf<T>> inputs_;  // of `multiply`, as is the next
   Memory kept_;
-  Runner runner_;  // last: it ends before what it uses
+  // Last: it ends before what it uses. A core that computes alone leaves memory and the other cores to others anyway.
+  Runner runner_{pool_.threads() > 1};
 };
 
 }  // namespace antiphon

@@ -10,7 +10,8 @@ namespace antiphon {
 namespace {
 
 constexpr int kSpins = 200;
-constexpr auto kAwake = std::chrono::microseconds(300);
+// Long enough for what happens between two requests of one client.
+constexpr auto kAwake = std::chrono::milliseconds(50);
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -34,6 +35,12 @@ inline void wait_until(Done&& done) {
 }  // namespace
 
 thread_local uint64_t Pool::phase_ = 0;
+
+bool stay_awake(const std::function<bool()>& come) {
+  const auto sleepy = std::chrono::steady_clock::now() + kAwake;
+  wait_until([&] { return come() || std::chrono::steady_clock::now() > sleepy; });
+  return come();
+}
 
 void take_turns_at_once() {
   const sched_param none = {};
@@ -91,9 +98,7 @@ void Pool::work(int number) {
 // Waits for the step after the `seen` ones; false when there will be none.
 bool Pool::wait_for_step(unsigned long seen) {
   const auto come = [this, seen] { return generation_.load(std::memory_order_acquire) != seen; };
-  const auto sleepy = std::chrono::steady_clock::now() + kAwake;
-  wait_until([&] { return come() || std::chrono::steady_clock::now() > sleepy; });
-  if (!come()) {
+  if (!stay_awake(come)) {
     std::unique_lock<std::mutex> lock(mutex_);
     wake_.wait(lock, come);
   }

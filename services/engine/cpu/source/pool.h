@@ -3,7 +3,7 @@
 // A phase has ended when all of its items are done, not when all threads have come: a thread that the system has put
 // aside between items is missed by nobody and catches up later; inside one it holds up that item alone. Who computes
 // an item never changes its result. Between phases threads offer their core to the other services on the machine;
-// between steps they wait for a while, then sleep.
+// between steps they stay awake for a while, then sleep.
 #pragma once
 
 #include <algorithm>
@@ -20,6 +20,11 @@ namespace antiphon {
 // The calling thread is scheduled like any program's from now on, whatever was asked for the process (see
 // antiphon/child.py).
 void take_turns_at_once();
+
+// Waits until `come`, for a while, without going to sleep: whoever else wants the core gets it, but a core with nothing
+// to do does not rest. A host puts a virtual machine's cores that rest now and then side by side, where they share one
+// way to memory (docs/adr/0013-cores-and-turns.md). Returns whether it came.
+bool stay_awake(const std::function<bool()>& come);
 
 class Pool {
  public:

@@ -9,6 +9,7 @@ Runner::~Runner() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
+    called_ = true;
   }
   launched_.notify_one();
   if (thread_.joinable()) thread_.join();
@@ -19,6 +20,7 @@ void Runner::launch(std::function<void()> work) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     waiting_.push_back(std::move(work));
+    called_ = true;
   }
   launched_.notify_one();
 }
@@ -35,6 +37,12 @@ void Runner::run() {
   take_turns_at_once();
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
+    if (stays_awake_ && waiting_.empty() && !stopping_) {
+      called_ = false;
+      lock.unlock();
+      stay_awake([this] { return called_.load(std::memory_order_acquire); });
+      lock.lock();
+    }
     launched_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
     if (stopping_) return;
     const std::function<void()> work = std::move(waiting_.front());

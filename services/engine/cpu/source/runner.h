@@ -2,6 +2,7 @@
 // caller is doing then.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -13,6 +14,8 @@ namespace antiphon {
 
 class Runner {
  public:
+  // Whether the thread stays awake for a while when it has nothing to do (see pool.h).
+  explicit Runner(bool stays_awake) : stays_awake_(stays_awake) {}
   // Ends the thread after what it is running; what waits is dropped.
   ~Runner();
 
@@ -25,12 +28,14 @@ class Runner {
  private:
   void run();
 
+  const bool stays_awake_;
   std::mutex mutex_;
   std::condition_variable launched_, ended_;
   std::deque<std::function<void()>> waiting_;
   std::deque<std::exception_ptr> results_;
   bool stopping_ = false;
-  std::thread thread_;  // starts with the first work
+  std::atomic<bool> called_{false};  // there may be something to do; read without the lock
+  std::thread thread_;               // starts with the first work
 };
 
 }  // namespace antiphon
