@@ -1,5 +1,6 @@
 """Which backend an engine on a CPU gets: the compiled one where it can be had and serves the model, or torch's."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,12 @@ from shared.sampling import SamplingParams
 def settings(directory: Path, **overrides: Any) -> EngineSettings:
     base = {"model": str(directory), "device": "cpu", "threads": 1, "kv_cache_memory_gb": 0.01, "max_num_seqs": 4}
     return EngineSettings(**{**base, **overrides})
+
+
+def first_step(temperature: float = 0.0, copies: tuple[tuple[int, int], ...] = ()) -> StepPlan:
+    params = SamplingParams(temperature=temperature, seed=1)
+    joining = NewSequence(0, "a", (1, 2, 3), 3, (0,), params)
+    return StepPlan(1, new=(joining,), scheduled=(ScheduledSequence(0, 0, 3, True),), copies=copies, num_tokens=3)
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler: g++ or clang++")
@@ -88,10 +95,21 @@ def test_the_heap_is_looked_at_after_steps_that_use_it(
     monkeypatch.setattr(HeapGuard, "after_step", lambda guard: seen.append(guard))
     worker = load_worker(settings(checkpoint()))
     assert isinstance(worker, CpuWorker)
-    params = SamplingParams(temperature=temperature, seed=1)
-    joining = NewSequence(0, "a", (1, 2, 3), 3, (0,), params)
-    share = ScheduledSequence(0, 0, 3, True)
     seen.clear()
-    worker.run(StepPlan(1, new=(joining,), scheduled=(share,), copies=copies, num_tokens=3))
+    worker.run(first_step(temperature, copies))
     worker.close()
     assert len(seen) == looks
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler: g++ or clang++")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_with_nothing_to_do_end_up_asleep(threads: int, checkpoint: Callable[..., Path]) -> None:
+    worker = load_worker(settings(checkpoint(), threads=threads))
+    worker.run(first_step())
+    time.sleep(0.5)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.2
+    later = worker.run(StepPlan(2, scheduled=(ScheduledSequence(0, 3, 1, True),), num_tokens=1))
+    assert len(later.token_ids) == 1
+    worker.close()
