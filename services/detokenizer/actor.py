@@ -13,8 +13,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.detokenizer.stream import TextStream
-from services.detokenizer.vocabulary import UnknownTokenError, Vocabulary
 from shared import limits, telemetry
 from shared.actors.actor import Actor, Envelope, handles
 from shared.actors.host import Host
@@ -35,6 +33,8 @@ from shared.messages import (
     TokenEvents,
 )
 from shared.telemetry import Names
+from shared.text.stream import TextStream
+from shared.text.vocabulary import UnknownTokenError, Vocabulary
 
 log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0

@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 
 from services.detokenizer.actor import DetokenizerActor
-from services.detokenizer.vocabulary import Vocabulary, choose_vocabulary
 from shared import limits
 from shared.actors.host import Host
 from shared.actors.presence import sleep_to_beat
 from shared.config import DetokenizerSettings
 from shared.messages import ServiceName, StreamStatus
 from shared.model_files import model_directory, model_name, tokenizer_directory
+from shared.text.vocabulary import Vocabulary, choose_vocabulary
 
 SWEEP_S = 2 * limits.HEARTBEAT_INTERVAL_S
 """Tokens that follow a gap have it asked for at once; this is for a gap that nothing follows."""

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from services.tokenizer.encode import Codec
 from services.tokenizer.renderer import Renderer
 from services.tokenizer.requests import (
     check_model,
@@ -34,6 +33,7 @@ from shared.errors import ServiceError
 from shared.messages import DetokenizeReply, DetokenizeRequest, Message, TokenizeReply, TokenizeRequest
 from shared.subjects import TOKENIZER_QUEUE
 from shared.telemetry import Names
+from shared.text.codec import Codec
 
 log = logging.getLogger(__name__)
 THREADS_MAX = 4

@@ -14,8 +14,8 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from services.tokenizer.chat_template import ChatTemplate, TemplateFailedError
 from services.tokenizer.render_frames import LENGTH_BYTES, Rendered, RenderJob, RenderSetup, pack_frame
+from shared.text.chat_template import ChatTemplate, TemplateFailedError
 
 ADDRESS_SPACE_BYTES = 256 * 2**20
 """The interpreter takes a quarter of it; the longest allowed conversation needs about as much again."""

@@ -1,12 +1,12 @@
 """What a tokenize or detokenize request means, apart from asyncio and the bus: checks, and texts to reply. Pure."""
 
-from services.tokenizer.encode import Codec
 from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import DecodeError, pack_ids, unpack_ids
 from shared.context import check_context
 from shared.errors import ServiceError
 from shared.messages import ChatMessage, DetokenizeRequest, TokenizedPrompt, TokenizeReply, TokenizeRequest
+from shared.text.codec import Codec
 
 
 def check_model(model: str, served: str) -> None:

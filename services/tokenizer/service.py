@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 
 from services.tokenizer.actor import TokenizerActor
-from services.tokenizer.encode import NO_TOKENIZER, Codec, TextFacts, choose_codec, load_facts
 from services.tokenizer.renderer import NoTemplate, WorkerPool
 from shared.actors.host import Host
 from shared.config import TokenizerSettings
 from shared.messages import PoolStatus, ServiceName
 from shared.model_files import model_name, tokenizer_directory
+from shared.text.codec import NO_TOKENIZER, Codec, TextFacts, choose_codec, load_facts
 
 
 class TokenizerService:

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from services.detokenizer.incremental import ByteDetokenizer, Detokenizer, WindowDetokenizer, start_detokenizer
-from services.detokenizer.stop_strings import StopStrings
-from services.detokenizer.vocabulary import Vocabulary
+from shared.text.incremental import ByteDetokenizer, Detokenizer, WindowDetokenizer, start_detokenizer
+from shared.text.stop_strings import StopStrings
+from shared.text.vocabulary import Vocabulary
 from tests.tokenizer_files import HARD_TEXTS, TOKENIZERS, decoder_of
 
 KINDS = tuple(TOKENIZERS)

@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.detokenizer.sequencer import Sequencer
 from shared.limits import HELD_EVENTS_MAX
 from shared.messages import TokenEvent
+from shared.text.sequencer import Sequencer
 
 TRUTH = tuple(range(100, 140))
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from services.detokenizer.actor import DetokenizerActor
-from services.detokenizer.vocabulary import Vocabulary
 from shared import limits, telemetry
 from shared.actors.actor import ask
 from shared.actors.host import Host
@@ -33,6 +32,7 @@ from shared.messages import (
     TopLogprob,
 )
 from shared.subjects import Subjects
+from shared.text.vocabulary import Vocabulary
 from tests.tokenizer_files import byte_level, decoder_of
 
 ENGINE = Subjects().engine_control("e1", "b1")

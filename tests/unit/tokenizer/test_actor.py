@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from services.tokenizer.actor import TokenizerActor
-from services.tokenizer.encode import TextCodec
 from services.tokenizer.renderer import Renderer, WorkerPool
 from services.tokenizer.service import TokenizerService
 from shared import telemetry
@@ -31,6 +30,7 @@ from shared.messages import (
     TokenizeRequest,
 )
 from shared.subjects import Subjects
+from shared.text.codec import TextCodec
 from tests.tokenizer_files import byte_level, write_tokenizer_files
 
 REPLIES = Decoder([TokenizeReply, DetokenizeReply, ErrorReply])

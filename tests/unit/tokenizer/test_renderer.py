@@ -157,4 +157,4 @@ def test_a_worker_imports_jinja_and_msgspec_and_little_else() -> None:
         "print(*sorted({m.split('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert set(found) <= {"jinja2", "markupsafe", "msgspec", "services", "typing_extensions"}
+    assert set(found) <= {"jinja2", "markupsafe", "msgspec", "services", "shared", "typing_extensions"}

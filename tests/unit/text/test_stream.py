@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from services.detokenizer.stream import TextStream
-from services.detokenizer.vocabulary import UnknownTokenError, Vocabulary
 from shared.codec import pack_ids
 from shared.limits import STREAM_EVENT_TOKENS_MAX
 from shared.messages import OpenStream, TextEvent, TokenEvent, TokenLogprobs, TopLogprob
+from shared.text.stream import TextStream
+from shared.text.vocabulary import UnknownTokenError, Vocabulary
 from tests.tokenizer_files import byte_level, decoder_of
 
 

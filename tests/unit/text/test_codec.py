@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, processors
 
-from services.tokenizer.encode import TextCodec, load_codec, load_facts
 from shared.config import SettingsError
+from shared.text.codec import TextCodec, load_codec, load_facts
 from tests.tokenizer_files import HARD_TEXTS, byte_fallback, byte_level, write_tokenizer_files
 
 

@@ -1,6 +1,6 @@
 """Tokenizers that are no `tokenizer.json`: a user's own file, or a class of transformers (`--tokenizer-mode slow`).
 
-`ForeignTokenizer` gives them the few methods of the `tokenizers` library that the services use, one call at a time:
+`TokenizerAdapter` gives them the few methods of the `tokenizers` library that the services use, one call at a time:
 nothing says that they are safe on several threads. Called by the tokenizer and the detokenizer at start-up.
 Transformers is imported by name and only when it is asked for: the images of both services do without it.
 """
@@ -77,7 +77,7 @@ class _Ids(NamedTuple):
     ids: list[int]
 
 
-class ForeignTokenizer:
+class TokenizerAdapter:
     """Wraps an object with `encode` and `decode`. What else it may have: `vocab_size`, `all_special_ids`, `bos_token`.
 
     Its methods get `add_special_tokens` and `skip_special_tokens` by name if they take them.
@@ -121,7 +121,7 @@ class ForeignTokenizer:
             return str(self._inner.decode(list(ids), **options))
 
 
-def load_foreign(settings: ModelSettings, directory: Path) -> ForeignTokenizer | None:
+def load_adapter(settings: ModelSettings, directory: Path) -> TokenizerAdapter | None:
     """The tokenizer that the settings ask for, or None when it is the directory's `tokenizer.json`.
 
     Raises SettingsError when it cannot be made.
@@ -141,7 +141,7 @@ def _needs_transformers(directory: Path, trusted: bool) -> bool:
     return any(True for pattern in patterns for _ in directory.glob(pattern))
 
 
-def _from_extension(path: Path, directory: Path, settings: ModelSettings) -> ForeignTokenizer:
+def _from_extension(path: Path, directory: Path, settings: ModelSettings) -> TokenizerAdapter:
     flag = "--tokenizer-extension-path"
     if not path.is_file():
         raise SettingsError(f"{flag}: there is no file {path}")
@@ -158,7 +158,7 @@ def _from_extension(path: Path, directory: Path, settings: ModelSettings) -> For
         raise SettingsError(f"{flag}: {path} has neither get_tokenizer(name_or_path, **options) nor a class Tokenizer")
     if not (callable(getattr(inner, "encode", None)) and callable(getattr(inner, "decode", None))):
         raise SettingsError(f"{flag}: the tokenizer that {path} makes lacks encode(text) or decode(token_ids)")
-    return ForeignTokenizer(inner)
+    return TokenizerAdapter(inner)
 
 
 def _make(module: Any, directory: Path, settings: ModelSettings) -> Any:
@@ -175,7 +175,7 @@ def _make(module: Any, directory: Path, settings: ModelSettings) -> Any:
     return kind(str(directory)) if inspect.signature(kind).parameters else kind()
 
 
-def _from_transformers(directory: Path, settings: ModelSettings) -> ForeignTokenizer:
+def _from_transformers(directory: Path, settings: ModelSettings) -> TokenizerAdapter:
     slow = settings.tokenizer_mode == "slow"
     wanted = "--tokenizer-mode slow" if slow else f"--tokenizer: {directory} has no {_FILE}"
     try:
@@ -192,7 +192,7 @@ def _from_transformers(directory: Path, settings: ModelSettings) -> ForeignToken
         hint = " Its own code runs with --trust-remote-code only." if untrusted else ""
         message = f"{wanted}: transformers cannot make a tokenizer of {directory}: {reason}.{hint}"
         raise SettingsError(message) from error
-    return ForeignTokenizer(inner)
+    return TokenizerAdapter(inner)
 
 
 def _takes(method: Callable[..., Any], name: str) -> bool:

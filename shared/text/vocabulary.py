@@ -12,9 +12,9 @@ import msgspec
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-from services.detokenizer.pieces import PieceRule, piece_rule
 from shared.config import ModelSettings, SettingsError
-from shared.foreign_tokenizer import AnyTokenizer, load_foreign
+from shared.text.pieces import PieceRule, piece_rule
+from shared.text.tokenizer_adapter import AnyTokenizer, load_adapter
 
 
 class UnknownTokenError(ValueError):
@@ -101,10 +101,10 @@ def choose_vocabulary(settings: ModelSettings, tokenizer_directory: Path, model_
     """The vocabulary that the settings ask for. Raises SettingsError."""
     if settings.skip_tokenizer_init:
         return SilentVocabulary(_model_vocab_size(model_directory / "config.json"))
-    foreign = load_foreign(settings, tokenizer_directory)
-    if foreign is None:
+    adapter = load_adapter(settings, tokenizer_directory)
+    if adapter is None:
         return load_vocabulary(tokenizer_directory, model_directory)
-    return Vocabulary(foreign, None, _model_vocab_size(model_directory / "config.json"))
+    return Vocabulary(adapter, None, _model_vocab_size(model_directory / "config.json"))
 
 
 def load_vocabulary(tokenizer_directory: Path, model_directory: Path) -> Vocabulary:

@@ -10,13 +10,13 @@ that completed it, and what the engine computed beyond is dropped.
 from collections.abc import Sequence
 from itertools import islice
 
-from services.detokenizer.incremental import Detokenizer, start_detokenizer
-from services.detokenizer.sequencer import Sequencer
-from services.detokenizer.stop_strings import StopStrings
-from services.detokenizer.vocabulary import UnknownTokenError, Vocabulary
 from shared import limits
 from shared.codec import unpack_ids
 from shared.messages import FinishReason, OpenStream, PositionLogprobs, TextEvent, TokenEvent, TokenLogprobs, TokenText
+from shared.text.incremental import Detokenizer, start_detokenizer
+from shared.text.sequencer import Sequencer
+from shared.text.stop_strings import StopStrings
+from shared.text.vocabulary import UnknownTokenError, Vocabulary
 
 
 class TextStream:

@@ -14,8 +14,8 @@ import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
-from services.detokenizer.vocabulary import Vocabulary
 from shared import limits
+from shared.text.vocabulary import Vocabulary
 
 REPLACEMENT = "\ufffd"
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from services.detokenizer.incremental import ByteDetokenizer, WindowDetokenizer, start_detokenizer
-from services.detokenizer.pieces import piece_rule
-from services.detokenizer.vocabulary import UnknownTokenError, Vocabulary, load_vocabulary
 from shared.config import SettingsError
+from shared.text.incremental import ByteDetokenizer, WindowDetokenizer, start_detokenizer
+from shared.text.pieces import piece_rule
+from shared.text.vocabulary import UnknownTokenError, Vocabulary, load_vocabulary
 from tests.tokenizer_files import TOKENIZERS, byte_fallback, byte_level, decoder_of, write_tokenizer_files
 
 

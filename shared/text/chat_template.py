@@ -8,7 +8,7 @@ trimming, loop controls, the `generation` tag) is the one of transformers' `appl
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
@@ -110,9 +110,10 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
-    environment.globals.pop("lipsum")
-    environment.globals |= {
+    untyped = cast(Any, environment)  # jinja2 leaves the two tables untyped
+    untyped.filters["tojson"] = _to_json
+    del untyped.globals["lipsum"]
+    untyped.globals |= {
         "namespace": _GuardedNamespace,
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,
@@ -136,5 +137,8 @@ def _strftime_now(form: str) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    kinds = {MemoryError: "it needs too much memory", RecursionError: "it is nested too deeply"}
+    kinds: dict[type[BaseException], str] = {
+        MemoryError: "it needs too much memory",
+        RecursionError: "it is nested too deeply",
+    }
     return kinds.get(type(error)) or f"{type(error).__name__}: {error}"[:500].rstrip(".")

@@ -9,9 +9,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from services.detokenizer.service import DetokenizerService
-from services.detokenizer.stream import TextStream
-from services.detokenizer.vocabulary import Vocabulary, choose_vocabulary
-from services.tokenizer.encode import Codec, TextCodec, choose_codec
 from services.tokenizer.service import TokenizerService
 from shared.actors.actor import ask
 from shared.actors.host import Host
@@ -32,6 +29,9 @@ from shared.messages import (
     TokenizeRequest,
 )
 from shared.subjects import Subjects
+from shared.text.codec import Codec, TextCodec, choose_codec
+from shared.text.stream import TextStream
+from shared.text.vocabulary import Vocabulary, choose_vocabulary
 from tests.tokenizer_files import byte_level, write_tokenizer_files
 
 TEXT = "The engine sings: 好的 déjà vu"

@@ -1,20 +1,20 @@
 """A model's text codec: text to token ids and back, with the tokenizer's own rules. Thread-safe once made.
 
-Reads the files of a model directory in Hugging Face layout; needs the `tokenizers` library only. Not here: chat
-templates are rendered by `renderer`, out of this process; tokenizers of other kinds are `shared.foreign_tokenizer`'s.
+Reads the files of a model directory in Hugging Face layout; needs the `tokenizers` library only. It does not render
+chat templates (`chat_template`); other kinds of tokenizers are handled by `tokenizer_adapter`.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from tokenizers import Tokenizer
 
 from shared.config import ModelSettings, SettingsError
 from shared.errors import ServiceError
-from shared.foreign_tokenizer import AnyTokenizer, load_foreign
+from shared.text.tokenizer_adapter import AnyTokenizer, load_adapter
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 NO_TOKENIZER = "This server has no tokenizer (--skip-tokenizer-init). Give the 'prompt' as token ids, and no text."
@@ -106,8 +106,8 @@ def choose_codec(settings: ModelSettings, directory: Path) -> Codec:
     """The codec that the settings ask for, of a tokenizer in `directory`. Raises SettingsError."""
     if settings.skip_tokenizer_init:
         return NoCodec()
-    foreign = load_foreign(settings, directory)
-    return TextCodec(foreign) if foreign is not None else load_codec(directory)
+    adapter = load_adapter(settings, directory)
+    return TextCodec(adapter) if adapter is not None else load_codec(directory)
 
 
 def load_codec(directory: Path) -> TextCodec:
@@ -141,7 +141,7 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in _TOKEN_NAMES:
         value = config.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
+        text: Any = cast(dict[str, Any], value).get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
             found[name] = text
     return found
@@ -161,9 +161,10 @@ def _own_template(directory: Path, config: Mapping[str, Any]) -> str | None:
     if (directory / "chat_template.jinja").is_file():
         return _read_text(directory / "chat_template.jinja")
     for source in (_read_object(directory / "chat_template.json"), config):
-        template = source.get("chat_template")
+        template: Any = source.get("chat_template")
         if isinstance(template, list):  # several, by name
-            template = {item["name"]: item["template"] for item in template}.get("default")
+            named = cast(list[dict[str, Any]], template)
+            template = {item["name"]: item["template"] for item in named}.get("default")
         if isinstance(template, str):
             return template
     return None
@@ -176,7 +177,7 @@ def _read_object(path: Path) -> dict[str, Any]:
         value = json.loads(_read_text(path))
     except ValueError as error:
         raise SettingsError(f"--tokenizer: {path} is not valid JSON: {error}") from error
-    return value if isinstance(value, dict) else {}
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
 def _read_text(path: Path) -> str:
