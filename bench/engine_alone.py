@@ -29,9 +29,10 @@ if str(ROOT) not in sys.path:
 
 from bench import roofline  # noqa: E402  (after the path)
 from bench.probe import Reads, gemm_rate, read_rates  # noqa: E402  (after the path)
-from services.engine.core.core import Core  # noqa: E402  (after the path)
 from services.engine.core.plan import CoreLimits  # noqa: E402
 from services.engine.core.request import SequenceSpec  # noqa: E402
+from services.engine.engine import Engine  # noqa: E402
+from services.engine.loop import StepReport  # noqa: E402
 from services.engine.models.description import DecoderDescription  # noqa: E402
 from services.engine.worker.dtypes import choose_dtype, choose_torch_dtype  # noqa: E402
 from services.engine.worker.load import load_worker  # noqa: E402
@@ -115,19 +116,29 @@ def prefill(worker: ModelWorker, length: int) -> float:
     return min(sum(seconds for _, _, seconds in times) for times in runs)
 
 
+class OneAtATime:
+    """A worker whose steps are computed one after the other, with nothing planned ahead."""
+
+    def __init__(self, worker: ModelWorker) -> None:
+        self.facts, self.run, self.close = worker.facts, worker.run, worker.close
+
+
 def run(
     worker: ModelWorker, prompts: list[tuple[int, ...]], params: SamplingParams, read: Callable[[], None] | None = None
 ) -> list[tuple[int, int, float]]:
-    """Tokens, sequences and seconds of every step until all have ended. Reads now and then between them."""
-    core = Core(CoreLimits(max_num_seqs=len(prompts), enable_prefix_caching=False), worker.facts())
+    """Tokens, sequences that got one, and seconds of every step, until all have ended. Calls `read` now and then."""
+    reports: list[StepReport] = []
+    limits = CoreLimits(max_num_seqs=len(prompts), enable_prefix_caching=False)
+    # One plan in flight: the time of a pass is then that of a step.
+    engine = Engine.of_worker(OneAtATime(worker), limits, reports.append)
     for index, prompt in enumerate(prompts):
-        core.add(SequenceSpec(str(index), prompt, params))
+        engine.add(SequenceSpec(str(index), prompt, params))
     times: list[tuple[int, int, float]] = []
-    while any(str(index) in core for index in range(len(prompts))):
+    while engine.has_work:
         started = time.perf_counter()
-        plan = core.schedule()
-        core.apply(plan, worker.run(plan))
-        times.append((plan.num_tokens, len(plan.scheduled), time.perf_counter() - started))
+        engine.step()
+        seconds = time.perf_counter() - started
+        times.append((reports[-1].num_tokens, len(reports[-1].outcomes), seconds))
         if read is not None and len(times) % STEPS_A_READ == 0:
             read()
     return times

@@ -1,12 +1,9 @@
-"""A step loop whose reports are only counted: what `bench.engine_stream` runs in its process."""
+"""An engine whose reports are only counted: what `bench.engine_stream` runs in its process."""
 
 from bench.engine_stream import Work
-from services.engine.core.core import Core
 from services.engine.core.request import SequenceSpec
-from services.engine.loop import StepLoop, StepReport
-from services.engine.service import core_limits
-from services.engine.worker.load import load_worker
-from shared.clock import SystemClock
+from services.engine.engine import Engine
+from services.engine.loop import StepReport
 from shared.config import EngineSettings
 from shared.sampling import SamplingParams
 
@@ -16,9 +13,7 @@ class LoopAlone:
 
     def __init__(self, model: str, threads: int) -> None:
         settings = EngineSettings(model=model, threads=threads)
-        worker = load_worker(settings)
-        facts = worker.facts()
-        self._loop = StepLoop(Core(core_limits(settings, facts), facts), worker, SystemClock(), self._report)
+        self._engine = Engine.build(settings, self._report)
         self._left: Work = []
         self._tokens = self._number = 0
 
@@ -27,7 +22,7 @@ class LoopAlone:
         self._tokens, self._left = 0, work[::-1]
         for _ in range(streams):
             self._next()
-        while self._loop.step():
+        while self._engine.step():
             pass
         return self._tokens
 
@@ -36,7 +31,7 @@ class LoopAlone:
             prompt, output = self._left.pop()
             self._number += 1
             params = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0.0)
-            self._loop.add(SequenceSpec(f"r{self._number}", tuple(prompt), params, arrival=self._number))
+            self._engine.add(SequenceSpec(f"r{self._number}", tuple(prompt), params, arrival=self._number))
 
     def _report(self, report: StepReport) -> None:
         for outcome in report.outcomes:

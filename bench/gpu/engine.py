@@ -15,15 +15,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
-from services.engine.loop import StepLoop, StepReport
+from services.engine.engine import Engine
+from services.engine.loop import StepReport
 from services.engine.models.description import DecoderDescription
 from services.engine.worker.load import load_worker
 from services.engine.worker.seam import ModelWorker
 from services.engine.worker.torch_worker import describe_model
-from shared.clock import SystemClock
 from shared.config import EngineSettings
 from shared.sampling import SamplingParams
 
@@ -48,12 +47,12 @@ class Runner:
             last[0] = now
 
         limits = CoreLimits(self._max_num_seqs, budget, enable_prefix_caching=False)
-        loop = StepLoop(Core(limits, self._worker.facts()), self._worker, SystemClock(), note)
+        engine = Engine.of_worker(self._worker, limits, note)
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         for index in range(batch):
             draw = np.random.default_rng([seed, index]).integers(1, self._worker.facts().vocab_size, length)
-            loop.add(SequenceSpec(f"{seed}-{index}", tuple(draw.tolist()), params))
-        while loop.step():
+            engine.add(SequenceSpec(f"{seed}-{index}", tuple(draw.tolist()), params))
+        while engine.step():
             pass
         torch.cuda.synchronize()
         return steps

@@ -1,15 +1,15 @@
-"""The plans that a worker has and whose results are not in, oldest first. Used by the step loop.
+"""The plans that are launched and not yet collected, oldest first. Used by the step loop.
 
-One for most workers: it is carried out where it is launched. A pipelined worker takes a second one while its device is
-busy with the first, so that planning and taking in results cost the device no time. The second one is made as late as
-is safe: what arrives until then need not wait for a step more.
+With an executor that takes one plan at a time a step is computed before the next is planned. With one that takes two,
+the second is planned while the device computes the first, so that planning and applying results cost the device no
+time. The second one is planned as late as is safe, so that a request that arrives meanwhile still joins it.
 """
 
 from collections import deque
 
 from services.engine.core.plan import StepPlan, StepResult
+from services.engine.executor.interface import Executor
 from services.engine.pace import Pace
-from services.engine.worker.seam import ModelWorker, PipelinedWorker
 from shared.clock import Clock
 
 LEAD_S, LEAD_SHARE = 0.002, 0.1
@@ -25,12 +25,11 @@ FORGETS = 0.9
 class Flight:
     """See the module. Its length is the number of plans under way."""
 
-    def __init__(self, worker: ModelWorker, clock: Clock) -> None:
-        self._worker = worker
-        self._pipelined = worker if isinstance(worker, PipelinedWorker) else None
+    def __init__(self, executor: Executor, clock: Clock) -> None:
+        self._executor = executor
+        self._ahead = executor.max_in_flight > 1
         self._clock = clock
         self._plans: deque[StepPlan] = deque()
-        self._results: deque[StepResult] = deque()
         self._pace = Pace()
         self._began_s = self._planning_from_s = self._planning_s = 0.0
         """When the oldest plan's step began; when planning the next one did, and how long that takes at most."""
@@ -40,8 +39,8 @@ class Flight:
 
     @property
     def full(self) -> bool:
-        """Whether a result must be taken in before the next plan."""
-        return bool(self._plans) and (self._pipelined is None or not self._pipelined.takes_another())
+        """Whether a result must be collected before the next plan."""
+        return bool(self._plans) and (not self._ahead or not self._executor.has_room())
 
     def seconds_to_plan(self) -> float:
         """How long the next plan can wait. The time that it takes counts from the end of that."""
@@ -54,13 +53,11 @@ class Flight:
         return wait_s
 
     def launch(self, plan: StepPlan) -> None:
-        """Gives the worker a plan that is not empty."""
+        """Launches a plan that is not empty."""
         if not self._plans:
             self._began_s = self._clock.monotonic()
-        if self._pipelined is None:
-            self._results.append(self._worker.run(plan))
-        else:
-            self._pipelined.launch(plan)
+        self._executor.launch(plan)
+        if self._ahead:
             took_s = self._clock.monotonic() - self._planning_from_s
             self._planning_s = max(took_s, self._planning_s * FORGETS)
         self._plans.append(plan)
@@ -68,11 +65,10 @@ class Flight:
     def land(self) -> tuple[StepPlan, StepResult]:
         """Waits for the oldest plan."""
         plan = self._plans.popleft()
-        if self._pipelined is None:
-            return plan, self._results.popleft()
         asked_s = self._clock.monotonic()
-        result = self._pipelined.collect()
-        self._learn(plan, asked_s, self._clock.monotonic())
+        result = self._executor.collect()
+        if self._ahead:
+            self._learn(plan, asked_s, self._clock.monotonic())
         return plan, result
 
     def _learn(self, plan: StepPlan, asked_s: float, now_s: float) -> None:

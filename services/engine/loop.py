@@ -1,8 +1,8 @@
 """The step loop: inbox, schedule, run, apply, report. Synchronous; a thread of its own drives it in production.
 
-A worker that takes the next plan before it has the last result gets it (`flight`). It knows the core and a worker,
-nothing of the bus. Commands come through a thread-safe inbox; what a step gave leaves through one callback, once a step
-or once for several (`--num-scheduler-steps`). `ThreadedLoop` runs it beside the event loop; the simulation calls `step`
+It launches as many plans as the executor takes at a time (`flight`). It knows the core and an executor, nothing of the
+bus. Commands come through a thread-safe inbox; what a step gave leaves through one callback, once a step or once for
+several (`--num-scheduler-steps`). `ThreadedLoop` runs it beside the event loop; the simulation calls `step`
 itself.
 """
 
@@ -22,8 +22,8 @@ import msgspec
 from services.engine.core.core import Core
 from services.engine.core.plan import StepPlan
 from services.engine.core.request import Outcome, SequenceSpec
+from services.engine.executor.interface import Executor
 from services.engine.flight import Flight
-from services.engine.worker.seam import ModelWorker
 from shared.clock import Clock
 from shared.errors import ServiceError
 
@@ -48,7 +48,7 @@ class StepReport:
 
 
 class StepLoop:
-    """One engine's core and worker. `add` and `abort` may be called from any thread, `step` from one only.
+    """One engine's core and executor. `add` and `abort` may be called from any thread, `step` from one only.
 
     `steps_a_report`: how many steps a pass takes at most. A step in which sequences join ends the pass, so that nobody
     waits for a first token.
@@ -57,19 +57,23 @@ class StepLoop:
     def __init__(
         self,
         core: Core,
-        worker: ModelWorker,
+        executor: Executor,
         clock: Clock,
         report: Callable[[StepReport], None],
         steps_a_report: int = 1,
     ) -> None:
         self.core = core
-        self.worker = worker
-        self._flight = Flight(worker, clock)
+        self._flight = Flight(executor, clock)
         self._clock = clock
         self._report = report
         self._steps_a_report = steps_a_report
         self._inbox: deque[SequenceSpec | str] = deque()
         self._work = threading.Event()
+
+    @property
+    def has_commands(self) -> bool:
+        """Whether commands were given that no step has taken yet."""
+        return bool(self._inbox)
 
     def add(self, spec: SequenceSpec) -> None:
         """Queues a sequence."""

@@ -3,12 +3,11 @@
 from collections import defaultdict
 from typing import Any
 
-from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
-from services.engine.loop import StepLoop, StepReport
+from services.engine.engine import Engine
+from services.engine.loop import StepReport
 from services.engine.worker.seam import ModelWorker
-from shared.clock import SystemClock
 from shared.sampling import SamplingParams
 
 
@@ -33,14 +32,13 @@ def run(
     """All requests through the loop; the last one joins when the others are running."""
     output = Output()
     bounds = CoreLimits(**{"max_num_seqs": 4, "max_num_batched_tokens": 14, **limits})
-    core = Core(bounds, worker.facts())
-    loop = StepLoop(core, worker, SystemClock(), output.report)
+    engine = Engine.of_worker(worker, bounds, output.report)
     for number, (prompt, params) in enumerate(requests):
         fields = {"max_tokens": num_tokens, "ignore_eos": True, **params}
         if number == len(requests) - 1:
-            loop.step()
-        loop.add(SequenceSpec(f"r{number}", tuple(prompt), SamplingParams(**fields)))
-    while loop.step():
+            engine.step()
+        engine.add(SequenceSpec(f"r{number}", tuple(prompt), SamplingParams(**fields)))
+    while engine.step():
         pass
-    assert not core.sequences
+    assert not engine.core.sequences
     return output

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, StepPlan
 from services.engine.core.request import SequenceSpec
-from services.engine.loop import StepLoop
+from services.engine.engine import Engine
 from services.engine.worker.seam import ModelWorker, PipelinedWorker
-from shared.clock import SystemClock
 from shared.sampling import SamplingParams
 from tests.model.harness import FAMILY_VARIANTS, FOREIGN_VARIANTS, Models, make_prompt, make_worker
 from tests.model.looped import Output, run
@@ -104,18 +102,17 @@ def test_whatever_comes_and_goes_the_tokens_are_those_of_a_sequence_alone(models
     ours, theirs = both_workers(models, "llama", **flags)
     prompts = {f"s{i}": make_prompt(draw.randint(1, 20)) for i in range(10)}
     output = Output()
-    core = Core(CoreLimits(4, 12), ours.facts())
-    loop = StepLoop(core, ours, SystemClock(), output.report)
+    engine = Engine.of_worker(ours, CoreLimits(4, 12), output.report)
     params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
     waiting, aborted = list(prompts), set[str]()
-    while waiting or core.sequences:
+    while waiting or engine.core.sequences:
         if waiting and draw.random() < 0.4:
             name = waiting.pop()
-            loop.add(SequenceSpec(name, tuple(prompts[name]), params))
-        if core.sequences and draw.random() < 0.1:
-            aborted.add(name := draw.choice(sorted(core.sequences)))
-            loop.abort(name)
-        loop.step()
+            engine.add(SequenceSpec(name, tuple(prompts[name]), params))
+        if engine.core.sequences and draw.random() < 0.1:
+            aborted.add(name := draw.choice(sorted(engine.core.sequences)))
+            engine.abort(name)
+        engine.step()
     assert any(len(output.tokens[name]) == 9 for name in prompts)
     for name, prompt in prompts.items():
         alone = run(theirs, [(prompt, GREEDY)], 9).tokens["r0"]

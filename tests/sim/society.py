@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from services.detokenizer.service import DetokenizerService
 from services.engine.core.invariants import check as check_core
 from services.engine.core.plan import EngineFacts, SampledLogprobs, StepPlan, StepResult
+from services.engine.engine import Engine
 from services.engine.loop import StepLoop
 from services.engine.service import EngineService
 from services.gateway.actor import GatewayActor
@@ -105,11 +106,11 @@ class TaskLoop:
 class SimulatedEngine(EngineService):
     """The engine service without threads."""
 
-    async def _load(self):
-        return self._make_worker(self._settings)
+    async def _build(self, clock):
+        return Engine.build(self._settings, self._reports.put, clock=clock, make_worker=self._make_worker)
 
     def _drive(self):
-        self.driver = TaskLoop(self._steps, self._on_exit)
+        self.driver = TaskLoop(self.engine.loop, self._on_exit)
         return self.driver
 
 

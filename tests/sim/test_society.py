@@ -54,9 +54,9 @@ async def settled(society: Society) -> None:
     for engine in society.engines():
         assert engine.actor.ledger.num_live == 0
         assert len(engine.actor.ledger) == 0
-        counters = engine._core.counters()
+        counters = engine.engine.core.counters()
         assert counters.num_running == counters.num_waiting == 0
-        assert counters.num_free_blocks == engine._facts.num_blocks
+        assert counters.num_free_blocks == engine.engine.facts.num_blocks
 
 
 def simulate(model_dir: str, scenario, seed: int = 0, **counts: int):
@@ -84,7 +84,7 @@ def test_replicas_share_the_work(model_dir):
     async def scenario(society: Society) -> None:
         await many(society)
         for engine in society.engines():
-            assert engine._core.counters().generation_tokens > 0
+            assert engine.engine.core.counters().generation_tokens > 0
 
     simulate(model_dir, scenario, engine=2, detokenizer=2, tokenizer=2)
 
@@ -209,7 +209,7 @@ def test_a_cancelled_request_frees_its_blocks(model_dir):
         await anext(updates)
         await generation.cancel("the client left")
         await asyncio.sleep(0.2)
-        assert society.engines()[0]._core.counters().num_running == 0
+        assert society.engines()[0].engine.core.counters().num_running == 0
 
     simulate(model_dir, scenario)
 
@@ -254,7 +254,7 @@ def test_a_small_block_pool_preempts_and_still_gives_the_same_tokens(model_dir):
         await society.start("engine", num_blocks=24)
         await society.ready()
         await many(society, 10)
-        assert society.engines()[0]._core.counters().preemptions > 0
+        assert society.engines()[0].engine.core.counters().preemptions > 0
 
     simulate(model_dir, scenario, engine=0)
 
@@ -269,7 +269,7 @@ async def choices(society: Society, during: str = "") -> None:
     request = GenerationRequest("r1", "", CHOICES_PARAMS, texts=(prompt,), n=CHOICES)
     asked = asyncio.create_task(society.ask(request))
     if during:
-        while not any(engine._core.counters().generation_tokens > CHOICES for engine in society.engines()):
+        while not any(engine.engine.core.counters().generation_tokens > CHOICES for engine in society.engines()):
             await asyncio.sleep(0.005)
         society.kill(during)
     answer = await asked
@@ -290,7 +290,7 @@ def test_the_choices_of_a_prompt_run_on_one_engine_that_computes_it_once(model_d
             await society.start(kind)
         await society.ready()
         await choices(society)
-        workers = [engine._steps.worker for engine in society.engines()]
+        workers = [engine.engine.executor.worker for engine in society.engines()]
         # Each choice computes less than a block of the prompt for itself, and all but the last of its tokens.
         computed = sorted(worker.num_computed for worker in workers)
         assert computed[0] == 0
@@ -305,7 +305,7 @@ def test_choices_whose_engine_dies_go_on_together_on_another(model_dir):
         busy = asyncio.create_task(choices(society, during="engine0"))
         await busy
         (left,) = society.engines()
-        prefill = left._steps.worker.num_computed - 11 * CHOICES
+        prefill = left.engine.executor.worker.num_computed - 11 * CHOICES
         assert prefill < 2 * 39
 
     simulate(model_dir, scenario, engine=2)

@@ -31,8 +31,7 @@ def default_batched_tokens(on_cpu: bool, max_num_seqs: int) -> int:
     return CPU_PROMPT_TOKENS + max_num_seqs if on_cpu else DEFAULT_BATCHED_TOKENS
 
 
-@dataclass(frozen=True, slots=True)
-class NewSequence:
+class NewSequence(msgspec.Struct, frozen=True):
     """A sequence that joins (or comes back after preemption) and the row it takes.
 
     `token_ids` are prompt and output so far; the first `num_prompt_tokens` are the prompt. `block_ids` is the whole
@@ -61,8 +60,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     draft_token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True):
     """One step. Order of effects: rows freed, blocks copied, rows filled, blocks added, computed, tokens sampled.
 
     All copies out to the host come first, then those in from the host, then those from block to block. No block is the
@@ -96,8 +94,7 @@ class SampledLogprobs(msgspec.Struct, frozen=True, gc=False):
     top_logprobs: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """What a step gave: for each scheduled sequence with `samples`, in plan order, one tuple of new tokens.
 
     A tuple, because several are accepted where guesses were right. `logprobs` holds the chosen tokens' log

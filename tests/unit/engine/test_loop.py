@@ -9,12 +9,11 @@ from collections import defaultdict
 import pytest
 
 from services.engine import loop as loop_module
-from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
 from services.engine.core.request import SequenceSpec
+from services.engine.engine import Engine
 from services.engine.loop import StepLoop, StepReport, ThreadedLoop
 from services.engine.reports import ReportQueue
-from shared.clock import SystemClock
 from shared.errors import ServiceError
 from shared.sampling import SamplingParams
 
@@ -37,8 +36,8 @@ class CountingWorker:
 
 def loop_of(steps_a_report: int) -> tuple[StepLoop, list[StepReport]]:
     reports: list[StepReport] = []
-    core = Core(CoreLimits(4, 64), FACTS)
-    return StepLoop(core, CountingWorker(), SystemClock(), reports.append, steps_a_report), reports
+    engine = Engine.of_worker(CountingWorker(), CoreLimits(4, 64), reports.append, steps_per_report=steps_a_report)
+    return engine.loop, reports
 
 
 def add(loop: StepLoop, name: str, max_tokens: int, length: int = 5) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from services.engine.core.plan import EngineFacts, ScheduledSequence, StepPlan, StepResult
+from services.engine.executor import UniprocExecutor
 from services.engine.flight import LEAD_S, LEAD_SHARE, Flight
 from services.engine.pace import Pace
 from services.engine.worker.seam import UNDER_WAY_MAX
@@ -79,7 +80,7 @@ class Planner:
     def __init__(self, step_s: float, plan_s: float) -> None:
         self.device = Device(step_s)
         self.plan_s = plan_s
-        self.flight = Flight(self.device, self.device)
+        self.flight = Flight(UniprocExecutor(self.device), self.device)
         self.waited_s: list[float] = []
 
     def steps(self, count: int) -> float:

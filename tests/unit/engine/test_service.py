@@ -9,7 +9,8 @@ import pytest
 
 from services.engine.core.core import Core
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
-from services.engine.service import EngineService, core_limits, with_present_names
+from services.engine.engine import core_limits, with_present_names
+from services.engine.service import EngineService
 from shared.actors.host import Host
 from shared.actors.memory import MemoryBus
 from shared.actors.service import EXIT_CONFIG, main

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from services.engine.core import invariants
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts, StepPlan, StepResult
-from services.engine.loop import StepLoop
+from services.engine.engine import Engine
 from services.engine.warmup import warm_up
-from shared.clock import SystemClock
 from tests.unit.engine.core.factories import answer, joined, make_core, prompt_of, spec
 
 FACTS = EngineFacts(num_blocks=64, block_size=4, max_model_len=100, vocab_size=1000)
@@ -150,8 +149,8 @@ class TickingWorker:
 @pytest.mark.spec("S-SRV-060")
 def test_the_step_loop_wakes_when_the_wait_is_over() -> None:
     reports: list[Any] = []
-    core = Core(CoreLimits(4, 64, max_batch_size=4, batch_wait_timeout=0.05), FACTS)
-    loop = StepLoop(core, TickingWorker(), SystemClock(), reports.append)
+    limits = CoreLimits(4, 64, max_batch_size=4, batch_wait_timeout=0.05)
+    loop = Engine.of_worker(TickingWorker(), limits, reports.append).loop
     loop.add(spec("a", prompt_of(3), max_tokens=1))
     while not loop.step():
         # Without the batch's own time it would be this long, and longer than the test may take.

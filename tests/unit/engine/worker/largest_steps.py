@@ -7,11 +7,11 @@ two steps.
 import sys
 from pathlib import Path
 
-from services.engine.core.core import Core
 from services.engine.core.plan import EngineFacts
 from services.engine.core.request import SequenceSpec
 from services.engine.cpu.worker import CpuWorker
-from services.engine.service import core_limits
+from services.engine.engine import Engine, core_limits
+from services.engine.loop import StepReport
 from services.engine.worker import memory
 from services.engine.worker.load import load_worker
 from services.engine.worker.torch_worker import TorchWorker
@@ -40,15 +40,18 @@ def main(model: str, backend: str, *flags: str) -> None:
     file_bytes = status("RssFile")
     largest = worker.memory.held_bytes
     Path("/proc/self/clear_refs").write_text("5")
-    core = Core(core_limits(settings, worker.facts()), worker.facts())
+    engine = Engine.of_worker(worker, core_limits(settings, worker.facts()), _ignore)
     for index, spec in enumerate(specs(worker.facts(), num_seqs)):
-        core.add(spec(index))
-    while not (plan := core.schedule()).empty:
-        core.apply(plan, worker.run(plan))
+        engine.add(spec(index))
+    while engine.step():
         largest = max(largest, memory.held_bytes())
-    assert core.pool.num_free == worker.facts().num_blocks
+    assert engine.core.pool.num_free == worker.facts().num_blocks
     sizes = (worker.memory.total_bytes, status("VmHWM") - file_bytes, worker.memory.cache_bytes, largest)
     sys.stdout.write(" ".join(map(str, sizes)))
+
+
+def _ignore(report: StepReport) -> None:
+    assert not report.refused
 
 
 def specs(facts: EngineFacts, num_seqs: int):  # type: ignore[no-untyped-def]

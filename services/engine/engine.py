@@ -1,0 +1,173 @@
+"""One engine: a model on its devices, the scheduler's core, and the step loop between them. No bus, no asyncio.
+
+    engine = Engine.build(settings, report)    load the model, warm up, allocate the KV cache
+    engine.add(spec); engine.abort(id)         from any thread
+    engine.step()                              one pass, from one thread; results go to `report`
+    engine.facts, engine.counters()            what loading established; the present load, from any thread
+    engine.close()
+
+This is the one place that assembles an engine. The bus service, the offline `LLM`, benchmarks and tests use it.
+"""
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from services.engine.core.core import Core
+from services.engine.core.counters import Counters
+from services.engine.core.plan import CoreLimits, EngineFacts
+from services.engine.core.request import SequenceSpec
+from services.engine.executor import Executor, UniprocExecutor
+from services.engine.loop import StepLoop, StepReport
+from services.engine.warmup import warm_up
+from services.engine.worker.seam import ModelWorker
+from shared.clock import Clock, SystemClock
+from shared.config import EngineSettings, SettingsError
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BATCH_SIZE, DEFAULT_BATCH_WAIT_S = 16, 0.1
+Report = Callable[[StepReport], None]
+MakeWorker = Callable[[EngineSettings], ModelWorker]
+
+
+class Engine:
+    """An engine over an executor whose model is loaded. `build` makes one from settings.
+
+    `report` is called on the thread that calls `step`, once for each pass that computed or refused something.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        limits: CoreLimits,
+        report: Report,
+        *,
+        clock: Clock | None = None,
+        steps_per_report: int = 1,
+    ) -> None:
+        self.executor = executor
+        self.limits = limits
+        self.facts: EngineFacts = executor.facts()
+        self.core = Core(limits, self.facts)
+        self.loop = StepLoop(self.core, executor, clock or SystemClock(), report, steps_per_report)
+
+    @classmethod
+    def build(
+        cls,
+        settings: EngineSettings,
+        report: Report,
+        *,
+        clock: Clock | None = None,
+        make_worker: MakeWorker | None = None,
+    ) -> "Engine":
+        """Loads the model, which takes seconds; `make_worker` replaces the choice of a backend.
+
+        Raises SettingsError for settings that contradict each other or the model, ServiceError for a model that cannot
+        be loaded.
+        """
+        settings = with_present_names(check_settings(settings))
+        worker = (make_worker or load_model)(settings)
+        limits = core_limits(settings, worker.facts())
+        if settings.use_warmup:
+            started = time.monotonic()
+            steps = warm_up(worker, limits)
+            logger.info("warmed up with %d steps in %.2f s", steps, time.monotonic() - started)
+        return cls(UniprocExecutor(worker), limits, report, clock=clock, steps_per_report=settings.num_scheduler_steps)
+
+    @classmethod
+    def of_worker(
+        cls, worker: ModelWorker, limits: CoreLimits, report: Report, *, steps_per_report: int = 1
+    ) -> "Engine":
+        """An empty engine around a worker that is loaded."""
+        return cls(UniprocExecutor(worker), limits, report, steps_per_report=steps_per_report)
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of one sequence, prompt and output together: the model's context, or what the KV cache holds."""
+        return self.core.max_model_len
+
+    @property
+    def has_work(self) -> bool:
+        """Whether sequences wait or run. Valid on the thread that calls `step`."""
+        return bool(self.core.sequences) or self.loop.has_commands
+
+    def add(self, spec: SequenceSpec) -> None:
+        """Queues a sequence; one that cannot run is named in a report. An id that is in use is the caller's mistake."""
+        self.loop.add(spec)
+
+    def abort(self, sequence_id: str) -> None:
+        """Ends a sequence without a result. Harmless when it has ended."""
+        self.loop.abort(sequence_id)
+
+    def step(self) -> bool:
+        """Schedules, computes and reports one pass. Returns False when there was nothing to compute."""
+        return self.loop.step()
+
+    def counters(self) -> Counters:
+        """Totals since the start and the present load."""
+        return self.core.counters()
+
+    def close(self) -> None:
+        """Frees the device's memory. The engine cannot be used afterwards."""
+        self.executor.close()
+
+
+def check_settings(settings: EngineSettings) -> EngineSettings:
+    """The settings. Raises SettingsError when some contradict each other; reads no file."""
+    if settings.use_lookahead and not settings.use_v2_block_manager:
+        raise SettingsError("--use-lookahead needs --use-v2-block-manager: add it")
+    return settings
+
+
+def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
+    """The scheduler's bounds, with defaults filled in. Raises SettingsError for bounds that contradict each other."""
+    chunked = settings.enable_chunked_prefill
+    rows = min(settings.max_num_seqs, settings.limit_worker_concurrency or settings.max_num_seqs)
+    least = max(rows, 1 if chunked else facts.max_model_len)
+    budget, prompts = settings.max_num_batched_tokens, None
+    if budget is None:
+        budget, prompts = max(facts.step_tokens, least), facts.step_prompt_tokens if chunked else None
+    if budget < least:
+        raise SettingsError(
+            f"--max-num-batched-tokens: {budget} is less than --max-num-seqs ({rows}) or, with "
+            f"--enable-chunked-prefill=false, less than the context ({facts.max_model_len} tokens)"
+        )
+    gathers = settings.max_batch_size is not None or settings.batch_wait_timeout is not None
+    wait_s = settings.batch_wait_timeout
+    return CoreLimits(
+        rows,
+        budget,
+        settings.enable_prefix_caching,
+        chunked,
+        settings.kv_cache_ratio,
+        settings.scheduler_delay_factor,
+        settings.num_speculative_tokens if settings.use_lookahead else 0,
+        (settings.max_batch_size or DEFAULT_BATCH_SIZE) if gathers else None,
+        DEFAULT_BATCH_WAIT_S if wait_s is None else wait_s,
+        prompts,
+    )
+
+
+def with_present_names(settings: EngineSettings) -> EngineSettings:
+    """The settings with what was given under a former name under its present one."""
+    former = settings.max_context_len_to_capture
+    if former is None:
+        return settings
+    logger.warning("--max-context-len-to-capture is deprecated: use --max-seq-len-to-capture=%d", former)
+    return replace(settings, max_seq_len_to_capture=former, max_context_len_to_capture=None)
+
+
+def load_model(settings: EngineSettings) -> ModelWorker:
+    """A loaded worker of the backend that serves the settings. Imports torch."""
+    # Imported here, so that a service connects to the bus meanwhile: torch takes most of the start-up time. Imported
+    # objects stay alive, and collecting garbage while they are made would take a tenth of that time.
+    gc.disable()
+    try:
+        from services.engine.worker.load import load_worker
+    finally:
+        gc.freeze()
+        gc.enable()
+    return load_worker(settings)

@@ -1,0 +1,48 @@
+"""One worker in this process: plans are passed to it directly."""
+
+from collections import deque
+
+from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from services.engine.worker.seam import UNDER_WAY_MAX, ModelWorker, PipelinedWorker
+
+
+class UniprocExecutor:
+    """An Executor. A worker that is no `PipelinedWorker` computes within `launch`."""
+
+    def __init__(self, worker: ModelWorker) -> None:
+        self.worker = worker
+        self._pipelined = worker if isinstance(worker, PipelinedWorker) else None
+        self._computed: deque[StepResult] = deque()
+        self._num_in_flight = 0
+
+    @property
+    def max_in_flight(self) -> int:
+        """See Executor."""
+        return 1 if self._pipelined is None else UNDER_WAY_MAX
+
+    def facts(self) -> EngineFacts:
+        """See Executor."""
+        return self.worker.facts()
+
+    def has_room(self) -> bool:
+        """See Executor."""
+        if self._num_in_flight >= self.max_in_flight:
+            return False
+        return self._pipelined is None or self._pipelined.takes_another()
+
+    def launch(self, plan: StepPlan) -> None:
+        """See Executor."""
+        if self._pipelined is None:
+            self._computed.append(self.worker.run(plan))
+        else:
+            self._pipelined.launch(plan)
+        self._num_in_flight += 1
+
+    def collect(self) -> StepResult:
+        """See Executor."""
+        self._num_in_flight -= 1
+        return self._computed.popleft() if self._pipelined is None else self._pipelined.collect()
+
+    def close(self) -> None:
+        """See Executor."""
+        self.worker.close()
