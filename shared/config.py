@@ -22,6 +22,7 @@ from shared.flags import (
     normalise,
     parse,
     to_argv,
+    validated,
 )
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "normalise",
     "parse",
     "to_argv",
+    "validated",
 ]
 
 

@@ -87,6 +87,24 @@ def parse(settings: type[T], options: argparse.Namespace, environ: Mapping[str, 
     return settings(**values)
 
 
+def validated(settings: type[T], values: Mapping[str, Any]) -> T:
+    """Settings from Python values, under the rules and choices of the flags. None means the default.
+
+    Raises SettingsError for a value out of range, TypeError for one of another type; `values` has only names of fields.
+    """
+    given: dict[str, Any] = {}
+    for item in fields(typing.cast(Any, settings)):
+        value = values.get(item.name)
+        if value is not None:
+            given[item.name] = _checked(item, _of_kind(item, value), item.name)
+            choices = item.metadata["choices"]
+            if choices and given[item.name] not in choices:
+                raise SettingsError(f"{item.name}: {value!r} is not one of {', '.join(choices)}")
+        elif item.name in values and isinstance(item.type, types.UnionType):
+            given[item.name] = None
+    return settings(**given)
+
+
 def to_argv(settings: Any) -> list[str]:
     """The flags that give these settings again: how a launcher passes them to a child."""
     argv: list[str] = []
@@ -145,6 +163,14 @@ def _convert(item: "Field[Any]", text: str, source: str) -> Any:
     if choices and value not in choices:
         raise SettingsError(f"{source}: {text!r} is not one of {', '.join(choices)}")
     return value
+
+
+def _of_kind(item: "Field[Any]", value: Any) -> Any:
+    kind = _kind(item)
+    accepted: Any = {float: (int, float), str: (str, os.PathLike)}.get(kind, kind)
+    if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
+        raise TypeError(f"{item.name}: {value!r} is not a value of type {kind.__name__}")
+    return str(value) if kind is str else kind(value)
 
 
 def _boolean(text: str) -> bool:

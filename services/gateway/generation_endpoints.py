@@ -5,15 +5,15 @@ from starlette.responses import Response
 
 from services.gateway import chat_schema, completion_schema, parameters, refused, request_body
 from services.gateway.answering import Run, StreamedAnswer
-from services.gateway.checks import given
 from services.gateway.exchange import Arrival, Exchange, Kind
 from services.gateway.generation import Backend, GenerationRequest, ModelCard
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai_api import SamplingFields, read_body, read_fields
-from services.gateway.seeds import seeds_of
 from services.gateway.tracing import RequestTrace
 from shared import codec
 from shared.config import GatewaySettings
+from shared.request.checks import given
+from shared.request.seed_source import seeds_of
 
 
 class GenerationEndpoints:

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import msgspec
 
-from services.gateway import conversation
 from services.gateway.chat_schema import ChatBody
-from services.gateway.checks import check_token_ids, given, missing, refuse, unsupported
 from services.gateway.completion_schema import CompletionBody
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.openai_api import SamplingFields
-from services.gateway.seeds import Draw, from_chance
 from services.gateway.tokenize_schema import TokenizeBody
 from shared import limits, sampling
 from shared.errors import ServiceError
+from shared.request import conversation, rules
+from shared.request.checks import check_token_ids, given, missing, refuse, unsupported
+from shared.request.seed_source import Draw, from_chance
 from shared.sampling import SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
@@ -159,44 +159,19 @@ def _request(
 ) -> GenerationRequest:
     if body.stream_options is not None and not body.stream:
         refuse("stream_options", "needs 'stream' to be true")
+    n = given(body.n, 1)
+    rules.check_choices(n, body.best_of, params.temperature, params.top_k, num_prompts)
     return GenerationRequest(
         request_id=request_id,
         model=card.name,
         params=params,
-        n=_choices(body, params, num_prompts),
-        stop=_stop(body),
+        n=n,
+        stop=rules.stop_strings(body.stop),
         include_stop_str_in_output=given(body.include_stop_str_in_output, False),
         skip_special_tokens=given(body.skip_special_tokens, True),
         cache_salt=_cache_salt(body),
         priority=_priority(body),
     )
-
-
-def _choices(body: SamplingFields, params: SamplingParams, num_prompts: int) -> int:
-    n = given(body.n, 1)
-    if not 1 <= n <= limits.CHOICES_MAX:
-        refuse("n", f"must be between 1 and {limits.CHOICES_MAX}")
-    if n * num_prompts > limits.SEQUENCES_PER_REQUEST_MAX:
-        refuse("n", f"times the number of prompts must not exceed {limits.SEQUENCES_PER_REQUEST_MAX}")
-    if n > 1 and params.temperature == 0:
-        refuse("n", "must be 1 when 'temperature' is 0: every choice would be the same")
-    if n > 1 and params.top_k == 1:
-        refuse("n", "must be 1 when 'top_k' is 1: every choice would be the same")
-    best_of = given(body.best_of, n)
-    if best_of < n:
-        refuse("best_of", "must not be less than 'n'")
-    if best_of > n:
-        unsupported("best_of", "'best_of' greater than 'n' is")
-    return n
-
-
-def _stop(body: SamplingFields) -> tuple[str, ...]:
-    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    if len(stop) > limits.STOP_STRINGS_MAX:
-        refuse("stop", f"must hold at most {limits.STOP_STRINGS_MAX} strings")
-    if any(not 1 <= len(one) <= limits.STOP_STRING_CHARS_MAX for one in stop):
-        refuse("stop", f"must hold strings of 1 to {limits.STOP_STRING_CHARS_MAX} characters")
-    return stop
 
 
 def _cache_salt(body: SamplingFields) -> bytes:

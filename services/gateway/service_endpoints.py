@@ -7,11 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway import parameters, refused, request_body, responses, tokenize_schema
-from services.gateway.checks import check_token_ids
 from services.gateway.generation import Backend, ModelCard
 from services.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from services.gateway.openai_api import read_body, read_fields
 from shared.errors import ServiceError
+from shared.request.checks import check_token_ids
 
 _JSON = "application/json"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from services.gateway import chat_schema, completion_schema, parameters
-from services.gateway.seeds import from_chance, seeds_of
+from shared.request.seed_source import from_chance, seeds_of
 from tests.unit.gateway.bodies import CARD
 
 
