@@ -1,5 +1,6 @@
-"""`EngineArgs`: the settings of an engine that is made in Python. The same dataclass of settings as the service's, plus
-the names that offline users know and that the service does not have.
+"""`EngineArgs`: the settings of an engine that is made in Python.
+
+They are the service's own settings (`shared.config.EngineSettings`), plus names that the service does not have.
 """
 
 import difflib
@@ -8,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from shared.config import EngineSettings, GatewaySettings, changed, flag, validated
+from antiphon.settings import ServeSettings
+from shared.config import BusSettings, EngineSettings, changed, flag, validated
 
 _GROUP = "offline"
 _FORMER = "max_context_len_to_capture"
@@ -42,8 +44,8 @@ def engine_args(**values: Any) -> EngineArgs:
     Raises TypeError for an unknown name or a value of another type, ValueError for a value that is not possible here.
     Warns of names that have no effect, and of deprecated ones.
     """
-    known = {item.name for item in fields(EngineArgs)}
-    without_effect = {item.name for item in fields(GatewaySettings)} - {"seed"}
+    known = _names(EngineArgs)
+    without_effect = _names(BusSettings) | (_names(ServeSettings) - known)
     for name in values:
         if name not in known | without_effect:
             near = difflib.get_close_matches(name, sorted(known), n=1)
@@ -69,8 +71,12 @@ def refuse_extensions(**requests: Any) -> None:
             raise ValueError(f"{name!r} is not possible: {_EXTENSIONS[name]}.")
 
 
+def _names(kind: type[Any]) -> set[str]:
+    return {item.name for item in fields(kind)}
+
+
 def _warn(values: Mapping[str, Any], without_effect: set[str]) -> None:
-    for name in sorted(without_effect & values.keys()):
+    for name in sorted(name for name in without_effect & values.keys() if values[name] is not None):
         warnings.warn(f"{name!r} has no effect: there is no server in this process", stacklevel=4)
     if values.get("disable_custom_all_reduce"):
         warnings.warn("'disable_custom_all_reduce' has no effect: the model runs on one device", stacklevel=4)

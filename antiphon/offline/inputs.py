@@ -33,9 +33,7 @@ def prompts_of(
     if texts is None:
         return [Prompt(token_ids=one) for one in ids]
     if len(texts) != len(ids):
-        raise ValueError(
-            f"There are {len(texts)} prompts and {len(ids)} lists of prompt_token_ids: give as many of both."
-        )
+        raise ValueError(f"There are {len(texts)} prompts and {len(ids)} prompt_token_ids: give as many of both.")
     return [Prompt(prompt.text, one) for prompt, one in zip(texts, ids, strict=True)]
 
 
