@@ -37,6 +37,12 @@ class Edge:
             await self.app(scope, receive, send)
 
 
+def _route_path(scope: Scope) -> str:
+    """The path as the routes know it: without the prefix under which a proxy shows the server."""
+    path, prefix = scope["path"], scope.get("root_path", "")
+    return path.removeprefix(prefix) if prefix and path.startswith(f"{prefix}/") else path
+
+
 class _Passage:
     """One request on its way through."""
 
@@ -62,7 +68,7 @@ class _Passage:
 
     async def _guarded(self, receive: Receive) -> None:
         try:
-            self._keys.check(self._scope["path"], self._scope["headers"])
+            self._keys.check(_route_path(self._scope), self._scope["headers"])
             await self._app(self._scope, receive, self._forward)
         except Exception as error:
             failure = as_service_error(error)

@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway import parameters, refused, request_body, responses, tokenize_schema
+from services.gateway import parameters, request_body, responses, tokenize_schema, unsupported_params
 from services.gateway.checks import check_token_ids
 from services.gateway.generation import Backend, ModelCard
 from services.gateway.metrics import CONTENT_TYPE, GatewayMetrics
@@ -35,7 +35,7 @@ class ServiceEndpoints:
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text or a conversation."""
         data = await request_body.read(request.scope["headers"], request.receive)
-        refused.check(read_fields(data))
+        unsupported_params.check(read_fields(data), tokenize_schema.TokenizeBody)
         body = read_body(data, tokenize_schema.TOKENIZE_DECODER)
         card = self._backend.resolve_model(body.model)
         wanted = parameters.tokenize(body, card, request.state.request_id)
@@ -52,6 +52,7 @@ class ServiceEndpoints:
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
         data = await request_body.read(request.scope["headers"], request.receive)
+        unsupported_params.check(read_fields(data), tokenize_schema.DetokenizeBody)
         body = read_body(data, tokenize_schema.DETOKENIZE_DECODER)
         card = self._backend.resolve_model(body.model)
         if not body.tokens:
@@ -81,7 +82,7 @@ class ServiceEndpoints:
 
     def _find(self, model_id: str) -> ModelCard:
         for card in self._backend.models():
-            if card.name == model_id:
+            if model_id == card.name or model_id in card.aliases:
                 return card
         raise ServiceError("model_not_found", f"The model '{model_id}' does not exist.", param="model")
 
