@@ -34,13 +34,12 @@ def create_app(
         title="Antiphon",
         description="Language models behind the OpenAI API.",
         version=software_version(),
-        root_path=settings.root_path.rstrip("/"),
         redirect_slashes=False,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
     )
     http_errors.install(app, metrics.count_error)
-    app.add_middleware(Edge, keys=ApiKeys(settings.api_keys), metrics=metrics)
+    app.add_middleware(Edge, keys=ApiKeys(settings.api_keys), metrics=metrics, prefix=settings.root_path.rstrip("/"))
     _allow_pages(app, settings)
     _add_generation(app, GenerationEndpoints(backend, metrics, settings))
     _add_service(app, ServiceEndpoints(backend, metrics))

@@ -19,16 +19,18 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class Edge:
-    """Wraps an application."""
+    """Wraps an application. `prefix`: the path under which a proxy shows the server, whether it cuts it off or not."""
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys, metrics: GatewayMetrics) -> None:
+    def __init__(self, app: ASGIApp, *, keys: ApiKeys, metrics: GatewayMetrics, prefix: str = "") -> None:
         self.app = app
         self._keys = keys
         self._metrics = metrics
+        self._prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers, or lets the application answer."""
         if scope["type"] == "http":
+            scope = {**scope, "root_path": self._prefix}
             await _Passage(self.app, self._keys, self._metrics, scope, send).run(receive)
         elif scope["type"] == "websocket":
             # Nothing here speaks it, and nothing may slip past the keys.
