@@ -111,7 +111,7 @@ class RunSettings(ServeSettings):
 
 
 _CONCURRENCY = {"vllm": 128, "deepspeed": 32}
-_DEEPSPEED_BATCH_SIZE = 16
+_DEEPSPEED_BATCH_SIZE, _DEEPSPEED_BATCH_WAIT_S = 16, 0.1
 NOT_FOR_USERS = frozenset({"listen_fd", "service_id"})
 """Settings that a launcher sets itself."""
 
@@ -135,7 +135,12 @@ def completed(run: RunSettings, on_cpu: bool) -> RunSettings:
     if run.ds_dtype == "int8":
         raise SettingsError("--ds-dtype: int8 weights are not supported; use float16 or bfloat16")
     # Weights are read straight into the type that computes: there is no loading precision beside it.
-    return replace(run, dtype=run.ds_dtype or unnamed_dtype, max_batch_size=run.max_batch_size or _DEEPSPEED_BATCH_SIZE)
+    return replace(
+        run,
+        dtype=run.ds_dtype or unnamed_dtype,
+        max_batch_size=run.max_batch_size or _DEEPSPEED_BATCH_SIZE,
+        batch_wait_timeout=_DEEPSPEED_BATCH_WAIT_S if run.batch_wait_timeout is None else run.batch_wait_timeout,
+    )
 
 
 def of_service(serve: ServeSettings, kind: type[T], **changes: object) -> T:

@@ -50,6 +50,7 @@ _CLIENTS = "certificates of clients are not checked; put a proxy that does in fr
 _LOGS = "requests are not logged; metrics are at /metrics, and --log-level chooses what is printed"
 _NO_ADAPTERS = "there are no adapters whose room it could bound"
 _TOKENIZERS = "tokenizers are processes of their own; their number is --tokenizers"
+_PREFILLS = "prompts are computed in their order, as many as a step has tokens for"
 _RAY = "nothing runs on Ray"
 
 OPTIONS: tuple[Other, ...] = (
@@ -66,15 +67,16 @@ OPTIONS: tuple[Other, ...] = (
     _no_effect("--max-prompt-adapters --max-prompt-adapter-token", "value", _NO_ADAPTERS),
     _no_effect("--fully-sharded-loras", "flag", _NO_ADAPTERS),
     _no_effect("--model-loader-extra-config --ignore-patterns", "value", "the loader reads only the model's own files"),
-    _no_effect("--max-num-partial-prefills --max-long-partial-prefills", "value", "prompts share a step's free tokens"),
-    _no_effect("--long-prefill-token-threshold", "value", "prompts share a step's free tokens"),
+    _no_effect("--max-num-partial-prefills --max-long-partial-prefills", "value", _PREFILLS),
+    _no_effect("--long-prefill-token-threshold", "value", _PREFILLS),
     _no_effect("--disable-custom-all-reduce", "flag", "devices exchange nothing: an engine computes on one"),
     _no_effect("--disable-frontend-multiprocessing", "flag", "each service is a process of its own"),
-    _no_effect("--disable-fastapi-docs", "flag", "the pages are small and tell nothing of requests"),
     _no_effect("--enable-prompt-tokens-details --enable-request-id-headers", "flag", "answers always have them"),
-    _no_effect("--compilation-config", "value", "kernels are compiled beforehand, and graphs as --enforce-eager says"),
+    _no_effect(
+        "--compilation-config", "value", "what is compiled is no choice; --enforce-eager switches CUDA graphs off"
+    ),
     _no_effect("--enable-server-load-tracking", "flag", "the load is always in /metrics"),
-    _no_effect("--multi-step-stream-outputs", "flag", "a stream always carries every step's token"),
+    _no_effect("--multi-step-stream-outputs", "flag", "a stream always carries every token"),
     _no_effect("--disable-mm-preprocessor-cache", "flag", _IMAGES),
     _no_effect("--collect-detailed-traces", "values", "traces always have all spans; see --otlp-traces-endpoint"),
     _no_effect("--scheduling-policy", "value", "a request's 'priority' counts always, then the order of arrival"),
@@ -102,7 +104,7 @@ OPTIONS: tuple[Other, ...] = (
     _not_here("--code-revision", "value", "code comes with the model: at the same --revision", _NONE),
     _not_here("--config-format", "value", "models are read in Hugging Face layout alone", ("auto", "hf")),
     _not_here("--disable-sliding-window", "flag", "a model's attention is computed as its config.json says"),
-    _not_here("--generation-config", "value", "requests say how tokens are drawn", ("auto", "vllm", *_NONE)),
+    _not_here("--generation-config", "value", "requests say how tokens are drawn", ("vllm", *_NONE)),
     _not_here("--override-generation-config", "value", "requests say how tokens are drawn", ("{}", *_NONE)),
     # adapters
     _not_here("--enable-lora --enable-lora-bias --enable-prompt-adapter", "flag", _ADAPTERS),
@@ -138,6 +140,7 @@ OPTIONS: tuple[Other, ...] = (
         _NONE,
     ),
     # HTTP
+    _not_here("--disable-fastapi-docs", "flag", "/docs and /openapi.json stay, behind the keys where there are some"),
     _not_here("--response-role", "value", "answers have the role 'assistant'", ("assistant",)),
     _not_here("--chat-template-content-format", "value", "content parts are joined to one text", ("auto", "string")),
     _not_here("--chat-template-text-format", "value", "content parts are joined to one text", ("string",)),

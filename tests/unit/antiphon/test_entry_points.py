@@ -93,7 +93,8 @@ def test_run_has_the_other_defaults_of_the_other_backend(served: list[ServeSetti
     settings = run(served, "--backend", "deepspeed")
     assert values(settings, "port", "model", "dtype", "seed") == (8501, "/data/model", "float16", None)
     assert values(settings, "limit_worker_concurrency", "engines") == (32, 1)
-    assert values(settings, "max_batch_size", "batch_wait_timeout") == (16, None)
+    assert values(settings, "max_batch_size", "batch_wait_timeout") == (16, 0.1)
+    assert run(served, "--backend=deepspeed", "--batch-wait-timeout=0").batch_wait_timeout == 0
 
 
 @pytest.mark.spec(

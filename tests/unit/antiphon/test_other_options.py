@@ -190,3 +190,13 @@ def test_lookahead_needs_the_block_manager_before_anything_starts() -> None:
     with pytest.raises(SettingsError, match="--use-lookahead needs --use-v2-block-manager"):
         check(ServeSettings(use_lookahead=True))
     check(ServeSettings(use_lookahead=True, use_v2_block_manager=True))
+
+
+@pytest.mark.parametrize("words", [["--ssl-keyfile=/k"], ["--allowed-origins=*"], ["--allowed-headers", '["a", 1]']])
+def test_settings_of_the_server_that_cannot_be_are_refused_by_name(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "serve", lambda settings, _environ: check(settings) or 0)
+    for start in STARTS.values():
+        assert start(words) == 78
+        assert words[0].partition("=")[0] in capsys.readouterr().err

@@ -86,6 +86,6 @@ async def test_a_request_names_a_model_by_any_of_its_names_or_its_path(actor: Ga
     # Another model's own name goes before an alias.
     assert {actor.resolve_model(name).name for name in ("second", "/models/second")} == {"second"}
     assert [card.name for card in actor.models()] == ["first", "second"]
-    with pytest.raises(ServiceError, match="'third' does not exist. Served here: 'first', 'second'") as refused:
+    with pytest.raises(ServiceError, match=r"'third' does not exist\. Served here: 'first', 'second'") as refused:
         actor.resolve_model("third")
     assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
