@@ -10,7 +10,7 @@ from services.gateway import parameters, request_body, responses, tokenize_schem
 from services.gateway.checks import check_token_ids
 from services.gateway.generation import Backend, ModelCard
 from services.gateway.metrics import CONTENT_TYPE, GatewayMetrics
-from services.gateway.openai_api import read_body, read_fields
+from services.gateway.openai_api import SamplingFields, read_body, read_fields
 from shared.errors import ServiceError
 
 _JSON = "application/json"
@@ -35,7 +35,10 @@ class ServiceEndpoints:
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text or a conversation."""
         data = await request_body.read(request.scope["headers"], request.receive)
-        unsupported_params.check(read_fields(data), tokenize_schema.TokenizeBody)
+        # Whoever counts tokens sends the request that is to be counted: how tokens are drawn changes nothing.
+        unsupported_params.check(
+            read_fields(data), tokenize_schema.TokenizeBody, no_effect=SamplingFields.__struct_fields__
+        )
         body = read_body(data, tokenize_schema.TOKENIZE_DECODER)
         card = self._backend.resolve_model(body.model)
         wanted = parameters.tokenize(body, card, request.state.request_id)

@@ -104,14 +104,23 @@ UNSUPPORTED: dict[str, Unsupported] = {
 }
 _PREFIXES: Mapping[str, Unsupported] = {"guided_": _OFF, "beam_": _OFF}
 """Names that are treated as unsupported whatever comes after."""
+_ELSEWHERE: Mapping[str, str] = {
+    "messages": "Conversations go to /v1/chat/completions.",
+    "prompt": "Prompts go to /v1/completions.",
+    "tokens": "Token ids go to /detokenize.",
+}
+"""What to say about a field that is known at another endpoint only."""
 _STREAM_OPTIONS: Mapping[str, Unsupported] = {"continuous_usage_stats": _OFF}
 _STREAM_OPTIONS_NO_EFFECT = frozenset({"include_obfuscation"})
 _NOTHING: msgspec.Raw = msgspec.Raw(b"null")
 
 
-def check(fields: RawFields, body: type[msgspec.Struct]) -> None:
-    """Raises ServiceError('unsupported_parameter') for the first field that the endpoint of `body` cannot follow."""
-    acting = body.__struct_fields__
+def check(fields: RawFields, body: type[msgspec.Struct], no_effect: Iterable[str] = ()) -> None:
+    """Raises ServiceError('unsupported_parameter') for the first field that the endpoint of `body` cannot follow.
+
+    `no_effect`: fields without effect at this endpoint, beside those of NO_EFFECT.
+    """
+    acting = {*body.__struct_fields__, *no_effect}
     for name, raw in fields.items():
         if name not in acting and name not in NO_EFFECT:
             _check_one(name, raw, UNSUPPORTED, known_fields(body))
@@ -150,6 +159,7 @@ def _unknown(name: str, known: Iterable[str]) -> ServiceError:
     shown = _short(name)
     near = difflib.get_close_matches(shown, known, n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
+    hint = f" {_ELSEWHERE[name]}" if name in _ELSEWHERE else hint
     return ServiceError(
         "unsupported_parameter", f"Unrecognized request argument supplied: '{shown}'.{hint}", param=shown
     )

@@ -87,6 +87,24 @@ async def test_no_endpoint_ignores_a_field_in_silence(path: str):
         assert (await call(port, "POST", path, {**body, "user": "x", "store": True, "new": None})).status == 200
 
 
+async def test_a_field_of_another_endpoint_is_answered_with_the_endpoint():
+    async with serving(ScriptedBackend()) as port:
+        for path, fields, said in (
+            ("/v1/completions", {"messages": HELLO}, "Conversations go to /v1/chat/completions."),
+            ("/v1/chat/completions", {"prompt": "hi"}, "Prompts go to /v1/completions."),
+        ):
+            refused = await ask(port, path, **fields)
+            assert (refused.status, refused.error["param"]) == (400, next(iter(fields)))
+            assert said in refused.error["message"]
+
+
+async def test_the_tokens_of_a_whole_request_can_be_counted():
+    body = {"messages": HELLO, "temperature": 0.5, "max_tokens": 7, "stop": ["x"], "stream": True, "n": 2}
+    async with serving(ScriptedBackend()) as port:
+        assert (await call(port, "POST", "/tokenize", body)).json["count"] == 2
+        assert (await call(port, "POST", "/tokenize", {**body, "tools": [{}]})).status == 400
+
+
 async def test_a_model_is_found_by_any_of_its_names_and_listed_under_the_first():
     async with serving(ScriptedBackend(cards=[replace(CARD, aliases=("other",))])) as port:
         [listed] = (await call(port, "GET", "/v1/models")).json["data"]
