@@ -144,3 +144,11 @@ def test_a_setting_out_of_range_is_refused_by_name_before_anything_starts(
         monkeypatch.setenv(name, value)
     assert main(["serve", *flags]) == 78
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.spec("S-SRV-056", "S-SRV-102")
+def test_lookahead_without_its_block_manager_ends_the_direct_entry_point_before_anything_starts(model: Path) -> None:
+    argv = [sys.executable, "-m", "antiphon.entrypoints.openai.api_server", f"--model={model}", "--use-lookahead"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 78
+    assert (done.stdout, done.stderr) == ("", "antiphon: --use-lookahead needs --use-v2-block-manager: add it\n")
