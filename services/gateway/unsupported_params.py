@@ -156,6 +156,8 @@ def _check_one(name: str, raw: msgspec.Raw, table: Mapping[str, Unsupported], kn
 
 
 def _unknown(name: str, known: Iterable[str]) -> ServiceError:
+    if not name:
+        return ServiceError("unsupported_parameter", "The request body has a field whose name is empty.")
     shown = _short(name)
     near = difflib.get_close_matches(shown, known, n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""

@@ -7,6 +7,7 @@ from services.gateway.completion_schema import CompletionBody
 from services.gateway.tokenize_schema import DetokenizeBody, TokenizeBody
 from services.gateway.unsupported_params import NO_EFFECT, UNSUPPORTED
 from shared import limits
+from shared.errors import ServiceError
 from tests.unit.gateway.bodies import chat, completion, refusal
 
 ASKED = {
@@ -121,6 +122,8 @@ def test_a_name_that_is_like_none_is_refused_without_a_guess_and_a_long_one_is_c
     assert refusal(chat, "unsupported_parameter", "qqq", qqq=1).message.endswith("supplied: 'qqq'.")
     error = refusal(chat, "unsupported_parameter", "q" * 63 + "…", **{"q" * 100_000: 1})
     assert len(error.message) < 150
+    with pytest.raises(ServiceError, match="a field whose name is empty"):
+        chat(**{"": 1})
 
 
 @pytest.mark.parametrize(
