@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from antiphon.settings import NOT_FOR_USERS, SERVICES, RunSettings, ServeSettings, completed
 from shared.config import SettingsError, add_flags, normalise, parse
+from shared.other_options import BY_NAME, Taken, take
 
 CONFIGURATION_ERROR = 78
 _DESCRIPTION = "Serves language models: `antiphon serve` starts everything on this machine."
@@ -43,15 +44,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; its exit code."""
     words = normalise(sys.argv[1:] if argv is None else argv)
     parser, commands = make_parser()
-    options, unknown = parser.parse_known_args(words)
+    starts_everything = words[:1] in (["serve"], ["run"])
+    taken = take(words, os.environ) if starts_everything else Taken(words, {}, {})
+    options, unknown = parser.parse_known_args(taken.words)
     if unknown:
         commands[options.command].error(unknown_words(unknown, commands[options.command].options()))
-    return guarded(lambda: options.run(options))
+    return guarded(lambda: options.run(options), taken)
 
 
-def guarded(run: Callable[[], int]) -> int:
-    """What `run` returns, or the exit code of the way it ends; settings that cannot be are printed."""
+def guarded(run: Callable[[], int], taken: Taken) -> int:
+    """What `run` returns, or the exit code of the way it ends; settings that cannot be are printed.
+
+    `taken`: options that are no settings; nothing runs when one of them is refused.
+    """
     try:
+        for notice in taken.notices():
+            print(f"antiphon: {notice}", file=sys.stderr)
         return run()
     except SettingsError as error:
         print(f"antiphon: {error}", file=sys.stderr)
@@ -90,7 +98,7 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
 def unknown_words(words: Sequence[str], known: Sequence[str]) -> str:
     """What to say about words that no option takes."""
     word = words[0].partition("=")[0]
-    near = difflib.get_close_matches(word, known, n=1) if word.startswith("-") else []
+    near = difflib.get_close_matches(word, [*known, *BY_NAME], n=1) if word.startswith("-") else []
     if word in SERVICES:
         near = [f"`antiphon service {word}`"]
     return f"unknown {'option' if word.startswith('-') else 'argument'} {word}" + (
@@ -140,14 +148,21 @@ def _serve(options: argparse.Namespace) -> int:
 
     if options.directory and options.model:
         raise SettingsError("the model is named twice, as MODEL and with --model")
+    names = getattr(options, "served_model_name_words", ())
+    if len(names) > 1 and not (options.directory or options.model):
+        # The option takes every word up to the next option, also one that was meant to be MODEL.
+        raise SettingsError(
+            f"--served-model-name took all of {', '.join(names)} as names: write MODEL before it, or use --model"
+        )
     options.model = options.model or options.directory
     return launcher.serve(parse(ServeSettings, options), os.environ)
 
 
 def _run(options: argparse.Namespace) -> int:
-    from antiphon import launcher
+    from antiphon import devices, launcher
 
-    return launcher.serve(completed(parse(RunSettings, options)), os.environ)
+    settings = parse(RunSettings, options)
+    return launcher.serve(completed(settings, devices.on_cpu(settings.device, os.environ)), os.environ)
 
 
 def _service(options: argparse.Namespace) -> int:

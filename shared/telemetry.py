@@ -19,6 +19,7 @@ Attribute = str | bool | int | float | tuple[str, ...]
 Attributes = Mapping[str, Attribute]
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+_TRACES = "/v1/traces"
 EXPORT_TIMEOUT_S = 5.0
 FLUSH_TIMEOUT_MS = 2000
 QUEUE_MAX = 8192
@@ -113,16 +114,17 @@ _NO_SPAN = Span()
 _tracing: _Tracing | None = None
 
 
-def setup(service_name: str, instance_id: str, environ: Mapping[str, str] | None = None) -> None:
-    """Switches tracing on when the environment names a collector (OTLP over HTTP), and off when it does not.
+def setup(service_name: str, instance_id: str, environ: Mapping[str, str] | None = None, *, endpoint: str = "") -> None:
+    """Switches tracing on when `endpoint` or the environment names a collector (OTLP over HTTP), and off otherwise.
 
-    Further `OTEL_…` variables (headers, sampler) are read by the OpenTelemetry SDK itself.
+    The URL is the collector's, or that of its traces. Further `OTEL_…` variables (headers, sampler) are read by the
+    OpenTelemetry SDK itself.
     """
     global _tracing
     shutdown()
-    endpoint = (os.environ if environ is None else environ).get(ENDPOINT, "")
+    endpoint = endpoint or (os.environ if environ is None else environ).get(ENDPOINT, "")
     if endpoint:
-        _tracing = _Sdk(service_name, instance_id, endpoint.rstrip("/") + "/v1/traces")
+        _tracing = _Sdk(service_name, instance_id, endpoint.rstrip("/").removesuffix(_TRACES) + _TRACES)
 
 
 def enabled() -> bool:

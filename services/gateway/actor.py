@@ -83,6 +83,9 @@ class GatewayActor(Actor):
         for card in cards:
             if name in (card.name, card.path):
                 return card
+        for card in cards:
+            if name in card.aliases:
+                return card
         known = ", ".join(repr(card.name) for card in cards)
         raise ServiceError(
             "model_not_found", f"The model {name!r} does not exist. Served here: {known}.", param="model"
@@ -256,7 +259,8 @@ class GatewayActor(Actor):
 
     def _card(self, name: str, status: EngineStatus) -> ModelCard:
         created = self._first_seen.setdefault(name, self._host.clock.time_ns() // 1_000_000_000)
-        return ModelCard(name, status.model_path, status.max_model_len, status.vocab_size, created)
+        aliases = status.model_aliases
+        return ModelCard(name, status.model_path, status.max_model_len, status.vocab_size, created, aliases)
 
     def _now(self) -> float:
         return self._host.clock.monotonic()

@@ -79,6 +79,8 @@ class ModelCard:
     max_model_len: int
     vocab_size: int
     created: int
+    aliases: tuple[str, ...] = ()
+    """Further names that requests may give."""
 
 
 class Backend(Protocol):

@@ -6,10 +6,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway import parameters, refused, request_body, responses, tokenize_schema
+from services.gateway import parameters, request_body, responses, tokenize_schema, unsupported_params
 from services.gateway.generation import Backend, ModelCard
 from services.gateway.metrics import CONTENT_TYPE, GatewayMetrics
-from services.gateway.openai_api import read_body, read_fields
+from services.gateway.openai_api import SamplingFields, read_body, read_fields
 from shared.errors import ServiceError
 from shared.request.checks import check_token_ids
 
@@ -35,7 +35,10 @@ class ServiceEndpoints:
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text or a conversation."""
         data = await request_body.read(request.scope["headers"], request.receive)
-        refused.check(read_fields(data))
+        # Whoever counts tokens sends the request that is to be counted: how tokens are drawn changes nothing.
+        unsupported_params.check(
+            read_fields(data), tokenize_schema.TokenizeBody, no_effect=SamplingFields.__struct_fields__
+        )
         body = read_body(data, tokenize_schema.TOKENIZE_DECODER)
         card = self._backend.resolve_model(body.model)
         wanted = parameters.tokenize(body, card, request.state.request_id)
@@ -52,6 +55,7 @@ class ServiceEndpoints:
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
         data = await request_body.read(request.scope["headers"], request.receive)
+        unsupported_params.check(read_fields(data), tokenize_schema.DetokenizeBody)
         body = read_body(data, tokenize_schema.DETOKENIZE_DECODER)
         card = self._backend.resolve_model(body.model)
         if not body.tokens:
@@ -81,7 +85,7 @@ class ServiceEndpoints:
 
     def _find(self, model_id: str) -> ModelCard:
         for card in self._backend.models():
-            if card.name == model_id:
+            if model_id == card.name or model_id in card.aliases:
                 return card
         raise ServiceError("model_not_found", f"The model '{model_id}' does not exist.", param="model")
 

@@ -36,6 +36,7 @@ from shared.actors.transport import Transport
 from shared.clock import SystemClock
 from shared.config import BusSettings, SettingsError, add_flags, normalise, parse
 from shared.errors import ServiceError
+from shared.other_options import take
 from shared.subjects import TOKENIZER_QUEUE, Subjects, check_id, new_boot
 
 log = logging.getLogger(__name__)
@@ -67,13 +68,17 @@ def main(
 
     `build` makes the service from its settings; it may raise SettingsError or ServiceError for what the user got wrong.
     """
+    taken = take(normalise(sys.argv[1:] if argv is None else argv), os.environ)
     try:
-        settings = _settings(settings_type, name, sys.argv[1:] if argv is None else argv)
+        settings = _settings(settings_type, name, taken.words)
+        notices = taken.notices()
     except SettingsError as error:
         sys.stderr.write(f"{name}: {error}\n")
         return EXIT_CONFIG
     configure_logging(settings.log_level, settings.service_id)
-    telemetry.setup(f"antiphon-{name}", settings.service_id)
+    for notice in notices:
+        log.info("%s", notice)
+    telemetry.setup(f"antiphon-{name}", settings.service_id, endpoint=settings.otlp_traces_endpoint)
     with asyncio.Runner() as runner:
         code = runner.run(_build_and_run(settings, build, heartbeat_thread))
         telemetry.shutdown()
@@ -260,7 +265,7 @@ class _Parser(argparse.ArgumentParser):
 def _settings(settings_type: type[S], name: str, argv: Sequence[str]) -> S:
     parser = _Parser(prog=f"python -m services.{name}", allow_abbrev=False)
     add_flags(parser, settings_type)
-    settings = parse(settings_type, parser.parse_args(normalise(argv)))
+    settings = parse(settings_type, parser.parse_args(argv))
     return dataclasses.replace(settings, service_id=_member_id(settings, name))
 
 

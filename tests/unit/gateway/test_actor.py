@@ -7,7 +7,8 @@ from shared import limits
 from shared.actors.actor import Envelope
 from shared.actors.host import Host
 from shared.actors.memory import MemoryBus
-from shared.messages import Heartbeat, PoolStatus, StreamStatus
+from shared.errors import ServiceError
+from shared.messages import EngineStatus, Heartbeat, PoolStatus, StreamStatus
 from shared.subjects import Subjects
 
 
@@ -69,3 +70,22 @@ async def test_a_gateway_that_is_always_late_still_notices(actor: GatewayActor) 
     actor.tick(1.0)
     actor.tick(2.0)
     assert not actor.members.get("tokenizer", "t1")
+
+
+def engine(name: str, model: str, path: str, *aliases: str) -> Heartbeat:
+    status = EngineStatus(model, path, 512, 300, 16, 10, 10, 8, model_aliases=aliases)
+    return Heartbeat("engine", name, f"boot-{name}", 1, "ready", 0, TICK_S, status)
+
+
+@pytest.mark.spec("S-API-010", "S-SRV-012")
+async def test_a_request_names_a_model_by_any_of_its_names_or_its_path(actor: GatewayActor) -> None:
+    actor.members.observe(engine("e1", "first", "/models/first", "model", "second"), 0.0)
+    actor.members.observe(engine("e2", "second", "/models/second"), 0.0)
+    found = {name: actor.resolve_model(name).name for name in (None, "", "default", "first", "model", "/models/first")}
+    assert set(found.values()) == {"first"}
+    # Another model's own name goes before an alias.
+    assert {actor.resolve_model(name).name for name in ("second", "/models/second")} == {"second"}
+    assert [card.name for card in actor.models()] == ["first", "second"]
+    with pytest.raises(ServiceError, match=r"'third' does not exist\. Served here: 'first', 'second'") as refused:
+        actor.resolve_model("third")
+    assert (refused.value.code, refused.value.param) == ("model_not_found", "model")

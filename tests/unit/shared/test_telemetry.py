@@ -122,6 +122,14 @@ def test_spans_of_several_services_are_one_trace_linked_by_the_headers(collector
     assert collector.resource()["service.instance.id"] == "g1"
 
 
+def test_a_collector_that_a_setting_names_goes_before_the_environments(collector):
+    for url in (collector.url, f"{collector.url}/v1/traces", f"{collector.url}/v1/traces/"):
+        telemetry.setup("antiphon-gateway", "g1", {telemetry.ENDPOINT: "http://127.0.0.1:1"}, endpoint=url)
+        telemetry.start_span("chat demo").end()
+        telemetry.shutdown()
+    assert collector.paths == ["/v1/traces"] * 3
+
+
 def test_a_client_s_own_trace_is_continued(collector):
     telemetry.setup("antiphon-gateway", "g1", {telemetry.ENDPOINT: collector.url})
     theirs = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "vendor=1"}
