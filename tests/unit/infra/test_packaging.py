@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from shared.version import __version__
+
 ROOT = Path(__file__).resolve().parents[3]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SERVICES = ("gateway", "tokenizer", "engine", "detokenizer")
@@ -45,6 +47,15 @@ def test_every_requirement_has_an_exact_version() -> None:
     pinned = {name_of(line) for line in lines}
     assert {name_of(r) for r in requirements("project", "dev")} <= pinned
     assert "torch==2.13.0" in lines
+
+
+def test_the_version_stands_in_one_file_and_the_packages_are_typed() -> None:
+    assert PYPROJECT["project"]["dynamic"] == ["version"]
+    assert "version" not in PYPROJECT["project"]
+    path = PYPROJECT["tool"]["hatch"]["version"]["path"]
+    assert f'__version__ = "{__version__}"' in (ROOT / path).read_text()
+    for package in PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+        assert (ROOT / package / "py.typed").exists()
 
 
 @pytest.mark.parametrize("service", SERVICES)
