@@ -101,7 +101,12 @@ def test_the_compose_file_holds_no_password_and_bounds_every_service() -> None:
 
 def test_all_gateways_share_one_port_of_the_host() -> None:
     assert "ports" not in COMPOSE["services"]["gateway"]
-    assert COMPOSE["services"]["front"]["ports"] == ["${PORT:-8000}:8000"]
+    balancer = COMPOSE["services"]["load-balancer"]
+    assert balancer["ports"] == ["${PORT:-8000}:8000"]
+    assert balancer["stop_grace_period"] == "30s"
+    configuration = (ROOT / "infra/docker/haproxy.cfg").read_text()
+    assert "bind :8000" in configuration
+    assert len(re.findall(r"server-template \S+ \d+ gateway:8000", configuration)) == 2
 
 
 def test_the_bus_password_is_random_and_each_file_has_one_reader(tmp_path: Path) -> None:
