@@ -144,3 +144,14 @@ def test_every_command_of_the_makefile_is_in_its_help() -> None:
     assert phony
     shown = subprocess.run(["make", "-s", "-C", str(ROOT)], capture_output=True, text=True, check=True).stdout
     assert set(phony[1].split()) == set(re.findall(r"^  make ([a-z-]+)", shown, re.MULTILINE))
+
+
+def test_every_package_is_named_in_an_import_contract() -> None:
+    linter = PYPROJECT["tool"]["importlinter"]
+    lists = [value for contract in linter["contracts"] for value in contract.values() if isinstance(value, list)]
+    named = {name for words in lists for word in words for name in re.split(r" \| | -> ", word)}
+    for root in linter["root_packages"]:
+        for path in (ROOT / root).rglob("*/__init__.py"):
+            package = path.parent.relative_to(ROOT).as_posix().replace("/", ".")
+            parent = package.rpartition(".")[0]
+            assert package in named or (parent != root and parent in named), f"no import contract names {package}"
