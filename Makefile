@@ -13,7 +13,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check kernels gpu-check bench bench-models bench-peers coverage-of-spec demo-model neon-test container-test up down
+.PHONY: help install serve test check kernels gpu-check bench bench-models bench-peers docs coverage-of-spec demo-model neon-test container-test up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,12 +36,13 @@ serve: install  ## serve the demo model at http://127.0.0.1:8000 (ARGS="--model 
 test: install  ## all tests that need no Docker (ARGS="-k name")
 	$(BIN)/python -m pytest -q $(ARGS)
 
-check: install  ## format, lint, types, imports, house limits
+check: install  ## format, lint, types, imports, house limits, generated pages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python infra/checks/house_limits.py
+	$(BIN)/python -m infra.checks.protocol_page --check
 	$(BIN)/python -m infra.checks.spec_coverage --check
 
 kernels: install  ## compile every GPU kernel for every target, without a GPU (ARGS="--write --jobs 4")
@@ -58,6 +59,11 @@ bench-models: install  ## make the benchmark models in bench/models (1.3 GB)
 
 bench-peers: install  ## beside other systems (ARGS="--model DIR --vllm …/bin/vllm --llama-server PATH")
 	$(BIN)/python -m bench.peers $(ARGS)
+
+docs: install  ## write the generated pages: settings, protocol, coverage of the specification
+	$(BIN)/python -m infra.checks.settings_page
+	$(BIN)/python -m infra.checks.protocol_page
+	$(BIN)/python -m infra.checks.spec_coverage
 
 coverage-of-spec: install  ## which rows of the specification have a test
 	$(BIN)/python -m infra.checks.spec_coverage

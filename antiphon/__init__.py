@@ -12,6 +12,8 @@ A name is imported when it is first used: `import antiphon` itself takes no time
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from shared.version import __version__
+
 if TYPE_CHECKING:
     from antiphon.offline.async_engine import AsyncLLMEngine
     from antiphon.offline.engine_args import EngineArgs
@@ -30,6 +32,7 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "__version__",
 ]
 
 _HOMES = {

@@ -5,7 +5,6 @@ Flags are spelt as in vLLM; '-' and '_' are the same in their names; a mistyped 
 
 import argparse
 import difflib
-import importlib.metadata
 import os
 import runpy
 import sys
@@ -15,6 +14,7 @@ from typing import NoReturn
 from antiphon.settings import NOT_FOR_USERS, SERVICES, RunSettings, ServeSettings, completed
 from shared.config import SettingsError, add_flags, normalise, parse
 from shared.other_options import BY_NAME, Taken, take
+from shared.version import __version__
 
 CONFIGURATION_ERROR = 78
 _DESCRIPTION = "Serves language models: `antiphon serve` starts everything on this machine."
@@ -71,7 +71,7 @@ def guarded(run: Callable[[], int], taken: Taken) -> int:
 def make_parser() -> tuple[Parser, dict[str, Parser]]:
     """The parser, and that of each command."""
     parser = Parser(prog="antiphon", description=_DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"antiphon {version()}")
+    parser.add_argument("--version", action="version", version=f"antiphon {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     made: dict[str, Parser] = {}
 
@@ -104,14 +104,6 @@ def unknown_words(words: Sequence[str], known: Sequence[str]) -> str:
     return f"unknown {'option' if word.startswith('-') else 'argument'} {word}" + (
         f". Did you mean {near[0]}?" if near else ""
     )
-
-
-def version() -> str:
-    """The installed version."""
-    try:
-        return importlib.metadata.version("antiphon")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 def _serve_flags(parser: Parser) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from shared.version import __version__
+
 if TYPE_CHECKING:
     from opentelemetry.trace import Span as SdkSpan
 
@@ -174,11 +176,12 @@ class _Sdk:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        resource = Resource.create({"service.name": service_name, "service.instance.id": instance_id})
+        about = {"service.name": service_name, "service.instance.id": instance_id, "service.version": __version__}
+        resource = Resource.create(about)
         exporter = OTLPSpanExporter(endpoint=url, timeout=EXPORT_TIMEOUT_S)
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=QUEUE_MAX))
-        self._tracer = self._provider.get_tracer("antiphon")
+        self._tracer = self._provider.get_tracer("antiphon", __version__)
 
     def start(
         self,

@@ -12,10 +12,11 @@ from services.gateway.engine_metrics import EngineCollector
 from services.gateway.generation import Backend
 from services.gateway.generation_endpoints import GenerationEndpoints
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.service_endpoints import ServiceEndpoints, software_version
+from services.gateway.service_endpoints import ServiceEndpoints
 from shared.config import GatewaySettings
 from shared.flags import json_words
 from shared.messages import Heartbeat
+from shared.version import __version__
 
 EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms")
 """Headers of answers that pages of other origins may read."""
@@ -33,7 +34,7 @@ def create_app(
     app = FastAPI(
         title="Antiphon",
         description="Language models behind the OpenAI API.",
-        version=software_version(),
+        version=__version__,
         redirect_slashes=False,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,

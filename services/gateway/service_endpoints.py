@@ -1,7 +1,5 @@
 """Everything that does not generate: models, tokens, health, metrics, version."""
 
-from importlib import metadata
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,6 +10,7 @@ from services.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from services.gateway.openai_api import SamplingFields, read_body, read_fields
 from shared.errors import ServiceError
 from shared.request.checks import check_token_ids
+from shared.version import __version__
 
 _JSON = "application/json"
 
@@ -81,21 +80,13 @@ class ServiceEndpoints:
 
     async def version(self) -> Response:
         """The version of this software."""
-        return _json({"version": software_version()})
+        return _json({"version": __version__})
 
     def _find(self, model_id: str) -> ModelCard:
         for card in self._backend.models():
             if model_id == card.name or model_id in card.aliases:
                 return card
         raise ServiceError("model_not_found", f"The model '{model_id}' does not exist.", param="model")
-
-
-def software_version() -> str:
-    """The installed version, or 'unknown' where the code runs without being installed."""
-    try:
-        return metadata.version("antiphon")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 _encode = msgspec.json.Encoder().encode

@@ -38,6 +38,7 @@ from shared.config import BusSettings, SettingsError, add_flags, normalise, pars
 from shared.errors import ServiceError
 from shared.other_options import take
 from shared.subjects import TOKENIZER_QUEUE, Subjects, check_id, new_boot
+from shared.version import __version__
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=BusSettings)
@@ -50,7 +51,6 @@ PROBE_S = 5.0
 """Longest way of the self probe through the bus."""
 RUN_END_S = 2.0
 """What a drained service may take to return from `run`."""
-VERSION = "0.1.0"
 
 
 # --- the process ------------------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def _subjects(namespace: str) -> Subjects:
 def _identity(service: str, host: Host, namespace: str) -> Identity:
     metadata = {"boot": host.boot, "namespace": namespace, "protocol": str(limits.PROTOCOL_VERSION)}
     endpoints = _endpoints(service, host)
-    return Identity(f"{namespace}-{service}", host.id, VERSION, f"Antiphon {service}", metadata, endpoints)
+    return Identity(f"{namespace}-{service}", host.id, __version__, f"Antiphon {service}", metadata, endpoints)
 
 
 def _endpoints(service: str, host: Host) -> Sequence[Endpoint]:
