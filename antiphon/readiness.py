@@ -4,7 +4,7 @@ import asyncio
 import json
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from antiphon.http_probe import get
 from antiphon.processes import Sink
@@ -14,30 +14,36 @@ REMINDER_S = 15.0
 """Between two messages that it is still not ready."""
 
 
-async def announce(host: str, port: int, token: str, pids: Callable[[], Mapping[str, int]], sink: Sink) -> None:
-    """Returns after the ready message has been printed to standard output."""
+async def announce(
+    host: str, port: int, token: str, models: Sequence[str], pids: Callable[[], Mapping[str, int]], sink: Sink
+) -> None:
+    """Returns after the ready message has been printed to standard output: when all models can be used.
+
+    `models`: served names, the default one first.
+    """
     started = time.monotonic()
     reachable = _reachable(host)
     reminders = 0
-    while (answer := await get(reachable, port, "/readyz")).status != 200:
+    while lacking := await _lacking(reachable, port, token, models):
         waited = time.monotonic() - started
         if waited > REMINDER_S * (reminders + 1):
             reminders += 1
-            sink("antiphon", f"not ready after {waited:.0f} s: {_reason(answer.body)}")
+            sink("antiphon", f"not ready after {waited:.0f} s: {lacking}")
         await asyncio.sleep(POLL_S)
-    model = await _model(reachable, port, token)
-    print(ready_message(reachable, port, model, bool(token), pids(), time.monotonic() - started), flush=True)
+    print(ready_message(reachable, port, models, bool(token), pids(), time.monotonic() - started), flush=True)
 
 
-def ready_message(host: str, port: int, model: str, needs_key: bool, pids: Mapping[str, int], seconds: float) -> str:
-    """The one block that tells a newcomer what to do next."""
+def ready_message(
+    host: str, port: int, models: Sequence[str], needs_key: bool, pids: Mapping[str, int], seconds: float
+) -> str:
+    """The one block that tells a newcomer what to do next. Its example asks the first model."""
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    body = json.dumps({"model": models[0], "messages": [{"role": "user", "content": "Hello"}]})
     key = " -H 'Authorization: Bearer YOUR-KEY'" if needs_key else ""
     processes = "  ".join(f"{name} {pid}" for name, pid in pids.items())
     rows = [
         ("URL", f"{url}/v1"),
-        ("model", model),
+        ("model" if len(models) == 1 else "models", ", ".join(models)),
         ("try", f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"),
         ("chat", f"antiphon chat --server {url}{' --token YOUR-KEY' if needs_key else ''}"),
         ("processes", processes),
@@ -51,12 +57,18 @@ def _reachable(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-async def _model(host: str, port: int, token: str) -> str:
+async def _lacking(host: str, port: int, token: str, models: Sequence[str]) -> str:
+    """Why the server is not ready for every model; empty when it is."""
+    answer = await get(host, port, "/readyz")
+    if answer.status != 200:
+        return _reason(answer.body)
     answer = await get(host, port, "/v1/models", token=token)
     try:
-        return str(json.loads(answer.body)["data"][0]["id"])
+        listed = {str(model["id"]) for model in json.loads(answer.body)["data"]}
     except (ValueError, LookupError, TypeError):
-        return "model"
+        return "the gateway does not list its models yet"
+    waiting = [repr(name) for name in models if name not in listed]
+    return f"waiting for the model {', '.join(waiting)}" if waiting else ""
 
 
 def _reason(body: bytes) -> str:

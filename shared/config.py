@@ -21,6 +21,7 @@ from shared.flags import (
     flag,
     normalise,
     parse,
+    parse_words,
     to_argv,
 )
 
@@ -38,6 +39,7 @@ __all__ = [
     "flag",
     "normalise",
     "parse",
+    "parse_words",
     "to_argv",
 ]
 
@@ -278,7 +280,7 @@ class DetokenizerSettings(ModelSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings(BusSettings):
-    """The gateway. It learns the models from the engines' heartbeats."""
+    """The gateway. It learns the models from heartbeats."""
 
     host: str = flag("0.0.0.0", "address to listen on", group="http")
     port: int = flag(8000, "port to listen on", group="http")
@@ -288,6 +290,12 @@ class GatewaySettings(BusSettings):
         "keys that requests may carry, separated by commas (default: no key needed)",
         env="OPENAI_API_KEYS",
         alias=("--api-key",),
+        group="http",
+    )
+    default_model: str = flag(
+        "",
+        "served name that requests without a 'model' mean (default: the first model that is started here, else the "
+        "first by name)",
         group="http",
     )
     seed: int | None = flag(

@@ -6,6 +6,7 @@ and by the launcher, which passes settings on.
 
 import argparse
 import dataclasses
+import difflib
 import os
 import types
 import typing
@@ -50,10 +51,14 @@ def flag(
     rule: Rule | None = None,
     alias: Sequence[str] = (),
     group: str = "",
+    metavar: str = "TEXT",
 ) -> Any:
-    """A settings field. `group` heads it in `--help`; `rule` is checked where the value is read."""
+    """A settings field. `group` heads it in `--help`; `rule` is checked where the value is read.
+
+    A field of type `tuple[str, ...]` is a flag that may be repeated; `metavar` stands for one of its values.
+    """
     metadata = {"help": help, "env": env, "choices": tuple(choices), "alias": tuple(alias), "group": group}
-    return dataclasses.field(default=default, metadata={**metadata, "rule": rule})
+    return dataclasses.field(default=default, metadata={**metadata, "rule": rule, "metavar": metavar})
 
 
 def changed(settings: type[Any], name: str, default: Any, help: str = "") -> Any:
@@ -83,8 +88,28 @@ def parse(settings: type[T], options: argparse.Namespace, environ: Mapping[str, 
             source = f"environment variable {name}"
             given = _convert(item, environ[name], source)
         if given is not None:
-            values[item.name] = None if given is NONE else _checked(item, given, source)
+            values[item.name] = _value(item, given, source)
     return settings(**values)
+
+
+def parse_words(settings: type[Any], words: Mapping[str, str], source: str) -> dict[str, Any]:
+    """The fields of `settings` that words name as flags do, without the leading dashes: `max-model-len`, `worker_num`.
+
+    `source` begins the message of a SettingsError, which is raised for an unknown name, two of one field, or a value
+    that the flag would not take.
+    """
+    items = {_dashed(name)[2:]: item for item in fields(settings) for name in _option_names(item)}
+    values: dict[str, Any] = {}
+    for word, text in words.items():
+        name = word.replace("_", "-")
+        item = items.get(name)
+        if item is None:
+            near = difflib.get_close_matches(name, items, n=1)
+            raise SettingsError(f"{source}: unknown setting {word!r}" + (f". Did you mean {near[0]}?" if near else ""))
+        if item.name in values:
+            raise SettingsError(f"{source}: {word!r} is given twice, under two of its names")
+        values[item.name] = _value(item, _convert(item, text, f"{source}: {word}"), f"{source}: {word}")
+    return values
 
 
 def to_argv(settings: Any) -> list[str]:
@@ -118,14 +143,25 @@ def _option_names(item: "Field[Any]") -> list[str]:
 
 def _option_arguments(item: "Field[Any]") -> dict[str, Any]:
     kind = _kind(item)
-    default = "" if item.default in (None, "") else f" (default: {item.default})"
+    default = "" if item.default in (None, "", ()) else f" (default: {item.default})"
     variable = f" [{item.metadata['env']}]" if item.metadata["env"] else ""
     arguments: dict[str, Any] = {"dest": item.name, "default": None, "help": item.metadata["help"] + default + variable}
+    if typing.get_origin(kind) is tuple:
+        return {**arguments, "action": "append", "metavar": item.metadata["metavar"]}
     if kind is bool:
         return {**arguments, "nargs": "?", "const": True, "type": _boolean, "metavar": "true|false"}
     if item.metadata["choices"]:
         return {**arguments, "choices": item.metadata["choices"]}
     return {**arguments, "type": _reader(item), "metavar": kind.__name__.upper()}
+
+
+def _value(item: "Field[Any]", given: Any, source: str) -> Any:
+    """What the field holds for a word that was read."""
+    if given is NONE:
+        return None
+    if typing.get_origin(_kind(item)) is tuple:
+        return tuple(given)
+    return _checked(item, given, source)
 
 
 def _checked(item: "Field[Any]", value: Any, source: str) -> Any:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from services.gateway import parameters, refused, request_body, responses, tokenize_schema
 from services.gateway.checks import check_token_ids
-from services.gateway.generation import Backend, ModelCard
+from services.gateway.generation import Backend
 from services.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from services.gateway.openai_api import read_body, read_fields
 from shared.errors import ServiceError
@@ -29,7 +29,10 @@ class ServiceEndpoints:
 
     async def model(self, model_id: str) -> Response:
         """Describes one model."""
-        card = self._find(model_id)
+        card = self._backend.resolve_model(model_id)
+        if card.name != model_id:
+            # A path or 'default' may stand in a request, but is no id.
+            raise ServiceError("model_not_found", f"The model '{model_id}' does not exist.", param="model")
         return Response(responses.model(card), media_type=_JSON)
 
     async def tokenize(self, request: Request) -> Response:
@@ -78,12 +81,6 @@ class ServiceEndpoints:
     async def version(self) -> Response:
         """The version of this software."""
         return _json({"version": software_version()})
-
-    def _find(self, model_id: str) -> ModelCard:
-        for card in self._backend.models():
-            if card.name == model_id:
-                return card
-        raise ServiceError("model_not_found", f"The model '{model_id}' does not exist.", param="model")
 
 
 def software_version() -> str:

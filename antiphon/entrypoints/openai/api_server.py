@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(settings: DirectSettings) -> int:
     from antiphon import launcher
 
-    if not settings.model:
+    if not (settings.model or settings.models):
         raise SettingsError("--model is needed: the directory of a model, or its name on the Hugging Face hub")
     return launcher.serve(settings, os.environ)
 
