@@ -46,8 +46,8 @@ class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, Gate
     )
     models: str = flag(
         "",
-        "TOML or JSON file with a list 'models': of each its 'model', its 'served-model-name' and, without the dashes, any "
-        "flag about a model, its engines or the number of their processes",
+        "TOML or JSON file with a list 'models': of each its 'model', its 'served-model-name' and, without the dashes, "
+        "any flag about a model, its engines or the number of its processes",
         group="model",
     )
     gateways: int = flag(1, "gateway processes, sharing the port", group="processes")

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.actors.memory import matches
-from shared.subjects import Subjects, check_id, new_boot
+from shared.limits import MODEL_TOKEN_CHARS_MAX, PROTOCOL_VERSION
+from shared.subjects import Subjects, check_id, model_token, new_boot, safe_token
 
 TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 TOKENS = st.from_regex(r"[a-c]{1,2}", fullmatch=True)
@@ -16,7 +17,7 @@ TOKENS = st.from_regex(r"[a-c]{1,2}", fullmatch=True)
 def test_every_subject_starts_with_namespace_and_major_version():
     subjects = Subjects("prod")
     for subject in (
-        subjects.tokenize(),
+        subjects.tokenize("a model"),
         subjects.engine_control("e1", "b1"),
         subjects.detokenizer_control("d1", "b1"),
         subjects.detokenizer_tokens("d1", "b1"),
@@ -24,7 +25,7 @@ def test_every_subject_starts_with_namespace_and_major_version():
         subjects.heartbeat("engine", "e1"),
         subjects.inbox("g1"),
     ):
-        assert subject.startswith("prod.v1.")
+        assert subject.startswith(f"prod.v{PROTOCOL_VERSION}.")
         assert all(TOKEN.fullmatch(token) for token in subject.split("."))
         assert matches(subjects.everything(), subject)
         assert not matches(Subjects("test").everything(), subject)
