@@ -40,7 +40,7 @@ class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, Gate
     )
     also: tuple[str, ...] = flag(
         (),
-        "one more model, a directory or hub name, under this served name; may be repeated",
+        "DIR=NAME: one more model, a directory or hub name, under this served name; may be repeated",
         group="model",
         metavar="DIR=NAME",
     )

@@ -8,6 +8,7 @@ import pytest
 
 from antiphon import launcher
 from antiphon.cli import main
+from antiphon.entrypoints.openai import api_server
 from antiphon.served_models import models_of
 from antiphon.settings import DirectSettings, RunSettings, ServeSettings
 from shared.config import SettingsError
@@ -90,7 +91,10 @@ def test_also_without_directory_or_name_is_refused(word: str) -> None:
         ("port = 3\n[[models]]\nmodel = '/b'", "must hold a list 'models' and nothing else"),
         ("models = ['/b']", "model 1: give a table"),
         ("[[models]]\nserved-model-name = 'b'", "model 1: 'model' is missing"),
-        ("[[models]]\nmodel = '/b'\nmax-model-length = 3", "unknown setting 'max-model-length'. Did you mean max-model"),
+        (
+            "[[models]]\nmodel = '/b'\nmax-model-length = 3",
+            "unknown setting 'max-model-length'. Did you mean max-model",
+        ),
         ("[[models]]\nmodel = '/b'\nmax-model-len = 'long'", "max-model-len: 'long' is not a valid int"),
         ("[[models]]\nmodel = '/b'\nmax-model-len = 0", "max-model-len: 0 is not at least 1"),
         ("[[models]]\nmodel = '/b'\nmax-num-seqs = [1]", r"max-num-seqs: \[1\] is no text"),
@@ -108,7 +112,7 @@ def test_a_file_that_cannot_be_is_refused_with_the_place(text: str, told: str, t
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="nowhere.toml cannot be read: No such file"):
+    with pytest.raises(SettingsError, match=r"nowhere\.toml cannot be read: No such file"):
         models_of(ServeSettings(models=str(tmp_path / "nowhere.toml")))
 
 
@@ -126,7 +130,7 @@ def test_what_is_said_of_a_model_that_the_command_line_does_not_name_is_refused(
 
 def test_a_default_model_must_be_served_here_unless_the_bus_is_shared() -> None:
     two = ServeSettings(model="/a", also=("/b=b",), default_model="c")
-    with pytest.raises(SettingsError, match="--default-model: 'c' is not served. Served: '/a', 'b'"):
+    with pytest.raises(SettingsError, match=r"--default-model: 'c' is not served\. Served: '/a', 'b'"):
         models_of(two)
     assert len(models_of(replace(two, default_model="b"))) == 2
     assert len(models_of(replace(two, nats="nats://bus"))) == 2
@@ -150,3 +154,14 @@ def test_a_further_model_that_is_not_there_is_refused_before_anything_starts(
 ) -> None:
     assert main(["serve", "--model", str(tmp_path), "--also", f"{tmp_path}/missing=b"]) == 78
     assert "missing" in capsys.readouterr().err
+
+
+def test_the_direct_entry_point_takes_the_file_in_place_of_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: list[ServeSettings] = []
+    monkeypatch.setattr(launcher, "serve", lambda settings, _environ: found.append(settings) or 0)
+    assert api_server.main([f"--models={written(tmp_path, TOML)}"]) == 0
+    assert [model_name(model) for model in models_of(found[0])] == ["small", "org/large"]
+    assert api_server.main(["--also=/b=b"]) == 78
+    assert "--model is needed" in capsys.readouterr().err
