@@ -87,13 +87,13 @@ class Backend(Protocol):
     """What the HTTP edge asks of the gateway's actor."""
 
     def models(self) -> list[ModelCard]:
-        """The models that engines announce now."""
+        """The models that can be used now, the default one first."""
         ...
 
     def resolve_model(self, name: str | None) -> ModelCard:
-        """The model a request means; None, '' and 'default' mean the only or first one.
+        """The model a request means; None, '' and 'default' mean the default model or, without one, the first by name.
 
-        Raises ServiceError('model_not_found') or, while no engine is alive, ServiceError('no_engine').
+        Raises ServiceError: 'model_not_found', or 'no_engine', 'no_tokenizer', 'no_detokenizer' for what it lacks now.
         """
         ...
 
