@@ -81,6 +81,12 @@ def engine(name: str, model: str, path: str, *aliases: str) -> Heartbeat:
 async def test_a_request_names_a_model_by_any_of_its_names_or_its_path(actor: GatewayActor) -> None:
     actor.members.observe(engine("e1", "first", "/models/first", "model", "second"), 0.0)
     actor.members.observe(engine("e2", "second", "/models/second"), 0.0)
+    for model in ("first", "second"):
+        for beat in (
+            Heartbeat("tokenizer", f"t-{model}", "boot0001", 1, "ready", 0, TICK_S, PoolStatus(model=model)),
+            Heartbeat("detokenizer", f"d-{model}", "boot0001", 1, "ready", 0, TICK_S, StreamStatus(model=model)),
+        ):
+            actor.members.observe(beat, 0.0)
     found = {name: actor.resolve_model(name).name for name in (None, "", "default", "first", "model", "/models/first")}
     assert set(found.values()) == {"first"}
     # Another model's own name goes before an alias.
