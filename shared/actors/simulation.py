@@ -3,7 +3,8 @@
 When nothing is ready the clock jumps to the next timer. When there is no timer either, nothing can ever happen again:
 that is an error, and it says who waits. Used by tests, with `memory.MemoryBus` as the bus.
 
-A `SimProcess` groups the tasks and callbacks of one simulated process, so that they can be stopped and resumed together.
+A `SimProcess` groups the tasks and callbacks of one simulated process, so that they can be stopped and
+resumed together.
 
 The same seed gives the same run as long as the code under test takes its randomness from `random` or from seeded
 generators, its time from `SimClock` or the loop, starts no threads (executors run their work in place, in no time), and

@@ -1,7 +1,7 @@
 """A deterministic model without arithmetic, and what it gives an unfaulted client.
 
-The next token is a hash of everything before it. Each token is one byte (see `make_tokenizer`), so that the reference of
-a request is computed here without any part of the product.
+The next token is a hash of everything before it. Each token is one byte (see `make_tokenizer`), so that the reference
+of a request is computed here without any part of the product.
 """
 
 import hashlib
@@ -79,7 +79,7 @@ class HashWorker:
         block_size: int = 4,
         max_model_len: int = 128,
         num_host_blocks: int = 0,
-        model: HashModel = HashModel(),  # noqa: B008 - frozen
+        model: HashModel = HashModel(),
     ) -> None:
         ends = frozenset({EOS})
         self._facts = EngineFacts(num_blocks, block_size, max_model_len, VOCABULARY, ends, num_host_blocks)
