@@ -107,7 +107,9 @@ class HashWorker:
                 token = self._model.next_token(tokens, self._salts[scheduled.row])
                 tokens.append(token)
                 sampled.append((token,))
-        logprobs = tuple((SampledLogprobs(-1.0, (65, 66), (-1.0, -2.0)),) for _ in sampled)
+        logprobs = tuple(
+            (SampledLogprobs(-1.0, (65, 66, 67, 68, 69, 70), (-1.0, -2.0, -3.0, -4.0, -5.0, -6.0)),) for _ in sampled
+        )
         return StepResult(plan.step, tuple(sampled), logprobs)
 
     def close(self) -> None:

@@ -31,6 +31,8 @@ PATTERNS = (
     "antiphon.v1.det.*.*.tok",
     "antiphon.v1.gw.*.*.txt",
 )
+SMALL_MESSAGES = {"PAYLOAD_BYTES_MAX": 1200, "STREAM_EVENT_TOKENS_MAX": 4}
+SMALL_BUFFERS = {"OUTBOUND_BYTES_MAX": 1500}
 KINDS = ("kill", "freeze", "cut", "outage", "drop", "duplicate", "delay", "slow", "drain")
 WEIGHTS = (4, 4, 3, 1, 4, 2, 3, 2, 2)
 
@@ -120,7 +122,8 @@ class Load:
         extra = f" n={self.n}" * (self.n > 1) + f" stop={self.stop!r}" * bool(self.stop)
         if self.cancel_after_s is not None:
             extra += f" cancel after {self.cancel_after_s:.2f} s"
-        return f"{self.at_s:6.3f} s  r{self.number} at gateway{self.gateway}, prompts {sizes}, {self.params.max_tokens} tokens{extra}"
+        where = f"{self.at_s:6.3f} s  r{self.number} at gateway{self.gateway}"
+        return f"{where}, prompts {sizes}, {self.params.max_tokens} tokens{extra}"
 
 
 @dataclass(frozen=True)
@@ -136,8 +139,8 @@ class Plan:
     """Options of the workers."""
     delay_s: tuple[float, float] = (0.0001, 0.002)
     step_s: float = 0.01
-    payload_max: int | None = None
-    """Bytes of the largest message, where it is not the bus's own limit."""
+    bounds: dict[str, int] = field(default_factory=dict)
+    """Lower values for some of `shared.limits`, so that a small load reaches them."""
     loads: tuple[Load, ...] = ()
     faults: tuple[Fault, ...] = ()
 
@@ -145,7 +148,7 @@ class Plan:
         lines = [
             f"members: {' '.join(member.name for member in self.members)}; models: {self.models}",
             f"engines: {self.flags} {self.worker}, {1000 * self.step_s:g} ms a step; messages take {self.delay_s} s"
-            + (f", at most {self.payload_max} bytes" if self.payload_max else ""),
+            + (f"; {self.bounds}" if self.bounds else ""),
             "requests:",
             *(f"  {load}" for load in self.loads),
             "faults:",
@@ -179,10 +182,11 @@ def draw_plan(seed: int) -> Plan:
         flags,
         worker,
         draw.choice([(0.0001, 0.002), (0.0001, 0.002), (0.0, 0.0), (0.001, 0.03)]),
-        draw.choice([0.01, 0.02, 0.04]),
+        draw.choice([0.01, 0.02, 0.04, 0.06]),
+        (SMALL_MESSAGES if draw.random() < 0.2 else {}) | (SMALL_BUFFERS if draw.random() < 0.1 else {}),
     )
     gateways = sum(member.kind == "gateway" for member in members)
-    count = draw.choice([1, 4, 8, 12, 16])
+    count = draw.choice([2, 6, 12, 20])
     loads = tuple(_draw_load(draw, number, gateways, models) for number in range(count))
     faults = _draw_faults(draw, members)
     return replace(plan, loads=tuple(sorted(loads, key=lambda load: load.at_s)), faults=faults)
@@ -204,7 +208,7 @@ def _draw_load(draw: random.Random, number: int, gateways: int, models: tuple[Ha
     n = draw.choice([1, 1, 1, 2, 3])
     prompts = tuple(_draw_prompt(draw) for _ in range(draw.choice([1, 1, 1, 1, 2])))
     params = SamplingParams(
-        max_tokens=draw.choice([1, 2, 8, 20, 40, 60]),
+        max_tokens=draw.choice([1, 8, 20, 40, 66]),
         temperature=draw.choice([0.0, 1.0]),
         seed=draw.randrange(1000),
         logprobs=draw.choice([None, None, 2]),
@@ -239,7 +243,7 @@ def _draw_prompt(draw: random.Random) -> str:
 
 
 def _draw_faults(draw: random.Random, members: tuple[Place, ...]) -> tuple[Fault, ...]:
-    count = draw.choice([0, 1, 2, 3, 5, 8])
+    count = draw.choice([0, 1, 2, 4, 6, 9, 12])
     enabled = draw.sample(KINDS, k=draw.randint(1, len(KINDS)))
     weights = [WEIGHTS[KINDS.index(kind)] for kind in enabled]
     faults = [_draw_fault(draw, draw.choices(enabled, weights)[0], members) for _ in range(count)]

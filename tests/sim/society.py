@@ -372,16 +372,17 @@ class Society:
         return [m.service for m in self.members.values() if isinstance(m.service, SimulatedEngine)]
 
     def _make(self, kind: str, model: int, pipelined: bool = False, **engine: Any) -> Service:
-        directory = self.model_dirs[model]
+        directory, name = self.model_dirs[model], self.models[model].name
         if kind == "gateway":
             return Gateway()
         if kind == "tokenizer":
-            return SimulatedTokenizer(TokenizerSettings(model=directory))
+            return SimulatedTokenizer(TokenizerSettings(model=directory, served_model_name=name))
         if kind == "detokenizer":
-            return SimulatedDetokenizer(DetokenizerSettings(model=directory))
+            return SimulatedDetokenizer(DetokenizerSettings(model=directory, served_model_name=name))
         flags = {"max_num_seqs": 16, "max_num_batched_tokens": 32, **self._flags}
         make = PipelinedHashWorker if pipelined else HashWorker
-        settings = EngineSettings(model=directory, **flags)
+        # The engine tells its model's path: a directory's name would make runs differ.
+        settings = EngineSettings(model=name or directory, served_model_name=name, **flags)
         return SimulatedEngine(settings, lambda _: make(model=self.models[model], **engine))
 
 

@@ -2,7 +2,7 @@
 
 What must hold, whatever the plan:
 
-- every accepted request ends exactly once, with the reference's text and tokens, or with an error that its faults explain;
+- every accepted request ends exactly once, with the reference's text and tokens, or with an error that faults explain;
 - no process ends by itself, no task fails, no error is logged;
 - the engines' cores are consistent after every step;
 - once faults have stopped, every request ends within `END_S`, and within `QUIET_S` more nothing is kept anywhere;
@@ -58,7 +58,7 @@ class Result:
 def run_plan(plan: Plan, model_dirs: tuple[str, ...], messages: bool = False) -> Result:
     """Runs it in virtual time. Never raises for what the product does wrong."""
     swarm = Swarm(plan, model_dirs, messages)
-    with _logged_errors(swarm), _payload_limit(plan):
+    with _logged_errors(swarm), _bounds(plan):
         try:
             run_simulation(swarm.main, plan.seed, limit_s=CALM_S + END_S + QUIET_S + 60.0)
         except (DeadlockError, TimeLimitError, AssertionError) as error:
@@ -122,9 +122,13 @@ class Swarm:
             if member is None:
                 self.event(f"{fault.kind} {fault.target}: does not run")
                 return
-            await {"kill": self._kill, "drain": self._drain, "freeze": self._freeze, "cut": self._cut, "slow": self._slow}[
-                fault.kind
-            ](member, fault)
+            await {
+                "kill": self._kill,
+                "drain": self._drain,
+                "freeze": self._freeze,
+                "cut": self._cut,
+                "slow": self._slow,
+            }[fault.kind](member, fault)
 
     async def _disturb(self, fault: Fault) -> None:
         bus, pair = self.society.bus, {"sender": fault.sender, "target": fault.receiver}
@@ -214,7 +218,7 @@ class Swarm:
             answer = self._answers[load.number] = Answer()
             if member is not None:
                 leaving = asyncio.create_task(self._leave(load, member, answer))
-                await society.ask(load.request(attempt, self._model_name(load)), name, answer)
+                await society.ask(load.request(attempt, self.plan.models[load.model].name), name, answer)
                 leaving.cancel()
                 if not answer.refused:
                     break
@@ -225,9 +229,6 @@ class Swarm:
             attempt += 1
             await asyncio.sleep(ASK_AGAIN_S)
         self._judge(load, answer)
-
-    def _model_name(self, load: Load) -> str:
-        return self._dirs[load.model]
 
     async def _leave(self, load: Load, gateway: Member, answer: Answer) -> None:
         if load.cancel_after_s is not None:
@@ -254,7 +255,7 @@ class Swarm:
     def _compare(self, name: str, index: int, answer: Answer, expected: Reference, whole: bool) -> None:
         token_ids, text = tuple(answer.token_ids.get(index, ())), answer.texts.get(index, "")
         finish = answer.finish.get(index)
-        if finish is not None and finish != "error" or whole:
+        if (finish is not None and finish != "error") or whole:
             got = Reference(token_ids, text, str(finish), answer.stop_reason.get(index))  # type: ignore[arg-type]
             if got != expected:
                 self.violation(f"{name} got {got}, not {expected}")
@@ -293,7 +294,7 @@ class Swarm:
         society, result = self.society, self.result
         for name, error in society.crashes:
             self.violation(f"{name} ended by itself: {error!r}")
-        largest, most = society.bus.largest_payload, self.plan.payload_max or limits.PAYLOAD_BYTES_MAX
+        largest, most = society.bus.largest_payload, limits.PAYLOAD_BYTES_MAX
         if largest > most:
             self.violation(f"a message of {largest} bytes, at most {most}")
         result.fingerprint = society.bus.fingerprint
@@ -378,10 +379,15 @@ def _logged_errors(swarm: Swarm) -> Iterator[None]:
 
 
 @contextmanager
-def _payload_limit(plan: Plan) -> Iterator[None]:
-    kept = codec.PAYLOAD_BYTES_MAX
-    codec.PAYLOAD_BYTES_MAX = plan.payload_max or kept
+def _bounds(plan: Plan) -> Iterator[None]:
+    kept = {name: getattr(limits, name) for name in plan.bounds}
+    payload = codec.PAYLOAD_BYTES_MAX
+    codec.PAYLOAD_BYTES_MAX = plan.bounds.get("PAYLOAD_BYTES_MAX", payload)
+    for name, value in plan.bounds.items():
+        setattr(limits, name, value)
     try:
         yield
     finally:
-        codec.PAYLOAD_BYTES_MAX = kept
+        codec.PAYLOAD_BYTES_MAX = payload
+        for name, value in kept.items():
+            setattr(limits, name, value)
