@@ -243,7 +243,7 @@ def _draw_prompt(draw: random.Random) -> str:
 
 
 def _draw_faults(draw: random.Random, members: tuple[Place, ...]) -> tuple[Fault, ...]:
-    count = draw.choice([0, 1, 2, 4, 6, 9, 12])
+    count = draw.choice([0, 1, 2, 4, 8, 12, 20])
     enabled = draw.sample(KINDS, k=draw.randint(1, len(KINDS)))
     weights = [WEIGHTS[KINDS.index(kind)] for kind in enabled]
     faults = [_draw_fault(draw, draw.choices(enabled, weights)[0], members) for _ in range(count)]

@@ -30,18 +30,18 @@ def _of_member(member: Member) -> list[str]:
 
 
 def _of_engine(member: Member) -> list[str]:
-    engine, found = member.service, []
-    core, ledger = engine._core, engine.actor.ledger
+    engine, ledger, found = member.service.engine, member.service.actor.ledger, []
+    core = engine.core
     check_core(core)
     if len(ledger):
         found.append(f"keeps {[mark.request_id for mark in ledger.marks()]}")
     counters = core.counters()
     if core.sequences or counters.num_running or counters.num_waiting or core.num_families:
         found.append(f"computes {list(core.sequences)}")
-    if counters.num_free_blocks != engine._facts.num_blocks:
-        found.append(f"holds {engine._facts.num_blocks - counters.num_free_blocks} blocks")
+    if counters.num_free_blocks != engine.facts.num_blocks:
+        found.append(f"holds {engine.facts.num_blocks - counters.num_free_blocks} blocks")
     if core.swap.pool.num_free != core.swap.pool.num_blocks:
         found.append(f"holds {core.swap.pool.num_blocks - core.swap.pool.num_free} host blocks")
-    if engine._steps._flight:
+    if engine.loop._flight:
         found.append("has plans in flight")
     return found
