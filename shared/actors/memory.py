@@ -45,6 +45,8 @@ class MemoryBus:
         self._numbers = itertools.count()
         self._transports: dict[str, MemoryTransport] = {}
         self._subscriptions: list[MemorySubscription] = []
+        self._interest: dict[str, list[MemorySubscription]] = {}
+        """The subscriptions of each subject that was used since the last change."""
         self._faults = Faults(self._random)
         self._flights: list[Flight] = []
         self._timer: asyncio.Handle | None = None
@@ -105,11 +107,13 @@ class MemoryBus:
     def add(self, subscription: MemorySubscription) -> None:
         """Registers interest."""
         self._subscriptions.append(subscription)
+        self._interest.clear()
 
     def forget(self, subscription: MemorySubscription) -> None:
         """Removes interest; harmless when there is none."""
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
+            self._interest.clear()
 
     def leave(self, transport: MemoryTransport) -> None:
         """The connection has ended in good order."""
@@ -141,8 +145,8 @@ class MemoryBus:
         now = self._now()
         found: list[MemorySubscription] = []
         groups: dict[tuple[str, str], list[MemorySubscription]] = {}
-        for subscription in self._subscriptions:
-            if not subscription.open or subscription.active_at > now or not matches(subscription.pattern, subject):
+        for subscription in self._interested(subject):
+            if not subscription.open or subscription.active_at > now:
                 continue
             if not subscription.owner.connected:
                 self.counters["lost_partition"] += 1
@@ -151,6 +155,13 @@ class MemoryBus:
             else:
                 found.append(subscription)
         return found + [self._random.choice(group) for group in groups.values()]
+
+    def _interested(self, subject: str) -> list[MemorySubscription]:
+        found = self._interest.get(subject)
+        if found is None:
+            found = [one for one in self._subscriptions if matches(one.pattern, subject)]
+            self._interest[subject] = found
+        return found
 
     def _send(self, sender: MemoryTransport, target: MemorySubscription, delivery: Delivery) -> None:
         names = sender.name, target.owner.name

@@ -4,7 +4,7 @@ What must hold, whatever the plan:
 
 - every accepted request ends exactly once, with the reference's text and tokens, or with an error that faults explain;
 - no process ends by itself, no task fails, no error is logged;
-- the engines' cores are consistent after every step;
+- the engines' cores are consistent, also while they work;
 - once faults have stopped, every request ends within `END_S`, and within `QUIET_S` more nothing is kept anywhere;
 - no message is above the payload limit.
 
@@ -93,7 +93,6 @@ class Swarm:
         self.society.bus.observer = self._observe if self._messages is not None else None
         faults = [asyncio.create_task(self._fault(fault)) for fault in plan.faults]
         clients = [asyncio.create_task(self._client(load)) for load in plan.loads]
-        await self._sleep_until(CALM_S)
         await self._calm(faults)
         if clients:
             _, waiting = await asyncio.wait(clients, timeout=END_S)
