@@ -15,7 +15,7 @@ LOAD_S = 4.0
 """Requests arrive within this time."""
 FAULTS_S = 5.0
 """Faults begin within this time."""
-CALM_S = 9.0
+CALM_S = 13.0
 """By now every fault is over and every member runs."""
 MAX_MODEL_LEN = 128
 NUM_MODELS = 1
@@ -252,7 +252,7 @@ def _draw_faults(draw: random.Random, members: tuple[Place, ...]) -> tuple[Fault
 
 def _draw_fault(draw: random.Random, kind: str, members: tuple[Place, ...]) -> Fault:
     at_s = draw.uniform(0.0, FAULTS_S)
-    seconds = min(draw.choice([0.05, 0.3, 0.8, 1.5, 3.0]) * draw.uniform(0.5, 1.5), CALM_S - at_s - 0.5)
+    seconds = min(draw.choice([0.05, 0.3, 0.8, 1.5, 3.0, 6.0]) * draw.uniform(0.5, 1.5), CALM_S - at_s - 0.5)
     if kind in ("drop", "duplicate", "delay"):
         pair = [draw.choice([place.name for place in members]) if draw.random() < 0.4 else "" for _ in range(2)]
         low_s = draw.choice([0.0, 0.01, 0.2])

@@ -6,6 +6,7 @@ it. Exit code 1 when a seed has failed.
 
 import argparse
 import collections
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from tests.sim.plan import NUM_MODELS, Plan, draw_plan
+from tests.sim.plan import NUM_MODELS, draw_plan
 from tests.sim.shrink import shrink
 from tests.sim.society import make_tokenizer
 from tests.sim.swarm import Result, run_plan
@@ -74,9 +75,11 @@ def _replay(options: argparse.Namespace, directories: tuple[str, ...]) -> int:
 
 def _many(options: argparse.Namespace, directories: tuple[str, ...]) -> int:
     failed: list[int] = []
+    count = 0
     outcomes: collections.Counter[str] = collections.Counter()
     began = shown = time.monotonic()
-    for count, result in enumerate(_results(options, directories), start=1):
+    seeds = range(options.first, options.first + options.n)
+    for count, result in enumerate(run_seeds(seeds, options.jobs, directories), start=1):
         outcomes.update(result.outcomes)
         if result.violations:
             failed.append(result.seed)
@@ -94,12 +97,12 @@ def _many(options: argparse.Namespace, directories: tuple[str, ...]) -> int:
     return 1 if failed else 0
 
 
-def _results(options: argparse.Namespace, directories: tuple[str, ...]) -> Iterator[Result]:
-    seeds = range(options.first, options.first + options.n)
-    if options.jobs == 1:
+def run_seeds(seeds: range, jobs: int, directories: tuple[str, ...]) -> Iterator[Result]:
+    """The results in the order of the seeds, from `jobs` processes."""
+    if jobs == 1:
         yield from (_run_seed(seed, directories) for seed in seeds)
         return
-    with ProcessPoolExecutor(options.jobs) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         try:
             yield from pool.map(_run_seed, seeds, [directories] * len(seeds), chunksize=SEEDS_A_JOB)
         finally:
@@ -119,8 +122,6 @@ def _show_failure(result: Result, first: bool) -> None:
     shown = Result(result.seed, result.violations, result.events[-EVENTS_SHOWN:])
     print(shown.report(), flush=True)
 
-
-__all__ = ["Plan", "main", "make_models"]
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.plan import draw_plan
-from tests.sim.run import make_models
-from tests.sim.swarm import run_plan
+from tests.sim.run import make_models, run_seeds
 
-SEEDS_A_TEST = 10
-SEEDS = 160
+SEEDS = 200
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +18,15 @@ def model_dirs(tmp_path_factory) -> tuple[str, ...]:
 
 
 @pytest.mark.swarm
-@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_A_TEST))
-def test_every_request_of_a_swarm_ends_once_with_the_reference_output(model_dirs, first):
-    for seed in range(first, first + SEEDS_A_TEST):
-        result = run_plan(draw_plan(seed), model_dirs)
-        replay = f"seed {seed} (make sim ARGS='--seed {seed}'):\n{result.report()}"
-        assert not result.violations, replay
+@pytest.mark.timeout(600)
+def test_every_request_of_a_swarm_ends_once_with_the_reference_output(model_dirs):
+    failed = [result for result in run_seeds(range(SEEDS), os.cpu_count() or 1, model_dirs) if result.violations]
+    seeds = ", ".join(str(result.seed) for result in failed)
+    first = failed[0] if failed else None
+    assert first is None, f"failed seeds: {seeds}; make sim ARGS='--seed {first.seed}'\n{first.report()}"
 
 
+@pytest.mark.swarm
 def test_a_seed_is_replayed_bit_for_bit_whatever_the_hash_seed_of_the_interpreter(model_dirs):
     program = (
         "import sys; from tests.sim.plan import draw_plan; from tests.sim.swarm import run_plan\n"
