@@ -283,7 +283,7 @@ class Swarm:
         return False
 
     async def _quiesce(self) -> None:
-        """Nothing may be left once the orphans' time is over. A thawed process may first read what has waited for it."""
+        """Nothing may be left once the orphans' time is over. A thawed process first reads what has waited for it."""
         deadline, clean_s = self.now() + QUIET_S, 0.0
         while clean_s < CLEAN_S:
             await asyncio.sleep(POLL_S)
