@@ -172,8 +172,8 @@ def test_an_idle_loop_ends_with_an_error_when_its_core_is_inconsistent(
 
 
 def test_sequences_that_gather_for_a_batch_are_no_violation() -> None:
-    core = Core(CoreLimits(4, 64, max_batch_size=4, batch_wait_timeout=5.0), FACTS)
-    loop = StepLoop(core, CountingWorker(), SystemClock(), lambda report: None)
+    limits = CoreLimits(4, 64, max_batch_size=4, batch_wait_timeout=5.0)
+    loop = Engine.of_worker(CountingWorker(), limits, lambda report: None).loop
     add(loop, "a", 3)
     assert not loop.step()
     loop.check_idle()
