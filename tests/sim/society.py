@@ -25,14 +25,14 @@ from services.gateway.generation import Generation, GenerationRequest, SequenceU
 from services.tokenizer.service import TokenizerService
 from shared import limits
 from shared.actors.host import Host, Service
-from shared.actors.memory import MemoryBus
-from shared.actors.memory_connection import MemoryTransport
 from shared.actors.presence import HeartbeatTask, interval_of
-from shared.actors.simulation import SimClock, SimProcess
 from shared.config import DetokenizerSettings, EngineSettings, TokenizerSettings
 from shared.errors import ServiceError
 from shared.subjects import Subjects
 from tests.sim.model import HashModel, HashWorker, PipelinedHashWorker, next_token
+from tests.support.memory import MemoryBus
+from tests.support.memory_connection import MemoryTransport
+from tests.support.simulation import SimClock, SimProcess
 
 STEP_S = 0.01
 RUN_END_S = 2.0

@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from shared import codec, limits
-from shared.actors.memory_connection import Flight
-from shared.actors.simulation import DeadlockError, TimeLimitError, run_simulation
 from tests.sim.model import Reference
 from tests.sim.plan import CALM_S, Fault, Load, Plan
 from tests.sim.residue import residue
 from tests.sim.society import Answer, Member, Society
+from tests.support.memory_connection import Flight
+from tests.support.simulation import DeadlockError, TimeLimitError, run_simulation
 
 END_S = 45.0
 """From the end of the faults to the end of the last request: a placement may wait `QUEUE_WAIT_S`."""

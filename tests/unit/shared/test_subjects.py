@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.actors.memory import matches
 from shared.subjects import Subjects, check_id, new_boot
+from tests.support.memory import matches
 
 TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 TOKENS = st.from_regex(r"[a-c]{1,2}", fullmatch=True)

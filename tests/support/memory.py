@@ -19,9 +19,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from shared import limits
-from shared.actors.faults import Fault, Faults, Rule, matches
-from shared.actors.memory_connection import NO_RESPONDERS, Flight, MemorySubscription, MemoryTransport
 from shared.actors.transport import Delivery
+from tests.support.faults import Fault, Faults, Rule, matches
+from tests.support.memory_connection import NO_RESPONDERS, Flight, MemorySubscription, MemoryTransport
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from shared.actors.transport import Delivery, Headers, NoRespondersError, Receiv
 from shared.errors import ServiceError
 
 if TYPE_CHECKING:
-    from shared.actors.memory import MemoryBus
+    from tests.support.memory import MemoryBus
 
 MAX_PAYLOAD_BYTES = 2**20
 NO_RESPONDERS = {"Status": "503"}
