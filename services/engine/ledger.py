@@ -171,7 +171,7 @@ def split(events: tuple[TokenEvent, ...]) -> tuple[tuple[TokenEvent, ...], tuple
     if len(events) > 1:
         half = len(events) // 2
         return events[:half], events[half:]
-    event = events[0]
+    event = next(iter(events))
     half = len(event.token_ids) // 2
     if not half:
         return None
