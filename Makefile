@@ -13,7 +13,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check kernels gpu-check bench bench-models bench-peers docs coverage-of-spec demo-model neon-test container-test up down
+.PHONY: help install serve test sim check kernels gpu-check bench bench-models bench-peers docs coverage-of-spec demo-model neon-test container-test up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ serve: install  ## serve the demo model at http://127.0.0.1:8000 (ARGS="--model 
 
 test: install  ## all tests that need no Docker (ARGS="-k name")
 	$(BIN)/python -m pytest -q $(ARGS)
+
+sim: install  ## simulate whole systems under random faults (ARGS="-n 10000 --jobs 2", --seed N replays one)
+	$(BIN)/python -m tests.sim.run $(ARGS)
 
 check: install  ## format, lint, types, imports, house limits, generated pages
 	$(BIN)/ruff format --check .

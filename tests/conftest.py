@@ -23,9 +23,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 
-from shared.actors.memory import MemoryBus, MemoryTransport
 from shared.actors.nats import NatsTransport
 from shared.subjects import Subjects
+from tests.support.memory import MemoryBus, MemoryTransport
 
 START_S = 10.0
 _namespaces = itertools.count()

@@ -5,12 +5,13 @@ into one `TokenEvents` message for each detokenizer. It holds no policy: the cor
 """
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Callable
 
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.events import token_event
-from services.engine.ledger import Entry, Ledger
+from services.engine.ledger import Entry, Ledger, split
 from services.engine.loop import StepReport
 from services.engine.tracing import SequenceTraces
 from shared import limits
@@ -37,6 +38,7 @@ from shared.messages import (
 )
 from shared.sampling import check
 
+log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0
 
 
@@ -47,6 +49,8 @@ class EngineActor(Actor):
         super().__init__(f"engine {host.id}", host.transport)
         self.ledger = Ledger()
         self.finished: dict[str, int] = defaultdict(int)
+        self.unsent = 0
+        """Messages with tokens that could not be sent."""
         self._host = host
         self._add = add
         self._abort = abort
@@ -215,8 +219,21 @@ class EngineActor(Actor):
             await self._publish(entry.sink, 0, (event,))
 
     async def _publish(self, sink: str, step: int, events: tuple[TokenEvent, ...]) -> None:
+        """Sends events as one message, or as several where one would be too large.
+
+        Events that cannot be sent count as lost on the way: the ledger has the tokens, and the owner notices the gap.
+        """
         message: Message = TokenEvents(self._host.id, self._host.boot, step, events)
-        await self.tell(sink, message)
+        try:
+            await self.tell(sink, message)
+        except ServiceError as error:
+            halves = split(events) if error.code == "request_too_large" else None
+            if halves is None:
+                self.unsent += 1
+                log.warning("%s could not send tokens to %s: %s", self.name, sink, error)
+                return
+            for half in halves:
+                await self._publish(sink, step, half)
 
     def _submit_reply(self, submit: Submit, status: SubmitStatus, error: ServiceError | None = None) -> SubmitReply:
         here = (self._host.id, self._host.boot)

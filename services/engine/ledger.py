@@ -8,6 +8,8 @@ on its event loop; the core is told by the commands it returns.
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+import msgspec
+
 from shared import limits
 from shared.messages import GatewayStatus, SequenceMark, Submit, SubmitStatus, TokenEvent, TokenLogprobs
 
@@ -159,6 +161,34 @@ class Ledger:
     def marks(self) -> tuple[SequenceMark, ...]:
         """How far each sequence is, for heartbeats."""
         return tuple(SequenceMark(e.request_id, e.epoch, e.high_water, e.finished) for e in self._entries.values())
+
+
+def split(events: tuple[TokenEvent, ...]) -> tuple[tuple[TokenEvent, ...], tuple[TokenEvent, ...]] | None:
+    """The events in two halves; one event alone is cut between its tokens. None for what cannot be cut.
+
+    The first half of an event has no end. Its sum of log probabilities is exact where the event lists them.
+    """
+    if len(events) > 1:
+        half = len(events) // 2
+        return events[:half], events[half:]
+    event = next(iter(events))
+    half = len(event.token_ids) // 2
+    if not half:
+        return None
+    later = event.logprobs[half:]
+    first = TokenEvent(
+        event.request_id,
+        event.epoch,
+        event.position,
+        event.token_ids[:half],
+        logprobs=event.logprobs[:half],
+        num_cached_tokens=event.num_cached_tokens,
+        cumulative_logprob=event.cumulative_logprob - sum(each.logprob for each in later),
+    )
+    rest = msgspec.structs.replace(
+        event, position=event.position + half, token_ids=event.token_ids[half:], logprobs=later
+    )
+    return (first,), (rest,)
 
 
 def _with_end(last: TokenEvent, end: TokenEvent) -> TokenEvent:

@@ -8,6 +8,7 @@ itself.
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -20,6 +21,7 @@ from typing import Protocol
 import msgspec
 
 from services.engine.core.core import Core
+from services.engine.core.invariants import check_idle
 from services.engine.core.plan import StepPlan
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.executor.interface import Executor
@@ -27,6 +29,7 @@ from services.engine.flight import Flight
 from shared.clock import Clock
 from shared.errors import ServiceError
 
+log = logging.getLogger(__name__)
 REST_S = 1.0
 """Time without work after which the loop counts as resting."""
 
@@ -107,6 +110,14 @@ class StepLoop:
         if whole.num_tokens or whole.refused:
             self._report(whole)
         return whole.num_tokens > 0
+
+    def check_idle(self) -> None:
+        """Checks the core's invariants after a pass that had nothing to compute. Raises AssertionError, and logs it."""
+        try:
+            check_idle(self.core, self._clock.monotonic())
+        except AssertionError as violation:
+            log.critical("the idle engine's state is inconsistent, so the engine ends: %s", violation)
+            raise
 
     def _one_step(self) -> StepReport:
         started_ns = self._clock.time_ns()
@@ -195,7 +206,8 @@ class ThreadedLoop:
     """Runs a StepLoop on a thread of its own.
 
     Both callbacks come from that thread: `on_exit` when it ends, with None or the error, `on_rest` when there has been
-    nothing to compute for a second, once until there is again.
+    nothing to compute for a second, once until there is again. The core's invariants are checked before `on_rest`; a
+    violation ends the thread with the error.
     """
 
     def __init__(
@@ -236,6 +248,7 @@ class ThreadedLoop:
                 resting = False
             elif not self._loop.wait(REST_S) and not resting:
                 resting = True
+                self._loop.check_idle()
                 self._on_rest()
 
 

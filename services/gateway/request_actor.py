@@ -150,7 +150,8 @@ class RequestActor:
     async def _place(self, index: int) -> None:
         sequence, refused = self.sequences[index], set[tuple[str, str]]()
         deadline = self._now() + limits.QUEUE_WAIT_S
-        while not self._over:
+        # A sequence can finish while its submit's answer is on the way or lost: nothing is left to place then.
+        while not self._over and sequence.phase is not Phase.DONE:
             if sequence.hopeless(self._living_engines()):
                 raise ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
             pair = self._choose(index, refused)

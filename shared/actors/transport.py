@@ -1,4 +1,4 @@
-"""The seam to the bus: what an actor may ask of it. Implemented by `nats` (a server) and `memory` (one process).
+"""The seam to the bus: what an actor may ask of it. Implemented by `nats`; tests have a bus in one process.
 
 Both promise the same, and one suite of tests holds them to it: at most once; in order from one publisher to one
 subscriber while nothing is lost; after `barrier` returns, every subscription made before it is known to the bus.

@@ -1,127 +1,55 @@
-"""All four real actors in one process on the in-process bus, in virtual time. For the simulation tests.
+"""All four real actors in one event loop on the in-process bus, in virtual time. For the simulation tests.
 
-Two parts are not the product's: the model, because a simulation must be exact (`HashWorker`: the next token is a hash
-of everything before it), and the engine's driver, because a thread has no virtual time (`TaskLoop`).
+Each member is a `SimProcess`, so that it can be stopped, resumed and killed like one. Two parts are not the product's:
+the model, because a simulation must be exact (`model.HashWorker`), and the engine's driver, because a thread has no
+virtual time (`doubles.TaskLoop`).
 """
 
 import asyncio
-import hashlib
-from collections.abc import Callable
+import functools
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from services.detokenizer.service import DetokenizerService
-from services.engine.core.invariants import check as check_core
-from services.engine.core.plan import EngineFacts, SampledLogprobs, StepPlan, StepResult
-from services.engine.engine import Engine
-from services.engine.loop import StepLoop
-from services.engine.service import EngineService
 from services.gateway.actor import GatewayActor
-from services.gateway.generation import GenerationRequest, SequenceUpdate
-from services.tokenizer.service import TokenizerService
+from services.gateway.generation import Generation, GenerationRequest, SequenceUpdate
+from shared import limits
 from shared.actors.host import Host, Service
-from shared.actors.memory import MemoryBus
 from shared.actors.presence import HeartbeatTask, interval_of
-from shared.actors.simulation import SimClock
 from shared.config import DetokenizerSettings, EngineSettings, TokenizerSettings
 from shared.errors import ServiceError
-from shared.subjects import Subjects, new_boot
+from shared.subjects import Subjects
+from tests.sim.doubles import STEP_S, SimulatedDetokenizer, SimulatedEngine, SimulatedTokenizer
+from tests.sim.model import HashModel, HashWorker, PipelinedHashWorker, next_token
+from tests.support.memory import MemoryBus
+from tests.support.memory_connection import MemoryTransport
+from tests.support.simulation import SimClock, SimProcess
 
-VOCABULARY = 256
-EOS = 0
-STEP_S = 0.01
-
-
-class HashWorker:
-    """A model without arithmetic. It keeps the state table as a real worker does, so wrong plans show."""
-
-    def __init__(self, num_blocks: int = 64, block_size: int = 4, max_model_len: int = 128) -> None:
-        self._facts = EngineFacts(num_blocks, block_size, max_model_len, VOCABULARY, frozenset({EOS}))
-        self._rows: dict[int, list[int]] = {}
-        self._salts: dict[int, int] = {}
-        self.num_computed = 0
-
-    def facts(self) -> EngineFacts:
-        return self._facts
-
-    def run(self, plan: StepPlan) -> StepResult:
-        self.num_computed += plan.num_tokens
-        for row in plan.freed_rows:
-            del self._rows[row]
-        for new in plan.new:
-            self._rows[new.row] = list(new.token_ids)
-            self._salts[new.row] = new.params.seed if new.params.temperature else 0
-        sampled = []
-        for scheduled in plan.scheduled:
-            if scheduled.samples:
-                tokens = self._rows[scheduled.row]
-                assert scheduled.start + scheduled.num_tokens == len(tokens)
-                token = next_token(tokens, self._salts[scheduled.row])
-                tokens.append(token)
-                sampled.append((token,))
-        logprobs = tuple((SampledLogprobs(-1.0),) for _ in sampled)
-        return StepResult(plan.step, tuple(sampled), logprobs)
-
-    def close(self) -> None:
-        self._rows.clear()
+RUN_END_S = 2.0
 
 
-def next_token(tokens: list[int], salt: int) -> int:
-    """Never EOS, so that lengths are known."""
-    digest = hashlib.sha256(f"{salt}/{tokens}".encode()).digest()
-    return 32 + digest[0] % 90
-
-
-class TaskLoop:
-    """Drives a StepLoop from a task, each step taking virtual time."""
-
-    def __init__(self, steps: StepLoop, on_exit: Callable[[BaseException | None], None]) -> None:
-        self._steps = steps
-        self._on_exit = on_exit
-        self._stopping = False
-        self._task = asyncio.create_task(self._run())
-
-    def stop(self) -> None:
-        self._stopping = True
-
-    async def join(self, timeout_s: float) -> None:
-        await asyncio.wait_for(self._task, timeout_s)
-
-    async def _run(self) -> None:
-        error: BaseException | None = None
-        try:
-            while not self._stopping:
-                self._steps.step()
-                check_core(self._steps.core)
-                await asyncio.sleep(STEP_S)
-        except asyncio.CancelledError:
-            return
-        except BaseException as failure:
-            error = failure
-        self._on_exit(error)
-
-
-class SimulatedEngine(EngineService):
-    """The engine service without threads."""
-
-    async def _build(self, clock):
-        return Engine.build(self._settings, self._reports.put, clock=clock, make_worker=self._make_worker)
-
-    def _drive(self):
-        self.driver = TaskLoop(self.engine.loop, self._on_exit)
-        return self.driver
-
-
-@dataclass
+@dataclass(eq=False)
 class Member:
-    """One running service."""
+    """One incarnation of a service, as a process."""
 
     name: str
-    service: Service
+    kind: str
+    service: Any
     host: Host
-    tasks: list[asyncio.Task] = field(default_factory=list)
+    transport: MemoryTransport
+    process: SimProcess
+    beats: HeartbeatTask
+    run: "asyncio.Task[None]"
+    model: int = 0
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the process has ended, whichever way."""
+    freezes: int = 0
+    cuts: int = 0
+    draining: bool = False
+    num_tasks: int = 0
+    """Tasks that it has without work."""
 
 
 @dataclass
@@ -131,15 +59,26 @@ class Answer:
     texts: dict[int, str] = field(default_factory=dict)
     token_ids: dict[int, list[int]] = field(default_factory=dict)
     finish: dict[int, str] = field(default_factory=dict)
+    stop_reason: dict[int, str | int | None] = field(default_factory=dict)
     error: ServiceError | None = None
+    refused: bool = False
+    """The gateway did not accept the request; `error` says why."""
+    lost: bool = False
+    """The gateway's process ended under it."""
     ends: int = 0
+    accepted_s: float | None = None
+    ended_s: float | None = None
+    generation: Generation | None = None
+    cancelled: bool = False
 
     def add(self, update: SequenceUpdate) -> None:
-        assert update.index not in self.finish, "an update after the end"
+        assert not self.ends, "an update after the end"
+        assert update.index not in self.finish, "an update after the sequence's end"
         self.texts[update.index] = self.texts.get(update.index, "") + update.text
         self.token_ids.setdefault(update.index, []).extend(update.token_ids)
         if update.finish_reason:
             self.finish[update.index] = update.finish_reason
+            self.stop_reason[update.index] = update.stop_reason
 
 
 class Gateway:
@@ -163,42 +102,141 @@ class Gateway:
 
 
 class Society:
-    """A deployment: starts members, breaks them, asks it things."""
+    """A deployment: starts members, breaks them, asks it things.
 
-    def __init__(self, model_dir: str, seed: int = 0, **flags: Any) -> None:
-        self.bus = MemoryBus(seed, (0.0001, 0.002))
-        self.model_dir = model_dir
+    `model_dirs`: one directory for each model, by index; `models`: what the workers of each compute.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | tuple[str, ...],
+        seed: int = 0,
+        models: tuple[HashModel, ...] = (HashModel(),),
+        delay_s: tuple[float, float] = (0.0001, 0.002),
+        **flags: Any,
+    ) -> None:
+        self.bus = MemoryBus(seed, delay_s)
+        self.model_dirs = (model_dir,) if isinstance(model_dir, str) else model_dir
+        self.models = models
         self.members: dict[str, Member] = {}
+        self.ended: list[Member] = []
+        """Processes that have ended; a killed one's tasks are kept, as nothing of it may run."""
+        self.crashes: list[tuple[str, BaseException | None]] = []
         self.subjects = Subjects()
+        self.step_s = STEP_S
+        self.connectable = asyncio.Event()
+        """Clear while no new connection can be made."""
+        self.connectable.set()
         self._numbers = 0
-        self._seed = seed
         self._flags = flags
 
-    async def start(self, kind: str, name: str = "", **engine: object) -> Member:
-        """Starts a replica; its id is its name."""
-        name = name or f"{kind}{sum(m.service.name == kind for m in self.members.values())}"
-        transport = self.bus.connect(name)
-        service = self._make(kind, **engine)
-        host = Host(transport, self.subjects, SimClock(), name, self._boot())
+    # --- members ---
+
+    async def start(self, kind: str, name: str = "", model: int = 0, **engine: object) -> Member:
+        """Starts a replica; its id is its name. `engine`: options of the worker, and `pipelined`."""
+        name = name or f"{kind}{sum(m.kind == kind for m in self.members.values())}"
+        await self.connectable.wait()
+        process = SimProcess(name)
+        self._numbers += 1
+        return await process.spawn(self._boot(kind, name, model, process, f"{self._numbers:08x}", engine))
+
+    async def _boot(
+        self, kind: str, name: str, model: int, process: SimProcess, boot: str, engine: dict[str, object]
+    ) -> Member:
+        transport = self.bus.connect(name, inbox_prefix=self.subjects.inbox(name))
+        service = self._make(kind, model, **engine)
+        host = Host(transport, self.subjects, SimClock(), name, boot)
         await service.start(host)
+        run = asyncio.create_task(service.run())
         await transport.barrier()
-        member = Member(name, service, host)
         beats = HeartbeatTask(host, service, interval_s=interval_of(service.name))
-        beats.set_state("ready")
-        member.tasks = [asyncio.create_task(beats.run()), asyncio.create_task(service.run())]
+        await beats.start("ready")
+        if isinstance(service, SimulatedEngine):
+            service.driver.step_s = self.step_s
+        member = Member(name, kind, service, host, transport, process, beats, run, model)
+        run.add_done_callback(functools.partial(self._ran, member))
         self.members[name] = member
+        member.num_tasks = len(process.tasks()) - 1  # without this one
         return member
 
     def kill(self, name: str) -> None:
         """kill -9: nothing it says is heard any more, and it hears nothing."""
-        member = self.members.pop(name)
-        self.bus.crash(name)
-        for task in asyncio.all_tasks():
-            if task in member.tasks:
-                task.cancel()
-        service = member.service
-        if isinstance(service, SimulatedEngine):
-            service.driver.stop()
+        self._end(self.members[name])
+
+    def terminate(self, name: str) -> None:
+        """SIGTERM: what `shared.actors.service` does with it."""
+        member = self.members[name]
+        if not member.draining:
+            member.draining = True
+            member.process.spawn(self._drain(member))
+
+    def freeze(self, member: Member) -> None:
+        """SIGSTOP."""
+        member.freezes += 1
+        if not member.gone.is_set() and member.freezes == 1:
+            self.bus.freeze(member.name)
+            member.process.stop()
+
+    def thaw(self, member: Member, hears_first: bool = True) -> None:
+        """SIGCONT. `hears_first`: what came meanwhile is read before the timers that expired, else a little after."""
+        member.freezes -= 1
+        if member.gone.is_set() or member.freezes:
+            return
+        member.process.resume()
+        if hears_first:
+            self._thaw_link(member)
+        else:
+            loop = asyncio.get_running_loop()
+            loop.call_later(0.001, self._thaw_link, member)
+
+    def cut(self, member: Member) -> None:
+        """The member's link to the bus breaks."""
+        member.cuts += 1
+        if not member.gone.is_set() and member.cuts == 1:
+            self.bus.partition(member.name)
+
+    def heal(self, member: Member) -> None:
+        """The link can be made anew; a frozen process does so when it goes on."""
+        member.cuts -= 1
+        if not member.gone.is_set() and not member.cuts and not member.freezes:
+            self.bus.heal(member.name)
+
+    def _thaw_link(self, member: Member) -> None:
+        if member.gone.is_set() or member.freezes:
+            return
+        self.bus.thaw(member.name)
+        if not member.cuts and not member.transport.connected:
+            self.bus.heal(member.name)
+
+    async def _drain(self, member: Member) -> None:
+        await member.beats.announce("draining")
+        try:
+            async with asyncio.timeout(limits.DRAIN_S):
+                await member.service.drain()
+        except TimeoutError:
+            pass
+        await asyncio.wait({member.run}, timeout=RUN_END_S)
+        await member.beats.stop()
+        await member.transport.close()
+        self._end(member)
+
+    def _ran(self, member: Member, run: "asyncio.Task[None]") -> None:
+        if member.gone.is_set() or run.cancelled() or (run.exception() is None and member.draining):
+            return
+        self.crashes.append((member.name, run.exception()))
+        self._end(member)
+
+    def _end(self, member: Member) -> None:
+        if member.gone.is_set():
+            return
+        member.gone.set()
+        if not member.transport.closed:
+            self.bus.crash(member.name)
+        member.process.stop()
+        del self.members[member.name]
+        self.ended.append(member)
+
+    # --- clients ---
 
     async def ready(self) -> Gateway:
         """Waits until the first gateway sees one of everything."""
@@ -207,38 +245,62 @@ class Society:
             await asyncio.sleep(0.01)
         return gateway
 
-    async def ask(self, request: GenerationRequest, gateway: str = "gateway0") -> Answer:
-        """One request to its end."""
-        service = self.members[gateway].service
-        assert isinstance(service, Gateway)
-        answer = Answer()
-        try:
-            async for batch in service.actor.generate(request).updates():
-                for update in batch:
-                    answer.add(update)
-        except ServiceError as error:
-            answer.error = error
-        answer.ends += 1
+    async def ask(self, request: GenerationRequest, gateway: str = "gateway0", answer: Answer | None = None) -> Answer:
+        """One request to its end, or to the end of the gateway's process."""
+        answer = answer or Answer()
+        member = self.members[gateway]
+        edge = member.process.spawn(_edge(member.service.actor, request, answer))
+        gone = asyncio.create_task(member.gone.wait())
+        await asyncio.wait([edge, gone], return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if edge.done():
+            edge.result()
+        else:
+            answer.lost = True
+        answer.ended_s = asyncio.get_running_loop().time()
         return answer
+
+    def cancel(self, gateway: Member, answer: Answer) -> None:
+        """The client closes its connection."""
+        if answer.generation is not None and not gateway.gone.is_set():
+            answer.cancelled = True
+            gateway.process.spawn(answer.generation.cancel("the client left"))
 
     def engines(self) -> list[SimulatedEngine]:
         """The engines that run."""
         return [m.service for m in self.members.values() if isinstance(m.service, SimulatedEngine)]
 
-    def _make(self, kind: str, **engine: object) -> Service:
+    def _make(self, kind: str, model: int, pipelined: bool = False, **engine: Any) -> Service:
+        directory, name = self.model_dirs[model], self.models[model].name
         if kind == "gateway":
             return Gateway()
         if kind == "tokenizer":
-            return TokenizerService(TokenizerSettings(model=self.model_dir))
+            return SimulatedTokenizer(TokenizerSettings(model=directory, served_model_name=name))
         if kind == "detokenizer":
-            return DetokenizerService(DetokenizerSettings(model=self.model_dir))
+            return SimulatedDetokenizer(DetokenizerSettings(model=directory, served_model_name=name))
         flags = {"max_num_seqs": 16, "max_num_batched_tokens": 32, **self._flags}
-        settings = EngineSettings(model=self.model_dir, **flags)
-        return SimulatedEngine(settings, lambda _: HashWorker(**engine))
+        make = PipelinedHashWorker if pipelined else HashWorker
+        # The engine tells its model's path: a directory's name would make runs differ.
+        settings = EngineSettings(model=name or directory, served_model_name=name, **flags)
+        return SimulatedEngine(settings, lambda _: make(model=self.models[model], **engine))
 
-    def _boot(self) -> str:
-        self._numbers += 1
-        return f"{self._numbers:08x}"
+
+async def _edge(actor: GatewayActor, request: GenerationRequest, answer: Answer) -> None:
+    """What the HTTP edge does with a request."""
+    try:
+        answer.generation = actor.generate(request)
+    except ServiceError as error:
+        answer.error, answer.refused = error, True
+        return
+    answer.accepted_s = asyncio.get_running_loop().time()
+    try:
+        async with aclosing(answer.generation.updates()) as updates:
+            async for batch in updates:
+                for update in batch:
+                    answer.add(update)
+    except ServiceError as error:
+        answer.error = error
+    answer.ends += 1
 
 
 def make_tokenizer(directory) -> str:
@@ -263,4 +325,4 @@ def _byte(char: str) -> int:
     return [b for b in range(256) if b not in printable][code - 256]
 
 
-__all__ = ["Answer", "HashWorker", "Society", "make_tokenizer", "new_boot", "next_token"]
+__all__ = ["Answer", "HashWorker", "Member", "Society", "make_tokenizer", "next_token"]

@@ -7,10 +7,10 @@ import pytest
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.prompts import sequence_params
 from shared import limits
-from shared.actors.simulation import run_simulation
 from shared.messages import TokenEvents
 from shared.sampling import SamplingParams
 from tests.sim.society import Answer, Society, make_tokenizer, next_token
+from tests.support.simulation import run_simulation
 
 BUS = f"antiphon.v{limits.PROTOCOL_VERSION}"
 

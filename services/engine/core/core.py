@@ -50,6 +50,11 @@ class Core:
         """True from `add` to the outcome with a finish reason, or to `abort`."""
         return request_id in self.sequences
 
+    @property
+    def num_families(self) -> int:
+        """Groups of sequences that begin alike and have a live member."""
+        return len(self._families)
+
     def add(self, spec: SequenceSpec) -> None:
         """Queues a sequence.
 

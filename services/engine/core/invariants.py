@@ -1,8 +1,10 @@
-"""What must hold between any two operations of the core. Tests call `check` after each; a service may when it is idle.
+"""What must hold between any two operations of the core. Tests call `check` after each operation.
 
-Reads everything, so it costs time with the number of blocks and sequences; changes nothing.
+`check` reads everything, so it costs time with the number of blocks and sequences. `check_idle` is for a running engine
+that has nothing to compute; its cost does not depend on the number of blocks. Both change nothing.
 """
 
+import math
 from collections import Counter
 
 from services.engine.core.block_pool import BlockPool
@@ -21,6 +23,29 @@ def check(core: Core) -> None:
     _check_host(core)
     for sequence in core.scheduler.rows.holders():
         _check_counters(core, sequence)
+
+
+def check_idle(core: Core, now_s: float) -> None:
+    """Raises AssertionError with what an idle core still holds.
+
+    To be called on the core's thread when `schedule` has returned an empty plan and no plan is in flight. Sequences may
+    then wait only for a batch to gather; nothing may run, and no block, row or sequence group may be held.
+    """
+    scheduler = core.scheduler
+    assert not scheduler.running, f"{len(scheduler.running)} sequences run and have nothing to compute"
+    gathering = math.isfinite(core.seconds_to_batch(now_s))
+    assert gathering or not core.sequences, f"{len(core.sequences)} sequences wait although nothing runs"
+    held = list(scheduler.rows.holders())
+    assert not held, f"rows are held by {[sequence.request_id for sequence in held]}"
+    num_held = core.pool.num_blocks - core.pool.num_free
+    assert not num_held, f"{num_held} blocks are held by no sequence"
+    if not core.sequences:
+        assert not scheduler.waiting.num_waiting, (
+            f"{scheduler.waiting.num_waiting} waiting sequences counted, none live"
+        )
+        num_host = core.swap.pool.num_blocks - core.swap.pool.num_free
+        assert not num_host, f"{num_host} host blocks are held by no sequence"
+        assert not core.num_families, f"{core.num_families} sequence groups without a sequence"
 
 
 def _check_free_list(pool: BlockPool) -> None:

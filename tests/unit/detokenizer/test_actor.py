@@ -10,7 +10,6 @@ from services.detokenizer.actor import DetokenizerActor
 from shared import limits, telemetry
 from shared.actors.actor import ask
 from shared.actors.host import Host
-from shared.actors.memory import MemoryBus, MemoryTransport
 from shared.actors.transport import Delivery
 from shared.codec import Decoder, encode, pack_ids
 from shared.errors import ServiceError
@@ -33,6 +32,7 @@ from shared.messages import (
 )
 from shared.subjects import Subjects
 from shared.text.vocabulary import Vocabulary
+from tests.support.memory import MemoryBus, MemoryTransport
 from tests.tokenizer_files import byte_level, decoder_of
 
 ENGINE = Subjects().engine_control("e1", "b1")

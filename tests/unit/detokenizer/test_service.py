@@ -6,12 +6,12 @@ import pytest
 from services.detokenizer.service import DetokenizerService
 from shared.actors.actor import ask
 from shared.actors.host import Host
-from shared.actors.memory import MemoryBus
 from shared.clock import SystemClock
 from shared.codec import Decoder, encode
 from shared.config import DetokenizerSettings, SettingsError
 from shared.messages import Ack, CloseStream, ErrorReply, OpenStream, StreamStatus
 from shared.subjects import Subjects
+from tests.support.memory import MemoryBus
 from tests.tokenizer_files import byte_level, write_tokenizer_files
 
 

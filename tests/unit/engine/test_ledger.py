@@ -1,8 +1,10 @@
 """The engine's ledger: fencing by epoch, replay, stop strings, orphans."""
 
-from services.engine.ledger import Ledger
+import pytest
+
+from services.engine.ledger import Ledger, split
 from shared import limits
-from shared.messages import GatewayStatus, LiveRequest, Submit, TokenEvent
+from shared.messages import GatewayStatus, LiveRequest, Submit, TokenEvent, TokenLogprobs
 from shared.sampling import SamplingParams
 
 
@@ -94,3 +96,25 @@ def test_a_claim_of_another_incarnation_does_not_count():
     ledger = running()
     ledger.claim("g", "another", GatewayStatus(1, (LiveRequest("r-0", 1),)), 100.0)
     assert len(ledger.expire(2 * limits.ORPHAN_S, {("g", "another"): 100.0})) == 1
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_an_event_that_is_too_large_is_cut_between_tokens_and_says_the_same(count: int) -> None:
+    logprobs = tuple(TokenLogprobs(-float(i)) for i in range(1, count + 1))
+    whole = TokenEvent("r", 1, 5, tuple(range(count)), "length", None, logprobs, 3, -100.0)
+    halves = split((whole,))
+    assert halves is not None
+    (first,), (rest,) = halves
+    assert first.position == 5
+    assert rest.position == 5 + len(first.token_ids)
+    assert first.token_ids + rest.token_ids == whole.token_ids
+    assert first.logprobs + rest.logprobs == whole.logprobs
+    assert (first.finish_reason, rest.finish_reason) == (None, "length")
+    assert first.cumulative_logprob + sum(each.logprob for each in rest.logprobs) == rest.cumulative_logprob == -100.0
+    assert first.num_cached_tokens == rest.num_cached_tokens == 3
+
+
+def test_several_events_are_cut_between_events_and_a_single_token_is_not() -> None:
+    events = tuple(TokenEvent("r", 1, position, (7,)) for position in range(3))
+    assert split(events) == (events[:1], events[1:])
+    assert split(events[:1]) is None

@@ -137,6 +137,48 @@ def test_a_loop_without_work_for_a_while_says_so_once_until_it_has_worked_again(
     assert rests.empty()
 
 
+def _leak_a_block(loop: StepLoop) -> None:
+    loop.core.pool.allocate(1)
+
+
+def _strand_a_sequence(loop: StepLoop) -> None:
+    """A sequence that is live and in no queue: it would never run."""
+    loop.core.add(SequenceSpec("lost", (1,), SamplingParams(max_tokens=1)))
+    loop.core.scheduler.waiting.pop()
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"), [(_leak_a_block, "1 blocks are held by no sequence"), (_strand_a_sequence, "1 sequences wait")]
+)
+def test_an_idle_loop_ends_with_an_error_when_its_core_is_inconsistent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damage, told: str
+) -> None:
+    monkeypatch.setattr(loop_module, "REST_S", 0.01)
+    loop, _ = loop_of(1)
+    ends: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    rests: queue.SimpleQueue[None] = queue.SimpleQueue()
+    thread = ThreadedLoop(loop, ends.put, lambda: rests.put(None))
+    add(loop, "a", 3)
+    while loop.step():
+        pass
+    damage(loop)
+    add(loop, "b", 3)  # the check follows work
+    thread.start()
+    error = ends.get(timeout=5)
+    assert isinstance(error, AssertionError)
+    assert told in str(error)
+    assert told in caplog.text
+    assert rests.empty()
+
+
+def test_sequences_that_gather_for_a_batch_are_no_violation() -> None:
+    limits = CoreLimits(4, 64, max_batch_size=4, batch_wait_timeout=5.0)
+    loop = Engine.of_worker(CountingWorker(), limits, lambda report: None).loop
+    add(loop, "a", 3)
+    assert not loop.step()
+    loop.check_idle()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such class")
 def test_the_thread_that_computes_takes_its_turn_at_once_though_the_process_waits_for_it() -> None:
     classes: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -12,11 +12,11 @@ from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.engine import core_limits, with_present_names
 from services.engine.service import EngineService
 from shared.actors.host import Host
-from shared.actors.memory import MemoryBus
 from shared.actors.service import EXIT_CONFIG, main
 from shared.clock import SystemClock
 from shared.config import EngineSettings, SettingsError
 from shared.subjects import Subjects
+from tests.support.memory import MemoryBus
 from tests.unit.engine.core.factories import answer, prompt_of, spec
 
 FACTS = EngineFacts(1000, 16, 4096, 300, frozenset())

@@ -6,10 +6,10 @@ from services.gateway.actor import TICK_S, GatewayActor
 from shared import limits
 from shared.actors.actor import Envelope
 from shared.actors.host import Host
-from shared.actors.memory import MemoryBus
 from shared.errors import ServiceError
 from shared.messages import EngineStatus, Heartbeat, PoolStatus, StreamStatus
 from shared.subjects import Subjects
+from tests.support.memory import MemoryBus
 
 
 class HeldClock:

@@ -7,14 +7,14 @@ import pytest
 from services.gateway.peers import Peers
 from shared import limits
 from shared.actors.host import Host
-from shared.actors.memory import MemoryBus
 from shared.actors.presence import Members
-from shared.actors.simulation import SimClock, run_simulation
 from shared.actors.transport import Delivery
 from shared.codec import encode
 from shared.errors import ServiceError
 from shared.messages import Heartbeat, PoolStatus, TokenizeReply, TokenizeRequest
 from shared.subjects import Subjects
+from tests.support.memory import MemoryBus
+from tests.support.simulation import SimClock, run_simulation
 
 
 def test_a_retry_goes_to_a_tokenizer_of_the_same_model_and_never_to_another_one_s() -> None:

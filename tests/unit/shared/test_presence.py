@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from shared import codec, limits
 from shared.actors.host import Host
-from shared.actors.memory import MemoryBus
 from shared.actors.nats import NatsTransport
 from shared.actors.presence import HeartbeatTask, HeartbeatThread, Members, interval_of
-from shared.actors.simulation import SimClock, run_simulation
 from shared.clock import SystemClock
 from shared.errors import ServiceError
 from shared.messages import Heartbeat, StreamStatus
 from shared.subjects import Subjects
+from tests.support.memory import MemoryBus
+from tests.support.simulation import SimClock, run_simulation
 
 LEASE_S = 0.6
 

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from shared.actors.memory import MemoryBus
-from shared.actors.simulation import EPOCH_NS, DeadlockError, SimClock, TimeLimitError, run_simulation
 from shared.actors.transport import NoRespondersError, RequestTimeoutError
 from shared.errors import ServiceError
+from tests.support.memory import MemoryBus
+from tests.support.simulation import EPOCH_NS, DeadlockError, SimClock, TimeLimitError, run_simulation
 
 # --- virtual time -----------------------------------------------------------------------------------------------------
 

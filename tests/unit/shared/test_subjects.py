@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.actors.memory import matches
 from shared.limits import MODEL_TOKEN_CHARS_MAX, PROTOCOL_VERSION
 from shared.subjects import Subjects, check_id, model_token, new_boot, safe_token
+from tests.support.memory import matches
 
 TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 TOKENS = st.from_regex(r"[a-c]{1,2}", fullmatch=True)

@@ -12,7 +12,6 @@ from services.detokenizer.service import DetokenizerService
 from services.tokenizer.service import TokenizerService
 from shared.actors.actor import ask
 from shared.actors.host import Host
-from shared.actors.memory import MemoryBus
 from shared.clock import SystemClock
 from shared.codec import Decoder, pack_ids
 from shared.config import DetokenizerSettings, ModelSettings, SettingsError, TokenizerSettings
@@ -32,6 +31,7 @@ from shared.subjects import Subjects
 from shared.text.codec import Codec, TextCodec, choose_codec
 from shared.text.stream import TextStream
 from shared.text.vocabulary import Vocabulary, choose_vocabulary
+from tests.support.memory import MemoryBus
 from tests.tokenizer_files import byte_level, write_tokenizer_files
 
 TEXT = "The engine sings: 好的 déjà vu"

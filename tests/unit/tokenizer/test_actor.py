@@ -14,7 +14,6 @@ from services.tokenizer.service import TokenizerService
 from shared import telemetry
 from shared.actors.actor import ask
 from shared.actors.host import Host
-from shared.actors.memory import MemoryBus
 from shared.clock import SystemClock
 from shared.codec import Decoder, pack_ids, unpack_ids
 from shared.config import SettingsError, TokenizerSettings
@@ -32,6 +31,7 @@ from shared.messages import (
 from shared.model_files import model_name
 from shared.subjects import Subjects
 from shared.text.codec import TextCodec
+from tests.support.memory import MemoryBus
 from tests.tokenizer_files import byte_level, write_tokenizer_files
 
 REPLIES = Decoder([TokenizeReply, DetokenizeReply, ErrorReply])

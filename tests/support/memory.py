@@ -9,17 +9,19 @@ so that a missing `barrier` shows.
 """
 
 import asyncio
+import contextvars
 import hashlib
 import heapq
 import itertools
 import logging
 import random
 from collections import Counter
+from collections.abc import Callable
 
 from shared import limits
-from shared.actors.faults import Fault, Faults, Rule, matches
-from shared.actors.memory_connection import NO_RESPONDERS, Flight, MemorySubscription, MemoryTransport
 from shared.actors.transport import Delivery
+from tests.support.faults import Fault, Faults, Rule, matches
+from tests.support.memory_connection import NO_RESPONDERS, Flight, MemorySubscription, MemoryTransport
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +36,22 @@ class MemoryBus:
         self.reordering = False
         """Switch it on to let messages overtake each other."""
         self.counters: Counter[str] = Counter()
+        self.largest_payload = 0
+        """Bytes of the largest message so far."""
+        self.observer: Callable[[str, Flight], None] | None = None
+        """Called with what became of each message: a counter's name and the message."""
         self._pending_max = pending_max
         self._random = random.Random(seed)
         self._numbers = itertools.count()
         self._transports: dict[str, MemoryTransport] = {}
         self._subscriptions: list[MemorySubscription] = []
+        self._interest: dict[str, list[MemorySubscription]] = {}
+        """The subscriptions of each subject that was used since the last change."""
         self._faults = Faults(self._random)
         self._flights: list[Flight] = []
         self._timer: asyncio.Handle | None = None
         self._timer_due = 0.0
+        self._context = contextvars.copy_context()
         self._hash = hashlib.sha256()
 
     def connect(self, name: str, *, inbox_prefix: str = "") -> MemoryTransport:
@@ -59,17 +68,17 @@ class MemoryBus:
 
     # --- faults ---
 
-    def drop(self, pattern: str, rule: Rule = 1.0) -> Fault:
+    def drop(self, pattern: str, rule: Rule = 1.0, *, sender: str = "", target: str = "") -> Fault:
         """Loses messages on the way to each receiver. Counted as `dropped`."""
-        return self._add(self._faults.drops, Fault(pattern, rule))
+        return self._add(self._faults.drops, Fault(pattern, rule, sender=sender, target=target))
 
-    def duplicate(self, pattern: str, rule: Rule = 1.0) -> Fault:
+    def duplicate(self, pattern: str, rule: Rule = 1.0, *, sender: str = "", target: str = "") -> Fault:
         """Delivers messages twice. Counted as `duplicated`."""
-        return self._add(self._faults.duplicates, Fault(pattern, rule))
+        return self._add(self._faults.duplicates, Fault(pattern, rule, sender=sender, target=target))
 
-    def delay(self, pattern: str, low_s: float, high_s: float) -> Fault:
+    def delay(self, pattern: str, low_s: float, high_s: float, *, sender: str = "", target: str = "") -> Fault:
         """Slows messages down; the fault made last decides. Counted as `delayed`."""
-        return self._add(self._faults.delays, Fault(pattern, 1.0, (low_s, high_s)))
+        return self._add(self._faults.delays, Fault(pattern, 1.0, (low_s, high_s), sender=sender, target=target))
 
     def crash(self, name: str) -> None:
         """The process is gone: its subscriptions vanish, and what it has sent or sends still is lost."""
@@ -98,11 +107,13 @@ class MemoryBus:
     def add(self, subscription: MemorySubscription) -> None:
         """Registers interest."""
         self._subscriptions.append(subscription)
+        self._interest.clear()
 
     def forget(self, subscription: MemorySubscription) -> None:
         """Removes interest; harmless when there is none."""
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
+            self._interest.clear()
 
     def leave(self, transport: MemoryTransport) -> None:
         """The connection has ended in good order."""
@@ -115,6 +126,7 @@ class MemoryBus:
 
     def route(self, sender: MemoryTransport, delivery: Delivery) -> None:
         """Sends one message to all who want it; tells a waiting sender when nobody does."""
+        self.largest_payload = max(self.largest_payload, len(delivery.payload))
         targets = self._targets(delivery.subject)
         for target in targets:
             self._send(sender, target, delivery)
@@ -130,11 +142,11 @@ class MemoryBus:
         return fault
 
     def _targets(self, subject: str) -> list[MemorySubscription]:
-        now = asyncio.get_running_loop().time()
+        now = self._now()
         found: list[MemorySubscription] = []
         groups: dict[tuple[str, str], list[MemorySubscription]] = {}
-        for subscription in self._subscriptions:
-            if not subscription.open or subscription.active_at > now or not matches(subscription.pattern, subject):
+        for subscription in self._interested(subject):
+            if not subscription.open or subscription.active_at > now:
                 continue
             if not subscription.owner.connected:
                 self.counters["lost_partition"] += 1
@@ -144,11 +156,20 @@ class MemoryBus:
                 found.append(subscription)
         return found + [self._random.choice(group) for group in groups.values()]
 
+    def _interested(self, subject: str) -> list[MemorySubscription]:
+        found = self._interest.get(subject)
+        if found is None:
+            found = [one for one in self._subscriptions if matches(one.pattern, subject)]
+            self._interest[subject] = found
+        return found
+
     def _send(self, sender: MemoryTransport, target: MemorySubscription, delivery: Delivery) -> None:
-        if self._faults.lost(delivery):
+        names = sender.name, target.owner.name
+        if self._faults.lost(delivery, *names):
             self.counters["dropped"] += 1
+            self._observe("dropped", Flight(self._now(), 0, sender, target, delivery))
             return
-        twice = self._faults.doubled(delivery)
+        twice = self._faults.doubled(delivery, *names)
         self.counters["duplicated"] += twice
         for _ in range(1 + twice):
             self._launch(sender, target, delivery)
@@ -159,7 +180,7 @@ class MemoryBus:
             self.counters["slow_consumer"] += 1
             target.owner.report("slow_consumer", RuntimeError(f"{target.owner.name}: {target.pattern} is full"))
             return
-        due = asyncio.get_running_loop().time() + self._delay_of(delivery)
+        due = self._now() + self._delay_of(delivery, sender.name, target.owner.name)
         if not self.reordering:
             due = max(due, target.last_due.get(sender.number, 0.0))
         target.last_due[sender.number] = due
@@ -168,8 +189,8 @@ class MemoryBus:
         heapq.heappush(self._flights, Flight(due, next(self._numbers), sender, target, delivery))
         self._arm()
 
-    def _delay_of(self, delivery: Delivery) -> float:
-        delay_s = self._faults.delay_s(delivery)
+    def _delay_of(self, delivery: Delivery, sender: str, target: str) -> float:
+        delay_s = self._faults.delay_s(delivery, sender, target)
         self.counters["delayed"] += delay_s is not None
         return self.draw_delay_s() if delay_s is None else delay_s
 
@@ -181,13 +202,16 @@ class MemoryBus:
             if self._timer_due <= due:
                 return
             self._timer.cancel()
-        loop = asyncio.get_running_loop()
+        loop, context = asyncio.get_running_loop(), self._context
         self._timer_due = due
-        self._timer = loop.call_soon(self._land) if due <= loop.time() else loop.call_at(due, self._land)
+        soon = due <= loop.time()
+        self._timer = (
+            loop.call_soon(self._land, context=context) if soon else loop.call_at(due, self._land, context=context)
+        )
 
     def _land(self) -> None:
         self._timer = None
-        now = asyncio.get_running_loop().time()
+        now = self._now()
         while self._flights and self._flights[0].due <= max(now, self._timer_due):
             flight = heapq.heappop(self._flights)
             if flight.sender.crashed or flight.target.owner.crashed:
@@ -196,6 +220,7 @@ class MemoryBus:
                 self._drop_flight(flight, "lost_partition")
             elif flight.target.owner.frozen:
                 self.counters["held"] += 1
+                self._observe("held", flight)
                 flight.target.owner.held.append(flight)
             else:
                 self.deliver(flight)
@@ -206,11 +231,12 @@ class MemoryBus:
         target, delivery = flight.target, flight.delivery
         self._landed(flight)
         self.counters["delivered"] += 1
+        self._observe("delivered", flight)
         self._hash.update(f"{flight.due!r} {flight.sender.name} {target.owner.name} {delivery.subject}\n".encode())
         self._hash.update(delivery.payload)
         target.owner.deliveries[target.pattern] += 1
         try:
-            target.receiver(delivery)
+            target.owner.context.run(target.receiver, delivery)
         except Exception as error:  # as a network client would: a receiver's fault must not stop the bus
             self.counters["receiver_failed"] += 1
             log.exception("%s: a receiver of %s failed", target.owner.name, target.pattern)
@@ -222,7 +248,15 @@ class MemoryBus:
 
     def _drop_flight(self, flight: Flight, counter: str) -> None:
         self.counters[counter] += 1
+        self._observe(counter, flight)
         self._landed(flight)
+
+    def _observe(self, what: str, flight: Flight) -> None:
+        if self.observer is not None:
+            self.observer(what, flight)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     def _landed(self, flight: Flight) -> None:
         target = flight.target

@@ -30,6 +30,10 @@ class Fault:
     pattern: str
     rule: Rule = 1.0
     delay_s: tuple[float, float] = (0.0, 0.0)
+    sender: str = ""
+    """The connection whose messages it strikes; empty: every one."""
+    target: str = ""
+    """The connection that it keeps messages from; empty: every one."""
     hits: int = 0
     active: bool = True
 
@@ -37,9 +41,11 @@ class Fault:
         """Switches it off."""
         self.active = False
 
-    def strikes(self, delivery: Delivery, draw: random.Random) -> bool:
+    def strikes(self, delivery: Delivery, sender: str, target: str, draw: random.Random) -> bool:
         """Decides about one delivery, and counts."""
-        if not self.active or not matches(self.pattern, delivery.subject):
+        if not self.active or self.sender not in ("", sender) or self.target not in ("", target):
+            return False
+        if not matches(self.pattern, delivery.subject):
             return False
         hit = draw.random() < self.rule if isinstance(self.rule, int | float) else self.rule(delivery)
         self.hits += hit
@@ -55,17 +61,17 @@ class Faults:
     duplicates: list[Fault] = field(default_factory=list[Fault])
     delays: list[Fault] = field(default_factory=list[Fault])
 
-    def lost(self, delivery: Delivery) -> bool:
+    def lost(self, delivery: Delivery, sender: str, target: str) -> bool:
         """True when the message does not arrive."""
-        return any(fault.strikes(delivery, self.draw) for fault in self.drops)
+        return any(fault.strikes(delivery, sender, target, self.draw) for fault in self.drops)
 
-    def doubled(self, delivery: Delivery) -> bool:
+    def doubled(self, delivery: Delivery, sender: str, target: str) -> bool:
         """True when the message arrives twice."""
-        return any(fault.strikes(delivery, self.draw) for fault in self.duplicates)
+        return any(fault.strikes(delivery, sender, target, self.draw) for fault in self.duplicates)
 
-    def delay_s(self, delivery: Delivery) -> float | None:
+    def delay_s(self, delivery: Delivery, sender: str, target: str) -> float | None:
         """How long it takes, when a fault decides that: the one made last does."""
         for fault in reversed(self.delays):
-            if fault.strikes(delivery, self.draw):
+            if fault.strikes(delivery, sender, target, self.draw):
                 return self.draw.uniform(*fault.delay_s)
         return None

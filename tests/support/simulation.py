@@ -3,12 +3,18 @@
 When nothing is ready the clock jumps to the next timer. When there is no timer either, nothing can ever happen again:
 that is an error, and it says who waits. Used by tests, with `memory.MemoryBus` as the bus.
 
+A `SimProcess` groups the tasks and callbacks of one simulated process, so that they can be stopped and
+resumed together.
+
 The same seed gives the same run as long as the code under test takes its randomness from `random` or from seeded
 generators, its time from `SimClock` or the loop, starts no threads (executors run their work in place, in no time), and
-never iterates over a set.
+never iterates over a set. Garbage collection is off meanwhile: what it finalises, and when, would differ between runs.
 """
 
 import asyncio
+import contextvars
+import gc
+import heapq
 import random
 import selectors
 from collections.abc import Callable, Coroutine, Mapping
@@ -25,6 +31,91 @@ class DeadlockError(RuntimeError):
 
 class TimeLimitError(RuntimeError):
     """The simulation went on for longer than it may: something never ends."""
+
+
+_PROCESS: contextvars.ContextVar["SimProcess | None"] = contextvars.ContextVar("simulated process", default=None)
+
+
+class SimProcess:
+    """A process of the simulation: every task and callback that descends from its `context`. Made inside the loop.
+
+    `stop` is SIGSTOP: nothing of it runs until `resume`, while its timers expire. A process that is never resumed has
+    been killed: none of its clean-up runs.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.stopped = False
+        self.context = contextvars.copy_context()
+        self.context.run(_PROCESS.set, self)
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._held: list[asyncio.Handle] = []
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimulationLoop)
+        self._loop = loop
+        loop.processes.append(self)
+
+    def stop(self) -> None:
+        """Nothing of it runs from now on. Harmless when repeated."""
+        self.stopped = True
+
+    def resume(self) -> None:
+        """Runs what became due meanwhile, in that order, and goes on."""
+        self.stopped = False
+        held, self._held = self._held, []
+        for handle in held:
+            self._loop.call_soon(_run_held, handle, context=self._loop.context)
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Runs a coroutine as a task of this process."""
+        return self._loop.create_task(work, context=self.context)
+
+    def tasks(self) -> "list[asyncio.Task[Any]]":
+        """Its tasks that have not ended, oldest first."""
+        for task in [task for task in self._tasks if task.done()]:
+            del self._tasks[task]
+        return list(self._tasks)
+
+    def hold(self, handle: asyncio.Handle) -> None:
+        """Keeps a callback until `resume`. Called by the loop."""
+        self._held.append(handle)
+
+    def adopt(self, task: "asyncio.Task[Any]") -> None:
+        """Remembers a task. Called by the loop."""
+        self._tasks[task] = None
+        if len(self._tasks) > 1024:
+            self.tasks()
+
+
+def _run_held(handle: asyncio.Handle) -> None:
+    if not handle.cancelled():
+        handle._run()
+
+
+class _Handle(asyncio.Handle):
+    """A callback that waits while its process is stopped."""
+
+    __slots__ = ()
+
+    def _run(self) -> None:
+        process = self._context.get(_PROCESS)
+        if process is not None and process.stopped:
+            process.hold(self)
+        else:
+            super()._run()
+
+
+class _TimerHandle(asyncio.TimerHandle):
+    """The same with a time."""
+
+    __slots__ = ()
+
+    def _run(self) -> None:
+        process = self._context.get(_PROCESS)
+        if process is not None and process.stopped:
+            process.hold(self)
+        else:
+            super()._run()
 
 
 class _JumpingSelector(selectors.BaseSelector):
@@ -68,11 +159,45 @@ class SimulationLoop(asyncio.SelectorEventLoop):
     def __init__(self, limit_s: float) -> None:
         self._virtual_s = 0.0
         self._limit_s = limit_s
+        self.processes: list[SimProcess] = []
+        self.context = contextvars.copy_context()
+        """The context of what belongs to no process: the network."""
         super().__init__(_JumpingSelector(self._jump))
 
     def time(self) -> float:
         """Virtual seconds."""
         return self._virtual_s
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        """See BaseEventLoop; the callback waits while its process is stopped."""
+        timer = _TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)
+        timer._scheduled = True
+        return timer
+
+    def create_task(
+        self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: contextvars.Context | None = None
+    ) -> "asyncio.Task[T]":
+        """See BaseEventLoop; a task belongs to the process that its context says."""
+        task = super().create_task(coro, name=name, context=context)
+        process = _PROCESS.get() if context is None else context.get(_PROCESS)
+        if process is not None:
+            process.adopt(task)
+        return task
+
+    def release(self) -> None:
+        """Resumes every process, so that its tasks can be cancelled."""
+        for process in self.processes:
+            process.resume()
+
+    def _call_soon(
+        self, callback: Callable[..., object], args: Any, context: contextvars.Context | None
+    ) -> asyncio.Handle:
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Runs the function here and now: a thread would finish at its own time, differently in every run."""
@@ -89,6 +214,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         self._virtual_s += seconds
         if self._virtual_s > self._limit_s:
             limit_s, self._limit_s = self._limit_s, float("inf")  # the tasks' own clean-up may take its time
+            self.release()
             raise TimeLimitError(f"still running after {limit_s:g} virtual seconds:\n{_waiting(self)}")
 
 
@@ -113,13 +239,26 @@ def run_simulation(main: Callable[[], Coroutine[Any, Any, T]], seed: int = 0, *,
     The module `random` is seeded for the duration. Raises DeadlockError, and TimeLimitError after `limit_s` virtual
     seconds; in both cases every task has been cancelled by then.
     """
-    state = random.getstate()
+    state, collecting = random.getstate(), gc.isenabled()
     random.seed(seed)
+    gc.disable()
     try:
         with asyncio.Runner(loop_factory=lambda: SimulationLoop(limit_s)) as runner:
-            return runner.run(main())
+            return runner.run(_and_release(main()))
     finally:
         random.setstate(state)
+        if collecting:
+            gc.enable()
+
+
+async def _and_release(work: Coroutine[Any, Any, T]) -> T:
+    """Lets the tasks of stopped processes run when the work has ended, so that they can be cancelled."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimulationLoop)
+    try:
+        return await work
+    finally:
+        loop.release()
 
 
 def _waiting(loop: asyncio.AbstractEventLoop) -> str:

@@ -1,6 +1,7 @@
 """One connection to the in-process bus, and what is on its way to it. Made by `memory.MemoryBus.connect`."""
 
 import asyncio
+import contextvars
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from shared.actors.transport import Delivery, Headers, NoRespondersError, Receiv
 from shared.errors import ServiceError
 
 if TYPE_CHECKING:
-    from shared.actors.memory import MemoryBus
+    from tests.support.memory import MemoryBus
 
 MAX_PAYLOAD_BYTES = 2**20
 NO_RESPONDERS = {"Status": "503"}
@@ -61,6 +62,8 @@ class MemoryTransport:
         self.bus = bus
         self.name = name
         self.number = number
+        self.context = contextvars.copy_context()
+        """Receivers run in the context in which the connection was made: in a simulation, the process."""
         self.counters: Counter[str] = Counter()
         self.deliveries: Counter[str] = Counter()
         self.on_error: Callable[[str, Exception], None] | None = None
@@ -86,6 +89,11 @@ class MemoryTransport:
     def connected(self) -> bool:
         """See Transport."""
         return self._linked and not self.crashed and not self._closed
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._closed
 
     async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
         """See Transport."""

@@ -1,0 +1,113 @@
+"""The services as the simulation runs them: an engine driven by a task instead of a thread, and files read once."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from services.detokenizer.service import DetokenizerService
+from services.engine.core.invariants import check as check_core
+from services.engine.engine import Engine
+from services.engine.loop import StepLoop
+from services.engine.service import EngineService
+from services.tokenizer.service import TokenizerService
+
+STEP_S = 0.01
+CHECKED_STEPS = 3
+"""Steps from one check of the core's invariants to the next: checking takes longer than most steps."""
+
+
+class _Wake(threading.Event):
+    """The step loop's event, which also wakes the task that drives it."""
+
+    def __init__(self, woken: asyncio.Event) -> None:
+        super().__init__()
+        self._woken = woken
+
+    def set(self) -> None:
+        super().set()
+        self._woken.set()
+
+
+class TaskLoop:
+    """Drives a StepLoop from a task; each step takes `step_s` of virtual time."""
+
+    def __init__(self, steps: StepLoop, on_exit: Callable[[BaseException | None], None]) -> None:
+        self.step_s = STEP_S
+        self._steps = steps
+        self._on_exit = on_exit
+        self._stopping = False
+        self._woken = asyncio.Event()
+        steps._work = _Wake(self._woken)
+        self._task = asyncio.create_task(self._run())
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._woken.set()
+
+    async def join(self, timeout_s: float) -> None:
+        await asyncio.wait_for(self._task, timeout_s)
+
+    async def _run(self) -> None:
+        error: BaseException | None = None
+        steps = 0
+        try:
+            while not self._stopping:
+                self._woken.clear()
+                if self._steps.step():
+                    steps += 1
+                    if steps % CHECKED_STEPS == 0:
+                        check_core(self._steps.core)
+                    await asyncio.sleep(self.step_s)
+                elif not self._woken.is_set():
+                    await self._rest()
+        except asyncio.CancelledError:
+            return
+        except BaseException as failure:
+            error = failure
+        self._on_exit(error)
+
+    async def _rest(self) -> None:
+        check_core(self._steps.core)
+        self._steps.check_idle()
+        batch_s = self._steps.core.seconds_to_batch(asyncio.get_running_loop().time())
+        try:
+            async with asyncio.timeout(None if batch_s == float("inf") else batch_s):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+
+
+class SimulatedEngine(EngineService):
+    """The engine service without threads."""
+
+    async def _build(self, clock):
+        return Engine.build(self._settings, self._reports.put, clock=clock, make_worker=self._make_worker)
+
+    def _drive(self):
+        self.driver = TaskLoop(self.engine.loop, self._on_exit)
+        return self.driver
+
+
+class SimulatedDetokenizer(DetokenizerService):
+    """The detokenizer's service; replicas share what they load."""
+
+    def _load(self):
+        return _loaded(DetokenizerService._load, self, self._settings.model)
+
+
+class SimulatedTokenizer(TokenizerService):
+    """The tokenizer's service; replicas share what they load."""
+
+    def _load(self):
+        return _loaded(TokenizerService._load, self, self._settings.model)
+
+
+_LOADED: dict[tuple[object, str], Any] = {}
+
+
+def _loaded(load: Callable[[Any], Any], service: object, model: str) -> Any:
+    """Reading the files takes longer than most simulations."""
+    if (load, model) not in _LOADED:
+        _LOADED[load, model] = load(service)
+    return _LOADED[load, model]

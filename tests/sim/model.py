@@ -1,0 +1,148 @@
+"""A deterministic model without arithmetic, and what it gives an unfaulted client.
+
+The next token is a hash of everything before it. Each token is one byte (see `make_tokenizer`), so that the reference
+of a request is computed here without any part of the product.
+"""
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass
+
+from services.engine.core.plan import EngineFacts, SampledLogprobs, StepPlan, StepResult
+
+VOCABULARY = 256
+EOS = 0
+
+
+@dataclass(frozen=True)
+class HashModel:
+    """One model. `wide`: some characters take two to four tokens. `ends`: of 256 tokens, how many are the end token."""
+
+    name: str = ""
+    wide: bool = False
+    ends: int = 0
+
+    def next_token(self, tokens: list[int], salt: int) -> int:
+        """The token after `tokens`; `salt` is the seed of a sequence that samples, else 0."""
+        digest = hashlib.sha256(f"{self.name}/{salt}/".encode() + bytes(tokens)).digest()
+        if self.wide:
+            missing = _missing_bytes(tokens)
+            if missing:
+                return 0x80 | digest[0] & 0x3F
+            if digest[1] < 60:
+                return (0xC5, 0xC5, 0xE3, 0xF1)[digest[2] % 4]
+        if digest[3] < self.ends:
+            return EOS
+        return 32 + digest[0] % 90
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a client gets of one sequence when nothing fails."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish: str
+    stop_reason: str | None = None
+
+
+def reference(
+    model: HashModel, prompt: list[int], salt: int, max_tokens: int, stop: str = "", include_stop: bool = False
+) -> Reference:
+    """The whole output of one sequence. `stop` is its only stop string, if not empty."""
+    tokens, count = list(prompt), len(prompt)
+    while True:
+        tokens.append(model.next_token(tokens, salt))
+        output = tokens[count:]
+        if stop:
+            found = whole_text(output).find(stop)
+            if found >= 0:
+                end = found + len(stop) * include_stop
+                return Reference(tuple(output), whole_text(output)[:end], "stop", stop)
+        if tokens[-1] == EOS:
+            return Reference(tuple(output), whole_text(output), "stop")
+        if len(output) >= max_tokens:
+            return Reference(tuple(output), whole_text(output), "length")
+
+
+def whole_text(token_ids: list[int]) -> str:
+    """The text of output tokens; an unfinished character at the end is a replacement character."""
+    return bytes(token_ids).decode("utf-8", "replace")
+
+
+class HashWorker:
+    """A worker of the model. It keeps the state table as a real one does, so wrong plans show."""
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_model_len: int = 128,
+        num_host_blocks: int = 0,
+        model: HashModel = HashModel(),
+    ) -> None:
+        ends = frozenset({EOS})
+        self._facts = EngineFacts(num_blocks, block_size, max_model_len, VOCABULARY, ends, num_host_blocks)
+        self._model = model
+        self._rows: dict[int, list[int]] = {}
+        self._salts: dict[int, int] = {}
+        self.num_computed = 0
+
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.num_computed += plan.num_tokens
+        for row in plan.freed_rows:
+            del self._rows[row]
+        for new in plan.new:
+            assert new.row not in self._rows, f"row {new.row} is taken"
+            self._rows[new.row] = list(new.token_ids)
+            self._salts[new.row] = new.params.seed if new.params.temperature else 0
+        sampled: list[tuple[int, ...]] = []
+        for scheduled in plan.scheduled:
+            if scheduled.samples:
+                tokens = self._rows[scheduled.row]
+                assert scheduled.start + scheduled.num_tokens == len(tokens)
+                token = self._model.next_token(tokens, self._salts[scheduled.row])
+                tokens.append(token)
+                sampled.append((token,))
+        logprobs = tuple(
+            (SampledLogprobs(-1.0, (65, 66, 67, 68, 69, 70), (-1.0, -2.0, -3.0, -4.0, -5.0, -6.0)),) for _ in sampled
+        )
+        return StepResult(plan.step, tuple(sampled), logprobs)
+
+    def close(self) -> None:
+        self._rows.clear()
+
+
+class PipelinedHashWorker(HashWorker):
+    """The same, taking the next plan before the result of the last one is collected."""
+
+    def __init__(self, *args: int, **options: object) -> None:
+        super().__init__(*args, **options)  # type: ignore[arg-type]
+        self._results: deque[StepResult] = deque()
+
+    def takes_another(self) -> bool:
+        return len(self._results) < 2
+
+    def launch(self, plan: StepPlan) -> None:
+        self._results.append(self.run(plan))
+
+    def collect(self) -> StepResult:
+        return self._results.popleft()
+
+
+def next_token(tokens: list[int], salt: int) -> int:
+    """The plain model's next token. Never EOS, so that lengths are known."""
+    return HashModel().next_token(tokens, salt)
+
+
+def _missing_bytes(tokens: list[int]) -> int:
+    """Continuation bytes that the last character still needs."""
+    for back, token in enumerate(reversed(tokens[-4:])):
+        if token & 0xC0 == 0x80:
+            continue
+        length = 4 if token >= 0xF0 else 3 if token >= 0xE0 else 2 if token >= 0xC0 else 1
+        return max(0, length - 1 - back)
+    return 0

@@ -1,0 +1,47 @@
+"""What a society still keeps of requests that have ended: empty when everything has been let go."""
+
+from services.engine.core.invariants import check as check_core
+from tests.sim.society import Member, Society
+
+
+def residue(society: Society) -> list[str]:
+    """One sentence for each thing that is left."""
+    found: list[str] = []
+    for member in society.members.values():
+        found += [f"{member.name} {what}" for what in _of_member(member)]
+    return found
+
+
+def _of_member(member: Member) -> list[str]:
+    found = []
+    if member.kind == "engine":
+        found = _of_engine(member)
+    elif member.kind == "detokenizer" and member.service._actor.num_streams:
+        found.append(f"has {member.service._actor.num_streams} streams open")
+    elif member.kind == "gateway" and member.service.actor.requests:
+        found.append(f"has the requests {list(member.service.actor.requests)}")
+    extra = len(member.process.tasks()) - member.num_tasks
+    if extra > 0:
+        names = [task.get_coro().__qualname__ for task in member.process.tasks()[member.num_tasks :]]
+        found.append(f"has {extra} tasks more than at its start: {names}")
+    if member.transport._waiting:
+        found.append(f"waits for {len(member.transport._waiting)} answers")
+    return found
+
+
+def _of_engine(member: Member) -> list[str]:
+    engine, ledger, found = member.service.engine, member.service.actor.ledger, []
+    core = engine.core
+    check_core(core)
+    if len(ledger):
+        found.append(f"keeps {[mark.request_id for mark in ledger.marks()]}")
+    counters = core.counters()
+    if core.sequences or counters.num_running or counters.num_waiting or core.num_families:
+        found.append(f"computes {list(core.sequences)}")
+    if counters.num_free_blocks != engine.facts.num_blocks:
+        found.append(f"holds {engine.facts.num_blocks - counters.num_free_blocks} blocks")
+    if core.swap.pool.num_free != core.swap.pool.num_blocks:
+        found.append(f"holds {core.swap.pool.num_blocks - core.swap.pool.num_free} host blocks")
+    if engine.loop._flight:
+        found.append("has plans in flight")
+    return found
