@@ -67,6 +67,18 @@ TOMBSTONE_S = 30.0
 """How long an engine remembers a cancelled or finished sequence."""
 ORPHAN_S = 5.0
 """Silence of a gateway after which an engine drops its sequences."""
+STEP_STALL_S = 1.5
+STEP_STALL_FACTOR = 10.0
+"""A step that runs for longer than both, the second times what was expected of it, counts as hanging."""
+DEVICE_STEP_STALL_S = 5.0
+"""The first of these on a device, where a step may have to compile a kernel that none before it needed."""
+DEVICE_FIRST_STEP_S = 60.0
+"""The same for a step of a size that has not run yet. On the host's processors only their idleness tells then."""
+STEP_IDLE_S = 1.2
+"""A step on the host's processors in which no thread has computed for this long counts as hanging. With the two
+heartbeats that it takes to see that, gateways know within 2 s."""
+STALL_EXIT_S = 10.0
+"""An engine whose step has counted as hanging for this long ends, so that its supervisor starts it again."""
 DRAIN_S = 20.0
 """Longest graceful shutdown."""
 DEATHS_MAX = 3

@@ -163,6 +163,8 @@ class GatewayActor(Actor):
         now = self._now()
         for lost in self.members.observe(beat, now):
             self._lost(lost)
+        if beat.state == "stalled" and self.members.get(beat.service, beat.id) is beat:
+            self._stalled(beat)
         for mark in beat.status.sequences if isinstance(beat.status, EngineStatus) else ():
             found = self._find(mark.request_id)
             if found is not None and found[0].sequences[found[1]].engine == (beat.id, beat.boot):
@@ -238,6 +240,13 @@ class GatewayActor(Actor):
         for actor in list(self.requests.values()):
             if not actor.over:
                 actor.on_lost(member)
+
+    def _stalled(self, beat: Heartbeat) -> None:
+        """Its work stands still: what runs there goes elsewhere. It lives, so it is told, for when it goes on."""
+        member = Address(beat.id, beat.boot)
+        for actor in list(self.requests.values()):
+            if not actor.over:
+                actor.on_stalled(member)
 
     def _follow_link(self, now: float) -> None:
         """While our own link is down nobody is declared dead."""

@@ -120,6 +120,12 @@ class RequestActor:
             elif sequence.phase is Phase.RUNNING and sequence.detokenizer == member:
                 self._repair(index)
 
+    def on_stalled(self, engine: Address) -> None:
+        """An engine lives, but its computing stands still."""
+        for index, sequence in enumerate(self.sequences):
+            if sequence.phase is Phase.RUNNING and sequence.engine == engine:
+                self._place_again(index, release="the engine stands still")
+
     def tick(self, now: float) -> None:
         """Looks for what has gone silent."""
         for index, sequence in enumerate(self.sequences):
@@ -150,7 +156,7 @@ class RequestActor:
     async def _place(self, index: int) -> None:
         sequence, refused = self.sequences[index], set[tuple[str, str]]()
         deadline = self._now() + limits.QUEUE_WAIT_S
-        while not self._over:
+        while not self._over and sequence.phase is not Phase.DONE:
             if sequence.hopeless(self._living_engines()):
                 raise ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
             pair = self._choose(index, refused)
@@ -225,11 +231,17 @@ class RequestActor:
             self._repairing.add(index)
             self._spawn(self._rebuild(index), index)
 
-    def _place_again(self, index: int) -> None:
+    def _place_again(self, index: int, release: str = "") -> None:
+        """`release`: why engine and detokenizer, which live, are to drop the sequence first."""
         if index not in self._repairing:
             self._repairing.add(index)
             self.sequences[index].lost()
-            self._spawn(self._place(index), index)
+            self._spawn(self._place_elsewhere(index, release), index)
+
+    async def _place_elsewhere(self, index: int, release: str) -> None:
+        if release:
+            await self._release(index, release)
+        await self._place(index)
 
     async def _open(self, index: int, detokenizer: Address) -> None:
         message = orders.open_stream(self._host, self.request, self._card, self.sequences[index], self._prompt(index))
@@ -297,7 +309,7 @@ class RequestActor:
     def _nowhere(self) -> ServiceError:
         if not self._members.alive("detokenizer", self._now()):
             return ServiceError("no_detokenizer", "No detokenizer is running. Try again shortly.", retry_after_s=2.0)
-        if not self._members.alive("engine", self._now()):
+        if all(engine.state == "stalled" for engine in self._members.alive("engine", self._now())):
             return ServiceError("no_engine", "No engine is running. Try again shortly.", retry_after_s=2.0)
         return ServiceError("server_is_overloaded", "Every engine's queue is full. Try again later.", retry_after_s=2.0)
 
