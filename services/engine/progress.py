@@ -1,4 +1,4 @@
-"""The shell around the watchdog: logs what it finds and ends an engine that stays stalled. Used by the engine service."""
+"""The shell around the watchdog: logs what it finds and ends an engine that stays stalled. Called by the service."""
 
 import faulthandler
 import logging

@@ -23,11 +23,12 @@ PAUSE_S = limits.LEASE_S
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What the computing threads have done: `ticks` of processor time by thread id; `ready`: one of them runs now, or
-    waits for a processor or a disk."""
+    """What the computing threads have done."""
 
     ticks: dict[int, int]
+    """Processor time by thread id."""
     ready: bool
+    """Whether one of them runs now, or waits for a processor or a disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,8 @@ class ProgressWatchdog:
     ) -> Stall | None:
         """Whether the step that runs hangs. Times are monotonic seconds.
 
-        `asleep_until_s`: the step thread sleeps on purpose until then. `observe` reads the computing threads, None where
-        that is not possible; it is called only for a step that was running at the last judgement already.
+        `asleep_until_s`: the step thread sleeps on purpose until then. `observe` reads the computing threads; None
+        where that is not possible. It is called only for a step that was running at the last judgement already.
         """
         self._look_at_clock(now_s)
         if step is None or step is not self._step:

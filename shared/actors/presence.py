@@ -136,7 +136,8 @@ async def sleep_to_beat(interval_s: float) -> None:
 class HeartbeatTask:
     """Sends the heartbeats of a service from the caller's event loop. For services whose loop is never busy for long.
 
-    They say `stalled`, whatever the state, while the service says so of itself (`SelfMonitoring`). `transport` is the connection to send on, the host's own unless given.
+    They say `stalled`, whatever the state, while the service says so of itself (`SelfMonitoring`). `transport` is the
+    connection to send on, the host's own unless given.
     """
 
     def __init__(
