@@ -17,6 +17,8 @@ from shared.config import EngineSettings
 from tests.sim.society import HashWorker
 
 STEP_S = 0.02
+HANGS = threading.Event()
+"""The next step is to hang."""
 
 
 class HangingWorker(HashWorker):
@@ -24,15 +26,13 @@ class HangingWorker(HashWorker):
 
     def __init__(self) -> None:
         super().__init__(num_blocks=1024, max_model_len=256)
-        self._hangs = threading.Event()
         self._busy_s = float(os.environ.get("FIRST_STEP_S", "0"))
-        signal.signal(signal.SIGUSR1, lambda *_: self._hangs.set())
 
     def run(self, plan: StepPlan) -> StepResult:
         _spin(self._busy_s)
         self._busy_s = 0.0
-        if self._hangs.is_set():
-            self._hangs.clear()
+        if HANGS.is_set():
+            HANGS.clear()
             (_spin if "SPINS" in os.environ else time.sleep)(float(os.environ["HANG_S"]))
         time.sleep(STEP_S)
         return super().run(plan)
@@ -44,13 +44,8 @@ def _spin(seconds: float) -> None:
         sum(range(10_000))
 
 
-class Service(EngineService):
-    """Loads its worker where signal handlers may be set."""
-
-    async def _load(self) -> HangingWorker:
-        return HangingWorker()
-
-
 if __name__ == "__main__":
     limits.STALL_EXIT_S = float(os.environ.get("STALL_EXIT_S", limits.STALL_EXIT_S))
-    sys.exit(main("engine", EngineSettings, Service, heartbeat_thread=True))
+    signal.signal(signal.SIGUSR1, lambda *_: HANGS.set())
+    build = lambda settings: EngineService(settings, lambda _: HangingWorker())  # noqa: E731 - for one call
+    sys.exit(main("engine", EngineSettings, build, heartbeat_thread=True))

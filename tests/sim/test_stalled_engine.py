@@ -16,7 +16,7 @@ def stall(society: Society, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No step ends there any more, and its heartbeats say so, as the watchdog would have them."""
     engine = society.members[name].service
     assert isinstance(engine, SimulatedEngine)
-    monkeypatch.setattr(engine._steps, "step", lambda: False)
+    monkeypatch.setattr(engine.engine.loop, "step", lambda: False)
     monkeypatch.setattr(engine, "stalled", lambda: True)
 
 
@@ -32,9 +32,9 @@ def test_streams_of_a_stalled_engine_go_on_elsewhere_and_it_is_used_again_when_i
             assert len(stalled.actor.ledger) == 0
             await asked
         await asyncio.sleep(0.5)
-        before = stalled._core.counters().generation_tokens
+        before = stalled.engine.counters().generation_tokens
         await many(society)
-        assert stalled._core.counters().generation_tokens > before
+        assert stalled.engine.counters().generation_tokens > before
 
     simulate(model_dir, scenario, seed, engine=2, detokenizer=2)
 

@@ -10,6 +10,7 @@ from services.engine import progress
 from services.engine.computing_threads import observe
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts, ScheduledSequence, StepPlan, StepResult
+from services.engine.executor import UniprocExecutor
 from services.engine.flight import Flight, RunningStep
 from services.engine.loop import StepLoop
 from services.engine.pace import Timing
@@ -249,23 +250,23 @@ def plan(number: int, num_tokens: int = 4) -> StepPlan:
 def test_a_flight_says_which_step_runs_since_when_and_what_is_expected_of_it() -> None:
     worker = Worker()
     worker.go.set()
-    flight = worker.flight = Flight(worker, Ticking())
+    flight = worker.flight = Flight(UniprocExecutor(worker), Ticking())
     for number in (1, 2):
         assert flight.running is None
         flight.launch(plan(number))
-        assert flight.running is None
         flight.land()
+    assert flight.running is None
     first, second = worker.seen
     assert first is not None
     assert second is not None
     assert (first.step, first.started_s, first.expected_s, first.basis) == (1, 1.0, 0.0, None)
-    assert (second.step, second.started_s, second.expected_s) == (2, 3.0, 1.0)
-    assert second.basis == Timing(1.0, plan(1).scheduled)
+    assert (second.step, second.started_s, second.expected_s) == (2, 4.0, 2.0)
+    assert second.basis == Timing(2.0, plan(1).scheduled)
 
 
 def test_time_in_which_the_step_thread_does_something_else_does_not_count() -> None:
     clock = Ticking()
-    flight = Flight(Worker(), clock)
+    flight = Flight(UniprocExecutor(Worker()), clock)
     assert flight.pause() is None
     flight.resume(None)
     assert flight.running is None
@@ -294,8 +295,8 @@ def test_an_engine_that_stays_stalled_ends_with_13_and_says_where_its_threads_ar
 ) -> None:
     clock, codes = Held(), list[int]()
     monkeypatch.setattr(progress.sys, "__stderr__", None)
-    steps = StepLoop(Core(CoreLimits(4, 64), FACTS), Worker(), clock, lambda report: None)
-    monitor = ProgressMonitor(steps, clock, codes.append)
+    steps = StepLoop(Core(CoreLimits(4, 64), FACTS), UniprocExecutor(Worker()), clock, lambda report: None)
+    monitor = ProgressMonitor(steps, clock, on_host=True, end=codes.append)
     steps.flight.running = step(0.02)
     stalled_s = 0.0
     while not codes:
@@ -313,8 +314,8 @@ def test_an_engine_that_stays_stalled_ends_with_13_and_says_where_its_threads_ar
 
 def test_an_engine_that_goes_on_says_so(caplog: pytest.LogCaptureFixture) -> None:
     clock = Held()
-    steps = StepLoop(Core(CoreLimits(4, 64), FACTS), Worker(), clock, lambda report: None)
-    monitor = ProgressMonitor(steps, clock, pytest.fail)
+    steps = StepLoop(Core(CoreLimits(4, 64), FACTS), UniprocExecutor(Worker()), clock, lambda report: None)
+    monitor = ProgressMonitor(steps, clock, on_host=True, end=pytest.fail)
     steps.flight.running = step(0.02)
     while not monitor.check():
         clock.now_s += BEAT_S
