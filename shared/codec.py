@@ -1,4 +1,4 @@
-"""Bytes and back: msgpack through msgspec, typed on the way in, size-checked on the way out.
+"""Bytes and back: msgpack through msgspec, typed on the way in.
 
 A reader names the message types it accepts; anything else (another type, damage, hostile nesting) is a `DecodeError`,
 never another exception. Any msgpack library reads the bytes: an array whose first item is the type's name.
@@ -11,8 +11,6 @@ from typing import Any, Generic, TypeVar, Union
 
 import msgspec
 
-from shared.errors import ServiceError
-from shared.limits import PAYLOAD_BYTES_MAX
 from shared.messages import Message
 
 M = TypeVar("M", bound=Message, covariant=True)
@@ -25,15 +23,8 @@ class DecodeError(ValueError):
 
 
 def encode(message: Message) -> bytes:
-    """Raises ServiceError('request_too_large') when the message does not fit into one bus message."""
-    data = _ENCODER.encode(message)
-    if len(data) > PAYLOAD_BYTES_MAX:
-        raise ServiceError(
-            "request_too_large",
-            f"The request is too large to be passed on: {len(data)} bytes as {type(message).__name__}, at most "
-            f"{PAYLOAD_BYTES_MAX}. Make the prompt shorter.",
-        )
-    return data
+    """The message as bytes, of any length: the transport knows what the bus takes."""
+    return _ENCODER.encode(message)
 
 
 class Decoder(Generic[M]):

@@ -4,8 +4,9 @@ PROTOCOL_VERSION = 1
 """Major version of the messages; part of every subject."""
 
 # --- HTTP edge ---
-BODY_BYTES_MAX = 4 * 2**20
-"""A request body. A 200k-token prompt as text is about 1 MiB."""
+BODY_BYTES_MAX = 16 * 2**20
+"""A request body. As text it carries about 4 million tokens, as token ids with seven characters each about 2 million:
+more than the context of any model, so that a prompt is refused for its tokens and not for its bytes."""
 FIELD_NAME_CHARS_MAX = 64
 """Of an unknown field's name, so much is shown and compared with the known ones. No known name is longer."""
 MESSAGES_MAX = 1024
@@ -37,13 +38,14 @@ QUEUE_WAIT_S = 30.0
 """Longest wait for a place on an engine before 503."""
 
 # --- bus ---
-PAYLOAD_BYTES_MAX = 1_000_000
-"""Just under the server's `max_payload` of 1 MiB, so that the headers fit too."""
+BUS_PAYLOAD_BYTES = 16 * 2**20
+"""`max_payload` of the servers that come with the product; a connection goes by what its server says. A prompt takes 4
+bytes a token and 16 a block, so with blocks of 16 tokens it carries 3 million tokens; as text, as many as a body."""
 PENDING_MSGS_MAX = 65536
-PENDING_BYTES_MAX = 16 * 2**20
-"""Client-side buffer of one subscription."""
-OUTBOUND_BYTES_MAX = 8 * 2**20
-"""Client-side buffer while disconnected."""
+PENDING_BYTES_MAX = 64 * 2**20
+"""Client-side buffer of one subscription: a few of the largest messages, or it would drop them."""
+OUTBOUND_BYTES_MAX = 32 * 2**20
+"""Client-side buffer for what is not sent yet: the largest message beside others."""
 MAILBOX_MAX = 4096
 """Messages waiting for one actor."""
 
@@ -58,6 +60,8 @@ LEASE_INTERVALS = 3
 """Silence after which a member counts as dead: this long, and so many of its own intervals. More heartbeats cost a
 small machine some of its tokens: a process that wakes beside a running model finds its code in no cache."""
 SUBMIT_TIMEOUT_S = 0.5
+SUBMIT_BYTES_PER_S = 8 * 2**20
+"""A long prompt adds to that: slower than it is sent, decoded and queued."""
 OPEN_TIMEOUT_S = 0.5
 RESEND_INTERVAL_S = 0.02
 """Least time between two `Resend` of one sequence."""
@@ -114,8 +118,9 @@ PROMPT_TAIL_TOKENS = 8
 """Prompt tokens that a stream gets as context."""
 
 # --- tokenizer ---
-PROMPT_CHARS_MAX = 4 * 2**20
-TEMPLATE_OUTPUT_CHARS_MAX = 4 * 2**20
+PROMPT_CHARS_MAX = BODY_BYTES_MAX
+"""Text of one request: no body has more."""
+TEMPLATE_OUTPUT_CHARS_MAX = BODY_BYTES_MAX
 TEMPLATE_WALL_S = 2.0
 TOKENIZER_INLINE_CHARS_MAX = 2048
 """Longest text encoded on the event loop: about half a millisecond."""

@@ -70,7 +70,7 @@ class GatewayActor(Actor):
 
     def models(self) -> list[ModelCard]:
         """See Backend."""
-        served = served_models(self.members.alive("engine", self._now()))
+        served = served_models(self.members.alive("engine", self._judging_time()))
         return [self._card(name, status) for name, status in sorted(served.items())]
 
     def resolve_model(self, name: str | None) -> ModelCard:
@@ -264,7 +264,12 @@ class GatewayActor(Actor):
         return late
 
     def _ready_members(self, service: str) -> list[Heartbeat]:
-        return [beat for beat in self.members.alive(service, self._now()) if beat.state == "ready"]
+        return [beat for beat in self.members.alive(service, self._judging_time()) if beat.state == "ready"]
+
+    def _judging_time(self) -> float:
+        """Now, or the last tick where this process stood still since: reading a long body takes longer than a lease."""
+        now = self._now()
+        return self._ticked_at if now - self._ticked_at > OWN_PAUSE_S else now
 
     def _card(self, name: str, status: EngineStatus) -> ModelCard:
         created = self._first_seen.setdefault(name, self._host.clock.time_ns() // 1_000_000_000)

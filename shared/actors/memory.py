@@ -33,6 +33,8 @@ class MemoryBus:
         self.delay_s = delay_s
         self.reordering = False
         """Switch it on to let messages overtake each other."""
+        self.max_payload = limits.BUS_PAYLOAD_BYTES
+        """Bytes of the largest message, as a server has it configured."""
         self.counters: Counter[str] = Counter()
         self._pending_max = pending_max
         self._random = random.Random(seed)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from shared.errors import ServiceError
+
 Headers = Mapping[str, str]
 
 
@@ -23,6 +25,15 @@ class Delivery:
 
 Receiver = Callable[[Delivery], None]
 """Called on the event loop for each message; must not block: decode, look up, put."""
+
+
+def too_large(size: int, max_payload: int) -> ServiceError:
+    """The error for a message of `size` bytes on a bus that takes at most `max_payload`."""
+    return ServiceError(
+        "request_too_large",
+        f"The request is too large for the message bus: {size} bytes, and the NATS server's max_payload is "
+        f"{max_payload}. Make the prompt shorter, or raise max_payload in the server's configuration.",
+    )
 
 
 class NoRespondersError(Exception):
@@ -50,7 +61,11 @@ class Transport(Protocol):
         ...
 
     async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
-        """Fire and forget. Raises ServiceError('bus_unavailable') when the outbound buffer is full."""
+        """Fire and forget.
+
+        Raises ServiceError: 'bus_unavailable' when the outbound buffer is full, 'request_too_large' when the payload
+        with its headers is larger than the bus takes.
+        """
         ...
 
     async def subscribe(self, subject: str, receiver: Receiver, *, queue: str = "") -> Subscription:
@@ -60,7 +75,7 @@ class Transport(Protocol):
     async def request(
         self, subject: str, payload: bytes, *, timeout_s: float, headers: Headers | None = None
     ) -> Delivery:
-        """One question, one answer. Raises NoRespondersError or RequestTimeoutError."""
+        """One question, one answer. Raises NoRespondersError or RequestTimeoutError, and what `publish` raises."""
         ...
 
     async def barrier(self) -> None:
