@@ -16,6 +16,8 @@ from shared.messages import Message
 M = TypeVar("M", bound=Message, covariant=True)
 _ENCODER = msgspec.msgpack.Encoder()
 _SWAP = sys.byteorder == "big"
+TOKEN_BYTES = 4
+"""Of one id in a packed token list."""
 
 
 class DecodeError(ValueError):
@@ -54,7 +56,7 @@ def pack_ids(token_ids: Sequence[int]) -> bytes:
 
 def unpack_ids(data: bytes) -> list[int]:
     """Raises DecodeError when the length is not a multiple of four."""
-    if len(data) % 4:
+    if len(data) % TOKEN_BYTES:
         raise DecodeError(f"a packed token list of {len(data)} bytes")
     ids = array.array("I", data)
     if _SWAP:

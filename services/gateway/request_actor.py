@@ -55,9 +55,9 @@ class RequestActor:
     # --- Generation ---
 
     @property
-    def prompt_token_ids(self) -> tuple[tuple[int, ...], ...]:
+    def num_prompt_tokens(self) -> int:
         """See Generation."""
-        return tuple(prompt.token_ids for prompt in self.prompts)
+        return sum(prompt.num_tokens for prompt in self.prompts)
 
     async def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         """See Generation."""
@@ -175,7 +175,7 @@ class RequestActor:
         sequence, prompt = self.sequences[index], self._prompt(index)
         to_engine, to_detokenizer = Address(engine.id, engine.boot), Address(detokenizer.id, detokenizer.boot)
         sequence.start_placement(to_engine, to_detokenizer, self._now())
-        self._board.placed(engine, len(prompt.token_ids), split_hashes(prompt.block_hashes))
+        self._board.placed(engine, prompt.num_tokens, split_hashes(prompt.block_hashes))
         self._stream_at(index, to_detokenizer)
         try:
             await self._open(index, to_detokenizer)
@@ -291,7 +291,7 @@ class RequestActor:
         hashes = split_hashes(prompt.block_hashes)
         engines = self._members.alive("engine", now)
         near = {one.engine for one in self._choices(index) if one.engine is not None and one.phase is not Phase.DONE}
-        engine = self._board.choose_engine(engines, self._card.name, len(prompt.token_ids), hashes, refused, near)
+        engine = self._board.choose_engine(engines, self._card.name, prompt.num_tokens, hashes, refused, near)
         detokenizer = self._board.choose_detokenizer(self._members.alive("detokenizer", now), refused)
         return (engine, detokenizer) if engine is not None and detokenizer is not None else None
 
@@ -330,7 +330,7 @@ class RequestActor:
 
     def _params(self, index: int) -> SamplingParams:
         prompt = self._prompt(index)
-        return sequence_params(self.request.params, index % self.request.n, len(prompt.token_ids), self._card)
+        return sequence_params(self.request.params, index % self.request.n, prompt.num_tokens, self._card)
 
     # --- the end ---
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shared import limits
-from shared.actors.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError, too_large
+from shared.actors.payload import too_large
+from shared.actors.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError
 from shared.errors import ServiceError
 
 if TYPE_CHECKING:

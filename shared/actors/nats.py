@@ -27,15 +27,8 @@ from nats.aio.subscription import Subscription as ClientSubscription
 
 from shared import limits
 from shared.actors.credentials import read_credentials, without_credentials
-from shared.actors.transport import (
-    Delivery,
-    Headers,
-    NoRespondersError,
-    Receiver,
-    RequestTimeoutError,
-    Subscription,
-    too_large,
-)
+from shared.actors.payload import too_large
+from shared.actors.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError, Subscription
 from shared.config import SettingsError
 from shared.errors import ServiceError
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.errors import ServiceError
-
 Headers = Mapping[str, str]
 
 
@@ -25,15 +23,6 @@ class Delivery:
 
 Receiver = Callable[[Delivery], None]
 """Called on the event loop for each message; must not block: decode, look up, put."""
-
-
-def too_large(size: int, max_payload: int) -> ServiceError:
-    """The error for a message of `size` bytes on a bus that takes at most `max_payload`."""
-    return ServiceError(
-        "request_too_large",
-        f"The request is too large for the message bus: {size} bytes, and the NATS server's max_payload is "
-        f"{max_payload}. Make the prompt shorter, or raise max_payload in the server's configuration.",
-    )
 
 
 class NoRespondersError(Exception):
