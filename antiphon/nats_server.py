@@ -17,8 +17,8 @@ from pathlib import Path
 from shared.config import SettingsError
 
 LIMITS = {
-    "max_payload": "1MB",
-    "max_pending": "32MB",
+    "max_payload": "16MB",
+    "max_pending": "64MB",
     "max_connections": "1024",
     "max_subscriptions": "4096",
     "max_control_line": "4KB",
@@ -28,8 +28,8 @@ LIMITS = {
 """Not set: `jetstream`. Tokens can be computed again, so nothing on the bus is worth a disk."""
 SMALL_PROCESSORS_MAX = 4
 _LOUD = ("[WRN]", "[ERR]", "[FTL]")
-_KNOWN = ("Plaintext passwords detected",)
-"""The password is random and its file is private: no reason to hash it."""
+_KNOWN = ("Plaintext passwords detected", "Maximum payloads over")
+"""The password is random and its file is private: no reason to hash it. Few messages are large: long prompts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Bytes and back: msgpack through msgspec, typed on the way in, size-checked on the way out.
+"""Bytes and back: msgpack through msgspec, typed on the way in.
 
 A reader names the message types it accepts; anything else (another type, damage, hostile nesting) is a `DecodeError`,
 never another exception. Any msgpack library reads the bytes: an array whose first item is the type's name.
@@ -11,13 +11,13 @@ from typing import Any, Generic, TypeVar, Union
 
 import msgspec
 
-from shared.errors import ServiceError
-from shared.limits import PAYLOAD_BYTES_MAX
 from shared.messages import Message
 
 M = TypeVar("M", bound=Message, covariant=True)
 _ENCODER = msgspec.msgpack.Encoder()
 _SWAP = sys.byteorder == "big"
+TOKEN_BYTES = 4
+"""Of one id in a packed token list."""
 
 
 class DecodeError(ValueError):
@@ -25,15 +25,8 @@ class DecodeError(ValueError):
 
 
 def encode(message: Message) -> bytes:
-    """Raises ServiceError('request_too_large') when the message does not fit into one bus message."""
-    data = _ENCODER.encode(message)
-    if len(data) > PAYLOAD_BYTES_MAX:
-        raise ServiceError(
-            "request_too_large",
-            f"The request is too large to be passed on: {len(data)} bytes as {type(message).__name__}, at most "
-            f"{PAYLOAD_BYTES_MAX}. Make the prompt shorter.",
-        )
-    return data
+    """The message as bytes, of any length: the transport knows what the bus takes."""
+    return _ENCODER.encode(message)
 
 
 class Decoder(Generic[M]):
@@ -63,7 +56,7 @@ def pack_ids(token_ids: Sequence[int]) -> bytes:
 
 def unpack_ids(data: bytes) -> list[int]:
     """Raises DecodeError when the length is not a multiple of four."""
-    if len(data) % 4:
+    if len(data) % TOKEN_BYTES:
         raise DecodeError(f"a packed token list of {len(data)} bytes")
     ids = array.array("I", data)
     if _SWAP:

@@ -10,8 +10,9 @@ MODELS_MAX = 16
 """Models that one launcher starts: each has three processes at least."""
 
 # --- HTTP edge ---
-BODY_BYTES_MAX = 4 * 2**20
-"""A request body. A 200k-token prompt as text is about 1 MiB."""
+BODY_BYTES_MAX = 16 * 2**20
+"""A request body. As text it carries about 4 million tokens, as token ids with seven characters each about 2 million:
+more than the context of any model, so that a prompt is refused for its tokens and not for its bytes."""
 FIELD_NAME_CHARS_MAX = 64
 """Of an unknown field's name, so much is shown and compared with the known ones. No known name is longer."""
 MESSAGES_MAX = 1024
@@ -43,13 +44,14 @@ QUEUE_WAIT_S = 30.0
 """Longest wait for a place on an engine before 503."""
 
 # --- bus ---
-PAYLOAD_BYTES_MAX = 1_000_000
-"""Just under the server's `max_payload` of 1 MiB, so that the headers fit too."""
+BUS_PAYLOAD_BYTES = 16 * 2**20
+"""`max_payload` of the servers that come with the product; a connection goes by what its server says. A prompt takes 4
+bytes a token and 16 a block, so with blocks of 16 tokens it carries 3 million tokens; as text, as many as a body."""
 PENDING_MSGS_MAX = 65536
-PENDING_BYTES_MAX = 16 * 2**20
-"""Client-side buffer of one subscription."""
-OUTBOUND_BYTES_MAX = 8 * 2**20
-"""Client-side buffer while disconnected."""
+PENDING_BYTES_MAX = 64 * 2**20
+"""Client-side buffer of one subscription: a few of the largest messages, or it would drop them."""
+OUTBOUND_BYTES_MAX = 32 * 2**20
+"""Client-side buffer for what is not sent yet: the largest message beside others."""
 MAILBOX_MAX = 4096
 """Messages waiting for one actor."""
 
@@ -64,6 +66,8 @@ LEASE_INTERVALS = 3
 """Silence after which a member counts as dead: this long, and so many of its own intervals. More heartbeats cost a
 small machine some of its tokens: a process that wakes beside a running model finds its code in no cache."""
 SUBMIT_TIMEOUT_S = 0.5
+SUBMIT_BYTES_PER_S = 8 * 2**20
+"""A long prompt adds to that: slower than it is sent, decoded and queued."""
 OPEN_TIMEOUT_S = 0.5
 RESEND_INTERVAL_S = 0.02
 """Least time between two `Resend` of one sequence."""
@@ -73,6 +77,18 @@ TOMBSTONE_S = 30.0
 """How long an engine remembers a cancelled or finished sequence."""
 ORPHAN_S = 5.0
 """Silence of a gateway after which an engine drops its sequences."""
+STEP_STALL_S = 1.5
+STEP_STALL_FACTOR = 10.0
+"""A step that runs for longer than both, the second times what was expected of it, counts as hanging."""
+DEVICE_STEP_STALL_S = 5.0
+"""The first of these on a device, where a step may have to compile a kernel that none before it needed."""
+DEVICE_FIRST_STEP_S = 60.0
+"""The same for a step of a size that has not run yet. On the host's processors only their idleness tells then."""
+STEP_IDLE_S = 1.2
+"""A step on the host's processors in which no thread has computed for this long counts as hanging. With the two
+heartbeats that it takes to see that, gateways know within 2 s."""
+STALL_EXIT_S = 10.0
+"""An engine whose step has counted as hanging for this long ends, so that its supervisor starts it again."""
 DRAIN_S = 20.0
 """Longest graceful shutdown."""
 DEATHS_MAX = 3
@@ -108,8 +124,9 @@ PROMPT_TAIL_TOKENS = 8
 """Prompt tokens that a stream gets as context."""
 
 # --- tokenizer ---
-PROMPT_CHARS_MAX = 4 * 2**20
-TEMPLATE_OUTPUT_CHARS_MAX = 4 * 2**20
+PROMPT_CHARS_MAX = BODY_BYTES_MAX
+"""Text of one request: no body has more."""
+TEMPLATE_OUTPUT_CHARS_MAX = BODY_BYTES_MAX
 TEMPLATE_WALL_S = 2.0
 TOKENIZER_INLINE_CHARS_MAX = 2048
 """Longest text encoded on the event loop: about half a millisecond."""

@@ -23,6 +23,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 
+from shared import limits
 from shared.actors.nats import NatsTransport
 from shared.subjects import Subjects
 from tests.support.memory import MemoryBus, MemoryTransport
@@ -60,6 +61,7 @@ class NatsServer:
     password: str = field(default_factory=lambda: secrets.token_hex(8))
     permissions: str = ""
     """Appended to the user in the configuration."""
+    max_payload: int = limits.BUS_PAYLOAD_BYTES
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -78,6 +80,7 @@ class NatsServer:
         # Quoted: without quotes the server reads a password that happens to be all digits as a number, and refuses it.
         user = f'{{ user: "{self.user}", password: "{self.password}"{self.permissions} }}'
         config = f"listen: 127.0.0.1:{self.port}\nauthorization {{ users: [{user}] }}\n"
+        config += f"max_payload: {self.max_payload}\nmax_pending: {4 * self.max_payload}\n"
         (self.directory / "nats.conf").write_text(config)
 
     def start(self) -> None:

@@ -1,6 +1,6 @@
 """The house rules that no linter knows: `house_limits.py [ROOT]`.
 
-- A file, C++ too, has at most 400 lines; a function at most 60, unless a comment `# long: WHY` stands in it.
+- A file, C++ too, has at most 600 lines; a function at most 60, unless a comment `# long: WHY` stands in it.
 - The product never unpickles, evaluates text, or hands text to a shell.
 
 Prints the longest functions in any case. Reads the source only; imports none of it.
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-FILE_LINES_MAX = 400
+FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
 SHOWN = 10
 SIZED = ("services", "shared", "antiphon", "infra", "bench", "tests", "examples")

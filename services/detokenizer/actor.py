@@ -203,7 +203,7 @@ class DetokenizerActor(Actor):
         here = (self._host.id, self._host.boot)
         message = TextEvents(*here, source.engine_id, source.engine_boot, source.step, tuple(events))
         try:
-            data = encode(message)
+            await self._publish(reply_subject, encode(message))
         except ServiceError:
             if len(events) == 1:
                 raise
@@ -212,7 +212,6 @@ class DetokenizerActor(Actor):
             await self._send_texts(reply_subject, source, events[half:])
             return
         self.text_events += len(events)
-        await self._publish(reply_subject, data)
 
     async def _tell_engine(self, entry: _OpenStream) -> None:
         stream = entry.stream
@@ -230,10 +229,13 @@ class DetokenizerActor(Actor):
         await self._publish(entry.engine_subject, encode(Resend(stream.request_id, stream.epoch, gap)))
 
     async def _publish(self, subject: str, data: bytes) -> None:
-        # What cannot be sent is as good as lost on the way: the owner notices and opens the stream anew.
+        """Raises ServiceError('request_too_large'): such a message can be sent in parts."""
+        # What cannot be sent otherwise is as good as lost on the way: the owner notices and opens the stream anew.
         try:
             await self.transport.publish(subject, data)
         except ServiceError as error:
+            if error.code == "request_too_large":
+                raise
             self.unsent += 1
             log.warning("%s could not send to %s: %s", self.name, subject, error)
 

@@ -66,7 +66,9 @@ class StepLoop:
         steps_a_report: int = 1,
     ) -> None:
         self.core = core
-        self._flight = Flight(executor, clock)
+        self.flight = Flight(executor, clock)
+        self.thread_id: int | None = None
+        """The system's id of the thread that calls `step`; None where no thread of its own does."""
         self._clock = clock
         self._report = report
         self._steps_a_report = steps_a_report
@@ -108,7 +110,10 @@ class StepLoop:
                 break
         whole = reports[0] if len(reports) == 1 else _put_together(reports)
         if whole.num_tokens or whole.refused:
+            # It may wait for reports that are not published yet, and that is not the step's time.
+            paused = self.flight.pause()
             self._report(whole)
+            self.flight.resume(paused)
         return whole.num_tokens > 0
 
     def check_idle(self) -> None:
@@ -123,9 +128,9 @@ class StepLoop:
         started_ns = self._clock.time_ns()
         refused: list[tuple[str, ServiceError]] = []
         plan = self._fill_flight(refused)
-        if not self._flight:
+        if not self.flight:
             return self._summary(plan, [], refused, started_ns)
-        plan, result = self._flight.land()
+        plan, result = self.flight.land()
         # Aborts that came while the step ran take effect before its tokens are given out.
         refused += self._receive()
         outcomes = self.core.apply(plan, result, self._clock.monotonic())
@@ -134,13 +139,13 @@ class StepLoop:
     def _fill_flight(self, refused: list[tuple[str, ServiceError]]) -> StepPlan:
         """Gives the worker as many plans as it takes; the last one, which is empty if there is nothing to compute."""
         while True:
-            if spare_s := self._flight.seconds_to_plan():
+            if spare_s := self.flight.seconds_to_plan():
                 time.sleep(spare_s)
             refused += self._receive()
             plan = self.core.schedule(self._clock.monotonic())
             if not plan.empty:
-                self._flight.launch(plan)
-            if plan.empty or self._flight.full:
+                self.flight.launch(plan)
+            if plan.empty or self.flight.full:
                 return plan
 
     def _receive(self) -> list[tuple[str, ServiceError]]:
@@ -236,6 +241,7 @@ class ThreadedLoop:
         error: BaseException | None = None
         try:
             _take_a_turn_at_once()
+            self._loop.thread_id = threading.get_native_id()
             self._step_until_stopped()
         except BaseException as failure:
             error = failure

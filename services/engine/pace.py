@@ -6,28 +6,52 @@ above all, changes slowly from step to step, and the last two of its size tell m
 step that something held up says nothing of the next.
 """
 
-from services.engine.core.plan import StepPlan
+from typing import NamedTuple
+
+from services.engine.core.plan import ScheduledSequence, StepPlan
 
 FEW_TOKENS = 32
 """Up to so many tokens more of them hardly take longer."""
 
 
+class Timing(NamedTuple):
+    """A step that has ended: its seconds for `FEW_TOKENS` tokens, and what it computed."""
+
+    seconds: float
+    scheduled: tuple[ScheduledSequence, ...]
+
+
 class Pace:
-    """Seconds of the last steps of each size."""
+    """Durations of the last steps of each size."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, tuple[float, float]] = {}
-        """For `FEW_TOKENS` tokens: of the last step of that size and of the one before."""
+        self._timings: dict[int, tuple[Timing, Timing]] = {}
+        """Of the last step of that size and of the one before."""
 
     def took(self, plan: StepPlan, seconds: float) -> None:
         """A step has ended."""
-        latest = seconds / _weight(plan)
-        before, _ = self._seconds.get(_size(plan), (latest, latest))
-        self._seconds[_size(plan)] = latest, before
+        latest = Timing(seconds / _weight(plan), plan.scheduled)
+        before, _ = self._timings.get(_size(plan), (latest, latest))
+        self._timings[_size(plan)] = latest, before
+
+    def basis(self, plan: StepPlan) -> Timing | None:
+        """The step from which the duration of this one is expected; None where no step of its size has ended."""
+        timings = self._timings.get(_size(plan))
+        return None if timings is None else min(timings, key=_seconds)
 
     def expected(self, plan: StepPlan) -> float:
         """Seconds; 0 where nothing is known."""
-        return min(self._seconds.get(_size(plan), (0.0, 0.0))) * _weight(plan)
+        basis = self.basis(plan)
+        return 0.0 if basis is None else basis.seconds * _weight(plan)
+
+
+def attention_work(scheduled: tuple[ScheduledSequence, ...]) -> int:
+    """Pairs of a computed token and a token of its context, at most: attention takes time in proportion to it."""
+    return sum(share.num_tokens * (share.start + share.num_tokens) for share in scheduled)
+
+
+def _seconds(timing: Timing) -> float:
+    return timing.seconds
 
 
 def _size(plan: StepPlan) -> int:

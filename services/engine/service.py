@@ -6,6 +6,7 @@ import contextlib
 from services.engine.actor import EngineActor
 from services.engine.engine import Engine, MakeWorker, check_settings
 from services.engine.loop import Driver, StepReport, ThreadedLoop
+from services.engine.progress import ProgressMonitor
 from services.engine.reports import ReportQueue
 from services.engine.worker.memory import return_free_heap
 from shared import limits
@@ -39,6 +40,7 @@ class EngineService:
         self._ended = self._event_loop.create_future()
         self._reports = ReportQueue(self._report, wait=self._settings.disable_async_output_proc)
         self.engine = await self._build(host.clock)
+        self._progress = ProgressMonitor(self.engine.loop, host.clock, on_host=self.engine.facts.computes_on_host)
         self.actor = EngineActor(host, self.engine.add, self.engine.abort)
         self._refresh()
         await self.actor.listen()
@@ -51,6 +53,10 @@ class EngineService:
         """See Service."""
         assert self._status is not None
         return self._status
+
+    def stalled(self) -> bool:
+        """See SelfMonitoring."""
+        return self._progress.check()
 
     async def run(self) -> None:
         """See Service."""

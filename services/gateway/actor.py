@@ -51,7 +51,7 @@ class GatewayActor(Actor):
         self._host = host
         self._board = PlacementBoard()
         self._peers = Peers(host, self.members)
-        self._catalog = ModelCatalog(self.members, host.clock, default_model)
+        self._catalog = ModelCatalog(self.members, host.clock, default_model, self._judging_time)
         self._draining = False
         self._connected = True
         self._ticked_at, self._was_late = self._now(), False
@@ -147,6 +147,8 @@ class GatewayActor(Actor):
         self._catalog.observe(beat)
         for lost in self.members.observe(beat, now):
             self._lost(lost)
+        if beat.state == "stalled" and self.members.get(beat.service, beat.id) is beat:
+            self._stalled(beat)
         for mark in beat.status.sequences if isinstance(beat.status, EngineStatus) else ():
             found = self._find(mark.request_id)
             if found is not None and found[0].sequences[found[1]].engine == (beat.id, beat.boot):
@@ -223,6 +225,13 @@ class GatewayActor(Actor):
             if not actor.over:
                 actor.on_lost(member)
 
+    def _stalled(self, beat: Heartbeat) -> None:
+        """Its work stands still: what runs there goes elsewhere. It lives, so it is told, for when it goes on."""
+        member = Address(beat.id, beat.boot)
+        for actor in list(self.requests.values()):
+            if not actor.over:
+                actor.on_stalled(member)
+
     def _follow_link(self, now: float) -> None:
         """While our own link is down nobody is declared dead."""
         connected = self._host.transport.connected
@@ -237,6 +246,11 @@ class GatewayActor(Actor):
         late = now - self._ticked_at > OWN_PAUSE_S and not self._was_late
         self._ticked_at, self._was_late = now, late
         return late
+
+    def _judging_time(self) -> float:
+        """Now, or the last tick where this process stood still since: reading a long body takes longer than a lease."""
+        now = self._now()
+        return self._ticked_at if now - self._ticked_at > OWN_PAUSE_S else now
 
     def _now(self) -> float:
         return self._host.clock.monotonic()

@@ -39,7 +39,7 @@ class Run:
         """The body of the answer. Raises ServiceError."""
         async with self._generating() as generation:
             await unless_gone(receive, self._collect(generation))
-            return responses.answer(self._exchange, self._tally, generation.prompt_token_ids)
+            return responses.answer(self._exchange, self._tally, generation.num_prompt_tokens)
 
     async def stream(self, receive: Receive, channel: sse.EventChannel) -> None:
         """Writes the answer as it comes. Raises ServiceError, before or after the first byte."""
@@ -58,7 +58,7 @@ class Run:
             if data := self._encode(batch):
                 await channel.write(data)
         self._complete(generation)
-        usage = self._chunks.usage(self._tally, generation.prompt_token_ids) if self._exchange.include_usage else b""
+        usage = self._chunks.usage(self._tally, generation.num_prompt_tokens) if self._exchange.include_usage else b""
         await channel.end(usage + sse.DONE)
 
     def _encode(self, batch: list[SequenceUpdate]) -> bytes:
@@ -101,7 +101,7 @@ class Run:
 
 
 def _num_prompt_tokens(generation: Generation | None) -> int:
-    return sum(map(len, generation.prompt_token_ids)) if generation is not None else 0
+    return generation.num_prompt_tokens if generation is not None else 0
 
 
 class StreamedAnswer(Response):

@@ -8,7 +8,6 @@ Chat begins each choice with a chunk that has only the role and ends it with an 
 anyway, for it is missing in the last chunk too. For the same reason no key with that word is ever null.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -65,9 +64,9 @@ class ChunkEncoder:
             return said + self._starts[choice.index] + _NO_DELTA + b',"logprobs":null' + self._finish(choice)
         return head + _encode(text) + b',"logprobs":' + self._logprobs(choice) + self._finish(choice)
 
-    def usage(self, tally: Tally, prompt_token_ids: Sequence[Sequence[int]]) -> bytes:
+    def usage(self, tally: Tally, num_prompt_tokens: int) -> bytes:
         """The chunk with the token counts."""
-        return self._base + b',"choices":[],"usage":' + _encode(tally.usage(prompt_token_ids)) + b"}" + sse.END
+        return self._base + b',"choices":[],"usage":' + _encode(tally.usage(num_prompt_tokens)) + b"}" + sse.END
 
     def _plain(self, index: int, text: str) -> bytes:
         return self._heads[index] + _encode(text) + self._tail

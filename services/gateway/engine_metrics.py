@@ -48,6 +48,7 @@ _COUNTERS: tuple[tuple[str, str, _Value], ...] = (
 def engine_families(heartbeats: Sequence[Heartbeat]) -> Iterator[Metric]:
     """Renders the engines among the heartbeats. `heartbeats`: at most one of each engine."""
     engines = [(beat.id, beat.status) for beat in heartbeats if isinstance(beat.status, EngineStatus)]
+    yield _stalled(heartbeats)
     for name, text, value in _GAUGES:
         gauge = GaugeMetricFamily(name, text, labels=_LABELS)
         for engine, status in engines:
@@ -59,6 +60,14 @@ def engine_families(heartbeats: Sequence[Heartbeat]) -> Iterator[Metric]:
             counter.add_metric([status.model, engine], value(status))
         yield counter
     yield from _finished_and_config(engines)
+
+
+def _stalled(heartbeats: Sequence[Heartbeat]) -> Metric:
+    gauge = GaugeMetricFamily("antiphon:engine_stalled", "1 while the engine's computing stands still", labels=_LABELS)
+    for beat in heartbeats:
+        if isinstance(beat.status, EngineStatus):
+            gauge.add_metric([beat.status.model, beat.id], float(beat.state == "stalled"))
+    return gauge
 
 
 def _finished_and_config(engines: Sequence[tuple[str, EngineStatus]]) -> Iterator[Metric]:

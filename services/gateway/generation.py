@@ -57,8 +57,8 @@ class Generation(Protocol):
     """A request under way. Ends exactly once: the updates run out, or raise ServiceError."""
 
     @property
-    def prompt_token_ids(self) -> tuple[tuple[int, ...], ...]:
-        """Each prompt's tokens; known once the first update is there."""
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts together; known once the first update is there."""
         ...
 
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:

@@ -5,7 +5,7 @@ detokenizer was lost less than `QUEUE_WAIT_S` ago it still can: requests wait fo
 feeds it heartbeats and asks it.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from services.gateway.generation import ModelCard
 from services.gateway.placement import model_of, served_models
@@ -22,11 +22,17 @@ _NO_NAME = (None, "", "default")
 
 
 class ModelCatalog:
-    """`default_model` is the served name that requests without a model mean; empty: the first one that can be used."""
+    """`default_model` is the served name that requests without a model mean; empty: the first one that can be used.
 
-    def __init__(self, members: Members, clock: Clock, default_model: str = "") -> None:
+    `judging_time`: the moment at which leases are judged, monotonic seconds (default: now).
+    """
+
+    def __init__(
+        self, members: Members, clock: Clock, default_model: str = "", judging_time: Callable[[], float] | None = None
+    ) -> None:
         self._members = members
         self._clock = clock
+        self._now = judging_time or clock.monotonic
         self._default = default_model
         self._ready_at: dict[tuple[str, str], float] = {}
         self._created: dict[str, int] = {}
@@ -34,11 +40,11 @@ class ModelCatalog:
     def observe(self, beat: Heartbeat) -> None:
         """Takes in a heartbeat of one of SERVICES."""
         if beat.state == "ready":
-            self._ready_at[beat.service, model_of(beat)] = self._clock.monotonic()
+            self._ready_at[beat.service, model_of(beat)] = self._now()
 
     def cards(self) -> list[ModelCard]:
         """The models that can be used, the default one first, the others by name."""
-        served = served_models(self._members.alive("engine", self._clock.monotonic()))
+        served = served_models(self._members.alive("engine", self._now()))
         usable = self._ready(recent=True)
         names = sorted(served, key=lambda name: (name != self._default, name))
         return [self._card(name, served[name]) for name in names if not _missing(name, usable)]
@@ -72,7 +78,7 @@ class ModelCatalog:
 
     def _ready(self, *, recent: bool) -> dict[str, set[str]]:
         """The models that have a ready member of each service. `recent`: or had one not long ago, engines excepted."""
-        now = self._clock.monotonic()
+        now = self._now()
         self._ready_at = {key: at for key, at in self._ready_at.items() if now - at <= limits.QUEUE_WAIT_S}
         ready = {
             service: {model_of(beat) for beat in self._members.alive(service, now) if beat.state == "ready"}
@@ -85,7 +91,7 @@ class ModelCatalog:
 
     def _known(self) -> list[str]:
         """Names of all models of which some service is alive or was ready not long ago."""
-        now = self._clock.monotonic()
+        now = self._now()
         alive = {model_of(beat) for service in SERVICES for beat in self._members.alive(service, now)}
         return sorted(alive | {model for _, model in self._ready_at})
 

@@ -5,11 +5,11 @@ from services.gateway.owner import SequenceOwner
 from services.gateway.prompts import Prompt
 from shared import limits
 from shared.actors.host import Host
-from shared.codec import pack_ids
+from shared.codec import TOKEN_BYTES, pack_ids
 from shared.messages import OpenStream, Submit
 from shared.sampling import SamplingParams
 
-PROMPT_TAIL_BYTES = 4 * limits.PROMPT_TAIL_TOKENS
+PROMPT_TAIL_BYTES = TOKEN_BYTES * limits.PROMPT_TAIL_TOKENS
 
 
 def open_stream(

@@ -79,10 +79,11 @@ class Peers:
     async def submit(self, engine: Address, message: Submit, headers: Headers | None) -> SubmitReply:
         """Asks twice: an engine that has the sequence already answers `duplicate`. Raises PeerUnavailableError."""
         subject = self._host.subjects.engine_control(*engine)
+        timeout_s = limits.SUBMIT_TIMEOUT_S + len(message.prompt_token_ids) / limits.SUBMIT_BYTES_PER_S
         try:
-            reply = await self._ask(subject, message, _SUBMITTED, limits.SUBMIT_TIMEOUT_S, headers)
+            reply = await self._ask(subject, message, _SUBMITTED, timeout_s, headers)
         except PeerUnavailableError:
-            reply = await self._ask(subject, message, _SUBMITTED, limits.SUBMIT_TIMEOUT_S, headers)
+            reply = await self._ask(subject, message, _SUBMITTED, timeout_s, headers)
         assert isinstance(reply, SubmitReply)
         return reply
 

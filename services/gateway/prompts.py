@@ -5,21 +5,25 @@ from dataclasses import dataclass
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.peers import Peers
 from shared.blocks import chain_hashes
-from shared.codec import pack_ids, unpack_ids
+from shared.codec import TOKEN_BYTES, pack_ids
 from shared.context import check_context
 from shared.errors import ServiceError
-from shared.messages import TokenizedPrompt, TokenizeReply, TokenizeRequest
+from shared.messages import TokenizeReply, TokenizeRequest
 from shared.request.rules import choice_params
 from shared.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. `packed` is `token_ids` as little-endian u32, `block_hashes` the chain over its full blocks."""
+    """One prompt. `packed`: its token ids as little-endian u32; `block_hashes`: the chain over its full blocks."""
 
-    token_ids: tuple[int, ...]
     packed: bytes
     block_hashes: bytes
+
+    @property
+    def num_tokens(self) -> int:
+        """Its length."""
+        return len(self.packed) // TOKEN_BYTES
 
 
 async def prepare(peers: Peers, request: GenerationRequest, card: ModelCard, block_size: int) -> list[Prompt]:
@@ -29,8 +33,8 @@ async def prepare(peers: Peers, request: GenerationRequest, card: ModelCard, blo
     message = tokenize_message(request, card, block_size)
     reply = await peers.tokenizer(message, text_size(request), request.trace_headers)
     assert isinstance(reply, TokenizeReply)
-    prompts = [_from_reply(prompt) for prompt in reply.prompts]
-    if not all(prompt.token_ids for prompt in prompts):
+    prompts = [Prompt(prompt.token_ids, prompt.block_hashes) for prompt in reply.prompts]
+    if not all(prompt.num_tokens for prompt in prompts):
         raise ServiceError("invalid_value", "The prompt has no tokens.", param="prompt")
     return prompts
 
@@ -74,8 +78,4 @@ def _given(ids: tuple[int, ...], request: GenerationRequest, card: ModelCard, bl
         )
     check_context(len(ids), request.params.max_tokens, card.max_model_len, "prompt")
     packed = pack_ids(ids)
-    return Prompt(ids, packed, chain_hashes(packed, block_size, request.cache_salt) if block_size else b"")
-
-
-def _from_reply(prompt: TokenizedPrompt) -> Prompt:
-    return Prompt(tuple(unpack_ids(prompt.token_ids)), prompt.token_ids, prompt.block_hashes)
+    return Prompt(packed, chain_hashes(packed, block_size, request.cache_salt) if block_size else b"")

@@ -55,9 +55,9 @@ class RequestActor:
     # --- Generation ---
 
     @property
-    def prompt_token_ids(self) -> tuple[tuple[int, ...], ...]:
+    def num_prompt_tokens(self) -> int:
         """See Generation."""
-        return tuple(prompt.token_ids for prompt in self.prompts)
+        return sum(prompt.num_tokens for prompt in self.prompts)
 
     async def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         """See Generation."""
@@ -120,6 +120,12 @@ class RequestActor:
             elif sequence.phase is Phase.RUNNING and sequence.detokenizer == member:
                 self._repair(index)
 
+    def on_stalled(self, engine: Address) -> None:
+        """An engine lives, but its computing stands still."""
+        for index, sequence in enumerate(self.sequences):
+            if sequence.phase is Phase.RUNNING and sequence.engine == engine:
+                self._place_again(index, release="the engine stands still")
+
     def tick(self, now: float) -> None:
         """Looks for what has gone silent."""
         for index, sequence in enumerate(self.sequences):
@@ -170,7 +176,7 @@ class RequestActor:
         sequence, prompt = self.sequences[index], self._prompt(index)
         to_engine, to_detokenizer = Address(engine.id, engine.boot), Address(detokenizer.id, detokenizer.boot)
         sequence.start_placement(to_engine, to_detokenizer, self._now())
-        self._board.placed(engine, len(prompt.token_ids), split_hashes(prompt.block_hashes))
+        self._board.placed(engine, prompt.num_tokens, split_hashes(prompt.block_hashes))
         self._stream_at(index, to_detokenizer)
         try:
             await self._open(index, to_detokenizer)
@@ -226,11 +232,17 @@ class RequestActor:
             self._repairing.add(index)
             self._spawn(self._rebuild(index), index)
 
-    def _place_again(self, index: int) -> None:
+    def _place_again(self, index: int, release: str = "") -> None:
+        """`release`: why engine and detokenizer, which live, are to drop the sequence first."""
         if index not in self._repairing:
             self._repairing.add(index)
             self.sequences[index].lost()
-            self._spawn(self._place(index), index)
+            self._spawn(self._place_elsewhere(index, release), index)
+
+    async def _place_elsewhere(self, index: int, release: str) -> None:
+        if release:
+            await self._release(index, release)
+        await self._place(index)
 
     async def _open(self, index: int, detokenizer: Address) -> None:
         message = orders.open_stream(self._host, self.request, self._card, self.sequences[index], self._prompt(index))
@@ -280,7 +292,7 @@ class RequestActor:
         hashes = split_hashes(prompt.block_hashes)
         engines = self._members.alive("engine", now)
         near = {one.engine for one in self._choices(index) if one.engine is not None and one.phase is not Phase.DONE}
-        engine = self._board.choose_engine(engines, self._card.name, len(prompt.token_ids), hashes, refused, near)
+        engine = self._board.choose_engine(engines, self._card.name, prompt.num_tokens, hashes, refused, near)
         alive = self._members.alive("detokenizer", now)
         detokenizer = self._board.choose_detokenizer(alive, self._card.name, refused)
         return (engine, detokenizer) if engine is not None and detokenizer is not None else None
@@ -298,7 +310,7 @@ class RequestActor:
 
     def _nowhere(self) -> ServiceError:
         for service in ("detokenizer", "engine"):
-            if not self._members_of_model(service):
+            if all(member.state == "stalled" for member in self._members_of_model(service)):
                 told = f"No {service} of the model {self._card.name!r} is running. Try again shortly."
                 return ServiceError(f"no_{service}", told, retry_after_s=2.0)
         return ServiceError("server_is_overloaded", "Every engine's queue is full. Try again later.", retry_after_s=2.0)
@@ -324,7 +336,7 @@ class RequestActor:
 
     def _params(self, index: int) -> SamplingParams:
         prompt = self._prompt(index)
-        return sequence_params(self.request.params, index % self.request.n, len(prompt.token_ids), self._card)
+        return sequence_params(self.request.params, index % self.request.n, prompt.num_tokens, self._card)
 
     # --- the end ---
 

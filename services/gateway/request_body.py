@@ -10,7 +10,7 @@ from services.gateway.disconnect import ClientGoneError
 from shared import limits
 from shared.errors import ServiceError
 
-_DISCARD_BYTES_MAX = 8 * limits.BODY_BYTES_MAX
+_DISCARD_BYTES_MAX = 2 * limits.BODY_BYTES_MAX
 """Of a body that is too large, so much is still taken in and thrown away: a client that is sending reads no answer."""
 DISCARD_S = 5.0
 """Longest time for that, in seconds: what was announced may never come."""

@@ -13,7 +13,7 @@ from services.gateway.tally import Choice, Tally
 OBJECT = {"completion": "text_completion", "chat": "chat.completion"}
 
 
-def answer(exchange: Exchange, tally: Tally, prompt_token_ids: Sequence[Sequence[int]]) -> bytes:
+def answer(exchange: Exchange, tally: Tally, num_prompt_tokens: int) -> bytes:
     """The body of a finished generation."""
     choices = [_choice(exchange, choice) for choice in tally.choices]
     body = {
@@ -23,7 +23,7 @@ def answer(exchange: Exchange, tally: Tally, prompt_token_ids: Sequence[Sequence
         "model": exchange.card.name,
         "system_fingerprint": system_fingerprint(exchange.card),
         "choices": choices,
-        "usage": tally.usage(prompt_token_ids),
+        "usage": tally.usage(num_prompt_tokens),
         "sentence_length": choices[0]["sentence_length"],
         "cum_log_probs": choices[0]["cum_log_probs"],
     }

@@ -1,6 +1,6 @@
 """What the choices of a request have come to so far: counts, ends, and what is still to be sent. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,13 +54,12 @@ class Tally:
         if any(choice.finish_reason is None for choice in self.choices):
             raise ServiceError("internal_error", "The generation ended before it was complete.")
 
-    def usage(self, prompt_token_ids: Sequence[Sequence[int]]) -> dict[str, Any]:
+    def usage(self, num_prompt_tokens: int) -> dict[str, Any]:
         """OpenAI's usage object. A prompt counts once, however many choices it has."""
-        num_prompt = sum(map(len, prompt_token_ids))
         num_completion = sum(choice.num_tokens for choice in self.choices)
         return {
-            "prompt_tokens": num_prompt,
-            "total_tokens": num_prompt + num_completion,
+            "prompt_tokens": num_prompt_tokens,
+            "total_tokens": num_prompt_tokens + num_completion,
             "completion_tokens": num_completion,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
             "completion_tokens_details": {"reasoning_tokens": 0},

@@ -157,10 +157,18 @@ class TokenizerActor(Actor):
         except Exception:
             log.exception("%s failed on %s", self.name, type(envelope.message).__name__)
             data = encode(error_reply(ServiceError("internal_error", "The request could not be processed.")))
-        if not envelope.reply:
-            return
+        if envelope.reply:
+            await self._send(envelope.reply, data)
+
+    async def _send(self, subject: str, data: bytes) -> None:
+        """An answer that is too large for the bus becomes the error that says so."""
         try:
-            await self.transport.publish(envelope.reply, data)
+            try:
+                await self.transport.publish(subject, data)
+            except ServiceError as error:
+                if error.code != "request_too_large":
+                    raise
+                await self.transport.publish(subject, encode(error_reply(error)))
         except ServiceError as error:
             log.warning("%s could not answer: %s", self.name, error)
 

@@ -17,8 +17,8 @@ import msgspec
 from services.tokenizer.render_frames import LENGTH_BYTES, Rendered, RenderJob, RenderSetup, pack_frame
 from shared.text.chat_template import ChatTemplate, TemplateFailedError
 
-ADDRESS_SPACE_BYTES = 256 * 2**20
-"""The interpreter takes a quarter of it; the longest allowed conversation needs about as much again."""
+ADDRESS_SPACE_BYTES = 768 * 2**20
+"""The interpreter takes a tenth of it; the longest allowed conversation needs several copies of its text."""
 OPEN_FILES_MAX = 16
 T = TypeVar("T", bound=msgspec.Struct)
 

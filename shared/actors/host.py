@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from shared.actors.transport import Transport
 from shared.clock import Clock
@@ -44,4 +44,13 @@ class Service(Protocol):
 
     async def run(self) -> None:
         """Works until `drain` has ended it. Raises when the service cannot go on: the process then exits with 13."""
+        ...
+
+
+@runtime_checkable
+class SelfMonitoring(Protocol):
+    """A service that can tell that its work stands still although the process lives."""
+
+    def stalled(self) -> bool:
+        """Whether it does now. Called before each heartbeat, on the thread that sends it; cheap."""
         ...

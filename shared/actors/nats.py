@@ -27,6 +27,7 @@ from nats.aio.subscription import Subscription as ClientSubscription
 
 from shared import limits
 from shared.actors.credentials import read_credentials, without_credentials
+from shared.actors.payload import too_large
 from shared.actors.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError, Subscription
 from shared.config import SettingsError
 from shared.errors import ServiceError
@@ -334,10 +335,11 @@ class NatsTransport:
     def _check(self, subject: str, payload: bytes, headers: Headers | None) -> None:
         if len(subject) > SUBJECT_CHARS_MAX:
             raise ServiceError("invalid_value", "A subject of the bus is too long.")
+        size = len(payload)
         if headers is not None:
-            size = len(payload) + sum(len(key) + 4 * len(value) for key, value in headers.items()) + 64
-            if size > self._client.max_payload:
-                raise _service_error(errors.MaxPayloadError())
+            size += sum(len(key) + 4 * len(value) for key, value in headers.items()) + 64
+        if size > self._client.max_payload:
+            raise too_large(size, self._client.max_payload)
 
     async def _make_room(self, size: int) -> None:
         if self._client.is_connected:
@@ -392,8 +394,6 @@ def _kind(error: Exception) -> str:
 
 
 def _service_error(error: errors.Error) -> ServiceError:
-    if isinstance(error, errors.MaxPayloadError):
-        return ServiceError("request_too_large", "The request is too large for the message bus.")
     if isinstance(error, errors.BadSubjectError | errors.BadHeaderError):
         return ServiceError("invalid_value", "A subject or header of the bus is malformed.")
     return ServiceError("bus_unavailable", f"The message bus cannot be reached ({error}).", retry_after_s=1.0)

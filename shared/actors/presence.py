@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from shared import codec, limits
-from shared.actors.host import Host, Service
+from shared.actors.host import Host, SelfMonitoring, Service
 from shared.actors.transport import Transport
 from shared.errors import ServiceError
 from shared.messages import Heartbeat, ServiceName, ServiceState
@@ -136,7 +136,8 @@ async def sleep_to_beat(interval_s: float) -> None:
 class HeartbeatTask:
     """Sends the heartbeats of a service from the caller's event loop. For services whose loop is never busy for long.
 
-    `transport` is the connection to send on, the host's own unless given.
+    They say `stalled`, whatever the state, while the service says so of itself (`SelfMonitoring`). `transport` is the
+    connection to send on, the host's own unless given.
     """
 
     def __init__(
@@ -152,6 +153,7 @@ class HeartbeatTask:
         self._interval_s = interval_s
         self._transport = transport or host.transport
         self._subject = host.subjects.heartbeat(service.name, host.id)
+        self._monitor = service if isinstance(service, SelfMonitoring) else None
         self._state: ServiceState = "starting"
         self._sequence = 0
         self._task: asyncio.Task[None] | None = None
@@ -206,7 +208,7 @@ class HeartbeatTask:
             id=self._host.id,
             boot=self._host.boot,
             protocol=limits.PROTOCOL_VERSION,
-            state=self._state,
+            state="stalled" if self._monitor is not None and self._monitor.stalled() else self._state,
             sequence=self._sequence,
             interval_s=self._interval_s,
             status=self._service.status(),

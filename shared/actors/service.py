@@ -83,7 +83,7 @@ def main(
         code = runner.run(_build_and_run(settings, build, heartbeat_thread))
         telemetry.shutdown()
         if code not in (EXIT_OK, EXIT_CONFIG):
-            _leave(code)
+            end_process(code)
     return code
 
 
@@ -285,8 +285,11 @@ async def _build_and_run(settings: S, build: Callable[[S], Service], heartbeat_t
     return await run_service(settings, service, heartbeat_thread=heartbeat_thread)
 
 
-def _leave(code: int) -> NoReturn:
-    # The interpreter would wait for its threads, and one that hangs in a step must not keep a dead process alive.
+def end_process(code: int) -> NoReturn:
+    """Ends this process at once, from any thread, whatever its other threads do.
+
+    The interpreter would wait for its threads, and one that hangs in a step must not keep a dead process alive.
+    """
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

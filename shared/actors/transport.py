@@ -50,7 +50,11 @@ class Transport(Protocol):
         ...
 
     async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
-        """Fire and forget. Raises ServiceError('bus_unavailable') when the outbound buffer is full."""
+        """Fire and forget.
+
+        Raises ServiceError: 'bus_unavailable' when the outbound buffer is full, 'request_too_large' when the payload
+        with its headers is larger than the bus takes.
+        """
         ...
 
     async def subscribe(self, subject: str, receiver: Receiver, *, queue: str = "") -> Subscription:
@@ -60,7 +64,7 @@ class Transport(Protocol):
     async def request(
         self, subject: str, payload: bytes, *, timeout_s: float, headers: Headers | None = None
     ) -> Delivery:
-        """One question, one answer. Raises NoRespondersError or RequestTimeoutError."""
+        """One question, one answer. Raises NoRespondersError or RequestTimeoutError, and what `publish` raises."""
         ...
 
     async def barrier(self) -> None:

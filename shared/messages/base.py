@@ -5,7 +5,9 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-ServiceState = Literal["starting", "ready", "draining"]
+ServiceState = Literal["starting", "ready", "draining", "stalled"]
+"""`stalled`: the process lives, but what it is for stands still. Whoever waits for it treats it as dead until it is
+`ready` again."""
 ServiceName = Literal["gateway", "tokenizer", "engine", "detokenizer"]
 
 

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from shared import codec
+from shared import codec, limits
 from shared.actors.actor import Actor, Envelope, ask, handles
 from shared.actors.transport import NoRespondersError
 from shared.errors import ServiceError
@@ -61,7 +61,7 @@ class Subject(Actor):
 
     @handles(CloseStream)
     def on_too_much(self, envelope: Envelope) -> Message:
-        return DetokenizeReply(envelope.message.request_id, "x" * 2_000_000)
+        return DetokenizeReply(envelope.message.request_id, "x" * limits.BUS_PAYLOAD_BYTES)
 
     async def on_stop(self) -> None:
         self.note("stop")

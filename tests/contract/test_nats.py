@@ -270,11 +270,15 @@ async def test_a_forbidden_subject_is_counted_and_reported(private_nats_server, 
     assert one.connected
 
 
-async def test_headers_that_make_a_message_too_large_are_refused(nats_server, nats_connect, namespace):
-    one = await nats_connect(nats_server, "one")
+async def test_headers_that_make_a_message_too_large_are_refused(private_nats_server, nats_connect, namespace):
+    private_nats_server.kill()
+    private_nats_server.max_payload = 2**20
+    private_nats_server.start()
+    one = await nats_connect(private_nats_server, "one")
     with pytest.raises(ServiceError) as failure:
-        await one.publish(f"{namespace}.a", bytes(limits.PAYLOAD_BYTES_MAX), headers={"tracestate": "x" * 50_000})
+        await one.publish(f"{namespace}.a", bytes(2**20 - 1000), headers={"tracestate": "x" * 50_000})
     assert failure.value.code == "request_too_large"
+    assert "max_payload is 1048576" in failure.value.message
     await one.barrier()
     assert one.connected
 

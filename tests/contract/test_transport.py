@@ -240,12 +240,13 @@ async def test_publishing_after_closing_is_refused(bus, namespace):
 async def test_the_largest_message_passes_and_a_larger_one_is_refused(bus, namespace):
     one = await bus.connect("one")
     inbox = await subscribed(one, f"{namespace}.big")
-    payload = bytes(limits.PAYLOAD_BYTES_MAX)
+    payload = bytes(limits.BUS_PAYLOAD_BYTES - 1000)
     await one.publish(f"{namespace}.big", payload, headers={"traceparent": "0" * 55})
     assert (await inbox.wait())[0].payload == payload
     with pytest.raises(ServiceError) as failure:
-        await one.publish(f"{namespace}.big", bytes(2**20 + 1))
+        await one.publish(f"{namespace}.big", bytes(limits.BUS_PAYLOAD_BYTES + 1))
     assert failure.value.code == "request_too_large"
+    assert f"max_payload is {limits.BUS_PAYLOAD_BYTES}" in failure.value.message
     assert one.connected
 
 

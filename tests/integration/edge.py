@@ -52,9 +52,9 @@ class ScriptedGeneration:
         self._steps: asyncio.Queue[Step | None] = asyncio.Queue()
 
     @property
-    def prompt_token_ids(self) -> tuple[tuple[int, ...], ...]:
+    def num_prompt_tokens(self) -> int:
         count = len(self.request.texts) + len(self.request.token_ids) + bool(self.request.messages)
-        return (tuple(range(self._num_prompt_tokens)),) * count
+        return self._num_prompt_tokens * count
 
     @property
     def waiting(self) -> int:

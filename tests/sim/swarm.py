@@ -35,7 +35,15 @@ POLL_S, CLEAN_S = 0.25, 1.0
 ASK_AGAIN_S = 0.3
 """A refused client's pause."""
 MESSAGES_KEPT = 400
-REFUSALS = ("no_engine", "bus_unavailable", "draining", "server_is_overloaded", "model_not_found")
+REFUSALS = (
+    "no_engine",
+    "no_tokenizer",
+    "no_detokenizer",
+    "bus_unavailable",
+    "draining",
+    "server_is_overloaded",
+    "model_not_found",
+)
 
 
 @dataclass

@@ -35,6 +35,8 @@ class MemoryBus:
         self.delay_s = delay_s
         self.reordering = False
         """Switch it on to let messages overtake each other."""
+        self.max_payload = limits.BUS_PAYLOAD_BYTES
+        """Bytes of the largest message, as a server has it configured."""
         self.counters: Counter[str] = Counter()
         self.largest_payload = 0
         """Bytes of the largest message so far."""

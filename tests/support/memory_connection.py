@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shared import limits
+from shared.actors.payload import too_large
 from shared.actors.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError
 from shared.errors import ServiceError
 
 if TYPE_CHECKING:
     from tests.support.memory import MemoryBus
 
-MAX_PAYLOAD_BYTES = 2**20
 NO_RESPONDERS = {"Status": "503"}
 """Headers of the answer that the bus gives for a subject without receivers."""
 
@@ -210,8 +210,8 @@ class MemoryTransport:
         size = len(delivery.payload)
         if not delivery.subject or any(c in " \t\r\n" for c in delivery.subject + delivery.reply):
             raise ServiceError("invalid_value", "A subject of the bus is malformed.")
-        if size > MAX_PAYLOAD_BYTES:
-            raise ServiceError("request_too_large", "The request is too large for the message bus.")
+        if size > self.bus.max_payload:
+            raise too_large(size, self.bus.max_payload)
         if self.crashed:
             self.bus.counters["lost_crash"] += 1
             return

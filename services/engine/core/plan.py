@@ -121,6 +121,8 @@ class EngineFacts:
     """Most tokens of a step where the flag is not given."""
     step_prompt_tokens: int | None = None
     """Of these, most beside what the running sequences decode; None: as many as there is room for."""
+    computes_on_host: bool = True
+    """Whether this process's threads compute a step; False: they wait for a device that does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,15 @@ class TritonWorker:
         """The cache and the host's rows, and with them the facts."""
         d, rows, block_size = self._description, settings.max_num_seqs, settings.block_size
         self._blocks = DeviceBlocks(d, kv.num_blocks, num_host_blocks, block_size, self._cache_dtype, self._device)
-        self._facts = EngineFacts(kv.num_blocks, block_size, kv.max_model_len, d.vocab_size, eos, num_host_blocks)
+        self._facts = EngineFacts(
+            kv.num_blocks,
+            block_size,
+            kv.max_model_len,
+            d.vocab_size,
+            eos,
+            num_host_blocks,
+            computes_on_host=self._device.type == "cpu",
+        )
         self._table = StateTable(rows, kv.max_model_len, block_size, d.vocab_size, eos)
         self._num_known = np.zeros(rows, dtype=np.int64)
 

@@ -12,6 +12,7 @@ import pytest
 
 from antiphon import nats_server
 from antiphon.nats_server import LIMITS, Bus, find_binary, prepare, worth_showing
+from shared import limits
 from shared.config import SettingsError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -49,7 +50,7 @@ def test_the_server_starts_with_the_limits_and_lets_its_own_in(bus: Bus) -> None
     user, password = bus.credentials.read_text().split(":")
     information, answer = greet(bus, user, password)
     assert answer == b"PONG\r\n"
-    assert information["max_payload"] == 1 << 20
+    assert information["max_payload"] == limits.BUS_PAYLOAD_BYTES
     assert not information.get("jetstream", False)
     assert information["host"] == "127.0.0.1"
 

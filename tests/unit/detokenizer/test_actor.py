@@ -323,6 +323,7 @@ async def test_gateways_are_not_called_silent_while_this_side_is_cut_off(rig: Ri
 
 
 async def test_a_message_too_large_for_the_bus_is_sent_in_parts(rig: Rig) -> None:
+    rig.bus.max_payload = 2**20
     top = tuple(TopLogprob(i, -1.0) for i in range(20))
     for n in range(24):
         await rig.open(f"r{n}")

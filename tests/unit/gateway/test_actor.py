@@ -66,6 +66,19 @@ async def test_heartbeats_are_when_it_looks_for_others_that_are_silent(actor: Ga
     assert actor.members.get("detokenizer", "d1")
 
 
+async def test_a_gateway_that_was_busy_for_longer_than_a_lease_still_knows_its_models(actor: GatewayActor) -> None:
+    clock = actor._host.clock  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(clock, HeldClock)
+    status = EngineStatus("toy", "/models/toy", 512, 300, 16, 100, 100, 8)
+    actor.members.observe(Heartbeat("engine", "e1", "boot0003", 1, "ready", 0, TICK_S, status), 0.0)
+    clock.now = 5.0
+    assert actor.resolve_model("toy").name == "toy"
+    actor.tick(5.0)
+    actor.tick(5.0 + TICK_S)
+    clock.now = 5.0 + TICK_S
+    assert not actor.models()
+
+
 async def test_a_gateway_that_is_always_late_still_notices(actor: GatewayActor) -> None:
     actor.tick(1.0)
     actor.tick(2.0)

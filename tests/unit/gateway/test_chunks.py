@@ -21,7 +21,7 @@ def play(one: Exchange, *updates: SequenceUpdate) -> list[Any]:
         choice.add(item)
         data += encoder.chunk(choice, item.text)
     if one.include_usage:
-        data += encoder.usage(tally, ((1, 2, 3),))
+        data += encoder.usage(tally, 3)
     return decode(data)
 
 
@@ -100,7 +100,7 @@ def test_usage_comes_last_and_is_null_before():
 def test_no_chunk_mentions_content_without_text_behind_it():
     encoder, tally = ChunkEncoder(exchange(include_usage=True)), Tally(1, 1)
     tally.choices[0].add(update("", finish_reason="stop"))
-    data = encoder.opening() + encoder.chunk(tally.choices[0], "") + encoder.usage(tally, ((1,),))
+    data = encoder.opening() + encoder.chunk(tally.choices[0], "") + encoder.usage(tally, 1)
     assert b"content" not in data
 
 

@@ -4,7 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.gateway.engine_metrics import EngineCollector
 from services.gateway.metrics import GatewayMetrics, RequestMeter
 from services.gateway.tally import Tally
-from shared.messages import EngineStatus, GatewayStatus, Heartbeat
+from shared.messages import EngineStatus, GatewayStatus, Heartbeat, ServiceState
 from tests.unit.gateway.exchanges import exchange, update
 
 ENGINE = EngineStatus(
@@ -34,9 +34,9 @@ ENGINE = EngineStatus(
 )
 
 
-def beat(engine: str, status: EngineStatus | GatewayStatus) -> Heartbeat:
+def beat(engine: str, status: EngineStatus | GatewayStatus, state: ServiceState = "ready") -> Heartbeat:
     service = "engine" if isinstance(status, EngineStatus) else "gateway"
-    return Heartbeat(service, engine, "b", 1, "ready", 1, 0.1, status)
+    return Heartbeat(service, engine, "b", 1, state, 1, 0.1, status)
 
 
 def samples(metrics: GatewayMetrics) -> dict[str, float]:
@@ -72,6 +72,12 @@ def test_engines_show_under_vllm_s_names():
     assert seen["antiphon:engine_sequences_finished_total{engine=e0,finished_reason=stop,model_name=toy}"] == 4
     assert seen["vllm:cache_config_info{block_size=16,engine=e0,model_name=toy,num_gpu_blocks=100}"] == 1
     assert not any("engine=g" in name for name in seen)
+
+
+def test_an_engine_whose_computing_stands_still_shows():
+    seen = samples(GatewayMetrics(EngineCollector(lambda: [beat("e0", ENGINE), beat("e1", ENGINE, "stalled")])))
+    assert seen["antiphon:engine_stalled{engine=e0,model_name=toy}"] == 0
+    assert seen["antiphon:engine_stalled{engine=e1,model_name=toy}"] == 1
 
 
 def test_a_request_is_measured_from_its_arrival():

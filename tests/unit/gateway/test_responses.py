@@ -15,7 +15,7 @@ def answer(one: Exchange, *updates: SequenceUpdate):
     for item in updates:
         tally.choices[item.index].add(item)
         tally.choices[item.index].text.append(item.text)
-    return json.loads(responses.answer(one, tally, ((1, 2, 3),) * len(one.echoes)))
+    return json.loads(responses.answer(one, tally, 3 * len(one.echoes)))
 
 
 @pytest.mark.parametrize("kind", ["completion", "chat"])

@@ -16,7 +16,7 @@ def test_usage_counts_a_prompt_once_and_all_choices():
     tally = Tally(num_prompts=2, n=2)
     for index in range(4):
         tally.choices[index].add(update("a", index, token_ids=(1, 2, 3), num_cached_tokens=10 + index))
-    assert tally.usage(((1,) * 20, (1,) * 30)) == {
+    assert tally.usage(50) == {
         "prompt_tokens": 50,
         "completion_tokens": 12,
         "total_tokens": 62,

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared import codec, limits
-from shared.errors import ServiceError
-from shared.messages import Ack, Cancel, DetokenizeReply, Done, Message, Submit
+from shared.messages import Ack, Cancel, Done, Message, Submit
 from tests.samples import message_types, sample, strategy
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "messages.json"
@@ -136,13 +135,6 @@ def test_an_enumerated_field_accepts_no_other_value():
     assert isinstance(ALL.decode(msgpack.packb(reply)), Submit)
     with pytest.raises(codec.DecodeError):
         ALL.decode(msgpack.packb(["SubmitReply", "r", 1, "perhaps", "e", "b"]))
-
-
-def test_a_message_that_does_not_fit_one_bus_message_is_refused_on_encoding():
-    codec.encode(DetokenizeReply("r", "x" * (limits.PAYLOAD_BYTES_MAX - 100)))
-    with pytest.raises(ServiceError) as failure:
-        codec.encode(DetokenizeReply("r", "x" * limits.PAYLOAD_BYTES_MAX))
-    assert failure.value.code == "request_too_large"
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=50))

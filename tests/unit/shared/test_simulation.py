@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from shared import limits
 from shared.actors.transport import NoRespondersError, RequestTimeoutError
 from shared.errors import ServiceError
 from tests.support.memory import MemoryBus
@@ -275,7 +276,7 @@ def test_a_partition_loses_what_comes_in_keeps_what_goes_out_and_is_noticed():
 def test_the_outbound_buffer_of_a_partitioned_member_is_bounded():
     async def scenario(bus, one, two, heard):
         bus.partition("one")
-        for _ in range(8):
+        for _ in range(limits.OUTBOUND_BYTES_MAX // 2**20):
             await one.publish("a.b", bytes(2**20))
         with pytest.raises(ServiceError) as failure:
             await one.publish("a.b", b"x")

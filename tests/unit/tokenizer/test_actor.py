@@ -173,9 +173,11 @@ async def test_every_refusal_is_an_answer(rig: Rig, message: Message, code: str)
 
 async def test_a_reply_too_large_for_the_bus_is_an_answer_too(rig: Rig) -> None:
     await rig.start(SlowRenderer())
+    rig.bus.max_payload = 2**20
     with pytest.raises(ServiceError) as refused:
         await rig.tokenize("\x01" * 300_000)
     assert refused.value.code == "request_too_large"
+    assert "max_payload" in refused.value.message
 
 
 async def test_a_broken_invariant_in_a_job_is_told_to_the_service(rig: Rig) -> None:
