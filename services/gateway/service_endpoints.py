@@ -29,7 +29,7 @@ class ServiceEndpoints:
     async def model(self, model_id: str) -> Response:
         """Describes one model."""
         card = self._backend.resolve_model(model_id)
-        if card.name != model_id:
+        if model_id not in (card.name, *card.aliases):
             # A path or 'default' may stand in a request, but is no id.
             raise ServiceError("model_not_found", f"The model '{model_id}' does not exist.", param="model")
         return Response(responses.model(card), media_type=_JSON)

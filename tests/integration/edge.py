@@ -99,7 +99,7 @@ class ScriptedBackend:
         if name in (None, "", "default"):
             return self.cards[0]
         for card in self.cards:
-            if card.name == name:
+            if name in (card.name, *card.aliases):
                 return card
         raise ServiceError("model_not_found", f"The model '{name}' does not exist.", param="model")
 

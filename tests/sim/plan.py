@@ -31,7 +31,7 @@ PATTERNS = (
     "antiphon.v2.det.*.*.tok",
     "antiphon.v2.gw.*.*.txt",
 )
-SMALL_MESSAGES = {"PAYLOAD_BYTES_MAX": 1200, "STREAM_EVENT_TOKENS_MAX": 4}
+SMALL_MESSAGES = {"BUS_PAYLOAD_BYTES": 1200, "STREAM_EVENT_TOKENS_MAX": 4}
 SMALL_BUFFERS = {"OUTBOUND_BYTES_MAX": 1500}
 KINDS = ("kill", "freeze", "cut", "outage", "drop", "duplicate", "delay", "slow", "drain")
 WEIGHTS = (4, 4, 3, 1, 4, 2, 3, 2, 2)

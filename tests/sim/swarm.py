@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from shared import codec, limits
+from shared import limits
 from tests.sim.model import Reference
 from tests.sim.plan import CALM_S, Fault, Load, Plan
 from tests.sim.residue import residue
@@ -307,7 +307,7 @@ class Swarm:
         society, result = self.society, self.result
         for name, error in society.crashes:
             self.violation(f"{name} ended by itself: {error!r}")
-        largest, most = society.bus.largest_payload, limits.PAYLOAD_BYTES_MAX
+        largest, most = society.bus.largest_payload, society.bus.max_payload
         if largest > most:
             self.violation(f"a message of {largest} bytes, at most {most}")
         result.fingerprint = society.bus.fingerprint
@@ -394,13 +394,10 @@ def _logged_errors(swarm: Swarm) -> Iterator[None]:
 @contextmanager
 def _bounds(plan: Plan) -> Iterator[None]:
     kept = {name: getattr(limits, name) for name in plan.bounds}
-    payload = codec.PAYLOAD_BYTES_MAX
-    codec.PAYLOAD_BYTES_MAX = plan.bounds.get("PAYLOAD_BYTES_MAX", payload)
     for name, value in plan.bounds.items():
         setattr(limits, name, value)
     try:
         yield
     finally:
-        codec.PAYLOAD_BYTES_MAX = payload
         for name, value in kept.items():
             setattr(limits, name, value)

@@ -49,12 +49,12 @@ def test_an_engine_whose_outbound_buffer_is_full_loses_tokens_and_not_its_life(m
 @pytest.mark.parametrize("steps", [1, 8])
 def test_the_tokens_of_a_step_that_do_not_fit_one_message_leave_in_several(model_dirs, steps):
     load = Load(0, 0.2, 0, 0, ("one", "two"), SamplingParams(max_tokens=40, temperature=1.0, logprobs=6), n=3)
-    bounds = {"PAYLOAD_BYTES_MAX": 600, "STREAM_EVENT_TOKENS_MAX": 1}
+    bounds = {"BUS_PAYLOAD_BYTES": 600, "STREAM_EVENT_TOKENS_MAX": 1}
     check(plan_of(load, flags={"num_scheduler_steps": steps}, bounds=bounds), model_dirs)
 
 
 def test_a_replay_that_does_not_fit_one_message_leaves_in_several(model_dirs):
     load = Load(0, 0.2, 0, 0, ("one",), SamplingParams(max_tokens=66, temperature=1.0, logprobs=6))
     lost = Fault(0.5, "drop", "", 2.0, "antiphon.v2.det.*.*.tok")
-    bounds = {"PAYLOAD_BYTES_MAX": 600, "STREAM_EVENT_TOKENS_MAX": 1}
+    bounds = {"BUS_PAYLOAD_BYTES": 600, "STREAM_EVENT_TOKENS_MAX": 1}
     check(plan_of(load, (lost,), bounds=bounds), model_dirs)

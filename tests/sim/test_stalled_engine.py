@@ -16,7 +16,7 @@ def stall(society: Society, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No step ends there any more, and its heartbeats say so, as the watchdog would have them."""
     engine = society.members[name].service
     assert isinstance(engine, SimulatedEngine)
-    monkeypatch.setattr(engine.engine.loop, "step", lambda: False)
+    monkeypatch.setattr(engine.engine.loop, "step", lambda: True)
     monkeypatch.setattr(engine, "stalled", lambda: True)
 
 

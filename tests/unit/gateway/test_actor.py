@@ -70,7 +70,12 @@ async def test_a_gateway_that_was_busy_for_longer_than_a_lease_still_knows_its_m
     clock = actor._host.clock  # pyright: ignore[reportPrivateUsage]
     assert isinstance(clock, HeldClock)
     status = EngineStatus("toy", "/models/toy", 512, 300, 16, 100, 100, 8)
-    actor.members.observe(Heartbeat("engine", "e1", "boot0003", 1, "ready", 0, TICK_S, status), 0.0)
+    for beat in (
+        Heartbeat("engine", "e1", "boot0003", 1, "ready", 0, TICK_S, status),
+        Heartbeat("tokenizer", "t2", "boot0003", 1, "ready", 0, TICK_S, PoolStatus(model="toy")),
+        Heartbeat("detokenizer", "d2", "boot0003", 1, "ready", 0, TICK_S, StreamStatus(model="toy")),
+    ):
+        actor.members.observe(beat, 0.0)
     clock.now = 5.0
     assert actor.resolve_model("toy").name == "toy"
     actor.tick(5.0)
