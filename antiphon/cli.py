@@ -7,8 +7,10 @@ import argparse
 import difflib
 import os
 import runpy
+import secrets
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from antiphon.settings import NOT_FOR_USERS, SERVICES, RunSettings, ServeSettings, completed
@@ -91,6 +93,8 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
         add("service", "start one service in this process", _service, usage="antiphon service SERVICE [FLAGS]")
     )
     _chat_flags(add("chat", "talk to a server in the terminal", _chat))
+    _complete_flags(add("complete", "continue a text with a model in this process", _complete))
+    _batch_flags(add("run-batch", "answer a file of requests in OpenAI's batch format", _run_batch))
     _doctor_flags(add("doctor", "check that this machine has what is needed", _doctor))
     return parser, made
 
@@ -128,6 +132,28 @@ def _chat_flags(parser: Parser) -> None:
     parser.add_argument("--top-p", type=float, default=1.0, help="share of likely tokens to draw from (default: 1.0)")
     parser.add_argument("--system", default=None, help="system message that starts the conversation")
     parser.add_argument("--token", default=None, help="API key (default: none is sent)")
+
+
+def _complete_flags(parser: Parser) -> None:
+    parser.add_argument("prompt", metavar="PROMPT", help="text to continue")
+    parser.add_argument("--model", default="", help="directory of the model, or its hub name (default: the demo model)")
+    parser.add_argument("--chat", action="store_true", help="PROMPT is a message to answer, not a text to continue")
+    parser.add_argument("--max-tokens", type=int, default=256, help="longest continuation (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0: always the likeliest (default: %(default)s)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="share of likely tokens to draw from (default: 1.0)")
+    parser.add_argument("--seed", type=int, default=None, help="the same seed gives the same text (default: chance)")
+    parser.add_argument("--stop", action="append", default=None, help="text that ends the continuation (repeatable)")
+    parser.add_argument("--dtype", default="auto", help="type of weights and activations (default: %(default)s)")
+    parser.add_argument("--max-model-len", type=int, default=None, help="longest context (default: the model's)")
+
+
+def _batch_flags(parser: Parser) -> None:
+    parser.add_argument("input", metavar="IN.jsonl", type=Path, help="requests, one JSON object a line")
+    parser.add_argument("output", metavar="OUT.jsonl", type=Path, help="answers; a file that exists is continued")
+    parser.add_argument("--server", default="", help="a server that runs (default: one is started for the batch)")
+    parser.add_argument("--model", default="", help="model of the server that is started (default: the demo model)")
+    parser.add_argument("--token", default=None, help="API key (default: none is sent)")
+    parser.add_argument("--concurrency", type=int, default=64, help="requests at once (default: %(default)s)")
 
 
 def _doctor_flags(parser: Parser) -> None:
@@ -168,6 +194,32 @@ def _chat(options: argparse.Namespace) -> int:
     from antiphon import chat
 
     return chat.run(chat.Client(options.server, options.token), options)
+
+
+def _complete(options: argparse.Namespace) -> int:
+    from antiphon import complete
+    from antiphon.offline.sampling_params import SamplingParams
+
+    try:
+        params = SamplingParams(
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            seed=secrets.randbits(63) if options.seed is None else options.seed,
+            stop=options.stop,
+        )
+        settings = {"dtype": options.dtype, "max_model_len": options.max_model_len}
+        return complete.run(options.prompt, options.model, params, chat=options.chat, **settings)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+
+
+def _run_batch(options: argparse.Namespace) -> int:
+    from antiphon import batch
+
+    if options.concurrency < 1:
+        raise SettingsError(f"--concurrency: {options.concurrency} is not at least 1")
+    return batch.run(options.input, options.output, options.server, options.token, options.concurrency, options.model)
 
 
 def _doctor(options: argparse.Namespace) -> int:

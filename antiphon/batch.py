@@ -1,0 +1,202 @@
+"""`antiphon run-batch IN.jsonl OUT.jsonl`: the requests of a file in OpenAI's batch format, answered into another.
+
+The requests go to a server, one that runs already or one that is started for them, so that each answer is the server's
+own. Answers are written in the order of the requests. An output file that exists is continued: requests that it answers
+are not made again.
+
+A request line:  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
+An answer line:  {"id": "batch_req_…", "custom_id": "a", "response": {"status_code", "request_id", "body"}, "error"}
+"""
+
+import json
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from shared.config import SettingsError
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+CONCURRENCY = 64
+"""Requests at the server at once: more than an engine's batch gains little."""
+TRIES, PAUSE_S = 8, 0.5
+"""For a server that is overloaded or not reached; the pause doubles each time."""
+RETRIED = (429, 503)
+TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """One line of the input."""
+
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+
+def run(source: Path, target: Path, server: str, token: str | None, concurrency: int, model: str) -> int:
+    """Answers every request that `target` does not answer yet; 0 when all have an answer with status 200, else 1.
+
+    Raises SettingsError for a file that cannot be read or has a wrong line; nothing is requested then.
+    """
+    requests = read_requests(source)
+    answered = keep_whole_lines(target)
+    left = [request for request in requests if request.custom_id not in answered]
+    print(f"{len(requests)} requests, {len(requests) - len(left)} answered already", file=sys.stderr)
+    if not left:
+        return int(any(not ok for ok in answered.values()))
+    failed = sum(not ok for ok in answered.values())
+    with _server(server, model) as url, target.open("a", encoding="utf-8") as out:
+        from tqdm.auto import tqdm
+
+        with tqdm(total=len(left), desc="Answered requests", dynamic_ncols=True) as bar:
+            for line in _answers(left, url, token, concurrency):
+                out.write(json.dumps(line, ensure_ascii=False) + "\n")
+                out.flush()
+                failed += not _is_good(line)
+                bar.update()
+    if failed:
+        print(f"{failed} requests have no good answer: their lines in {target} say why", file=sys.stderr)
+    return int(failed > 0)
+
+
+def read_requests(source: Path) -> list[BatchRequest]:
+    """The requests of a file. Raises SettingsError that names the first wrong line."""
+    try:
+        lines = source.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{source} cannot be read: {error}") from error
+    requests = [_request(line, f"{source}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    seen = set[str]()
+    for request in requests:
+        if request.custom_id in seen:
+            raise SettingsError(f"{source}: custom_id {request.custom_id!r} is used twice")
+        seen.add(request.custom_id)
+    return requests
+
+
+def keep_whole_lines(target: Path) -> dict[str, bool]:
+    """custom_id -> whether its answer is good, of the answers in a file; a last line that was cut off is removed.
+
+    Raises SettingsError for a file that holds something else.
+    """
+    if not target.exists():
+        return {}
+    data = target.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    answered: dict[str, bool] = {}
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            answer = json.loads(line)
+            answered[answer["custom_id"]] = _is_good(answer)
+        except (ValueError, KeyError, TypeError):
+            raise SettingsError(f"{target}, line {number} is no answer of a batch: name another file") from None
+    if len(whole) < len(data):
+        target.write_bytes(whole)
+    return answered
+
+
+def _request(line: str, where: str) -> BatchRequest:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise SettingsError(f"{where} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise SettingsError(f"{where} must be a JSON object")
+    custom_id, body = found.get("custom_id"), found.get("body")
+    if not isinstance(custom_id, str) or not custom_id:
+        raise SettingsError(f"{where}: 'custom_id' must be a text")
+    if found.get("method", "POST") != "POST" or found.get("url") not in ENDPOINTS:
+        raise SettingsError(f"{where}: 'method' must be POST and 'url' one of {', '.join(ENDPOINTS)}")
+    if not isinstance(body, dict) or body.get("stream"):
+        raise SettingsError(f"{where}: 'body' must be an object, without 'stream'")
+    return BatchRequest(custom_id, found["url"], body)
+
+
+def _answers(
+    requests: Sequence[BatchRequest], url: str, token: str | None, concurrency: int
+) -> Iterator[dict[str, Any]]:
+    """The answers in the order of the requests."""
+    with ThreadPoolExecutor(concurrency, "batch") as pool:
+        futures: list[Future[dict[str, Any]]] = [pool.submit(_ask, request, url, token) for request in requests]
+        try:
+            for future in futures:
+                yield future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def _ask(request: BatchRequest, url: str, token: str | None) -> dict[str, Any]:
+    line: dict[str, Any] = {"id": f"batch_req_{secrets.token_hex(12)}", "custom_id": request.custom_id}
+    problem = ""
+    for attempt in range(TRIES):
+        if attempt:
+            time.sleep(PAUSE_S * 2 ** (attempt - 1))
+        try:
+            status, request_id, body = _post(url, request, token)
+        except (OSError, HTTPException) as error:
+            problem = f"{type(error).__name__}: {error}"
+            continue
+        if status in RETRIED and attempt + 1 < TRIES:
+            continue
+        response = {"status_code": status, "request_id": request_id, "body": body}
+        return {**line, "response": response, "error": None}
+    return {**line, "response": None, "error": {"code": "server_unreachable", "message": problem}}
+
+
+def _post(url: str, request: BatchRequest, token: str | None) -> tuple[int, str, Any]:
+    parts = urlsplit(url)
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        connection.request("POST", parts.path + request.url, json.dumps(request.body), headers)
+        response = connection.getresponse()
+        data = response.read()
+        try:
+            body = json.loads(data)
+        except ValueError:
+            body = data.decode("utf-8", "replace")
+        return response.status, response.headers.get("x-request-id", ""), body
+    finally:
+        connection.close()
+
+
+def _is_good(answer: dict[str, Any]) -> bool:
+    return answer.get("response") is not None and answer["response"]["status_code"] == 200
+
+
+@contextmanager
+def _server(server: str, model: str) -> Iterator[str]:
+    """The URL of the server that was named, or of one that is started for the batch."""
+    if server:
+        if model:
+            raise SettingsError("--model is for a server that is started here: leave it out beside --server")
+        yield server.rstrip("/").removesuffix("/v1")
+        return
+    argv = [sys.executable, "-m", "antiphon", "serve", "--port=0", *([f"--model={model}"] if model else [])]
+    # Its messages go to this program's standard error; the address comes on its standard output.
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    try:
+        yield _address(process)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _address(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        words = line.split()
+        if words[:1] == ["URL"]:
+            return words[1].removesuffix("/v1")
+    raise SettingsError("the server did not start: its messages above say why")

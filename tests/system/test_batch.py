@@ -1,0 +1,97 @@
+"""`antiphon run-batch` and `antiphon complete`, as a user calls them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.cli import main
+from tests.system.served import Served
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_requests(path: Path, count: int) -> None:
+    texts = (f"{'word ' * (1 + number % 7)}{number}" for number in range(count))
+    bodies = [{"model": "tiny", "prompt": text, "max_tokens": 4, "temperature": 0} for text in texts]
+    requests = [
+        {"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": b} for i, b in enumerate(bodies)
+    ]
+    path.write_text("".join(json.dumps(request) + "\n" for request in requests))
+
+
+def test_every_request_is_answered_in_order_and_a_second_run_asks_for_the_rest_only(
+    served: Served, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write_requests(source, 40)
+    arguments = ["run-batch", str(source), str(target), "--server", served.url, "--concurrency=16"]
+    assert main(arguments) == 0
+    whole = lines(target)
+    assert [one["custom_id"] for one in whole] == [f"r{i}" for i in range(40)]
+    assert all(one["response"]["status_code"] == 200 and one["error"] is None for one in whole)
+    assert "40/40" in capfd.readouterr().err
+    # Interrupted while the eleventh answer was being written.
+    kept = "".join(json.dumps(one) + "\n" for one in whole[:10])
+    target.write_text(kept + json.dumps(whole[10])[:30])
+    assert main(arguments) == 0
+    again = lines(target)
+    assert again[:10] == whole[:10]
+    texts = [[one["response"]["body"]["choices"][0]["text"] for one in each] for each in (whole, again)]
+    assert texts[0] == texts[1]
+    assert "10 answered already" in capfd.readouterr().err
+    assert main(arguments) == 0
+
+
+def test_a_refused_request_has_the_servers_error_and_the_command_says_so(served: Served, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    bodies = [{"model": "nobody", "prompt": "x"}, {"model": "tiny", "prompt": "x", "max_tokens": 1}]
+    source.write_text(
+        "\n".join(json.dumps({"custom_id": str(i), "url": "/v1/completions", "body": b}) for i, b in enumerate(bodies))
+    )
+    assert main(["run-batch", str(source), str(target), "--server", served.url]) == 1
+    refused, good = lines(target)
+    assert refused["response"]["status_code"] == 404
+    assert refused["response"]["body"]["error"]["code"] == "model_not_found"
+    assert good["response"]["status_code"] == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "line 1 is not JSON"),
+        ('{"custom_id": "a", "url": "/v1/nope", "body": {}}', "line 1: 'method' must be POST and 'url' one of"),
+        ('{"url": "/v1/completions", "body": {}}', "line 1: 'custom_id' must be a text"),
+        ('{"custom_id": "a", "url": "/v1/completions", "body": {"stream": true}}', "without 'stream'"),
+        ('{"custom_id": "a", "url": "/v1/completions", "body": {}}\n' * 2, "custom_id 'a' is used twice"),
+    ],
+)
+def test_a_wrong_file_is_refused_before_anything_is_asked(
+    text: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.jsonl").write_text(text)
+    assert main(["run-batch", str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl")]) == 78
+    assert said in capfd.readouterr().err
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_an_output_file_that_is_none_is_left_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write_requests(source, 1)
+    target.write_text("my diary\n")
+    assert main(["run-batch", str(source), str(target)]) == 78
+    assert "is no answer of a batch" in capfd.readouterr().err
+    assert target.read_text() == "my diary\n"
+
+
+def test_a_text_is_continued_in_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["complete", "What is 12 + 7?", "--chat", "--temperature=0", "--dtype=float32"]
+    assert main(words) == 0
+    assert capfd.readouterr().out == "12 + 7 = 19.\n"
+    assert main(["complete", "x", "--temperature=5"]) == 78
+    assert "'temperature' must be between 0 and 2" in capfd.readouterr().err
+    assert main(["complete", "x", "--model=/nowhere"]) == 78
+    assert "/nowhere" in capfd.readouterr().err
