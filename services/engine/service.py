@@ -138,4 +138,5 @@ class EngineService:
             core.swapped_in_blocks,
             core.drafted_tokens,
             core.accepted_tokens,
+            facts.configuration,
         )

@@ -6,10 +6,10 @@ ticks. What happens within one request is the request actor's business.
 
 import asyncio
 
-from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.generation import RETRY_AFTER_S, GenerationRequest, ModelCard, find_model
 from services.gateway.owner import Address
 from services.gateway.peers import Peers
-from services.gateway.placement import PlacementBoard, served_models
+from services.gateway.placement import PlacementBoard, served_configurations, served_models
 from services.gateway.prompts import text_size, tokenize_message
 from services.gateway.request_actor import RequestActor, split_sequence_id
 from shared import limits
@@ -38,7 +38,6 @@ WATCH_S = 1.5 * TICK_S
 """The same where no heartbeat comes."""
 OWN_PAUSE_S = limits.LEASE_S / 2
 """From one tick to the next; after a longer one silence says nothing of others."""
-RETRY_AFTER_S = 1.0
 
 
 class GatewayActor(Actor):
@@ -70,23 +69,13 @@ class GatewayActor(Actor):
 
     def models(self) -> list[ModelCard]:
         """See Backend."""
-        served = served_models(self.members.alive("engine", self._now()))
-        return [self._card(name, status) for name, status in sorted(served.items())]
+        engines = self.members.alive("engine", self._now())
+        served = sorted(served_models(engines).items())
+        return [self._card(name, status, served_configurations(engines, name)) for name, status in served]
 
     def resolve_model(self, name: str | None) -> ModelCard:
         """See Backend."""
-        cards = self.models()
-        if not cards:
-            raise ServiceError("no_engine", "No engine is ready yet. Try again shortly.", retry_after_s=RETRY_AFTER_S)
-        if name in (None, "", "default"):
-            return cards[0]
-        for card in cards:
-            if name in (card.name, card.path):
-                return card
-        known = ", ".join(repr(card.name) for card in cards)
-        raise ServiceError(
-            "model_not_found", f"The model {name!r} does not exist. Served here: {known}.", param="model"
-        )
+        return find_model(self.models(), name)
 
     def generate(self, request: GenerationRequest) -> RequestActor:
         """See Backend."""
@@ -254,9 +243,9 @@ class GatewayActor(Actor):
     def _ready_members(self, service: str) -> list[Heartbeat]:
         return [beat for beat in self.members.alive(service, self._now()) if beat.state == "ready"]
 
-    def _card(self, name: str, status: EngineStatus) -> ModelCard:
+    def _card(self, name: str, status: EngineStatus, configuration: tuple[str, ...]) -> ModelCard:
         created = self._first_seen.setdefault(name, self._host.clock.time_ns() // 1_000_000_000)
-        return ModelCard(name, status.model_path, status.max_model_len, status.vocab_size, created)
+        return ModelCard(name, status.model_path, status.max_model_len, status.vocab_size, created, configuration)
 
     def _now(self) -> float:
         return self._host.clock.monotonic()

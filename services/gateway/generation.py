@@ -4,10 +4,11 @@ The edge (`app`, `openai_api`, `sse`) knows HTTP and nothing of the bus; the act
 the bus and nothing of HTTP. Both know this file.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from shared.errors import ServiceError
 from shared.messages import ChatMessage, FinishReason, PositionLogprobs
 from shared.sampling import SamplingParams
 
@@ -72,13 +73,38 @@ class Generation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model that live engines serve. `path` is where it was loaded from."""
+    """A model that live engines serve. `path` is where it was loaded from.
+
+    `configuration` lists the different `EngineStatus.configuration` of its engines, sorted.
+    """
 
     name: str
     path: str
     max_model_len: int
     vocab_size: int
     created: int
+    configuration: tuple[str, ...] = ()
+
+
+RETRY_AFTER_S = 1.0
+"""What a client is told to wait before it asks a busy server again."""
+
+
+def find_model(cards: Sequence[ModelCard], name: str | None) -> ModelCard:
+    """The model a request means: by the name it is served under or the path it was loaded from.
+
+    None, '' and 'default' mean the only or first one. Raises ServiceError('model_not_found') or, without any model,
+    ServiceError('no_engine').
+    """
+    if not cards:
+        raise ServiceError("no_engine", "No engine is ready yet. Try again shortly.", retry_after_s=RETRY_AFTER_S)
+    if name in (None, "", "default"):
+        return cards[0]
+    for card in cards:
+        if name in (card.name, card.path):
+            return card
+    known = ", ".join(repr(card.name) for card in cards)
+    raise ServiceError("model_not_found", f"The model {name!r} does not exist. Served here: {known}.", param="model")
 
 
 class Backend(Protocol):
@@ -89,10 +115,7 @@ class Backend(Protocol):
         ...
 
     def resolve_model(self, name: str | None) -> ModelCard:
-        """The model a request means; None, '' and 'default' mean the only or first one.
-
-        Raises ServiceError('model_not_found') or, while no engine is alive, ServiceError('no_engine').
-        """
+        """See `find_model`."""
         ...
 
     def generate(self, request: GenerationRequest) -> Generation:

@@ -130,6 +130,12 @@ def served_models(engines: Sequence[Heartbeat]) -> Mapping[str, EngineStatus]:
     return {_engine_status(e).model: _engine_status(e) for e in reversed(engines) if e.state == "ready"}
 
 
+def served_configurations(engines: Sequence[Heartbeat], model: str) -> tuple[str, ...]:
+    """The different configurations of a model's ready engines, sorted."""
+    ready = (_engine_status(engine) for engine in engines if engine.state == "ready")
+    return tuple(sorted({status.configuration for status in ready if status.model == model}))
+
+
 def _serves(engine: Heartbeat, model: str) -> bool:
     return _engine_status(engine).model == model
 

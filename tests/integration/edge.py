@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 
 from services.gateway.app import create_app
-from services.gateway.generation import GenerationRequest, ModelCard, SequenceUpdate
+from services.gateway.generation import GenerationRequest, ModelCard, SequenceUpdate, find_model
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.messages import Heartbeat
@@ -94,14 +94,7 @@ class ScriptedBackend:
         return self.cards
 
     def resolve_model(self, name: str | None) -> ModelCard:
-        if not self.cards:
-            raise ServiceError("no_engine", "No engine is ready.", retry_after_s=2.0)
-        if name in (None, "", "default"):
-            return self.cards[0]
-        for card in self.cards:
-            if card.name == name:
-                return card
-        raise ServiceError("model_not_found", f"The model '{name}' does not exist.", param="model")
+        return find_model(self.cards, name)
 
     def generate(self, request: GenerationRequest) -> ScriptedGeneration:
         self.requests.append(request)

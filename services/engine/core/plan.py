@@ -121,6 +121,8 @@ class EngineFacts:
     """Most tokens of a step where the flag is not given."""
     step_prompt_tokens: int | None = None
     """Of these, most beside what the running sequences decode; None: as many as there is room for."""
+    configuration: str = ""
+    """Hash of what can change tokens beside the weights: types, backend, hardware, software."""
 
 
 @dataclass(frozen=True, slots=True)

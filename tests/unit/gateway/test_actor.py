@@ -1,14 +1,21 @@
-"""When the gateway calls a member lost."""
+"""What the gateway's actor makes of heartbeats: who is lost, which models are served and how they are named."""
+
+import itertools
 
 import pytest
 
 from services.gateway.actor import TICK_S, GatewayActor
+from services.gateway.exchange import system_fingerprint
 from shared import limits
 from shared.actors.actor import Envelope
 from shared.actors.host import Host
 from shared.actors.memory import MemoryBus
-from shared.messages import Heartbeat, PoolStatus, StreamStatus
+from shared.errors import ServiceError
+from shared.messages import EngineStatus, Heartbeat, PoolStatus, StreamStatus
 from shared.subjects import Subjects
+
+SEQUENCE = itertools.count()
+"""Numbers of heartbeats: an older one is not heard."""
 
 
 class HeldClock:
@@ -69,3 +76,46 @@ async def test_a_gateway_that_is_always_late_still_notices(actor: GatewayActor) 
     actor.tick(1.0)
     actor.tick(2.0)
     assert not actor.members.get("tokenizer", "t1")
+
+
+def announce(actor: GatewayActor, name: str, model: str, configuration: str = "c1", path: str = "/models/m") -> None:
+    """The gateway hears of a ready engine."""
+    status = EngineStatus(model, path, 512, 300, 16, 10, 10, 8, configuration=configuration)
+    beat = Heartbeat("engine", name, f"boot-{name}", 1, "ready", next(SEQUENCE), TICK_S, status)
+    actor.on_heartbeat(Envelope(beat, "heartbeat"))
+
+
+@pytest.mark.spec("S-API-010:base", "S-SRV-012:path")
+async def test_a_request_names_its_model_by_the_served_name_or_the_launch_path_or_not_at_all(
+    actor: GatewayActor,
+) -> None:
+    with pytest.raises(ServiceError) as none_yet:
+        actor.resolve_model("m")
+    assert none_yet.value.code == "no_engine"
+    announce(actor, "e1", "m")
+    announce(actor, "e2", "other", path="/models/other")
+    for name in (None, "", "default", "m", "/models/m"):
+        assert actor.resolve_model(name).name == "m"
+    assert actor.resolve_model("/models/other").name == "other"
+    for name in ("gpt", "M", "/models"):
+        with pytest.raises(ServiceError, match="'m', 'other'") as unknown:
+            actor.resolve_model(name)
+        assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
+
+
+@pytest.mark.spec("S-API-076")
+async def test_the_fingerprint_is_that_of_the_configurations_that_serve_the_model(actor: GatewayActor) -> None:
+    def fingerprint() -> str:
+        return system_fingerprint(actor.resolve_model("m"))
+
+    announce(actor, "e1", "m", "c1")
+    one = fingerprint()
+    announce(actor, "e2", "m", "c1")
+    announce(actor, "e3", "other", "c3")
+    assert fingerprint() == one
+    announce(actor, "e2", "m", "c2")
+    mixed = fingerprint()
+    announce(actor, "e1", "m", "c2")
+    assert len({one, mixed, fingerprint()}) == 3
+    announce(actor, "e1", "m", "c1")
+    assert fingerprint() == mixed
