@@ -8,12 +8,15 @@ INSTALLED := .venv/.installed
 COMPOSE ?= $(shell command -v docker-compose || echo docker compose)
 SCALE ?= --scale gateway=1 --scale tokenizer=1 --scale engine=1 --scale detokenizer=1
 COMPOSE_FILES := -f docker-compose.yml $(if $(TRACING),-f infra/docker/tracing.yml)
+# What became of the tests that prove rows of the specification.
+SPEC_REPORT := build/spec-report.json
+CONTAINER_SPEC_REPORT := build/spec-report-container.json
 # The type checker's own tool comes with the environment and downloads nothing.
 export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check kernels gpu-check bench bench-models bench-peers coverage-of-spec demo-model neon-test container-test up down
+.PHONY: help install serve test check kernels gpu-check bench bench-models bench-peers coverage-of-spec spec-proofs demo-model neon-test container-test up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,7 +37,8 @@ serve: install  ## serve the demo model at http://127.0.0.1:8000 (ARGS="--model 
 	@$(BIN)/antiphon serve $(ARGS)
 
 test: install  ## all tests that need no Docker (ARGS="-k name")
-	$(BIN)/python -m pytest -q $(ARGS)
+	@rm -f $(SPEC_REPORT)
+	$(BIN)/python -m pytest -q --spec-report $(SPEC_REPORT) $(ARGS)
 
 check: install  ## format, lint, types, imports, house limits
 	$(BIN)/ruff format --check .
@@ -59,8 +63,11 @@ bench-models: install  ## make the benchmark models in bench/models (1.3 GB)
 bench-peers: install  ## beside other systems (ARGS="--model DIR --vllm …/bin/vllm --llama-server PATH")
 	$(BIN)/python -m bench.peers $(ARGS)
 
-coverage-of-spec: install  ## which rows of the specification have a test
-	$(BIN)/python -m infra.checks.spec_coverage
+coverage-of-spec: install  ## write docs/coverage.md from the last `make test` (ARGS=--claim: from the marks alone)
+	$(BIN)/python -m infra.checks.spec_coverage --report $(SPEC_REPORT) --container-report $(CONTAINER_SPEC_REPORT) $(ARGS)
+
+spec-proofs: install  ## after the tests: what docs/coverage.md calls proven has passed
+	$(BIN)/python -m infra.checks.spec_coverage --proofs --report $(SPEC_REPORT) --container-report $(CONTAINER_SPEC_REPORT)
 
 demo-model: install  ## train the demo model anew
 	$(BIN)/python -m infra.demo_model.train $(ARGS)
@@ -69,7 +76,8 @@ neon-test: install  ## the CPU backend for ARM, emulated (needs g++-aarch64-linu
 	$(BIN)/python -m pytest -q --timeout 600 tests/emulated $(ARGS)
 
 container-test: install  ## build the images, run two of each service, break some (needs Docker)
-	$(BIN)/python -m pytest -q --timeout 1200 tests/container $(ARGS)
+	@rm -f $(CONTAINER_SPEC_REPORT)
+	$(BIN)/python -m pytest -q --timeout 1200 --spec-report $(CONTAINER_SPEC_REPORT) tests/container $(ARGS)
 
 up:  ## start everything in containers (SCALE="--scale engine=2 …", TRACING=1)
 	$(COMPOSE) $(COMPOSE_FILES) up --build -d $(SCALE)

@@ -27,6 +27,7 @@ from shared.actors.memory import MemoryBus, MemoryTransport
 from shared.actors.nats import NatsTransport
 from shared.subjects import Subjects
 
+pytest_plugins = ("infra.checks.spec_plugin",)
 START_S = 10.0
 _namespaces = itertools.count()
 
