@@ -41,8 +41,8 @@ LEGEND = (
     "- *Documented*: a fact that no test can show, stated in the document named.",
     "- *Open*: the rest. Tests named there show a part of the row, or did not pass where this page was made.",
     "",
-    "A word before a test is the part of the row that it shows. Tests in `tests/container` run in `make container-test`,",
-    "the others in `make test`.",
+    "A word before a test is the part of the row that it shows. Tests in `tests/container` run in",
+    "`make container-test`, the others in `make test`.",
 )
 
 

@@ -85,7 +85,7 @@ def announce(actor: GatewayActor, name: str, model: str, configuration: str = "c
     actor.on_heartbeat(Envelope(beat, "heartbeat"))
 
 
-@pytest.mark.spec("S-API-010:base", "S-SRV-012:path")
+@pytest.mark.spec("S-API-010:base", "S-SRV-012")
 async def test_a_request_names_its_model_by_the_served_name_or_the_launch_path_or_not_at_all(
     actor: GatewayActor,
 ) -> None:
