@@ -19,6 +19,8 @@ from tests.system.served import ROOT, Served, fetch, until_the_end
 
 pytestmark = [pytest.mark.system, pytest.mark.nats]
 CONTEXT = 160
+CACHE_GB = 0.00025
+"""Less than two sequences can use, so that the share of it that is used shows in the number of blocks."""
 PROMPT_IDS = list(range(10, 20))
 
 
@@ -26,7 +28,7 @@ PROMPT_IDS = list(range(10, 20))
 def served(model: Path) -> Iterator[Served]:
     environ = {"MODEL_PATH": str(model), "DTYPE": "bfloat16", "MAX_MODEL_LEN": str(CONTEXT), "SEED": ""}
     environ |= {"GPU_MEMORY_UTILIZATION": "0.5", "OPENAI_API_KEYS": " first-key, ,second-key,"}
-    flags = ("--host=127.0.0.1", f"--port={free_port()}", "--max-num-seqs=2")
+    flags = ("--host=127.0.0.1", f"--port={free_port()}", "--max-num-seqs=2", f"--kv-cache-memory-gb={CACHE_GB}")
     with until_the_end(Served(*flags, environ=environ)) as started:
         yield started
 
@@ -111,7 +113,7 @@ async def test_it_listens_on_the_address_and_port_it_was_given(served: Served) -
 @pytest.mark.spec("S-DEP-036c")
 async def test_the_share_of_memory_comes_from_the_environment(served: Served, model: Path) -> None:
     """As many blocks as an engine with the same settings makes by itself, and fewer than with the default share."""
-    given = {"dtype": "bfloat16", "max_model_len": CONTEXT, "max_num_seqs": 2, "kv_cache_memory_gb": 0.05}
+    given = {"dtype": "bfloat16", "max_model_len": CONTEXT, "max_num_seqs": 2, "kv_cache_memory_gb": CACHE_GB}
     blocks: list[int] = []
     for share in (0.5, 0.9):
         worker = load_worker(EngineSettings(model=str(model), gpu_memory_utilization=share, **given))
