@@ -38,7 +38,7 @@ serve: install  ## serve the demo model at http://127.0.0.1:8000 (ARGS="--model 
 
 test: install  ## all tests that need no Docker (ARGS="-k name")
 	@rm -f $(SPEC_REPORT)
-	$(BIN)/python -m pytest -q --spec-report $(SPEC_REPORT) $(ARGS)
+	$(BIN)/python -m pytest -q --spec-report=$(SPEC_REPORT) $(ARGS)
 
 check: install  ## format, lint, types, imports, house limits
 	$(BIN)/ruff format --check .
@@ -77,7 +77,7 @@ neon-test: install  ## the CPU backend for ARM, emulated (needs g++-aarch64-linu
 
 container-test: install  ## build the images, run two of each service, break some (needs Docker)
 	@rm -f $(CONTAINER_SPEC_REPORT)
-	$(BIN)/python -m pytest -q --timeout 1200 --spec-report $(CONTAINER_SPEC_REPORT) tests/container $(ARGS)
+	$(BIN)/python -m pytest -q --timeout 1200 --spec-report=$(CONTAINER_SPEC_REPORT) tests/container $(ARGS)
 
 up:  ## start everything in containers (SCALE="--scale engine=2 …", TRACING=1)
 	$(COMPOSE) $(COMPOSE_FILES) up --build -d $(SCALE)

@@ -1,12 +1,15 @@
 """A pytest plugin that records what became of the tests that prove rows of the specification.
 
-`--spec-report FILE` writes, for every collected test with a `spec` mark, the rows that it names and its outcome:
+`--spec-report=FILE` writes, for every collected test with a `spec` mark, the rows that it names and its outcome:
 
     {"tests": {"tests/unit/test_x.py::test_y[1]": {"rows": ["S-API-041"], "outcome": "passed"}}}
 
 Marks are pytest's own, so those of classes, modules and single parameters count for exactly the tests that have them.
 Outcomes: passed, failed, skipped, xfailed, deselected, or "not run" where the run ended early. A test that could not be
 collected is absent. Loaded by tests/conftest.py; read by `spec_coverage`.
+
+Write the option with `=`: pytest looks for the paths of tests before it loads conftest files and knows the option, and
+would take a separate word for such a path.
 """
 
 import json
