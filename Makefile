@@ -16,7 +16,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check kernels gpu-check bench bench-models bench-peers coverage-of-spec spec-proofs demo-model neon-test container-test up down
+.PHONY: help install serve test check kernels gpu-check bench bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test container-test up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,12 +40,13 @@ test: install  ## all tests that need no Docker (ARGS="-k name")
 	@rm -f $(SPEC_REPORT)
 	$(BIN)/python -m pytest -q --spec-report=$(SPEC_REPORT) $(ARGS)
 
-check: install  ## format, lint, types, imports, house limits
+check: install  ## format, lint, types, imports, house limits, generated pages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python infra/checks/house_limits.py
+	$(BIN)/python -m infra.checks.protocol_page --check
 	$(BIN)/python -m infra.checks.spec_coverage --check
 
 kernels: install  ## compile every GPU kernel for every target, without a GPU (ARGS="--write --jobs 4")
@@ -62,6 +63,11 @@ bench-models: install  ## make the benchmark models in bench/models (1.3 GB)
 
 bench-peers: install  ## beside other systems (ARGS="--model DIR --vllm …/bin/vllm --llama-server PATH")
 	$(BIN)/python -m bench.peers $(ARGS)
+
+docs: install  ## write the generated pages: settings, protocol, coverage of the specification
+	$(BIN)/python -m infra.checks.settings_page
+	$(BIN)/python -m infra.checks.protocol_page
+	$(BIN)/python -m infra.checks.spec_coverage --claim
 
 coverage-of-spec: install  ## write docs/coverage.md from the last `make test` (ARGS=--claim: from the marks alone)
 	$(BIN)/python -m infra.checks.spec_coverage --report $(SPEC_REPORT) --container-report $(CONTAINER_SPEC_REPORT) $(ARGS)

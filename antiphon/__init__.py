@@ -1,1 +1,59 @@
-"""Antiphon's public face: the command line and the launcher of a local deployment. The logic is in `services`."""
+"""Antiphon: a serving system for language models. The package has the offline API and the command `antiphon`.
+
+    from antiphon import LLM, SamplingParams
+
+    llm = LLM("DIRECTORY OR HUB NAME")
+    for output in llm.generate(["What is 12 + 7?"], SamplingParams(temperature=0, max_tokens=32)):
+        print(output.outputs[0].text)
+
+A name is imported when it is first used: `import antiphon` itself takes no time.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from shared.version import __version__
+
+if TYPE_CHECKING:
+    from antiphon.offline.async_engine import AsyncLLMEngine
+    from antiphon.offline.engine_args import EngineArgs
+    from antiphon.offline.inputs import PromptInput
+    from antiphon.offline.llm import LLM
+    from antiphon.offline.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from antiphon.offline.sampling_params import SamplingParams
+
+__all__ = [
+    "LLM",
+    "AsyncLLMEngine",
+    "CompletionOutput",
+    "EngineArgs",
+    "Logprob",
+    "PromptInput",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+_HOMES = {
+    "LLM": "llm",
+    "AsyncLLMEngine": "async_engine",
+    "CompletionOutput": "outputs",
+    "EngineArgs": "engine_args",
+    "Logprob": "outputs",
+    "PromptInput": "inputs",
+    "RequestMetrics": "outputs",
+    "RequestOutput": "outputs",
+    "SamplingParams": "sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'antiphon' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"antiphon.offline.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -5,7 +5,6 @@ Flags are spelt as in vLLM; '-' and '_' are the same in their names; a mistyped 
 
 import argparse
 import difflib
-import importlib.metadata
 import os
 import runpy
 import sys
@@ -14,6 +13,8 @@ from typing import NoReturn
 
 from antiphon.settings import NOT_FOR_USERS, SERVICES, RunSettings, ServeSettings, completed
 from shared.config import SettingsError, add_flags, normalise, parse
+from shared.other_options import BY_NAME, Taken, take
+from shared.version import __version__
 
 CONFIGURATION_ERROR = 78
 _DESCRIPTION = "Serves language models: `antiphon serve` starts everything on this machine."
@@ -43,15 +44,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; its exit code."""
     words = normalise(sys.argv[1:] if argv is None else argv)
     parser, commands = make_parser()
-    options, unknown = parser.parse_known_args(words)
+    starts_everything = words[:1] in (["serve"], ["run"])
+    taken = take(words, os.environ) if starts_everything else Taken(words, {}, {})
+    options, unknown = parser.parse_known_args(taken.words)
     if unknown:
         commands[options.command].error(unknown_words(unknown, commands[options.command].options()))
-    return guarded(lambda: options.run(options))
+    return guarded(lambda: options.run(options), taken)
 
 
-def guarded(run: Callable[[], int]) -> int:
-    """What `run` returns, or the exit code of the way it ends; settings that cannot be are printed."""
+def guarded(run: Callable[[], int], taken: Taken) -> int:
+    """What `run` returns, or the exit code of the way it ends; settings that cannot be are printed.
+
+    `taken`: options that are no settings; nothing runs when one of them is refused.
+    """
     try:
+        for notice in taken.notices():
+            print(f"antiphon: {notice}", file=sys.stderr)
         return run()
     except SettingsError as error:
         print(f"antiphon: {error}", file=sys.stderr)
@@ -63,7 +71,7 @@ def guarded(run: Callable[[], int]) -> int:
 def make_parser() -> tuple[Parser, dict[str, Parser]]:
     """The parser, and that of each command."""
     parser = Parser(prog="antiphon", description=_DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"antiphon {version()}")
+    parser.add_argument("--version", action="version", version=f"antiphon {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     made: dict[str, Parser] = {}
 
@@ -90,20 +98,12 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
 def unknown_words(words: Sequence[str], known: Sequence[str]) -> str:
     """What to say about words that no option takes."""
     word = words[0].partition("=")[0]
-    near = difflib.get_close_matches(word, known, n=1) if word.startswith("-") else []
+    near = difflib.get_close_matches(word, [*known, *BY_NAME], n=1) if word.startswith("-") else []
     if word in SERVICES:
         near = [f"`antiphon service {word}`"]
     return f"unknown {'option' if word.startswith('-') else 'argument'} {word}" + (
         f". Did you mean {near[0]}?" if near else ""
     )
-
-
-def version() -> str:
-    """The installed version."""
-    try:
-        return importlib.metadata.version("antiphon")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 def _serve_flags(parser: Parser) -> None:
@@ -140,14 +140,21 @@ def _serve(options: argparse.Namespace) -> int:
 
     if options.directory and options.model:
         raise SettingsError("the model is named twice, as MODEL and with --model")
+    names = getattr(options, "served_model_name_words", ())
+    if len(names) > 1 and not (options.directory or options.model):
+        # The option takes every word up to the next option, also one that was meant to be MODEL.
+        raise SettingsError(
+            f"--served-model-name took all of {', '.join(names)} as names: write MODEL before it, or use --model"
+        )
     options.model = options.model or options.directory
     return launcher.serve(parse(ServeSettings, options), os.environ)
 
 
 def _run(options: argparse.Namespace) -> int:
-    from antiphon import launcher
+    from antiphon import devices, launcher
 
-    return launcher.serve(completed(parse(RunSettings, options)), os.environ)
+    settings = parse(RunSettings, options)
+    return launcher.serve(completed(settings, devices.on_cpu(settings.device, os.environ)), os.environ)
 
 
 def _service(options: argparse.Namespace) -> int:

@@ -33,6 +33,11 @@ def visible(environ: Mapping[str, str], files: Path = Path("/dev")) -> list[str]
     return [str(index) for index in range(len(found))]
 
 
+def on_cpu(device: str, environ: Mapping[str, str]) -> bool:
+    """Whether engines compute on the CPU. `device` is the setting."""
+    return device == "cpu" or (device == "auto" and not visible(environ))
+
+
 def for_engines(engines: int, device: str, gpus: Sequence[str]) -> Assignment:
     """One GPU for each engine. Raises SettingsError when there are fewer GPUs than engines.
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from antiphon.backoff import Backoff
 from antiphon.processes import Child, ChildSpec, Sink
-from shared.actors.supervise import Backoff
 
 CONFIGURATION_ERROR = 78
 """Exit code of a service that was told something impossible: starting it again cannot help."""

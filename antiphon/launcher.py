@@ -19,7 +19,7 @@ from pathlib import Path
 from antiphon import devices, nats_server, sockets
 from antiphon.fleet import Failure, Fleet
 from antiphon.processes import ChildSpec
-from antiphon.readiness import announce
+from antiphon.readiness import ServerAddress, announce
 from antiphon.run_directory import run_directory
 from antiphon.settings import SERVICES, ServeSettings, check, child_environment, of_service
 from shared import limits
@@ -45,6 +45,7 @@ class Plan:
     port: int
     token: str
     """A key that the launcher's own requests can use; empty when none is needed."""
+    https: bool = False
 
 
 def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
@@ -94,7 +95,7 @@ def make_plan(
             own = {devices.VARIABLE: gpus[index]} if service == "engine" and gpus else {}
             specs.append(_service_spec(service, index, settings, {**environ, **own}, place, inherited))
     host, port = listeners[0].getsockname()[:2]
-    return Plan(specs, host, port, settings.api_keys.split(",")[0].strip())
+    return Plan(specs, host, port, settings.api_keys.split(",")[0].strip(), bool(settings.ssl_certfile))
 
 
 def _service_spec(
@@ -133,7 +134,8 @@ async def _run(plan: Plan, stop_listening: Callable[[], None]) -> int:
     fleet = Fleet(_print_line)
     stop = asyncio.create_task(_signalled(fleet))
     fleet.start(plan.specs)
-    announcing = asyncio.create_task(announce(plan.host, plan.port, plan.token, fleet.pids, _print_line))
+    place = ServerAddress(plan.host, plan.port, plan.token, plan.https)
+    announcing = asyncio.create_task(announce(place, fleet.pids, _print_line))
     try:
         await asyncio.wait({stop, fleet.failed}, return_when=asyncio.FIRST_COMPLETED)
         failure = fleet.failed.result() if fleet.failed.done() else None

@@ -9,16 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+from shared import tls
 from shared.config import (
     BusSettings,
     DetokenizerSettings,
     EngineSettings,
     GatewaySettings,
+    ModelSettings,
     SettingsError,
     TokenizerSettings,
     changed,
     flag,
 )
+from shared.other_options import VARIABLES
 
 T = TypeVar("T", bound=BusSettings)
 REPLICAS_MAX = 64
@@ -63,6 +66,10 @@ class DirectSettings(ServeSettings):
     )
 
 
+RUN_ALIAS = "model"
+"""A name that requests to `antiphon run` may always give: clients of such containers know no other."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(ServeSettings):
     """`antiphon run`: what a container starts, mostly told by variables. `completed` makes the settings to serve."""
@@ -76,16 +83,18 @@ class RunSettings(ServeSettings):
     dtype: str = changed(
         EngineSettings,
         "dtype",
-        "float16",
-        "type of weights and activations; with --backend=deepspeed --ds-dtype decides",
+        "",
+        "type of weights and activations (default: float16, on a CPU auto); --ds-dtype with --backend=deepspeed",
     )
     ds_dtype: str = flag(
         "",
-        "type that --backend=deepspeed computes with (default: float16)",
+        "type that --backend=deepspeed computes with (default: float16, on a CPU auto)",
         env="DS_DTYPE",
         choices=("float16", "bfloat16", "int8"),
         group="engine: execution",
     )
+    default_chat_temperature: float = changed(GatewaySettings, "default_chat_temperature", 0.7)
+    served_model_alias: str = changed(ModelSettings, "served_model_alias", RUN_ALIAS)
     enforce_eager: bool = changed(EngineSettings, "enforce_eager", True)
     limit_worker_concurrency: int | None = changed(
         EngineSettings,
@@ -102,27 +111,36 @@ class RunSettings(ServeSettings):
 
 
 _CONCURRENCY = {"vllm": 128, "deepspeed": 32}
-_DEEPSPEED_BATCH_SIZE = 16
+_DEEPSPEED_BATCH_SIZE, _DEEPSPEED_BATCH_WAIT_S = 16, 0.1
 NOT_FOR_USERS = frozenset({"listen_fd", "service_id"})
 """Settings that a launcher sets itself."""
 
 
-def completed(run: RunSettings) -> RunSettings:
-    """The settings with what the backend and lookahead imply. Raises SettingsError."""
+def completed(run: RunSettings, on_cpu: bool) -> RunSettings:
+    """The settings with what the backend, the device and lookahead imply. Raises SettingsError."""
+    # float16 is slow on CPUs, which have faster backends for other types.
+    unnamed_dtype = "auto" if on_cpu else "float16"
+    aliases = [name for name in run.served_model_alias.split(",") if name and name != RUN_ALIAS]
     limit = run.limit_worker_concurrency or _CONCURRENCY[run.backend]
     run = replace(
         run,
         limit_worker_concurrency=limit,
         use_v2_block_manager=run.use_v2_block_manager or run.use_lookahead,
+        served_model_alias=",".join((*aliases, RUN_ALIAS)),
     )
     if run.backend != "deepspeed":
         if run.ds_dtype:
             raise SettingsError("--ds-dtype needs --backend=deepspeed; use --dtype")
-        return run
+        return replace(run, dtype=run.dtype or unnamed_dtype)
     if run.ds_dtype == "int8":
         raise SettingsError("--ds-dtype: int8 weights are not supported; use float16 or bfloat16")
     # Weights are read straight into the type that computes: there is no loading precision beside it.
-    return replace(run, dtype=run.ds_dtype or "float16", max_batch_size=run.max_batch_size or _DEEPSPEED_BATCH_SIZE)
+    return replace(
+        run,
+        dtype=run.ds_dtype or unnamed_dtype,
+        max_batch_size=run.max_batch_size or _DEEPSPEED_BATCH_SIZE,
+        batch_wait_timeout=_DEEPSPEED_BATCH_WAIT_S if run.batch_wait_timeout is None else run.batch_wait_timeout,
+    )
 
 
 def of_service(serve: ServeSettings, kind: type[T], **changes: object) -> T:
@@ -146,6 +164,9 @@ def check(serve: ServeSettings) -> None:
         raise SettingsError("--use-lookahead needs --use-v2-block-manager: add it")
     if serve.nats_credentials and not serve.nats:
         raise SettingsError("--nats-credentials needs --nats: the server that is started here has its own")
+    if serve.use_lookahead and not serve.use_v2_block_manager:
+        raise SettingsError("--use-lookahead needs --use-v2-block-manager: add it")
+    tls.check(serve)
 
 
 def child_environment(environ: Mapping[str, str], **extra: str) -> dict[str, str]:
@@ -154,4 +175,5 @@ def child_environment(environ: Mapping[str, str], **extra: str) -> dict[str, str
     Otherwise a variable would fill in where the user chose a default by a flag.
     """
     known = {item.metadata["env"] for kind in SERVICES.values() for item in fields(kind)}
+    known |= {variable.name for variable in VARIABLES}
     return {**{name: value for name, value in environ.items() if name not in known}, **extra}

@@ -8,13 +8,16 @@ How fields become flags is in `shared.flags`, whose names are also found here: u
 
 from dataclasses import dataclass
 
+from shared import limits
 from shared.flags import (
     AT_LEAST_1,
     FRACTION,
+    JSON_WORDS,
     NOT_NEGATIVE,
     POSITIVE,
     POWER_OF_TWO,
     SHARE,
+    Rule,
     SettingsError,
     add_flags,
     changed,
@@ -22,6 +25,7 @@ from shared.flags import (
     normalise,
     parse,
     to_argv,
+    validated,
 )
 
 __all__ = [
@@ -39,7 +43,12 @@ __all__ = [
     "normalise",
     "parse",
     "to_argv",
+    "validated",
 ]
+
+
+TEMPERATURE = Rule("between 0 and 2", lambda value: 0 <= value <= 2)
+LOGPROBS = Rule(f"between 0 and {limits.LOGPROBS_MAX}", lambda value: 0 <= value <= limits.LOGPROBS_MAX)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +74,11 @@ class BusSettings:
     log_level: str = flag(
         "info", "least severe message to print", choices=("debug", "info", "warning", "error"), group="bus"
     )
+    otlp_traces_endpoint: str = flag(
+        "",
+        "URL of an OpenTelemetry collector that takes OTLP over HTTP (default: OTEL_EXPORTER_OTLP_ENDPOINT, or none)",
+        group="bus",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +93,25 @@ class ModelSettings(BusSettings):
         group="model",
     )
     revision: str = flag("", "branch, tag or commit of a model from the hub (default: main)", group="model")
-    served_model_name: str = flag("", "name that requests give in 'model' (default: the model's own)", group="model")
+    download_dir: str = flag(
+        "", "directory of the cache for models from the hub (default: that of HF_HOME)", group="model"
+    )
+    load_format: str = flag(
+        "auto",
+        "files of the weights: safetensors, or PyTorch's .bin files where there are none; safetensors: only those",
+        choices=("auto", "safetensors"),
+        group="model",
+    )
+    served_model_name: str = flag(
+        "",
+        "name that requests give in 'model' (default: the model's own); further names may follow it",
+        env="MODEL_ID",
+        group="model",
+        more="served_model_alias",
+    )
+    served_model_alias: str = flag(
+        "", "further names that requests may give, separated by commas; answers show the first name", group="model"
+    )
     task: str = flag("generate", "what the model is for", choices=("generate",), group="model")
     trust_remote_code: bool = flag(
         False,
@@ -281,7 +313,7 @@ class GatewaySettings(BusSettings):
     """The gateway. It learns the models from the engines' heartbeats."""
 
     host: str = flag("0.0.0.0", "address to listen on", group="http")
-    port: int = flag(8000, "port to listen on", group="http")
+    port: int = flag(8000, "port to listen on, 1 to 65535 (0: any free port)", group="http")
     listen_fd: int = flag(-1, "an inherited listening socket to use instead of host and port", group="http")
     api_keys: str = flag(
         "",
@@ -299,4 +331,37 @@ class GatewaySettings(BusSettings):
     return_token_ids: bool = flag(
         False, "answers carry their token ids, not only when a request asks for them", group="http"
     )
+    default_chat_temperature: float = flag(
+        1.0,
+        "temperature of chat requests that name none",
+        rule=TEMPERATURE,
+        group="http",
+    )
+    max_logprobs: int = flag(
+        limits.LOGPROBS_MAX,
+        "most candidates whose log probabilities a request may ask for with each token "
+        f"(at most {limits.LOGPROBS_MAX}; {limits.COMPLETION_LOGPROBS_MAX} on /v1/completions)",
+        rule=LOGPROBS,
+        group="http",
+    )
     keep_alive_s: float = flag(15.0, "seconds between comments on a silent stream", group="http")
+    root_path: str = flag(
+        "",
+        "path under which a proxy shows this server, such as /llm; requests may come with it or without",
+        group="http",
+    )
+    ssl_keyfile: str = flag("", "file with the private key, PEM, to serve HTTPS with", group="http")
+    ssl_certfile: str = flag("", "file with the certificate, PEM, to serve HTTPS with", group="http")
+    allowed_origins: str = flag(
+        "",
+        'origins whose pages may use this server in a browser, as a JSON list: ["*"] for all (default: none)',
+        rule=JSON_WORDS,
+        group="http",
+    )
+    allowed_methods: str = flag(
+        '["*"]', "methods that those pages may use, as a JSON list", rule=JSON_WORDS, group="http"
+    )
+    allowed_headers: str = flag(
+        '["*"]', "headers that those pages may send, as a JSON list", rule=JSON_WORDS, group="http"
+    )
+    allow_credentials: bool = flag(False, "those pages may send cookies and the like", group="http")

@@ -1,8 +1,8 @@
 """Expected failures: one table of codes, their HTTP status, and the exception that carries them.
 
-Three kinds of failure exist and are never mixed. A broken invariant is an `assert`: the actor stops and is restarted.
-An expected failure is a `ServiceError` with a code of this table: it becomes a typed reply and an HTTP error whose
-message is written for the user. Overload is a `ServiceError` too, raised at admission, with a time to retry after.
+Three kinds of failure exist and are never mixed. A broken invariant is an `assert`: the actor stops and its process
+exits. An expected failure is a `ServiceError` with a code of this table: it becomes a typed reply and an HTTP error
+whose message is for the user. Overload is a `ServiceError` too, raised at admission, with a time to retry after.
 """
 
 from typing import NamedTuple

@@ -6,6 +6,7 @@ and by the launcher, which passes settings on.
 
 import argparse
 import dataclasses
+import json
 import os
 import types
 import typing
@@ -38,6 +39,7 @@ NOT_NEGATIVE = Rule("at least 0", lambda value: 0 <= value < float("inf"))
 SHARE = Rule("above 0 and at most 1", lambda value: 0 < value <= 1)
 FRACTION = Rule("between 0 and 1", lambda value: 0 <= value <= 1)
 POSITIVE = Rule("above 0", lambda value: value > 0)
+JSON_WORDS = Rule('a JSON list of strings like ["*"]', lambda value: json_words(value) is not None)
 POWER_OF_TWO = Rule("a power of two", lambda value: value >= 1 and value & (value - 1) == 0)
 
 
@@ -50,10 +52,14 @@ def flag(
     rule: Rule | None = None,
     alias: Sequence[str] = (),
     group: str = "",
+    more: str = "",
 ) -> Any:
-    """A settings field. `group` heads it in `--help`; `rule` is checked where the value is read."""
+    """A settings field. `group` heads it in `--help`; `rule` is checked where the value is read.
+
+    `more`: the option takes several words; those after the first go, joined by commas, to the field of that name.
+    """
     metadata = {"help": help, "env": env, "choices": tuple(choices), "alias": tuple(alias), "group": group}
-    return dataclasses.field(default=default, metadata={**metadata, "rule": rule})
+    return dataclasses.field(default=default, metadata={**metadata, "rule": rule, "more": more})
 
 
 def changed(settings: type[Any], name: str, default: Any, help: str = "") -> Any:
@@ -62,14 +68,32 @@ def changed(settings: type[Any], name: str, default: Any, help: str = "") -> Any
     return dataclasses.field(default=default, metadata={**metadata, "help": help or metadata["help"]})
 
 
+def json_words(text: str) -> list[str] | None:
+    """The strings of a JSON list; none for the empty text, and None for anything else."""
+    try:
+        value: Any = json.loads(text) if text else []
+    except ValueError:
+        return None
+    if not isinstance(value, list):
+        return None
+    words = typing.cast(list[Any], value)
+    return words if all(isinstance(word, str) for word in words) else None
+
+
 def add_flags(parser: argparse.ArgumentParser, settings: type[Any], skip: frozenset[str] = frozenset()) -> None:
-    """Adds one option for each field that the parser does not have yet. Unset options stay None."""
+    """Adds one option for each field that the parser does not have yet. Unset options stay None.
+
+    A boolean field is also an option `--no-…` that stands alone; `--help` lists only the first form.
+    """
     wanted = [item for item in fields(settings) if item.name not in skip and not _has(parser, item.name)]
     for title in dict.fromkeys((*GROUPS, *(item.metadata["group"] for item in wanted))):
         group = parser.add_argument_group(title)
         for item in wanted:
             if item.metadata["group"] == title:
                 group.add_argument(*_option_names(item), **_option_arguments(item))
+                if _kind(item) is bool:
+                    no = f"--no-{_option_names(item)[0].removeprefix('--')}"
+                    group.add_argument(no, dest=item.name, action="store_const", const=False, help=argparse.SUPPRESS)
 
 
 def parse(settings: type[T], options: argparse.Namespace, environ: Mapping[str, str] | None = None) -> T:
@@ -85,6 +109,24 @@ def parse(settings: type[T], options: argparse.Namespace, environ: Mapping[str, 
         if given is not None:
             values[item.name] = None if given is NONE else _checked(item, given, source)
     return settings(**values)
+
+
+def validated(settings: type[T], values: Mapping[str, Any]) -> T:
+    """Settings from Python values, under the rules and choices of the flags. None means the default.
+
+    Raises SettingsError for a value out of range, TypeError for one of another type; `values` has only names of fields.
+    """
+    given: dict[str, Any] = {}
+    for item in fields(typing.cast(Any, settings)):
+        value = values.get(item.name)
+        if value is not None:
+            given[item.name] = _checked(item, _of_kind(item, value), item.name)
+            choices = item.metadata["choices"]
+            if choices and given[item.name] not in choices:
+                raise SettingsError(f"{item.name}: {value!r} is not one of {', '.join(choices)}")
+        elif item.name in values and isinstance(item.type, types.UnionType):
+            given[item.name] = None
+    return settings(**given)
 
 
 def to_argv(settings: Any) -> list[str]:
@@ -125,7 +167,29 @@ def _option_arguments(item: "Field[Any]") -> dict[str, Any]:
         return {**arguments, "nargs": "?", "const": True, "type": _boolean, "metavar": "true|false"}
     if item.metadata["choices"]:
         return {**arguments, "choices": item.metadata["choices"]}
+    if item.metadata["more"]:
+        return {**arguments, "nargs": "+", "action": _FirstAndMore, "more": item.metadata["more"], "metavar": "NAME"}
     return {**arguments, "type": _reader(item), "metavar": kind.__name__.upper()}
+
+
+class _FirstAndMore(argparse.Action):
+    """Stores the first word in the option's own field and the others, joined by commas, in another one.
+
+    All of them stand in `<field>_words` too, for a command that has words of its own.
+    """
+
+    def __init__(self, *args: Any, more: str, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._more = more
+
+    def __call__(
+        self, _parser: argparse.ArgumentParser, options: argparse.Namespace, values: Any, _name: str | None = None
+    ) -> None:
+        first, *others = values
+        setattr(options, self.dest, first)
+        setattr(options, f"{self.dest}_words", values)
+        if others:
+            setattr(options, self._more, ",".join(others))
 
 
 def _checked(item: "Field[Any]", value: Any, source: str) -> Any:
@@ -145,6 +209,14 @@ def _convert(item: "Field[Any]", text: str, source: str) -> Any:
     if choices and value not in choices:
         raise SettingsError(f"{source}: {text!r} is not one of {', '.join(choices)}")
     return value
+
+
+def _of_kind(item: "Field[Any]", value: Any) -> Any:
+    kind = _kind(item)
+    accepted: Any = {float: (int, float), str: (str, os.PathLike)}.get(kind, kind)
+    if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
+        raise TypeError(f"{item.name}: {value!r} is not a value of type {kind.__name__}")
+    return str(value) if kind is str else kind(value)
 
 
 def _boolean(text: str) -> bool:

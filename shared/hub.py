@@ -25,36 +25,37 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and ".." not in text
 
 
-def find_snapshot(name: str, revision: str, flag: str, *, weights: bool) -> Path:
+def find_snapshot(name: str, revision: str, flag: str, *, weights: bool, cache: str = "") -> Path:
     """The directory of a model's files; without `weights`, of its configuration and tokenizer alone.
 
-    `revision` '' is the main branch. Raises SettingsError that names `flag` and says what to do.
+    `revision` '' is the main branch, `cache` '' the library's own cache. Raises SettingsError that names `flag`
+    and says what to do.
     """
     try:
-        directory = _download(name, revision, _SMALL)
+        directory = _download(name, revision, _SMALL, cache)
         if weights:
-            directory = _download(name, directory.name, (*_SMALL, "*.safetensors"))
+            directory = _download(name, directory.name, (*_SMALL, "*.safetensors"), cache)
             if not any(directory.glob("*.safetensors")):
-                directory = _download(name, directory.name, (*_SMALL, "*.bin"))
+                directory = _download(name, directory.name, (*_SMALL, "*.bin"), cache)
     except Exception as error:  # network, disk, hub and library errors have no common base
-        raise SettingsError(f"{flag}: there is no directory {name}, and {_reason(name, revision, error)}") from error
+        reason = _reason(name, revision, error, cache)
+        raise SettingsError(f"{flag}: there is no directory {name}, and {reason}") from error
     return directory
 
 
-def _download(name: str, revision: str, patterns: tuple[str, ...]) -> Path:
+def _download(name: str, revision: str, patterns: tuple[str, ...], cache: str) -> Path:
     import huggingface_hub
 
     download: Callable[..., str] = cast(Any, huggingface_hub).snapshot_download
-    return Path(
-        download(name, revision=revision or None, allow_patterns=list(patterns), ignore_patterns=list(_FOREIGN))
-    )
+    wanted: dict[str, Any] = {"allow_patterns": list(patterns), "ignore_patterns": list(_FOREIGN)}
+    return Path(download(name, revision=revision or None, cache_dir=cache or None, **wanted))
 
 
-def _reason(name: str, revision: str, error: Exception) -> str:
+def _reason(name: str, revision: str, error: Exception, cache: str) -> str:
     """Why there is nothing, and what to do, as the end of a sentence and one more."""
     from huggingface_hub import constants, errors
 
-    hub, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
+    hub, cache = constants.ENDPOINT, cache or constants.HF_HUB_CACHE
     if isinstance(error, errors.GatedRepoError):
         return f"{name} is gated: accept its terms at {hub}/{name}, then set HF_TOKEN to a token of that account."
     if isinstance(error, errors.RevisionNotFoundError):

@@ -6,6 +6,8 @@ PROTOCOL_VERSION = 1
 # --- HTTP edge ---
 BODY_BYTES_MAX = 4 * 2**20
 """A request body. A 200k-token prompt as text is about 1 MiB."""
+FIELD_NAME_CHARS_MAX = 64
+"""Of an unknown field's name, so much is shown and compared with the known ones. No known name is longer."""
 MESSAGES_MAX = 1024
 PROMPTS_MAX = 32
 """Prompts in one completions request."""

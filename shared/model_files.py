@@ -23,21 +23,27 @@ def model_directory(settings: ModelSettings, *, weights: bool = True) -> Path:
     """
     if not settings.model:
         return DEMO_DIRECTORY
-    return _find(settings.model, settings.revision, "--model", weights=weights)
+    return _find(settings, settings.model, settings.revision, "--model", weights=weights)
 
 
 def tokenizer_directory(settings: ModelSettings) -> Path:
     """The tokenizer's directory: the model's unless one is named. Raises SettingsError."""
     if settings.tokenizer:
-        return _find(settings.tokenizer, settings.tokenizer_revision, "--tokenizer", weights=False)
+        return _find(settings, settings.tokenizer, settings.tokenizer_revision, "--tokenizer", weights=False)
     if settings.tokenizer_revision and settings.model:
-        return _find(settings.model, settings.tokenizer_revision, "--tokenizer-revision", weights=False)
+        return _find(settings, settings.model, settings.tokenizer_revision, "--tokenizer-revision", weights=False)
     return model_directory(settings, weights=False)
 
 
 def model_name(settings: ModelSettings) -> str:
     """What requests call the model: the served name, else its name or path as given, else the demo's name."""
     return settings.served_model_name or settings.model or DEMO_NAME
+
+
+def model_aliases(settings: ModelSettings) -> tuple[str, ...]:
+    """Further names that requests may give."""
+    names = (name.strip() for name in settings.served_model_alias.split(","))
+    return tuple(name for name in names if name)
 
 
 def located(settings: M) -> M:
@@ -51,12 +57,12 @@ def located(settings: M) -> M:
     return replace(settings, **changes)
 
 
-def _find(given: str, revision: str, flag: str, *, weights: bool) -> Path:
+def _find(settings: ModelSettings, given: str, revision: str, flag: str, *, weights: bool) -> Path:
     path = _path(given)
     if path.is_dir():
         return path.resolve()
     if hub.is_name(given):
-        return hub.find_snapshot(given, revision, flag, weights=weights)
+        return hub.find_snapshot(given, revision, flag, weights=weights, cache=settings.download_dir)
     raise SettingsError(f"{flag}: there is no directory {path}. Give the path of a model in Hugging Face layout.")
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from shared.version import __version__
+
 if TYPE_CHECKING:
     from opentelemetry.trace import Span as SdkSpan
 
@@ -19,6 +21,7 @@ Attribute = str | bool | int | float | tuple[str, ...]
 Attributes = Mapping[str, Attribute]
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+_TRACES = "/v1/traces"
 EXPORT_TIMEOUT_S = 5.0
 FLUSH_TIMEOUT_MS = 2000
 QUEUE_MAX = 8192
@@ -113,16 +116,17 @@ _NO_SPAN = Span()
 _tracing: _Tracing | None = None
 
 
-def setup(service_name: str, instance_id: str, environ: Mapping[str, str] | None = None) -> None:
-    """Switches tracing on when the environment names a collector (OTLP over HTTP), and off when it does not.
+def setup(service_name: str, instance_id: str, environ: Mapping[str, str] | None = None, *, endpoint: str = "") -> None:
+    """Switches tracing on when `endpoint` or the environment names a collector (OTLP over HTTP), and off otherwise.
 
-    Further `OTEL_…` variables (headers, sampler) are read by the OpenTelemetry SDK itself.
+    The URL is the collector's, or that of its traces. Further `OTEL_…` variables (headers, sampler) are read by the
+    OpenTelemetry SDK itself.
     """
     global _tracing
     shutdown()
-    endpoint = (os.environ if environ is None else environ).get(ENDPOINT, "")
+    endpoint = endpoint or (os.environ if environ is None else environ).get(ENDPOINT, "")
     if endpoint:
-        _tracing = _Sdk(service_name, instance_id, endpoint.rstrip("/") + "/v1/traces")
+        _tracing = _Sdk(service_name, instance_id, endpoint.rstrip("/").removesuffix(_TRACES) + _TRACES)
 
 
 def enabled() -> bool:
@@ -172,11 +176,12 @@ class _Sdk:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        resource = Resource.create({"service.name": service_name, "service.instance.id": instance_id})
+        about = {"service.name": service_name, "service.instance.id": instance_id, "service.version": __version__}
+        resource = Resource.create(about)
         exporter = OTLPSpanExporter(endpoint=url, timeout=EXPORT_TIMEOUT_S)
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=QUEUE_MAX))
-        self._tracer = self._provider.get_tracer("antiphon")
+        self._tracer = self._provider.get_tracer("antiphon", __version__)
 
     def start(
         self,

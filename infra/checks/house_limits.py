@@ -16,7 +16,7 @@ from pathlib import Path
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 SHOWN = 10
-SIZED = ("services", "shared", "antiphon", "infra", "bench", "tests")
+SIZED = ("services", "shared", "antiphon", "infra", "bench", "tests", "examples")
 CPP = ("*.h", "*.cpp")
 PRODUCT = ("services", "shared", "antiphon")
 _EXCUSE = re.compile(r"#\s*long:\s*\w+")

@@ -1,19 +1,27 @@
-"""Writes the tables of docs/settings.md: every flag with its variable, default and range, read from the settings.
+"""Writes the tables of docs/settings.md: every setting, and every option of other servers with its answer.
 
-What stands before the first table is written by hand and stays.
+A flag's variable, default and range are read from the settings, the answers from `shared.other_options`. What
+stands before the first table is written by hand and stays.
 
 Run as `python -m infra.checks.settings_page`; a test compares the page with what it would write.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
 from antiphon.settings import NOT_FOR_USERS, DirectSettings, RunSettings, ServeSettings
 from shared.flags import GROUPS
+from shared.other_options import OPTIONS, VARIABLES, Other, Variable
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
+_ACCEPTED = "They are accepted, and the log says once that they have no effect."
+_REFUSED = (
+    "They would change what the server does: it ends with exit code 78 before anything starts and says why. A value\n"
+    "that asks for nothing passes in silence."
+)
+_VARIABLES = "The same for variables; an empty one counts as unset."
 _COLUMNS = "| flag | variable | default | what it does |\n|---|---|---|---|"
 
 
@@ -24,7 +32,38 @@ def render() -> str:
         rows = [_row(item) for item in _flags() if item.metadata["group"] == group]
         title = group[:1].upper() + group[1:] if group != "http" else "HTTP"
         parts.append(f"## {title}\n\n{_COLUMNS}\n" + "\n".join(rows) + "\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, *_others()])
+
+
+def _others() -> Iterator[str]:
+    """The sections of what other servers have."""
+    for refused, title, about in (
+        (False, "Options of other servers without effect here", _ACCEPTED),
+        (True, "Options of other servers that are refused", _REFUSED),
+    ):
+        rows = [f"| {_names(other.names)} | {_sentence(other)} |" for other in OPTIONS if other.refused is refused]
+        yield f"## {title}\n\n{about}\n\n| options | why |\n|---|---|\n" + "\n".join(rows) + "\n"
+    rows = [f"| {_names((each.name,))} | {_of_variable(each)} |" for each in VARIABLES]
+    yield f"## Variables of other servers\n\n{_VARIABLES}\n\n| variable | why |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _sentence(other: Other) -> str:
+    return other.because.partition(": ")[2] + _passes(other.asks_nothing if other.takes != "flag" else ())
+
+
+def _of_variable(variable: Variable) -> str:
+    if not variable.because:
+        return f"as `{variable.option}`, which beats it{_passes(variable.asks_nothing)}"
+    return variable.because + _passes(variable.asks_nothing)
+
+
+def _passes(values: Sequence[str]) -> str:
+    shown = [f"`{value}`" for value in values if value]
+    return f" ({', '.join(shown)} {'pass' if len(shown) > 1 else 'passes'})" if shown else ""
+
+
+def _names(names: Sequence[str]) -> str:
+    return "<br>".join(f"`{name}`" for name in names)
 
 
 def _flags() -> Iterator["Field[Any]"]:
@@ -35,7 +74,7 @@ def _flags() -> Iterator["Field[Any]"]:
 
 def _row(item: "Field[Any]") -> str:
     facts = item.metadata
-    names = "<br>".join(f"`{name}`" for name in (_option(item.name), *facts["alias"]))
+    names = _names((_option(item.name), *facts["alias"]))
     variable = f"`{facts['env']}`" if facts["env"] else ""
     return f"| {names} | {variable} | {_defaults(item)} | {facts['help']}{_range(item)} |".replace("  ", " ")
 

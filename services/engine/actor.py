@@ -8,8 +8,8 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 
-from services.engine.core.plan import SampledLogprobs
 from services.engine.core.request import Outcome, SequenceSpec
+from services.engine.events import token_event
 from services.engine.ledger import Entry, Ledger
 from services.engine.loop import StepReport
 from services.engine.tracing import SequenceTraces
@@ -34,8 +34,6 @@ from shared.messages import (
     SubmitStatus,
     TokenEvent,
     TokenEvents,
-    TokenLogprobs,
-    TopLogprob,
 )
 from shared.sampling import check
 
@@ -246,17 +244,7 @@ def _token_event(outcome: Outcome, ledger: Ledger) -> TokenEvent | None:
     request_id, epoch = _split(outcome.request_id)
     if ledger.get(request_id, epoch) is None:
         return None
-    return TokenEvent(
-        request_id,
-        epoch,
-        outcome.position,
-        outcome.token_ids,
-        outcome.finish_reason,
-        outcome.stop_token_id,
-        tuple(map(_logprobs, outcome.logprobs)),
-        outcome.num_cached_tokens,
-        outcome.cumulative_logprob,
-    )
+    return token_event(outcome, request_id, epoch)
 
 
 def _refusal(core_request_id: str, error: ServiceError, ledger: Ledger) -> TokenEvent | None:
@@ -267,8 +255,3 @@ def _refusal(core_request_id: str, error: ServiceError, ledger: Ledger) -> Token
     return TokenEvent(
         request_id, epoch, entry.high_water, (), "error", error_code=error.code, error_message=error.message
     )
-
-
-def _logprobs(sampled: SampledLogprobs) -> TokenLogprobs:
-    top = zip(sampled.top_token_ids, sampled.top_logprobs, strict=True)
-    return TokenLogprobs(sampled.logprob, tuple(TopLogprob(i, p) for i, p in top))

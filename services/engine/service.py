@@ -14,7 +14,7 @@ from shared.actors.presence import sleep_to_beat
 from shared.clock import Clock
 from shared.config import EngineSettings
 from shared.messages import EngineStatus, ServiceName
-from shared.model_files import DEMO_NAME, model_name
+from shared.model_files import DEMO_NAME, model_aliases, model_name
 
 JOIN_S = 5.0
 
@@ -138,5 +138,6 @@ class EngineService:
             core.swapped_in_blocks,
             core.drafted_tokens,
             core.accepted_tokens,
+            model_aliases(settings),
             facts.configuration,
         )

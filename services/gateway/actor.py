@@ -245,7 +245,15 @@ class GatewayActor(Actor):
 
     def _card(self, name: str, status: EngineStatus, configuration: tuple[str, ...]) -> ModelCard:
         created = self._first_seen.setdefault(name, self._host.clock.time_ns() // 1_000_000_000)
-        return ModelCard(name, status.model_path, status.max_model_len, status.vocab_size, created, configuration)
+        return ModelCard(
+            name,
+            status.model_path,
+            status.max_model_len,
+            status.vocab_size,
+            created,
+            aliases=status.model_aliases,
+            configuration=configuration,
+        )
 
     def _now(self) -> float:
         return self._host.clock.monotonic()

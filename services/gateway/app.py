@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from services.gateway import http_errors, openapi
 from services.gateway.auth import ApiKeys
@@ -11,9 +12,14 @@ from services.gateway.engine_metrics import EngineCollector
 from services.gateway.generation import Backend
 from services.gateway.generation_endpoints import GenerationEndpoints
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.service_endpoints import ServiceEndpoints, software_version
+from services.gateway.service_endpoints import ServiceEndpoints
 from shared.config import GatewaySettings
+from shared.flags import json_words
 from shared.messages import Heartbeat
+from shared.version import __version__
+
+EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms")
+"""Headers of answers that pages of other origins may read."""
 
 
 def _no_heartbeats() -> Sequence[Heartbeat]:
@@ -28,17 +34,31 @@ def create_app(
     app = FastAPI(
         title="Antiphon",
         description="Language models behind the OpenAI API.",
-        version=software_version(),
+        version=__version__,
         redirect_slashes=False,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
     )
     http_errors.install(app, metrics.count_error)
-    app.add_middleware(Edge, keys=ApiKeys(settings.api_keys), metrics=metrics)
+    app.add_middleware(Edge, keys=ApiKeys(settings.api_keys), metrics=metrics, prefix=settings.root_path.rstrip("/"))
+    _allow_pages(app, settings)
     _add_generation(app, GenerationEndpoints(backend, metrics, settings))
     _add_service(app, ServiceEndpoints(backend, metrics))
     openapi.add_schemas(app)
     return app
+
+
+def _allow_pages(app: FastAPI, settings: GatewaySettings) -> None:
+    """Lets pages of other origins use the server. Outermost: a browser asks beforehand, and without a key."""
+    if origins := json_words(settings.allowed_origins):
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=json_words(settings.allowed_methods) or (),
+            allow_headers=json_words(settings.allowed_headers) or (),
+            allow_credentials=settings.allow_credentials,
+            expose_headers=EXPOSED_HEADERS,
+        )
 
 
 def _add_generation(app: FastAPI, endpoints: GenerationEndpoints) -> None:

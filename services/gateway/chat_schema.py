@@ -1,27 +1,9 @@
 """The body of `POST /v1/chat/completions`."""
 
-from typing import Any
-
 import msgspec
 
 from services.gateway.openai_api import SamplingFields
-
-
-class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message; only the type `text` is served."""
-
-    type: str
-    text: str | None = None
-
-
-class Turn(msgspec.Struct, kw_only=True):
-    """One message. `content` may also be the token ids of an already tokenised text."""
-
-    role: str
-    content: str | list[int | ContentPart] | None = None
-    name: str | None = None
-    tool_calls: Any = None
-    function_call: Any = None
+from shared.request.conversation import Turn
 
 
 class ChatBody(SamplingFields, kw_only=True):

@@ -19,22 +19,30 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class Edge:
-    """Wraps an application."""
+    """Wraps an application. `prefix`: the path under which a proxy shows the server, whether it cuts it off or not."""
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys, metrics: GatewayMetrics) -> None:
+    def __init__(self, app: ASGIApp, *, keys: ApiKeys, metrics: GatewayMetrics, prefix: str = "") -> None:
         self.app = app
         self._keys = keys
         self._metrics = metrics
+        self._prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers, or lets the application answer."""
         if scope["type"] == "http":
+            scope = {**scope, "root_path": self._prefix}
             await _Passage(self.app, self._keys, self._metrics, scope, send).run(receive)
         elif scope["type"] == "websocket":
             # Nothing here speaks it, and nothing may slip past the keys.
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         else:
             await self.app(scope, receive, send)
+
+
+def _route_path(scope: Scope) -> str:
+    """The path as the routes know it: without the prefix under which a proxy shows the server."""
+    path, prefix = scope["path"], scope.get("root_path", "")
+    return path.removeprefix(prefix) if prefix and path.startswith(f"{prefix}/") else path
 
 
 class _Passage:
@@ -62,7 +70,7 @@ class _Passage:
 
     async def _guarded(self, receive: Receive) -> None:
         try:
-            self._keys.check(self._scope["path"], self._scope["headers"])
+            self._keys.check(_route_path(self._scope), self._scope["headers"])
             await self._app(self._scope, receive, self._forward)
         except Exception as error:
             failure = as_service_error(error)

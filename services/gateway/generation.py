@@ -83,6 +83,8 @@ class ModelCard:
     max_model_len: int
     vocab_size: int
     created: int
+    aliases: tuple[str, ...] = ()
+    """Further names that requests may give."""
     configuration: tuple[str, ...] = ()
 
 
@@ -91,7 +93,7 @@ RETRY_AFTER_S = 1.0
 
 
 def find_model(cards: Sequence[ModelCard], name: str | None) -> ModelCard:
-    """The model a request means: by the name it is served under or the path it was loaded from.
+    """The model a request means: by the name it is served under, the path it was loaded from, or an alias.
 
     None, '' and 'default' mean the only or first one. Raises ServiceError('model_not_found') or, without any model,
     ServiceError('no_engine').
@@ -102,6 +104,9 @@ def find_model(cards: Sequence[ModelCard], name: str | None) -> ModelCard:
         return cards[0]
     for card in cards:
         if name in (card.name, card.path):
+            return card
+    for card in cards:
+        if name in card.aliases:
             return card
     known = ", ".join(repr(card.name) for card in cards)
     raise ServiceError("model_not_found", f"The model {name!r} does not exist. Served here: {known}.", param="model")

@@ -3,17 +3,18 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway import chat_schema, completion_schema, parameters, refused, request_body
+from services.gateway import chat_schema, completion_schema, parameters, request_body, unsupported_params
 from services.gateway.answering import Run, StreamedAnswer
-from services.gateway.checks import given
 from services.gateway.exchange import Arrival, Exchange, Kind
 from services.gateway.generation import Backend, GenerationRequest, ModelCard
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai_api import SamplingFields, read_body, read_fields
-from services.gateway.seeds import seeds_of
+from services.gateway.parameters import RequestDefaults
 from services.gateway.tracing import RequestTrace
 from shared import codec
 from shared.config import GatewaySettings
+from shared.request.checks import given
+from shared.request.seed_source import seeds_of
 
 
 class GenerationEndpoints:
@@ -23,25 +24,29 @@ class GenerationEndpoints:
         self._backend = backend
         self._metrics = metrics
         self._settings = settings
-        self._draw_seed = seeds_of(settings.seed)
+        self._defaults = RequestDefaults(
+            draw_seed=seeds_of(settings.seed),
+            chat_temperature=settings.default_chat_temperature,
+            max_logprobs=settings.max_logprobs,
+        )
 
     async def completions(self, request: Request) -> Response:
         """Continues a text, or each of several."""
         arrival = Arrival.now()
-        data = await _checked(request)
+        data = await _checked(request, completion_schema.CompletionBody)
         body = read_body(data, completion_schema.DECODER)
         card = self._backend.resolve_model(body.model)
-        wanted = parameters.completion(body, card, request.state.request_id, self._draw_seed)
+        wanted = parameters.completion(body, card, request.state.request_id, self._defaults)
         echoes = await self._echoes(wanted) if body.echo else _no_echoes(wanted)
         return await self._answer(request, self._exchange("completion", arrival, card, wanted, body, echoes))
 
     async def chat_completions(self, request: Request) -> Response:
         """Continues a conversation."""
         arrival = Arrival.now()
-        data = await _checked(request)
+        data = await _checked(request, chat_schema.ChatBody)
         body = read_body(data, chat_schema.DECODER)
         card = self._backend.resolve_model(body.model)
-        wanted = parameters.chat(body, card, request.state.request_id, self._draw_seed)
+        wanted = parameters.chat(body, card, request.state.request_id, self._defaults)
         echoes = await self._echoes(wanted) if body.echo else _no_echoes(wanted)
         return await self._answer(request, self._exchange("chat", arrival, card, wanted, body, echoes))
 
@@ -83,9 +88,9 @@ class GenerationEndpoints:
         )
 
 
-async def _checked(request: Request) -> bytes:
+async def _checked(request: Request, body: type[SamplingFields]) -> bytes:
     data = await request_body.read(request.scope["headers"], request.receive)
-    refused.check(read_fields(data))
+    unsupported_params.check(read_fields(data), body)
     return data
 
 

@@ -2,8 +2,8 @@
 
 The bodies themselves are in `completion_schema`, `chat_schema` and `tokenize_schema`; `parameters` checks what they
 hold. They are msgspec structs rather than pydantic models: strict by nature (a boolean is no number, "1" is no
-integer, NaN is no JSON), a quarter of the time, and the same description serves `/openapi.json`. Unknown fields are
-skipped, because client libraries send new ones; null always means the default.
+integer, NaN is no JSON), a quarter of the time, and the same description serves `/openapi.json`. Decoders skip unknown
+fields: `unsupported_params` has looked at a body's names before; null always means the default.
 """
 
 import re

@@ -4,20 +4,20 @@ Ranges of sampling parameters are `shared.sampling.check`'s; what is checked her
 prompt leaves room for `max_tokens` is checked where the prompt's length is known, behind the seam.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from services.gateway import conversation
 from services.gateway.chat_schema import ChatBody
-from services.gateway.checks import check_token_ids, given, missing, refuse, unsupported
 from services.gateway.completion_schema import CompletionBody
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.openai_api import SamplingFields
-from services.gateway.seeds import Draw, from_chance
 from services.gateway.tokenize_schema import TokenizeBody
 from shared import limits, sampling
 from shared.errors import ServiceError
+from shared.request import conversation, rules
+from shared.request.checks import check_token_ids, given, missing, refuse, unsupported
+from shared.request.seed_source import Draw, from_chance
 from shared.sampling import SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
@@ -25,26 +25,40 @@ AS_MANY_AS_FIT = 0
 _INT32 = 2**31
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestDefaults:
+    """What the server's settings say about requests. `draw_seed` is asked where a body has no seed."""
+
+    draw_seed: Draw = from_chance
+    chat_temperature: float = 1.0
+    max_logprobs: int = limits.LOGPROBS_MAX
+
+
+_DEFAULTS = RequestDefaults()
+
+
 def completion(
-    body: CompletionBody, card: ModelCard, request_id: str, draw_seed: Draw = from_chance
+    body: CompletionBody, card: ModelCard, request_id: str, defaults: RequestDefaults = _DEFAULTS
 ) -> GenerationRequest:
-    """Raises ServiceError naming the first parameter that is wrong. `draw_seed` is asked where the body has no seed."""
+    """Raises ServiceError naming the first parameter that is wrong."""
     texts, token_ids = prompts(body.prompt, card.vocab_size)
     logprobs = body.logprobs
-    if logprobs is not None and not 0 <= logprobs <= limits.COMPLETION_LOGPROBS_MAX:
-        refuse("logprobs", f"must be between 0 and {limits.COMPLETION_LOGPROBS_MAX}")
+    most = min(defaults.max_logprobs, limits.COMPLETION_LOGPROBS_MAX)
+    if logprobs is not None and not 0 <= logprobs <= most:
+        refuse("logprobs", f"must be between 0 and {most}")
     if body.echo and logprobs is not None:
         unsupported("logprobs", "Log probabilities of an echoed prompt ('echo' with 'logprobs') are")
-    params = _params(body, card, COMPLETION_MAX_TOKENS, logprobs, draw_seed)
+    params = _params(body, card, (COMPLETION_MAX_TOKENS, 1.0), logprobs, defaults.draw_seed)
     request = _request(body, card, request_id, params, len(texts) + len(token_ids))
     special = given(body.add_special_tokens, True)
     return replace(request, texts=texts, token_ids=token_ids, add_special_tokens=special)
 
 
-def chat(body: ChatBody, card: ModelCard, request_id: str, draw_seed: Draw = from_chance) -> GenerationRequest:
-    """Raises ServiceError naming the first parameter that is wrong. `draw_seed` is asked where the body has no seed."""
+def chat(body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults = _DEFAULTS) -> GenerationRequest:
+    """Raises ServiceError naming the first parameter that is wrong."""
     messages = conversation.messages(body.messages, card.vocab_size)
-    params = _params(body, card, AS_MANY_AS_FIT, _chat_logprobs(body), draw_seed)
+    logprobs = _chat_logprobs(body, defaults.max_logprobs)
+    params = _params(body, card, (AS_MANY_AS_FIT, defaults.chat_temperature), logprobs, defaults.draw_seed)
     return replace(
         _request(body, card, request_id, params, 1),
         messages=messages,
@@ -95,29 +109,32 @@ def _check_number_of_prompts(number: int) -> None:
         refuse("prompt", f"must hold between 1 and {limits.PROMPTS_MAX} prompts")
 
 
-def _chat_logprobs(body: ChatBody) -> int | None:
+def _chat_logprobs(body: ChatBody, most: int) -> int | None:
     top = body.top_logprobs
-    if top is not None and not 0 <= top <= limits.LOGPROBS_MAX:
-        refuse("top_logprobs", f"must be between 0 and {limits.LOGPROBS_MAX}")
+    if top is not None and not 0 <= top <= most:
+        refuse("top_logprobs", f"must be between 0 and {most}")
     if body.logprobs is None or body.logprobs is False:
         if top:
             refuse("top_logprobs", "needs 'logprobs' to be true")
         return None
     if body.logprobs is True:
         return top or 0
-    if not 0 <= body.logprobs <= limits.COMPLETION_LOGPROBS_MAX:
-        refuse("logprobs", f"must be true, false or between 0 and {limits.COMPLETION_LOGPROBS_MAX}")
+    most = min(most, limits.COMPLETION_LOGPROBS_MAX)
+    if not 0 <= body.logprobs <= most:
+        refuse("logprobs", f"must be true, false or between 0 and {most}")
     return body.logprobs if top is None else top
 
 
 def _params(
-    body: SamplingFields, card: ModelCard, default_max_tokens: int, logprobs: int | None, draw_seed: Draw
+    body: SamplingFields, card: ModelCard, endpoint: tuple[int, float], logprobs: int | None, draw_seed: Draw
 ) -> SamplingParams:
+    """`endpoint`: its own defaults of max_tokens and temperature."""
+    default_max_tokens, default_temperature = endpoint
     max_tokens = _max_tokens(body, card, default_max_tokens)
     params = SamplingParams(
         max_tokens=max_tokens or card.max_model_len,
         min_tokens=given(body.min_tokens, 0),
-        temperature=given(body.temperature, 1.0),
+        temperature=given(body.temperature, default_temperature),
         top_p=given(body.top_p, 1.0),
         # More than all tokens is all tokens, and fits into a message.
         top_k=min(given(body.top_k, -1), card.vocab_size),
@@ -159,44 +176,19 @@ def _request(
 ) -> GenerationRequest:
     if body.stream_options is not None and not body.stream:
         refuse("stream_options", "needs 'stream' to be true")
+    n = given(body.n, 1)
+    rules.check_choices(n, body.best_of, params.temperature, params.top_k, num_prompts)
     return GenerationRequest(
         request_id=request_id,
         model=card.name,
         params=params,
-        n=_choices(body, params, num_prompts),
-        stop=_stop(body),
+        n=n,
+        stop=rules.stop_strings(body.stop),
         include_stop_str_in_output=given(body.include_stop_str_in_output, False),
         skip_special_tokens=given(body.skip_special_tokens, True),
         cache_salt=_cache_salt(body),
         priority=_priority(body),
     )
-
-
-def _choices(body: SamplingFields, params: SamplingParams, num_prompts: int) -> int:
-    n = given(body.n, 1)
-    if not 1 <= n <= limits.CHOICES_MAX:
-        refuse("n", f"must be between 1 and {limits.CHOICES_MAX}")
-    if n * num_prompts > limits.SEQUENCES_PER_REQUEST_MAX:
-        refuse("n", f"times the number of prompts must not exceed {limits.SEQUENCES_PER_REQUEST_MAX}")
-    if n > 1 and params.temperature == 0:
-        refuse("n", "must be 1 when 'temperature' is 0: every choice would be the same")
-    if n > 1 and params.top_k == 1:
-        refuse("n", "must be 1 when 'top_k' is 1: every choice would be the same")
-    best_of = given(body.best_of, n)
-    if best_of < n:
-        refuse("best_of", "must not be less than 'n'")
-    if best_of > n:
-        unsupported("best_of", "'best_of' greater than 'n' is")
-    return n
-
-
-def _stop(body: SamplingFields) -> tuple[str, ...]:
-    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    if len(stop) > limits.STOP_STRINGS_MAX:
-        refuse("stop", f"must hold at most {limits.STOP_STRINGS_MAX} strings")
-    if any(not 1 <= len(one) <= limits.STOP_STRING_CHARS_MAX for one in stop):
-        refuse("stop", f"must hold strings of 1 to {limits.STOP_STRING_CHARS_MAX} characters")
-    return stop
 
 
 def _cache_salt(body: SamplingFields) -> bytes:

@@ -1,9 +1,6 @@
 """A request's prompts as token ids, and the sampling parameters of each sequence. Asks the tokenizer pool for text."""
 
-import hashlib
 from dataclasses import dataclass
-
-import msgspec
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.peers import Peers
@@ -12,6 +9,7 @@ from shared.codec import pack_ids, unpack_ids
 from shared.context import check_context
 from shared.errors import ServiceError
 from shared.messages import TokenizedPrompt, TokenizeReply, TokenizeRequest
+from shared.request.rules import choice_params
 from shared.sampling import SamplingParams
 
 
@@ -63,9 +61,7 @@ def text_size(request: GenerationRequest) -> int:
 
 def sequence_params(params: SamplingParams, choice: int, num_prompt_tokens: int, card: ModelCard) -> SamplingParams:
     """The parameters of one choice: its own seed, and `max_tokens` filled in where the request left it open."""
-    room = card.max_model_len - num_prompt_tokens
-    seed = params.seed if choice == 0 else _derived_seed(params.seed, choice)
-    return msgspec.structs.replace(params, seed=seed, max_tokens=params.max_tokens or room)
+    return choice_params(params, choice, card.max_model_len - num_prompt_tokens)
 
 
 def _given(ids: tuple[int, ...], request: GenerationRequest, card: ModelCard, block_size: int) -> Prompt:
@@ -83,8 +79,3 @@ def _given(ids: tuple[int, ...], request: GenerationRequest, card: ModelCard, bl
 
 def _from_reply(prompt: TokenizedPrompt) -> Prompt:
     return Prompt(tuple(unpack_ids(prompt.token_ids)), prompt.token_ids, prompt.block_hashes)
-
-
-def _derived_seed(seed: int, choice: int) -> int:
-    digest = hashlib.sha256(f"{seed}/{choice}".encode()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True)

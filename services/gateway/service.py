@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from services.gateway.actor import GatewayActor
 from services.gateway.app import create_app
-from shared import limits
+from shared import limits, tls
 from shared.actors.host import Host
 from shared.config import GatewaySettings, SettingsError
 from shared.messages import GatewayStatus, ServiceName
@@ -22,11 +22,12 @@ TICKS_A_SECOND = 10
 
 
 class GatewayService:
-    """One gateway."""
+    """One gateway. Raises SettingsError when it is to serve HTTPS with files that cannot be used."""
 
     name: ServiceName = "gateway"
 
     def __init__(self, settings: GatewaySettings) -> None:
+        tls.check(settings)
         self._settings = settings
         self._actor: GatewayActor | None = None
 
@@ -38,7 +39,7 @@ class GatewayService:
         self._actor_task = asyncio.create_task(self._actor.run())
         self._watch_task = asyncio.create_task(self._actor.watch())
         app = create_app(self._actor, self._settings, heartbeats=self._actor.engines)
-        self._server = _Server(server_config(app))
+        self._server = _Server(server_config(app, self._settings))
         self._server_task = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     def status(self) -> GatewayStatus:
@@ -94,7 +95,7 @@ class _Server(uvicorn.Server):
                     await self._leave.wait()
 
 
-def server_config(app: FastAPI) -> uvicorn.Config:
+def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
     """The HTTP server around the application. Signals, logging and the socket are the process's own."""
     return uvicorn.Config(
         app,
@@ -106,6 +107,8 @@ def server_config(app: FastAPI) -> uvicorn.Config:
         timeout_graceful_shutdown=int(limits.DRAIN_S),
         timeout_keep_alive=int(limits.IDLE_CONNECTION_S),
         server_header=False,
+        ssl_certfile=settings.ssl_certfile or None,
+        ssl_keyfile=settings.ssl_keyfile or None,
     )
 
 

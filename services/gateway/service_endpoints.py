@@ -1,17 +1,16 @@
 """Everything that does not generate: models, tokens, health, metrics, version."""
 
-from importlib import metadata
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway import parameters, refused, request_body, responses, tokenize_schema
-from services.gateway.checks import check_token_ids
+from services.gateway import parameters, request_body, responses, tokenize_schema, unsupported_params
 from services.gateway.generation import Backend, ModelCard
 from services.gateway.metrics import CONTENT_TYPE, GatewayMetrics
-from services.gateway.openai_api import read_body, read_fields
+from services.gateway.openai_api import SamplingFields, read_body, read_fields
 from shared.errors import ServiceError
+from shared.request.checks import check_token_ids
+from shared.version import __version__
 
 _JSON = "application/json"
 
@@ -35,7 +34,10 @@ class ServiceEndpoints:
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text or a conversation."""
         data = await request_body.read(request.scope["headers"], request.receive)
-        refused.check(read_fields(data))
+        # Whoever counts tokens sends the request that is to be counted: how tokens are drawn changes nothing.
+        unsupported_params.check(
+            read_fields(data), tokenize_schema.TokenizeBody, no_effect=SamplingFields.__struct_fields__
+        )
         body = read_body(data, tokenize_schema.TOKENIZE_DECODER)
         card = self._backend.resolve_model(body.model)
         wanted = parameters.tokenize(body, card, request.state.request_id)
@@ -52,6 +54,7 @@ class ServiceEndpoints:
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
         data = await request_body.read(request.scope["headers"], request.receive)
+        unsupported_params.check(read_fields(data), tokenize_schema.DetokenizeBody)
         body = read_body(data, tokenize_schema.DETOKENIZE_DECODER)
         card = self._backend.resolve_model(body.model)
         if not body.tokens:
@@ -77,21 +80,13 @@ class ServiceEndpoints:
 
     async def version(self) -> Response:
         """The version of this software."""
-        return _json({"version": software_version()})
+        return _json({"version": __version__})
 
     def _find(self, model_id: str) -> ModelCard:
         for card in self._backend.models():
-            if card.name == model_id:
+            if model_id == card.name or model_id in card.aliases:
                 return card
         raise ServiceError("model_not_found", f"The model '{model_id}' does not exist.", param="model")
-
-
-def software_version() -> str:
-    """The installed version, or 'unknown' where the code runs without being installed."""
-    try:
-        return metadata.version("antiphon")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 _encode = msgspec.json.Encoder().encode

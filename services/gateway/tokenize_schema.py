@@ -2,7 +2,7 @@
 
 import msgspec
 
-from services.gateway.chat_schema import Turn
+from shared.request.conversation import Turn
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):

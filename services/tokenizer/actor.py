@@ -22,7 +22,6 @@ from services.tokenizer.requests import (
     detokenize,
     num_characters,
     num_tokens,
-    plain_messages,
     tokenize,
 )
 from shared import limits, telemetry
@@ -34,6 +33,7 @@ from shared.messages import DetokenizeReply, DetokenizeRequest, Message, Tokeniz
 from shared.subjects import TOKENIZER_QUEUE
 from shared.telemetry import Names
 from shared.text.codec import Codec
+from shared.text.turns import plain_messages
 
 log = logging.getLogger(__name__)
 THREADS_MAX = 4

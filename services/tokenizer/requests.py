@@ -2,11 +2,12 @@
 
 from shared import limits
 from shared.blocks import chain_hashes
-from shared.codec import DecodeError, pack_ids, unpack_ids
+from shared.codec import pack_ids
 from shared.context import check_context
 from shared.errors import ServiceError
-from shared.messages import ChatMessage, DetokenizeRequest, TokenizedPrompt, TokenizeReply, TokenizeRequest
+from shared.messages import DetokenizeRequest, TokenizedPrompt, TokenizeReply, TokenizeRequest
 from shared.text.codec import Codec
+from shared.text.turns import known_ids
 
 
 def check_model(model: str, served: str) -> None:
@@ -38,15 +39,6 @@ def num_characters(request: TokenizeRequest) -> int:
     return sum(map(len, request.prompts)) + sum(len(message.content) for message in request.messages)
 
 
-def plain_messages(codec: Codec, messages: tuple[ChatMessage, ...]) -> list[dict[str, str]]:
-    """The conversation as a chat template sees it.
-
-    A pre-tokenised turn is decoded first, special tokens included: a template works on text, and what comes before and
-    after a turn decides how its text is cut into tokens. Raises ServiceError for ids outside the vocabulary.
-    """
-    return [_plain_message(codec, message) for message in messages]
-
-
 def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> TokenizeReply:
     """The reply for these texts: the request's prompts, or its rendered conversation.
 
@@ -61,32 +53,12 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
 
 def detokenize(codec: Codec, request: DetokenizeRequest) -> str:
     """The text of the request's tokens, special tokens included. Raises ServiceError for ids outside the vocabulary."""
-    return codec.decode(_known_ids(codec, request.token_ids, "tokens"))
+    return codec.decode(known_ids(codec, request.token_ids, "tokens"))
 
 
 def num_tokens(reply: TokenizeReply) -> int:
     """Tokens in all prompts of a reply."""
     return sum(len(prompt.token_ids) for prompt in reply.prompts) // 4
-
-
-def _plain_message(codec: Codec, message: ChatMessage) -> dict[str, str]:
-    token_ids = message.token_ids
-    content = codec.decode(_known_ids(codec, token_ids, "messages")) if token_ids else message.content
-    plain = {"role": message.role, "content": content}
-    return {**plain, "name": message.name} if message.name else plain
-
-
-def _known_ids(codec: Codec, packed: bytes, param: str) -> list[int]:
-    try:
-        token_ids = unpack_ids(packed)
-    except DecodeError:
-        raise ServiceError("invalid_value", f"'{param}' is not a list of token ids.", param=param) from None
-    unknown = next((i for i in token_ids if not codec.knows(i)), None)
-    if unknown is not None:
-        raise ServiceError(
-            "invalid_value", f"'{param}' holds the token id {unknown}, outside the vocabulary.", param=param
-        )
-    return token_ids
 
 
 def _tokenized(codec: Codec, request: TokenizeRequest, token_ids: list[int]) -> TokenizedPrompt:

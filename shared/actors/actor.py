@@ -5,14 +5,14 @@ a process hosts a few actors on one event loop (`Actor.bind` ties one to subject
 
 The failure rule, for every actor of the system:
 
-- A handler that raises `ServiceError` fails *that message*: a request is answered with `ErrorReply`; then, and for a
-  message nobody waits on, `on_failure(message, error)` runs, which must end what the message belonged to.
+- A handler that raises `ServiceError` fails *that message*: a request is answered with `ErrorReply`; for a message that
+  has no reply subject the failure is logged.
 - Any other exception is the same with the code `internal_error`, and its traceback is logged.
-- `AssertionError` is a broken invariant: the actor stops. The message at hand, and what waits in the mailbox or arrives
-  later, is answered with `actor_stopped`, `on_crash` runs, which must fail everything the actor holds, and `run`
-  raises; whoever supervises it starts a new one.
+- `AssertionError` is a broken invariant: the actor stops. The message at hand, the messages in the mailbox and later
+  ones are answered with `actor_stopped`, `on_crash` runs, which must fail everything the actor holds, and `run` raises.
+  The process of a service then exits with 13 and is started again by the launcher or the container runtime.
 - A message that finds the mailbox full is refused: a request is answered with `server_is_overloaded`, anything else is
-  counted and given to `on_overflow`.
+  counted and logged.
 """
 
 import asyncio
@@ -82,20 +82,11 @@ class Actor:
 
     # --- life cycle ---
 
-    async def on_start(self) -> None:
-        """Runs once before the first message."""
-
     async def on_stop(self) -> None:
         """Runs once after the last message of an orderly stop; never together with `on_crash`."""
 
     async def on_crash(self, error: BaseException) -> None:
         """Runs once when the actor dies: must fail everything it holds."""
-
-    async def on_failure(self, message: Message, error: ServiceError) -> None:
-        """A handler failed on `message`, and its sender, if it waits, has been told."""
-
-    def on_overflow(self, message: Message) -> None:
-        """A message without a waiting sender was refused because the mailbox is full."""
 
     async def bind(self, subject: str, *types: type[Message], queue: str = "") -> None:
         """Receives messages of `types` on `subject`. Every type needs a handler."""
@@ -107,7 +98,6 @@ class Actor:
     async def run(self) -> None:
         """Handles messages until `stop`. Raises what killed the actor."""
         try:
-            await self.on_start()
             while (envelope := await self._next()) is not None:
                 await self._handle(envelope)
         except BaseException as error:
@@ -139,7 +129,7 @@ class Actor:
             self.overflowed += 1
             refusal = ErrorReply("server_is_overloaded", f"{self.name} has too many messages waiting.", "", 1.0)
             if not self._reply_soon(envelope, refusal):
-                self.on_overflow(envelope.message)
+                self._log_overflow(envelope.message)
             return
         self._mailbox.append(envelope)
         self._idle.clear()
@@ -192,7 +182,13 @@ class Actor:
                 await self.transport.publish(envelope.reply, codec.encode(error_reply(error)))
             except ServiceError as unsent:
                 log.warning("%s could not tell of a failure (%s): %s", self.name, error.code, unsent)
-        await self.on_failure(envelope.message, error)
+        else:
+            log.warning("%s: %s failed: %s", self.name, type(envelope.message).__name__, error.message)
+
+    def _log_overflow(self, message: Message) -> None:
+        # At 1, 2, 4, 8 … refusals: a flood of messages must not become a flood of log lines.
+        if self.overflowed & (self.overflowed - 1) == 0:
+            log.warning("%s: mailbox full, %s dropped (%d so far)", self.name, type(message).__name__, self.overflowed)
 
     async def _crash(self, error: BaseException) -> None:
         level = logging.INFO if isinstance(error, asyncio.CancelledError) else logging.CRITICAL

@@ -36,7 +36,9 @@ from shared.actors.transport import Transport
 from shared.clock import SystemClock
 from shared.config import BusSettings, SettingsError, add_flags, normalise, parse
 from shared.errors import ServiceError
+from shared.other_options import take
 from shared.subjects import TOKENIZER_QUEUE, Subjects, check_id, new_boot
+from shared.version import __version__
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=BusSettings)
@@ -49,7 +51,6 @@ PROBE_S = 5.0
 """Longest way of the self probe through the bus."""
 RUN_END_S = 2.0
 """What a drained service may take to return from `run`."""
-VERSION = "0.1.0"
 
 
 # --- the process ------------------------------------------------------------------------------------------------------
@@ -67,13 +68,17 @@ def main(
 
     `build` makes the service from its settings; it may raise SettingsError or ServiceError for what the user got wrong.
     """
+    taken = take(normalise(sys.argv[1:] if argv is None else argv), os.environ)
     try:
-        settings = _settings(settings_type, name, sys.argv[1:] if argv is None else argv)
+        settings = _settings(settings_type, name, taken.words)
+        notices = taken.notices()
     except SettingsError as error:
         sys.stderr.write(f"{name}: {error}\n")
         return EXIT_CONFIG
     configure_logging(settings.log_level, settings.service_id)
-    telemetry.setup(f"antiphon-{name}", settings.service_id)
+    for notice in notices:
+        log.info("%s", notice)
+    telemetry.setup(f"antiphon-{name}", settings.service_id, endpoint=settings.otlp_traces_endpoint)
     with asyncio.Runner() as runner:
         code = runner.run(_build_and_run(settings, build, heartbeat_thread))
         telemetry.shutdown()
@@ -260,7 +265,7 @@ class _Parser(argparse.ArgumentParser):
 def _settings(settings_type: type[S], name: str, argv: Sequence[str]) -> S:
     parser = _Parser(prog=f"python -m services.{name}", allow_abbrev=False)
     add_flags(parser, settings_type)
-    settings = parse(settings_type, parser.parse_args(normalise(argv)))
+    settings = parse(settings_type, parser.parse_args(argv))
     return dataclasses.replace(settings, service_id=_member_id(settings, name))
 
 
@@ -341,7 +346,7 @@ def _subjects(namespace: str) -> Subjects:
 def _identity(service: str, host: Host, namespace: str) -> Identity:
     metadata = {"boot": host.boot, "namespace": namespace, "protocol": str(limits.PROTOCOL_VERSION)}
     endpoints = _endpoints(service, host)
-    return Identity(f"{namespace}-{service}", host.id, VERSION, f"Antiphon {service}", metadata, endpoints)
+    return Identity(f"{namespace}-{service}", host.id, __version__, f"Antiphon {service}", metadata, endpoints)
 
 
 def _endpoints(service: str, host: Host) -> Sequence[Endpoint]:

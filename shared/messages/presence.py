@@ -41,6 +41,8 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     swapped_in_blocks: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    model_aliases: tuple[str, ...] = ()
+    """Further names that requests may give for `model`."""
     configuration: str = ""
     """Hash of what can change tokens beside the weights: types, computing backend, hardware, software."""
 

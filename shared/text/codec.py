@@ -128,7 +128,7 @@ def load_facts(directory: Path, chat_template: str = "") -> TextFacts:
     """
     config = _read_object(directory / "tokenizer_config.json")
     named = {**_named_tokens(_read_object(directory / "special_tokens_map.json")), **_named_tokens(config)}
-    template = _given_template(chat_template) if chat_template else _own_template(directory, config)
+    template = given_template(chat_template) if chat_template else _own_template(directory, config)
     return TextFacts(named, template)
 
 
@@ -147,7 +147,8 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _given_template(chat_template: str) -> str:
+def given_template(chat_template: str) -> str:
+    """The text of a chat template that is given as text or as the path of a file. Raises SettingsError."""
     if any(mark in chat_template for mark in _TEMPLATE_MARKS):
         # On one line, as a shell passes it, a line break is written as backslash and n.
         return chat_template.replace("\\n", "\n").replace("\\t", "\t")

@@ -23,6 +23,8 @@ SERVICES = ("gateway", "tokenizer", "engine", "detokenizer")
 PROJECT = f"antiphon-test-{os.getpid()}"
 HEALTHY_S, RESTART_S = 240.0, 90.0
 NAME = "antiphon-demo"
+LONG = 2000
+"""Tokens; nearly the demo model's context: a second or more."""
 pytestmark = [pytest.mark.container, pytest.mark.timeout(1200)]
 
 STATUSES = """
@@ -105,7 +107,7 @@ class Stack:
         form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
         return [f"http://{run('docker', 'inspect', '-f', form, c)}:8000/v1" for c in self.containers("gateway")]
 
-    def front(self) -> str:
+    def balanced(self) -> str:
         """Base URL of the port that all gateways share."""
         return f"http://127.0.0.1:{self._port}/v1"
 
@@ -162,6 +164,13 @@ def served(url: str) -> float:
         lines = answer.read().decode().splitlines()
     counts = [line.rpartition(" ")[2] for line in lines if line.startswith("http_requests_total") and "chat" in line]
     return sum(map(float, counts))
+
+
+def running(url: str) -> float:
+    """Sequences that the engines work on, as one gateway knows from their heartbeats."""
+    with urllib.request.urlopen(url.replace("/v1", "/metrics"), timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:num_requests_running"))
 
 
 async def load(urls: list[str], count: int, *, during: Callable[[], None] | None = None) -> list[str]:
@@ -235,13 +244,13 @@ def test_each_gateway_answers_the_openai_client_whole_and_streamed(stack: Stack)
 
 
 def test_one_port_serves_both_gateways_and_says_when_there_is_none(stack: Stack) -> None:
-    with openai.OpenAI(base_url=stack.front(), api_key="EMPTY", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=stack.balanced(), api_key="EMPTY", max_retries=0, timeout=60) as client:
         ask = {"model": NAME, "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}
         whole = client.chat.completions.create(**ask).choices[0].message.content
         chunks = client.chat.completions.create(**ask, stream=True)
         assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole
     stack.compose("stop", "-t", "30", "gateway")
-    with openai.OpenAI(base_url=stack.front(), api_key="EMPTY", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=stack.balanced(), api_key="EMPTY", max_retries=0, timeout=60) as client:
         with pytest.raises(openai.InternalServerError, match="No gateway is running") as error:
             client.models.list()
         assert error.value.status_code == 503
@@ -249,9 +258,32 @@ def test_one_port_serves_both_gateways_and_says_when_there_is_none(stack: Stack)
     stack.wait_until_healthy(RESTART_S)
 
 
+async def test_a_stream_passes_the_load_balancer_piece_by_piece_and_ends_with_its_client(stack: Stack) -> None:
+    gateway = stack.gateways()[0]
+    async with openai.AsyncOpenAI(base_url=stack.balanced(), api_key="EMPTY", max_retries=0, timeout=60) as client:
+        chunks = await client.completions.create(
+            model=NAME, prompt="a", stream=True, max_tokens=LONG, extra_body={"ignore_eos": True}
+        )
+        await anext(chunks)
+        # With a buffer on the way the first piece would come when the engine has nothing left to do.
+        await asyncio.to_thread(wait_until, lambda: running(gateway) == 1, 10.0, lambda: "the first piece came last")
+        await chunks.close()
+    await asyncio.to_thread(wait_until, lambda: running(gateway) == 0, 30.0, lambda: "the request goes on")
+
+
+async def test_a_killed_gateway_fails_no_request_that_comes_later(stack: Stack) -> None:
+    victim = stack.containers("gateway")[0]
+    starts = stack.starts(victim)
+    await asyncio.to_thread(stack.kill, victim)
+    texts = await load([stack.balanced()] * 16, 16)
+    assert len(texts) == 16
+    await asyncio.to_thread(wait_until, lambda: stack.starts(victim) == starts + 1, RESTART_S, stack.describe)
+    await asyncio.to_thread(stack.wait_until_healthy, RESTART_S)
+
+
 async def test_every_replica_takes_work(stack: Stack) -> None:
     before = stack.statuses()
-    await load([stack.front()] * 48, 48)
+    await load([stack.balanced()] * 48, 48)
     after = stack.statuses()
     assert all(served(url) for url in stack.gateways()), "a gateway got no connection from the common port"
     for service in ("tokenizer", "engine", "detokenizer"):

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import re
+import ssl
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -16,6 +18,9 @@ from tests.unit.shared.hub_server import NAME, write_cache
 pytestmark = [pytest.mark.system, pytest.mark.nats]
 DIRECT = ("antiphon.entrypoints.openai.api_server",)
 PROMPT_IDS = list(range(10, 20))
+HELLO = [{"role": "user", "content": "Hello"}]
+TLS = Path(__file__).parent / "tls"
+"""A key and its certificate for localhost, signed by itself."""
 
 
 def three_answers(served: Served) -> list[list[str]]:
@@ -55,6 +60,44 @@ async def test_a_container_serves_with_several_workers_and_what_is_too_much_wait
                 running += map(float, re.findall(r"^vllm:num_requests_running{.*} (\S+)", page, re.MULTILINE))
             assert {(await request).choices[0].finish_reason for request in requests} == {"length"}
         assert max(running) == 1
+
+
+def chat(served: Served, **fields: Any) -> Any:
+    return fetch(served, "POST", "/v1/chat/completions", {"messages": HELLO, "seed": 3, "max_tokens": 40, **fields})
+
+
+@pytest.mark.spec("S-SRV-002:start", "S-SRV-037", "S-DEP-030", "S-API-015:run", "S-DEP-042:run")
+def test_a_container_is_asked_by_any_name_draws_at_its_own_temperature_and_computes_fast(model: Path) -> None:
+    environ = {"MODEL_PATH": str(model), "MODEL_ID": "Foo", "TP": "1", "QUANTIZATION": "", "USE_OPENAI": "1"}
+    with until_the_end(Served("--device=cpu", environ=environ, command=("antiphon", "run"))) as served:
+        assert "the fast CPU backend is not used" not in served.output
+        assert [card["id"] for card in fetch(served, "GET", "/v1/models").json["data"]] == ["Foo"]
+        for name in ("Foo", "model", "default", str(model), None):
+            answer = chat(served, model=name)
+            assert (answer.status, answer.json["model"]) == (200, "Foo"), name
+        assert chat(served, model="other").status == 404
+        texts = [chat(served, **fields).json["choices"] for fields in ({}, {"temperature": 0.7}, {"temperature": 1.0})]
+        assert texts[0] == texts[1] != texts[2]
+    with until_the_end(Served(f"--model={model}")) as served:
+        assert chat(served, model="model").status == 404
+        assert chat(served).json["choices"] == chat(served, temperature=1.0).json["choices"]
+
+
+async def test_a_server_is_shown_over_https_under_several_names(model: Path) -> None:
+    files = (f"--ssl-keyfile={TLS / 'key.pem'}", f"--ssl-certfile={TLS / 'certificate.pem'}")
+    names = ("--served-model-name", "first", "second", "--disable-log-requests", "--load-format=safetensors")
+    with until_the_end(Served(f"--model={model}", *names, *files, command=DIRECT)) as served:
+        assert served.output.count("--disable-log-requests has no effect here: ") == 1
+        assert served.url.startswith("https://")
+        trusted = openai.DefaultHttpxClient(verify=ssl.create_default_context(cafile=TLS / "certificate.pem"))
+        address = served.url.replace("0.0.0.0", "localhost").removesuffix("/v1") + "/v1"
+        with openai.OpenAI(base_url=address, api_key="EMPTY", http_client=trusted, max_retries=0) as client:
+            assert [card.id for card in client.models.list().data] == ["first"]
+            for name in ("first", "second"):
+                answer = client.completions.create(model=name, prompt="A", max_tokens=2)
+                assert answer.model == "first"
+        assert (await get("127.0.0.1", served.port, "/readyz")).status == 0
+        assert (await get("127.0.0.1", served.port, "/readyz", https=True)).status == 200
 
 
 @pytest.mark.spec("S-SRV-020", "S-SRV-024", "S-SRV-026")

@@ -78,7 +78,8 @@ def test_a_chat_request_names_the_model_by_the_path_it_was_launched_with(client:
 @pytest.mark.spec("S-SRV-013", "S-API-006", "S-API-080", "S-DEP-038")
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_request_carries_any_one_of_the_keys(served: Served, path: str) -> None:
-    body = {"prompt": "A", "messages": [{"role": "user", "content": "A"}], "max_tokens": 1}
+    asked = {"messages": [{"role": "user", "content": "A"}]} if "chat" in path else {"prompt": "A"}
+    body = {**asked, "max_tokens": 1}
     for key in ("first-key", "second-key"):
         assert fetch(served, "POST", path, body, Authorization=f"Bearer {key}").status == 200
     wrong = [{"Authorization": f"Bearer {key}"} for key in ("third-key", "first-key,second-key", "", ",")]
@@ -160,3 +161,11 @@ def test_a_setting_out_of_range_is_refused_by_name_before_anything_starts(
         monkeypatch.setenv(name, value)
     assert main(["serve", *flags]) == 78
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.spec("S-SRV-056", "S-SRV-102")
+def test_lookahead_without_its_block_manager_ends_the_direct_entry_point_before_anything_starts(model: Path) -> None:
+    argv = [sys.executable, "-m", "antiphon.entrypoints.openai.api_server", f"--model={model}", "--use-lookahead"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 78
+    assert (done.stdout, done.stderr) == ("", "antiphon: --use-lookahead needs --use-v2-block-manager: add it\n")

@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from shared.telemetry import ENDPOINT, Names
+from shared.telemetry import Names
 from tests.system.served import Served, fetch, has_opentelemetry, serve_tiny, until_the_end, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.nats]
@@ -87,8 +87,8 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def served(model: Path, collector: Collector) -> Iterator[Served]:
-    environ = {ENDPOINT: collector.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
-    with until_the_end(serve_tiny(model, environ=environ)) as started:
+    environ = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
+    with until_the_end(serve_tiny(model, f"--otlp-traces-endpoint={collector.url}", environ=environ)) as started:
         yield started
 
 

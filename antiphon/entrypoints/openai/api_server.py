@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from antiphon.cli import Parser, guarded, unknown_words
 from antiphon.settings import NOT_FOR_USERS, DirectSettings
 from shared.config import SettingsError, add_flags, normalise, parse
+from shared.other_options import take
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,10 +19,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     program = "python -m antiphon.entrypoints.openai.api_server"
     parser = Parser(prog=program, usage=f"{program} --model MODEL [FLAGS]", description=__doc__, allow_abbrev=False)
     add_flags(parser, DirectSettings, skip=NOT_FOR_USERS)
-    options, unknown = parser.parse_known_args(normalise(sys.argv[1:] if argv is None else argv))
+    taken = take(normalise(sys.argv[1:] if argv is None else argv), os.environ)
+    options, unknown = parser.parse_known_args(taken.words)
     if unknown:
         parser.error(unknown_words(unknown, parser.options()))
-    return guarded(lambda: _serve(parse(DirectSettings, options)))
+    return guarded(lambda: _serve(parse(DirectSettings, options)), taken)
 
 
 def _serve(settings: DirectSettings) -> int:

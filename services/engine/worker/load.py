@@ -23,6 +23,8 @@ _OLDEST, _OLDEST_WITH_FLOAT8 = (8, 0), (8, 9)
 def load_worker(settings: EngineSettings) -> ModelWorker:
     """A loaded worker. Raises `SettingsError` or `ServiceError` for settings or a model that cannot work."""
     model_dir, device = model_directory(settings), choose_device(settings.device)
+    if settings.load_format == "safetensors" and not any(model_dir.glob("*.safetensors")):
+        raise SettingsError(f"--load-format=safetensors: {model_dir} has no file of that kind; leave the option out")
     for notice in cpu_notices(settings) if device.type == "cpu" else ():
         logger.info("%s", notice)
     if uses_triton(settings, device, model_dir):

@@ -118,6 +118,25 @@ def test_booleans_are_0_1_true_and_false(word: str, value: bool) -> None:
     assert given.enable_prefix_caching is value
 
 
+def test_a_boolean_can_be_switched_off_by_its_other_form() -> None:
+    for words, value in ((["--no-enable-prefix-caching"], False), (["--no_enforce_eager"], True), ([], True)):
+        given = parse(ServeSettings, options_of("serve", *words), {})
+        assert given.enable_prefix_caching is value
+    assert (
+        parse(ServeSettings, options_of("serve", "--no-enforce-eager"), {"ENFORCE_EAGER": "1"}).enforce_eager is False
+    )
+
+
+def test_several_names_need_a_model_that_is_clearly_none_of_them(
+    served: list[ServeSettings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["/m", "--served-model-name", "a", "b"], ["--served-model-name", "a", "b", "--model=/m"]):
+        assert main(["serve", *words]) == 0
+    assert [(s.model, s.served_model_name, s.served_model_alias) for s in served] == [("/m", "a", "b")] * 2
+    assert main(["serve", "--served-model-name", "a", "/m"]) == 78
+    assert "took all of a, /m as names" in capsys.readouterr().err
+
+
 def test_an_impossible_variable_ends_with_78_and_its_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

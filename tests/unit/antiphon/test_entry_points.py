@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from antiphon import launcher
+from antiphon import devices, launcher
 from antiphon.cli import main, make_parser
 from antiphon.entrypoints.openai import api_server
 from antiphon.settings import SERVICES, DirectSettings, RunSettings, ServeSettings
 from shared.config import EngineSettings
+from shared.other_options import VARIABLES
 
 ROOT = Path(launcher.__file__).parents[1]
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
-    """The settings that would be served with; variables of this machine do not count."""
+    """The settings that would be served with on a machine with one GPU; this machine's variables do not count."""
     found: list[ServeSettings] = []
 
     def serve(settings: ServeSettings, _environ: object) -> int:
@@ -30,6 +31,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
     for kind in (*SERVICES.values(), RunSettings):
         for item in fields(kind):
             monkeypatch.delenv(item.metadata["env"] or "UNNAMED", raising=False)
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable.name, raising=False)
+    monkeypatch.setenv(devices.VARIABLE, "0")
     monkeypatch.setattr(launcher, "serve", serve)
     return found
 
@@ -90,7 +94,8 @@ def test_run_has_the_other_defaults_of_the_other_backend(served: list[ServeSetti
     settings = run(served, "--backend", "deepspeed")
     assert values(settings, "port", "model", "dtype", "seed") == (8501, "/data/model", "float16", None)
     assert values(settings, "limit_worker_concurrency", "engines") == (32, 1)
-    assert values(settings, "max_batch_size", "batch_wait_timeout") == (16, None)
+    assert values(settings, "max_batch_size", "batch_wait_timeout") == (16, 0.1)
+    assert run(served, "--backend=deepspeed", "--batch-wait-timeout=0").batch_wait_timeout == 0
 
 
 @pytest.mark.spec(
@@ -139,6 +144,40 @@ def test_the_other_backend_computes_in_the_type_of_its_own_flag(
     for name, value in {"DS_DTYPE": "bfloat16", "MAX_BATCH_SIZE": "4", "BATCH_WAIT_TIMEOUT": "0.5"}.items():
         monkeypatch.setenv(name, value)
     assert values(run(served, *deepspeed), "dtype", "max_batch_size", "batch_wait_timeout") == ("bfloat16", 4, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "dtype"),
+    [
+        ((), "auto"),
+        (("--dtype=float16",), "float16"),
+        (("--device=cuda",), "float16"),
+        (("--backend=deepspeed",), "auto"),
+        (("--backend=deepspeed", "--ds-dtype=float16"), "float16"),
+    ],
+)
+def test_run_computes_in_float16_on_a_cpu_only_where_somebody_names_it(
+    served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], dtype: str
+) -> None:
+    monkeypatch.setenv(devices.VARIABLE, "")
+    assert run(served, *words).dtype == dtype
+    monkeypatch.setenv(devices.VARIABLE, "0")
+    assert run(served, *words, "--device=cpu").dtype == ("auto" if "--device=cuda" in words else dtype)
+
+
+def test_run_answers_to_the_name_model_beside_its_own(
+    served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("served_model_name", "served_model_alias", "default_chat_temperature")
+    assert values(run(served), *names) == ("", "model", 0.7)
+    assert values(run(served, "--served-model-name", "a", "b"), *names) == ("a", "b,model", 0.7)
+    assert main(["serve", "/m"]) == 0
+    assert values(served[-1], *names) == ("", "", 1.0)
+    monkeypatch.setenv("MODEL_ID", "Foo")
+    assert values(run(served), *names) == ("Foo", "model", 0.7)
+    assert values(run(served, "--served-model-name=bar"), *names) == ("bar", "model", 0.7)
+    assert main(["serve", "/m"]) == 0
+    assert values(served[-1], *names) == ("Foo", "", 1.0)
 
 
 @pytest.mark.spec("S-SRV-034:types", "S-SRV-107:present")

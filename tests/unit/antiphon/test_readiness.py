@@ -9,7 +9,7 @@ import pytest
 
 from antiphon import readiness
 from antiphon.http_probe import get
-from antiphon.readiness import announce, ready_message
+from antiphon.readiness import ServerAddress, announce, ready_message
 
 
 class Server:
@@ -53,7 +53,7 @@ async def test_the_message_comes_when_the_server_is_ready(
     monkeypatch.setattr(readiness, "REMINDER_S", 0.0)
     said: list[str] = []
     pids = {"engine-1": 42}
-    await announce("0.0.0.0", server.port, "key", lambda: pids, lambda _name, line: said.append(line))
+    await announce(ServerAddress("0.0.0.0", server.port, "key"), lambda: pids, lambda _name, line: said.append(line))
     out = capsys.readouterr().out
     assert f"http://127.0.0.1:{server.port}/v1\n" in out
     assert "a 'model'" in out
@@ -64,7 +64,7 @@ async def test_the_message_comes_when_the_server_is_ready(
 
 
 def test_the_command_line_to_try_survives_odd_names() -> None:
-    text = ready_message("::1", 80, "it's", False, {}, 1.0)
+    text = ready_message(ServerAddress("::1", 80), "it's", {}, 1.0)
     assert "http://[::1]:80/v1" in text
     line = next(line for line in text.splitlines() if "curl" in line)
     assert json.loads(shlex.split(line)[-1])["model"] == "it's"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway import chat_schema, completion_schema, parameters, refused
+from services.gateway import chat_schema, completion_schema, parameters, unsupported_params
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.openai_api import read_body, read_fields
 from shared.errors import ServiceError
@@ -17,14 +17,14 @@ HELLO = [{"role": "user", "content": "hello"}]
 def completion(**fields: Any) -> GenerationRequest:
     """A completion request as the edge reads it. `prompt` has a default."""
     data = json.dumps({"prompt": "hello", **fields}).encode()
-    refused.check(read_fields(data))
+    unsupported_params.check(read_fields(data), completion_schema.CompletionBody)
     return parameters.completion(read_body(data, completion_schema.DECODER), CARD, "r" * 22)
 
 
 def chat(**fields: Any) -> GenerationRequest:
     """A chat request as the edge reads it. `messages` has a default."""
     data = json.dumps({"messages": HELLO, **fields}).encode()
-    refused.check(read_fields(data))
+    unsupported_params.check(read_fields(data), chat_schema.ChatBody)
     return parameters.chat(read_body(data, chat_schema.DECODER), CARD, "r" * 22)
 
 

@@ -78,9 +78,16 @@ async def test_a_gateway_that_is_always_late_still_notices(actor: GatewayActor) 
     assert not actor.members.get("tokenizer", "t1")
 
 
-def announce(actor: GatewayActor, name: str, model: str, configuration: str = "c1", path: str = "/models/m") -> None:
+def announce(
+    actor: GatewayActor,
+    name: str,
+    model: str,
+    configuration: str = "c1",
+    path: str = "/models/m",
+    aliases: tuple[str, ...] = (),
+) -> None:
     """The gateway hears of a ready engine."""
-    status = EngineStatus(model, path, 512, 300, 16, 10, 10, 8, configuration=configuration)
+    status = EngineStatus(model, path, 512, 300, 16, 10, 10, 8, model_aliases=aliases, configuration=configuration)
     beat = Heartbeat("engine", name, f"boot-{name}", 1, "ready", next(SEQUENCE), TICK_S, status)
     actor.on_heartbeat(Envelope(beat, "heartbeat"))
 
@@ -119,3 +126,17 @@ async def test_the_fingerprint_is_that_of_the_configurations_that_serve_the_mode
     assert len({one, mixed, fingerprint()}) == 3
     announce(actor, "e1", "m", "c1")
     assert fingerprint() == mixed
+
+
+@pytest.mark.spec("S-API-010:base", "S-SRV-012")
+async def test_a_request_names_a_model_by_any_of_its_names_or_its_path(actor: GatewayActor) -> None:
+    announce(actor, "e1", "first", path="/models/first", aliases=("model", "second"))
+    announce(actor, "e2", "second", path="/models/second")
+    found = {name: actor.resolve_model(name).name for name in (None, "", "default", "first", "model", "/models/first")}
+    assert set(found.values()) == {"first"}
+    # Another model's own name goes before an alias.
+    assert {actor.resolve_model(name).name for name in ("second", "/models/second")} == {"second"}
+    assert [card.name for card in actor.models()] == ["first", "second"]
+    with pytest.raises(ServiceError, match=r"'third' does not exist\. Served here: 'first', 'second'") as refused:
+        actor.resolve_model("third")
+    assert (refused.value.code, refused.value.param) == ("model_not_found", "model")

@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
 from infra.docker import healthcheck
+from services.gateway.app import create_app
+from services.gateway.service import server_config
 from shared import codec
+from shared.config import GatewaySettings
 from shared.messages import Heartbeat, PoolStatus, ServiceState
 from shared.subjects import Subjects
+from tests.integration.edge import ScriptedBackend
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.nats
@@ -112,6 +117,21 @@ def test_the_gateway_is_well_when_it_says_that_it_is_ready(
         thread.start()
         assert healthcheck.gateway() == said
         thread.join()
+
+
+async def test_a_gateway_that_serves_https_is_asked_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    tls = ROOT / "tests" / "system" / "tls"
+    files = {"ssl_keyfile": str(tls / "key.pem"), "ssl_certfile": str(tls / "certificate.pem")}
+    app = create_app(ScriptedBackend(), GatewaySettings(**files))
+    server = uvicorn.Server(server_config(app, GatewaySettings(**files)))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(healthcheck, "PORT", listener.getsockname()[1])
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        await server.startup(sockets=[listener])
+        assert await asyncio.to_thread(healthcheck.gateway) == ""
+        for one in server.servers:
+            one.close()
 
 
 def test_a_gateway_that_does_not_listen_is_not_well(

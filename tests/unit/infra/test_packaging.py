@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from shared.version import __version__
+
 ROOT = Path(__file__).resolve().parents[3]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SERVICES = ("gateway", "tokenizer", "engine", "detokenizer")
@@ -45,6 +47,15 @@ def test_every_requirement_has_an_exact_version() -> None:
     pinned = {name_of(line) for line in lines}
     assert {name_of(r) for r in requirements("project", "dev")} <= pinned
     assert "torch==2.13.0" in lines
+
+
+def test_the_version_stands_in_one_file_and_the_packages_are_typed() -> None:
+    assert PYPROJECT["project"]["dynamic"] == ["version"]
+    assert "version" not in PYPROJECT["project"]
+    path = PYPROJECT["tool"]["hatch"]["version"]["path"]
+    assert f'__version__ = "{__version__}"' in (ROOT / path).read_text()
+    for package in PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+        assert (ROOT / package / "py.typed").exists()
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -90,7 +101,12 @@ def test_the_compose_file_holds_no_password_and_bounds_every_service() -> None:
 
 def test_all_gateways_share_one_port_of_the_host() -> None:
     assert "ports" not in COMPOSE["services"]["gateway"]
-    assert COMPOSE["services"]["front"]["ports"] == ["${PORT:-8000}:8000"]
+    balancer = COMPOSE["services"]["load-balancer"]
+    assert balancer["ports"] == ["${PORT:-8000}:8000"]
+    assert balancer["stop_grace_period"] == "30s"
+    configuration = (ROOT / "infra/docker/haproxy.cfg").read_text()
+    assert "bind :8000" in configuration
+    assert len(re.findall(r"server-template \S+ \d+ gateway:8000", configuration)) == 2
 
 
 def test_the_bus_password_is_random_and_each_file_has_one_reader(tmp_path: Path) -> None:
@@ -128,3 +144,14 @@ def test_every_command_of_the_makefile_is_in_its_help() -> None:
     assert phony
     shown = subprocess.run(["make", "-s", "-C", str(ROOT)], capture_output=True, text=True, check=True).stdout
     assert set(phony[1].split()) == set(re.findall(r"^  make ([a-z-]+)", shown, re.MULTILINE))
+
+
+def test_every_package_is_named_in_an_import_contract() -> None:
+    linter = PYPROJECT["tool"]["importlinter"]
+    lists = [value for contract in linter["contracts"] for value in contract.values() if isinstance(value, list)]
+    named = {name for words in lists for word in words for name in re.split(r" \| | -> ", word)}
+    for root in linter["root_packages"]:
+        for path in (ROOT / root).rglob("*/__init__.py"):
+            package = path.parent.relative_to(ROOT).as_posix().replace("/", ".")
+            parent = package.rpartition(".")[0]
+            assert package in named or (parent != root and parent in named), f"no import contract names {package}"

@@ -98,6 +98,17 @@ def test_weights_in_the_older_format_are_taken_where_there_are_no_others(online:
     assert "pytorch_model.bin" in names(model_directory(EngineSettings(model=NAME)))
 
 
+def test_a_cache_of_its_own_can_be_named(online: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = home / "elsewhere"
+    found = model_directory(EngineSettings(model=NAME, download_dir=str(elsewhere)))
+    assert found.is_relative_to(elsewhere)
+    assert not (home / "hub").exists()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert located(TokenizerSettings(model=NAME, download_dir=str(elsewhere))).model == str(found)
+    assert f"in the cache {home / 'hub'}" in refusal()
+    assert f"in the cache {home / 'none'}" in refusal(download_dir=str(home / "none"))
+
+
 def test_what_was_downloaded_is_there_without_the_hub(online: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = model_directory(EngineSettings(model=NAME))
     online.asked.clear()

@@ -11,6 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from shared import telemetry
 from shared.telemetry import Names
+from shared.version import __version__
 
 SECOND_NS = 10**9
 
@@ -120,6 +121,15 @@ def test_spans_of_several_services_are_one_trace_linked_by_the_headers(collector
     assert set(collector.paths) == {"/v1/traces"}
     assert collector.resource()["service.name"] == "antiphon-gateway"
     assert collector.resource()["service.instance.id"] == "g1"
+    assert collector.resource()["service.version"] == __version__
+
+
+def test_a_collector_that_a_setting_names_goes_before_the_environments(collector):
+    for url in (collector.url, f"{collector.url}/v1/traces", f"{collector.url}/v1/traces/"):
+        telemetry.setup("antiphon-gateway", "g1", {telemetry.ENDPOINT: "http://127.0.0.1:1"}, endpoint=url)
+        telemetry.start_span("chat demo").end()
+        telemetry.shutdown()
+    assert collector.paths == ["/v1/traces"] * 3
 
 
 def test_a_client_s_own_trace_is_continued(collector):

@@ -1,12 +1,13 @@
 import pytest
 
-from services.tokenizer.requests import check_model, check_request, detokenize, plain_messages, tokenize
+from services.tokenizer.requests import check_model, check_request, detokenize, tokenize
 from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
 from shared.messages import ChatMessage, DetokenizeRequest, TokenizeRequest
 from shared.text.codec import TextCodec
+from shared.text.turns import plain_messages
 from tests.tokenizer_files import byte_level
 
 CODEC = TextCodec(byte_level())

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from services.engine.models.registry import find_family
 from services.engine.worker.checkpoint import Checkpoint
+from services.engine.worker.load import load_worker
 from services.engine.worker.model_files import read_config
 from services.engine.worker.torch_worker import useful_threads
+from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
 
 CPU = torch.device("cpu")
@@ -100,6 +103,15 @@ def test_safetensors_are_preferred(checkpoint: Callable[..., Path]) -> None:
                 write({name: tensors[name] for name in tensors if names[name] == file}, directory / file)
     sharded = read_all(directory)
     assert all(torch.equal(sharded[name], whole[name]) for name in whole)
+
+
+def test_safetensors_alone_are_taken_where_they_are_asked_for(checkpoint: Callable[..., Path]) -> None:
+    settings = EngineSettings(model=str(checkpoint()), device="cpu", load_format="safetensors")
+    load_worker(settings)
+    as_torch_files(Path(settings.model), 1)
+    load_worker(replace(settings, load_format="auto"))
+    with pytest.raises(SettingsError, match=r"--load-format=safetensors: .* has no file of that kind"):
+        load_worker(settings)
 
 
 class Reached:

@@ -1,12 +1,31 @@
-"""A chat request's messages, checked and flattened to text. Pure."""
+"""Chat messages as clients send them: checked, and flattened to the text that a chat template takes. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from services.gateway.chat_schema import ContentPart, Turn
-from services.gateway.checks import check_token_ids, missing, refuse, unsupported
+import msgspec
+
 from shared import codec, limits
 from shared.messages import ChatMessage
+from shared.request.checks import check_token_ids, missing, refuse, unsupported
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """A part of a message; only the type `text` is served."""
+
+    type: str
+    text: str | None = None
+
+
+class Turn(msgspec.Struct, kw_only=True):
+    """One message. `content` may also be the token ids of a text that is tokenized already."""
+
+    role: str
+    content: str | list[int | ContentPart] | None = None
+    name: str | None = None
+    tool_calls: Any = None
+    function_call: Any = None
+
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _ROLES_TO_COME = frozenset({"tool", "function"})

@@ -3,7 +3,7 @@
 import pytest
 
 from services.gateway import chat_schema, completion_schema, parameters
-from services.gateway.seeds import from_chance, seeds_of
+from shared.request.seed_source import from_chance, seeds_of
 from tests.unit.gateway.bodies import CARD
 
 
@@ -28,7 +28,10 @@ def test_with_a_seed_of_the_server_each_run_draws_the_same_and_each_request_anot
 def test_a_request_with_a_seed_keeps_it_and_takes_none_from_the_others() -> None:
     draw, reference = seeds_of(5), seeds_of(5)
     bodies = [completion_schema.CompletionBody(prompt="x", seed=seed) for seed in (None, 9, None)]
-    seeds = [parameters.completion(body, CARD, "r", draw).params.seed for body in bodies]
+    seeds = [
+        parameters.completion(body, CARD, "r", parameters.RequestDefaults(draw_seed=draw)).params.seed
+        for body in bodies
+    ]
     assert seeds == [reference(), 9, reference()]
     body = chat_schema.DECODER.decode(b'{"messages": [{"role": "user", "content": "x"}]}')
-    assert parameters.chat(body, CARD, "r", draw).params.seed == reference()
+    assert parameters.chat(body, CARD, "r", parameters.RequestDefaults(draw_seed=draw)).params.seed == reference()

@@ -1,0 +1,239 @@
+"""`AsyncLLMEngine`: the offline engine for programs in asyncio, with requests that come and go.
+
+A thread of its own drives the `Runner`; commands reach it through a queue, results reach each request's event loop. A
+request's result is cumulative, so a consumer that is slow gets the latest one and nothing piles up.
+"""
+
+import asyncio
+import itertools
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from antiphon.offline.engine_args import EngineArgs, engine_args, refuse_extensions
+from antiphon.offline.inputs import Prompt, PromptInput, prompts_of
+from antiphon.offline.outputs import RequestOutput
+from antiphon.offline.prompt_text import Message
+from antiphon.offline.request import Submitted
+from antiphon.offline.runner import Runner, now
+from antiphon.offline.sampling_params import SamplingParams
+
+IDLE_WAIT_S = 1.0
+"""How long the thread waits for a command before it looks again whether it should end."""
+END_S = 30.0
+"""Longest wait for the step that runs when the engine is shut down."""
+
+
+class AsyncLLMEngine:
+    """An engine on a thread. Make it with `from_engine_args` or with the arguments of `EngineArgs`.
+
+    Raises what `LLM` raises.
+    """
+
+    def __init__(self, model: str = "", **kwargs: Any) -> None:
+        self._runner = Runner(engine_args(model=model, **kwargs))
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._streams: dict[str, _Stream] = {}
+        self._stopping = threading.Event()
+        self._ids = itertools.count()
+        self._thread = threading.Thread(target=self._drive, name="antiphon-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def from_engine_args(cls, args: EngineArgs) -> "AsyncLLMEngine":
+        """An engine with these arguments."""
+        values = {name: getattr(args, name) for name in args.__dataclass_fields__}
+        changed = {name: value for name, value in values.items() if value != args.__dataclass_fields__[name].default}
+        return cls(**changed)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are taken."""
+        return self._thread.is_alive() and not self._stopping.is_set() and not self.errored
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine has failed: it takes nothing any more."""
+        return self._runner.failure is not None
+
+    def generate(
+        self,
+        prompt: PromptInput,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        lora_request: Any = None,
+        prompt_adapter_request: Any = None,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """The result so far, again and again as it grows; the last one is `finished`.
+
+        Closing the iterator before that ends the request. Raises ValueError or TypeError for a call that is wrong,
+        RuntimeError when the engine does not run.
+        """
+        refuse_extensions(lora_request=lora_request, prompt_adapter_request=prompt_adapter_request)
+        (found,) = prompts_of([prompt], None)
+        return self._outputs(found, sampling_params, request_id, priority, is_chat=False)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """The same for the next message of a conversation."""
+        prompt = Prompt(self._runner.text.rendered(messages, chat_template, add_generation_prompt))
+        return self._outputs(prompt, sampling_params, request_id, priority, is_chat=True)
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request: its iterator gives a last result with `finish_reason` "abort". Harmless when it has ended."""
+        self._command(lambda: self._abort(request_id))
+
+    async def check_health(self) -> None:
+        """Raises RuntimeError when the engine does not run."""
+        self._check_running()
+
+    async def shutdown(self) -> None:
+        """Ends the requests under way with "abort", and frees the model's memory. Idempotent."""
+        self._stopping.set()
+        self._command(lambda: None)
+        await asyncio.to_thread(self._thread.join, END_S)
+
+    # --- on the caller's event loop ---
+
+    async def _outputs(
+        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int, *, is_chat: bool
+    ) -> AsyncIterator[RequestOutput]:
+        self._check_running()
+        name = request_id if request_id is not None else f"request {next(self._ids)}"
+        params = params or SamplingParams()
+        # Drawn before the thread, so that seeds follow the order of requests.
+        arrived, seed = now(), self._runner.draw_seed(params)
+        submitted = await asyncio.to_thread(
+            self._runner.submitted,
+            name,
+            prompt,
+            params,
+            arrived,
+            add_special_tokens=not is_chat,
+            is_chat=is_chat,
+            priority=priority,
+            seed=seed,
+        )
+        if name in self._streams:
+            raise ValueError(f"The request id {name!r} is in use.")
+        stream = self._streams[name] = _Stream(asyncio.get_running_loop())
+        self._command(lambda: self._add(submitted, stream))
+        try:
+            while True:
+                output = await stream.next()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self._streams.pop(name, None)
+            if not stream.ended:
+                self._command(lambda: self._abort(name))
+
+    def _check_running(self) -> None:
+        if not self.is_running:
+            raise RuntimeError("The engine does not run.") from self._runner.failure
+
+    def _command(self, command: Callable[[], None]) -> None:
+        self._commands.put(command)
+        self._runner.engine.loop.wake()
+
+    # --- on the engine's thread ---
+
+    def _drive(self) -> None:
+        try:
+            self._drive_until_stopped()
+        except Exception as error:
+            # A fault of this package: without this, whoever waits for a result would wait for ever.
+            self._runner.failure = self._runner.failure or error
+            for stream in list(self._streams.values()):
+                stream.fail(error)
+            raise
+
+    def _drive_until_stopped(self) -> None:
+        while not self._stopping.is_set():
+            self._obey()
+            if not self._runner.has_work:
+                self._wait()
+                continue
+            for output in self._runner.step():
+                self._publish(output)
+        for request_id in list(self._streams):
+            self._abort(request_id)
+        self._runner.close()
+
+    def _obey(self) -> None:
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            command()
+
+    def _wait(self) -> None:
+        try:
+            command = self._commands.get(timeout=IDLE_WAIT_S)
+        except queue.Empty:
+            return
+        command()
+
+    def _add(self, submitted: Submitted, stream: "_Stream") -> None:
+        try:
+            self._runner.add(submitted)
+        except (RuntimeError, ValueError) as error:
+            stream.fail(error)
+
+    def _abort(self, request_id: str) -> None:
+        output = self._runner.abort(request_id)
+        if output is not None:
+            self._publish(output)
+
+    def _publish(self, output: RequestOutput) -> None:
+        stream = self._streams.get(output.request_id)
+        if stream is not None:
+            stream.put(output)
+
+
+class _Stream:
+    """The latest result of one request, from the engine's thread to the request's event loop."""
+
+    def __init__(self, event_loop: asyncio.AbstractEventLoop) -> None:
+        self.ended = False
+        self._event_loop = event_loop
+        self._changed = asyncio.Event()
+        self._output: RequestOutput | None = None
+        self._error: Exception | None = None
+
+    def put(self, output: RequestOutput) -> None:
+        """Replaces the result; called on the engine's thread."""
+        self.ended |= output.finished
+        self._output = output
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Ends the request with an exception; called on the engine's thread."""
+        self.ended, self._error = True, error
+        self._wake()
+
+    async def next(self) -> RequestOutput:
+        """The next result that was not given yet. Raises what `fail` was told."""
+        while self._output is None:
+            if self._error is not None:
+                raise self._error
+            await self._changed.wait()
+            self._changed.clear()
+        output, self._output = self._output, None
+        return output
+
+    def _wake(self) -> None:
+        # The event loop may have been closed with requests under way: nobody waits any more.
+        if not self._event_loop.is_closed():
+            self._event_loop.call_soon_threadsafe(self._changed.set)

@@ -1,0 +1,84 @@
+"""`EngineArgs`: the settings of an engine that is made in Python.
+
+They are the service's own settings (`shared.config.EngineSettings`), plus names that the service does not have.
+"""
+
+import difflib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from antiphon.settings import ServeSettings
+from shared.config import BusSettings, EngineSettings, changed, flag, validated
+
+_GROUP = "offline"
+_FORMER = "max_context_len_to_capture"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineArgs(EngineSettings):
+    """Every setting of an engine by its flag's name. `engine_args` makes one from keyword arguments and checks them."""
+
+    seed: int = flag(0, "gives requests without a seed one, by their order: the same in each run", group=_GROUP)
+    tensor_parallel_size: int = flag(1, "devices that share the model", group=_GROUP)
+    quantization: str | None = flag(None, "how the weights are quantized", group=_GROUP)
+    disable_custom_all_reduce: bool = flag(False, "no effect: one device needs no reduction", group=_GROUP)
+    enforce_eager: bool = changed(EngineSettings, "enforce_eager", False)
+
+    def settings(self) -> EngineSettings:
+        """The part that the engine reads."""
+        return EngineSettings(**{item.name: getattr(self, item.name) for item in fields(EngineSettings)})
+
+
+_REFUSED: Mapping[str, tuple[Any, str]] = {
+    "tensor_parallel_size": (1, "one process computes on one device: start several engines with `antiphon serve`"),
+    "quantization": (None, "quantized checkpoints are not loaded yet"),
+}
+"""Name -> (the value that asks for nothing, why others are refused)."""
+
+
+def engine_args(**values: Any) -> EngineArgs:
+    """Checked arguments; None means the default.
+
+    Raises TypeError for an unknown name or a value of another type, ValueError for a value that is not possible here.
+    Warns of names that have no effect, and of deprecated ones.
+    """
+    known = _names(EngineArgs)
+    without_effect = _names(BusSettings) | (_names(ServeSettings) - known)
+    for name in values:
+        if name not in known | without_effect:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            raise TypeError(f"unknown argument {name!r}" + (f": did you mean {near[0]!r}?" if near else ""))
+    for name, (harmless, reason) in _REFUSED.items():
+        if values.get(name, harmless) not in (harmless, None):
+            raise ValueError(f"{name}={values[name]!r} is not possible: {reason}.")
+    _warn(values, without_effect)
+    return validated(EngineArgs, {name: value for name, value in values.items() if name in known})
+
+
+_EXTENSIONS = {
+    "lora_request": "LoRA adapters are not loaded yet",
+    "prompt_adapter_request": "prompt adapters are not loaded yet",
+    "guided_options_request": "guided decoding is not served yet",
+}
+
+
+def refuse_extensions(**requests: Any) -> None:
+    """Raises ValueError for an argument of a call that is given and not served."""
+    for name, request in requests.items():
+        if request is not None:
+            raise ValueError(f"{name!r} is not possible: {_EXTENSIONS[name]}.")
+
+
+def _names(kind: type[Any]) -> set[str]:
+    return {item.name for item in fields(kind)}
+
+
+def _warn(values: Mapping[str, Any], without_effect: set[str]) -> None:
+    for name in sorted(name for name in without_effect & values.keys() if values[name] is not None):
+        warnings.warn(f"{name!r} has no effect: there is no server in this process", stacklevel=4)
+    if values.get("disable_custom_all_reduce"):
+        warnings.warn("'disable_custom_all_reduce' has no effect: the model runs on one device", stacklevel=4)
+    if values.get(_FORMER) is not None:
+        warnings.warn(f"'{_FORMER}' is deprecated: use 'max_seq_len_to_capture'", DeprecationWarning, stacklevel=4)

@@ -1,0 +1,173 @@
+"""`LLM`: a model in this process, for many prompts at once. The engine is the one that the service runs."""
+
+import itertools
+import warnings
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from antiphon.offline.engine_args import engine_args, refuse_extensions
+from antiphon.offline.inputs import Prompt, PromptInput, TokenIds, paired, prompts_of
+from antiphon.offline.outputs import RequestOutput
+from antiphon.offline.progress import progress_bar
+from antiphon.offline.prompt_text import Message
+from antiphon.offline.runner import Runner
+from antiphon.offline.sampling_params import SamplingParams
+
+
+class LLM:
+    """A model with its tokenizer and KV cache. Prompts of one call are batched within the memory; give many at once.
+
+    Every other setting of the engine, by its flag's name with underscores, may be given as a keyword argument. Not for
+    several threads at once; `AsyncLLMEngine` is for requests that come and go.
+
+    Raises TypeError for an unknown argument, ValueError for one that is not possible or a model that cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: str | None = None,
+        tokenizer_mode: str = "auto",
+        skip_tokenizer_init: bool = False,
+        trust_remote_code: bool = False,
+        tensor_parallel_size: int = 1,
+        dtype: str = "auto",
+        quantization: str | None = None,
+        revision: str | None = None,
+        tokenizer_revision: str | None = None,
+        seed: int = 0,
+        gpu_memory_utilization: float = 0.9,
+        swap_space: float = 4,
+        cpu_offload_gb: float = 0,
+        enforce_eager: bool | None = None,
+        max_context_len_to_capture: int | None = None,
+        max_seq_len_to_capture: int = 8192,
+        disable_custom_all_reduce: bool = False,
+        disable_async_output_proc: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._runner = Runner(
+            engine_args(
+                model=model,
+                tokenizer=tokenizer,
+                tokenizer_mode=tokenizer_mode,
+                skip_tokenizer_init=skip_tokenizer_init,
+                trust_remote_code=trust_remote_code,
+                tensor_parallel_size=tensor_parallel_size,
+                dtype=dtype,
+                quantization=quantization,
+                revision=revision,
+                tokenizer_revision=tokenizer_revision,
+                seed=seed,
+                gpu_memory_utilization=gpu_memory_utilization,
+                # The engine's own default is 4 GiB, or half of what is free where that is less.
+                swap_space=None if swap_space == 4 else swap_space,
+                cpu_offload_gb=cpu_offload_gb,
+                enforce_eager=enforce_eager,
+                max_context_len_to_capture=max_context_len_to_capture,
+                max_seq_len_to_capture=max_seq_len_to_capture,
+                disable_custom_all_reduce=disable_custom_all_reduce,
+                disable_async_output_proc=disable_async_output_proc,
+                **kwargs,
+            )
+        )
+        self._ids = itertools.count()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompt_token_ids: TokenIds | None = None,
+        use_tqdm: bool = True,
+        lora_request: Any = None,
+        prompt_adapter_request: Any = None,
+        guided_options_request: Any = None,
+        *,
+        inputs: PromptInput | Sequence[PromptInput] | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """One result for each prompt, in their order.
+
+        `prompts` (or `inputs`): a text, a dict with `prompt` or `prompt_token_ids`, or a list of these.
+        `sampling_params`: for all prompts, or a list with as many; None: `SamplingParams()`. `priority`: for each
+        prompt, lower runs first.
+
+        Raises ValueError or TypeError, before anything runs, for a call that is wrong; what goes wrong while a prompt
+        runs ends that result alone, with `error_code` and `error_msg`.
+        """
+        refuse_extensions(
+            lora_request=lora_request,
+            prompt_adapter_request=prompt_adapter_request,
+            guided_options_request=guided_options_request,
+        )
+        if prompts is not None and inputs is not None:
+            raise ValueError("'inputs' is another name of 'prompts': give one of them.")
+        if prompt_token_ids is not None:
+            message = "'prompt_token_ids' is deprecated: give prompts of the form {'prompt_token_ids': [...]}"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+        found = prompts_of(prompts if inputs is None else inputs, prompt_token_ids)
+        return self._run(found, sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        lora_request: Any = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[RequestOutput]:
+        """The next message of one conversation, or of each of several, in their order.
+
+        A message has `role` and `content` (a text, or a list of parts of type `text`). `chat_template`: a file or the
+        template itself; None: the model's own. Otherwise like `generate`.
+        """
+        refuse_extensions(lora_request=lora_request)
+        prompts = self._runner.conversations(messages, chat_template, add_generation_prompt)
+        return self._run(prompts, sampling_params, use_tqdm, None, is_chat=True)
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer as transformers has it."""
+        return self._runner.text.transformers_tokenizer()
+
+    def close(self) -> None:
+        """Frees the model's memory. The object cannot be used afterwards."""
+        self._runner.close()
+
+    def _run(
+        self,
+        prompts: list[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        priority: Sequence[int] | None,
+        *,
+        is_chat: bool = False,
+    ) -> list[RequestOutput]:
+        params = paired(sampling_params, SamplingParams, len(prompts), "sampling_params")
+        priorities = paired(priority, int, len(prompts), "priority")
+        ids = [str(next(self._ids)) for _ in prompts]
+        requests = self._runner.submitted_all(ids, prompts, params, priorities, is_chat=is_chat)
+        ended: dict[str, RequestOutput] = {}
+        try:
+            for request in requests:
+                self._runner.add(request)
+            with progress_bar(len(prompts), shown=use_tqdm) as bar:
+                while self._runner.has_work:
+                    for output in self._runner.step():
+                        if output.finished:
+                            ended[output.request_id] = output
+                            bar.ended(output)
+        finally:
+            # Interrupted, by Ctrl-C for example: nothing may run on in the next call.
+            for request_id in ids if len(ended) < len(ids) else ():
+                self._runner.abort(request_id)
+        return [ended[request_id] for request_id in ids]

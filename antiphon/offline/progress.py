@@ -1,0 +1,45 @@
+"""The progress bar of a call: prompts that have ended, and tokens a second."""
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from antiphon.offline.outputs import RequestOutput
+
+
+class ProgressBar:
+    """Shows nothing unless `shown`. A context manager."""
+
+    def __init__(self, total: int, *, shown: bool, description: str = "Processed prompts") -> None:
+        self._bar: Any = None
+        self._started = time.monotonic()
+        self._prompt_tokens = self._output_tokens = 0
+        if shown:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(total=total, desc=description, dynamic_ncols=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def ended(self, output: RequestOutput) -> None:
+        """Counts a prompt that has ended."""
+        if self._bar is None:
+            return
+        self._prompt_tokens += len(output.prompt_token_ids or ())
+        self._output_tokens += sum(len(one.token_ids) for one in output.outputs)
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        rates = f"{self._prompt_tokens / seconds:.0f} prompt, {self._output_tokens / seconds:.0f} output tokens/s"
+        self._bar.set_postfix_str(rates, refresh=False)
+        self._bar.update()
+
+
+def progress_bar(total: int, *, shown: bool) -> ProgressBar:
+    """A bar for `total` prompts."""
+    return ProgressBar(total, shown=shown)

@@ -1,0 +1,99 @@
+"""A model's text side in this process: prompts to token ids, conversations to prompts, and the vocabulary of outputs.
+
+The code is that of the tokenizer and detokenizer services (`shared.text`). A chat template runs in this process, in
+Jinja's sandbox: whoever writes the program chose the model.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from antiphon.offline.inputs import Prompt
+from shared import limits
+from shared.config import EngineSettings
+from shared.context import check_context
+from shared.errors import ServiceError
+from shared.model_files import model_directory, tokenizer_directory
+from shared.request import conversation
+from shared.request.checks import check_token_ids
+from shared.text.chat_template import ChatTemplate, TemplateFailedError
+from shared.text.codec import NoCodec, choose_codec, given_template, load_facts
+from shared.text.turns import plain_messages
+from shared.text.vocabulary import SilentVocabulary, choose_vocabulary
+
+Message = Mapping[str, Any]
+_NO_TOKENIZER = "There is no tokenizer ('skip_tokenizer_init'): give prompt_token_ids, and no text."
+_NO_TEMPLATE = "This model has no chat template: give one as 'chat_template', or use generate()."
+
+
+class PromptText:
+    """Raises SettingsError for a model directory without a usable tokenizer."""
+
+    def __init__(self, settings: EngineSettings, vocab_size: int, max_model_len: int) -> None:
+        directory = tokenizer_directory(settings)
+        self.vocabulary = choose_vocabulary(settings, directory, model_directory(settings, weights=False))
+        self.silent = SilentVocabulary(vocab_size)
+        """For outputs without text."""
+        self._directory, self._trust_remote_code = directory, settings.trust_remote_code
+        self._vocab_size, self._max_model_len = vocab_size, max_model_len
+        self._codec = choose_codec(settings, directory)
+        self._has_tokenizer = not isinstance(self._codec, NoCodec)
+        self._facts = load_facts(directory, settings.chat_template) if self._has_tokenizer else None
+        self._compiled = lru_cache(maxsize=8)(self._compile)
+
+    def token_ids(self, prompt: Prompt, max_tokens: int, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """A prompt's tokens; `max_tokens` 0: at least one must fit. Raises ValueError."""
+        if prompt.token_ids is not None:
+            ids = prompt.token_ids
+            _as_value_error(check_token_ids, ids, self._vocab_size, "prompt_token_ids")
+        else:
+            if not self._has_tokenizer:
+                raise ValueError(_NO_TOKENIZER)
+            assert prompt.text is not None
+            ids = tuple(self._codec.encode([prompt.text], add_special_tokens=add_special_tokens)[0])
+            if not ids:
+                raise ValueError("The prompt has no tokens.")
+        _as_value_error(check_context, len(ids), max_tokens, self._max_model_len, "prompt")
+        return ids
+
+    def rendered(self, messages: Sequence[Message], chat_template: str | None, add_generation_prompt: bool) -> str:
+        """A conversation as text, special tokens included. Raises ValueError."""
+        if not self._has_tokenizer or self._facts is None:
+            raise ValueError(_NO_TOKENIZER)
+        turns = _as_value_error(conversation.messages, _turns(messages), self._vocab_size)
+        source = self._facts.chat_template if chat_template is None else given_template(chat_template)
+        if source is None:
+            raise ValueError(_NO_TEMPLATE)
+        plain = _as_value_error(plain_messages, self._codec, turns)
+        try:
+            return self._compiled(source).render(plain, add_generation_prompt)
+        except TemplateFailedError as error:
+            raise ValueError(str(error)) from None
+
+    def transformers_tokenizer(self) -> Any:
+        """The tokenizer as transformers has it. Raises ValueError without a tokenizer."""
+        if not self._has_tokenizer:
+            raise ValueError(_NO_TOKENIZER)
+        from transformers import AutoTokenizer  # takes a second to import, and most programs do without
+
+        return AutoTokenizer.from_pretrained(self._directory, trust_remote_code=self._trust_remote_code)
+
+    def _compile(self, source: str) -> ChatTemplate:
+        assert self._facts is not None
+        return ChatTemplate(source, self._facts.named_tokens, limits.TEMPLATE_OUTPUT_CHARS_MAX)
+
+
+def _turns(messages: Sequence[Message]) -> list[conversation.Turn]:
+    try:
+        return msgspec.convert([dict(message) for message in messages], list[conversation.Turn])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"messages: {error}") from None
+
+
+def _as_value_error(check: Any, *arguments: Any) -> Any:
+    try:
+        return check(*arguments)
+    except ServiceError as error:
+        raise ValueError(error.message) from None

@@ -1,0 +1,230 @@
+"""One prompt under way: its text streams, its outputs so far, and its times. Pure: the runner passes times in.
+
+The text of a sequence is made by the detokenizer's own `TextStream`, so that it equals what the server sends.
+"""
+
+from dataclasses import dataclass
+
+from antiphon.offline.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from antiphon.offline.sampling_params import SamplingParams
+from services.engine.core.request import Outcome, SequenceSpec
+from services.engine.events import token_event
+from shared import limits
+from shared.codec import pack_ids
+from shared.errors import ServiceError
+from shared.messages import OpenStream, PositionLogprobs, TextEvent
+from shared.request.rules import choice_params
+from shared.text.reasoning import split_reasoning
+from shared.text.stream import TextStream
+from shared.text.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """A moment by both clocks, in seconds."""
+
+    wall: float
+    monotonic: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """What a call asks for one prompt. `arrived` and `started`: when it was made, when its preprocessing had ended."""
+
+    request_id: str
+    prompt: str | None
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    priority: int = 0
+    is_chat: bool = False
+    arrived: Times
+    started: Times
+    preprocess_s: float
+
+
+class LiveRequest:
+    """One prompt with `n` sequences. `output()` may be read at any time."""
+
+    def __init__(self, submitted: Submitted, vocabulary: Vocabulary, max_model_len: int) -> None:
+        self.submitted = submitted
+        self._vocabulary = vocabulary
+        self._room = max_model_len - len(submitted.token_ids)
+        self.sequence_ids = [f"{submitted.request_id}-{choice}" for choice in range(submitted.params.n)]
+        self._streams: dict[int, TextStream] = {}
+        self._outputs = [_Output(index) for index in range(submitted.params.n)]
+        self.error: ServiceError | None = None
+        self._began_at: Times | None = None
+        self._first_at = self._last_at = 0.0
+        self._forward_at_start = self._forward_s = 0.0
+        self._ended_at: float | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every output has ended, or the request has failed."""
+        return self.error is not None or all(output.finish_reason is not None for output in self._outputs)
+
+    def specs(self, first_arrival: int) -> list[SequenceSpec]:
+        """The sequences for the engine."""
+        submitted = self.submitted
+        params = submitted.params.engine_params(submitted.seed, self._room)
+        family = self.sequence_ids[0] if len(self.sequence_ids) > 1 else ""
+        return [
+            SequenceSpec(
+                sequence_id,
+                submitted.token_ids,
+                choice_params(params, choice, self._room),
+                priority=submitted.priority,
+                arrival=first_arrival + choice,
+                family=family,
+            )
+            for choice, sequence_id in enumerate(self.sequence_ids)
+        ]
+
+    def joined(self, at: Times, forward_s: float) -> None:
+        """A step that computes one of the sequences began; `forward_s`: the engine's time in steps until then."""
+        if self._began_at is None:
+            self._began_at, self._forward_at_start = at, forward_s
+
+    def take(self, choice: int, outcome: Outcome, at: Times, forward_s: float) -> bool:
+        """Takes in what a step gave. Returns whether the engine must be told to end the sequence."""
+        stream = self._streams.get(choice) or self._open(choice)
+        event = token_event(outcome, self.sequence_ids[choice], 1)
+        for text in stream.push(event):
+            self._outputs[choice].add(text)
+            if text.finish_reason == "error":
+                self.fail(ServiceError(text.error_code or "engine_failure", text.error_message), at)
+        self._first_at = self._first_at or at.monotonic
+        self._last_at, self._forward_s = at.monotonic, forward_s - self._forward_at_start
+        if self.finished:
+            self._ended_at = at.monotonic
+        return stream.stopped
+
+    def fail(self, error: ServiceError, at: Times) -> None:
+        """Ends the request with an error; what was generated stays in its outputs."""
+        if self.finished:
+            return
+        self.error, self._ended_at = error, at.monotonic
+        for output in self._outputs:
+            output.finish_reason = output.finish_reason or "error"
+
+    def aborted(self, at: Times) -> None:
+        """Ends the request because the caller asked for it."""
+        self._ended_at = at.monotonic
+        for output in self._outputs:
+            output.finish_reason = output.finish_reason or "abort"
+
+    def output(self) -> RequestOutput:
+        """The result so far."""
+        submitted = self.submitted
+        cached = [output.num_cached_tokens for output in self._outputs if output.token_ids]
+        return RequestOutput(
+            request_id=submitted.request_id,
+            prompt=submitted.prompt,
+            prompt_token_ids=list(submitted.token_ids),
+            outputs=[output.shown(submitted, self._vocabulary) for output in self._outputs],
+            finished=self.finished,
+            num_cached_tokens=min(cached, default=0),
+            metrics=self._metrics(),
+            error_code=None if self.error is None else self.error.status,
+            error_msg=None if self.error is None else self.error.message,
+        )
+
+    def _open(self, choice: int) -> TextStream:
+        submitted = self.submitted
+        params = submitted.params
+        message = OpenStream(
+            request_id=self.sequence_ids[choice],
+            epoch=1,
+            model="",
+            reply_subject="",
+            engine_subject="",
+            prompt_token_ids=pack_ids(submitted.token_ids[-limits.PROMPT_TAIL_TOKENS :]),
+            stop=params.stop_strings,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            min_tokens=params.min_tokens,
+        )
+        stream = self._streams[choice] = TextStream(message, self._vocabulary)
+        return stream
+
+    def _metrics(self) -> RequestMetrics:
+        submitted, began = self.submitted, self._began_at
+        arrived = submitted.arrived
+        metrics = RequestMetrics(
+            arrival_time=arrived.wall,
+            request_start_time=submitted.started.wall,
+            preprocess_cost_time=submitted.preprocess_s,
+        )
+        if began is not None:
+            metrics.inference_start_time = metrics.scheduled_ts = began.wall
+            metrics.time_in_queue = max(0.0, began.monotonic - submitted.started.monotonic)
+            metrics.model_forward_time = self._forward_s
+        if self._first_at:
+            metrics.first_token_time = self._first_at - arrived.monotonic
+            metrics.first_token_ts = arrived.wall + metrics.first_token_time
+            metrics.last_token_ts = arrived.wall + self._last_at - arrived.monotonic
+        if self._ended_at is not None:
+            metrics.model_execute_time = self._ended_at - arrived.monotonic
+        return metrics
+
+
+class _Output:
+    """One sequence's output so far."""
+
+    __slots__ = (
+        "cumulative_logprob", "finish_reason", "index", "logprobs", "num_cached_tokens", "stop_reason", "text",
+        "token_ids",
+    )  # fmt: skip
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[PositionLogprobs] = []
+        self.cumulative_logprob = 0.0
+        self.num_cached_tokens = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+
+    def add(self, event: TextEvent) -> None:
+        """Takes in a text event, which continues what is here."""
+        self.text += event.text
+        self.token_ids += event.token_ids
+        self.logprobs += event.logprobs
+        self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
+        if event.token_ids:
+            self.cumulative_logprob = event.cumulative_logprob
+        if event.finish_reason is not None:
+            self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
+
+    def shown(self, submitted: Submitted, vocabulary: Vocabulary) -> CompletionOutput:
+        """The output as the user gets it."""
+        text, reasoning = self.text, None
+        if submitted.is_chat:
+            reasoning, text = split_reasoning(text, submitted.prompt or "", ended=self.finish_reason is not None)
+        return CompletionOutput(
+            index=self.index,
+            token_ids=list(self.token_ids),
+            text=text,
+            reasoning_content=reasoning,
+            cumulative_logprob=self.cumulative_logprob,
+            logprobs=None if submitted.params.logprobs is None else [_by_token(one) for one in self.logprobs],
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+
+def _by_token(position: PositionLogprobs) -> dict[int, Logprob]:
+    candidates: dict[int, Logprob] = {}
+    for rank, one in enumerate(position.top, start=1):
+        candidates[one.token_id] = Logprob(one.logprob, rank, one.token)
+    chosen = position.chosen
+    candidates.setdefault(chosen.token_id, Logprob(chosen.logprob, None, chosen.token))
+    return candidates
+
+
+def choice_of(sequence_id: str) -> tuple[str, int]:
+    """The request and the choice of a sequence."""
+    request_id, _, choice = sequence_id.rpartition("-")
+    return request_id, int(choice)

@@ -1,0 +1,218 @@
+"""Requests on an engine of this process: what `LLM` drives from its caller's thread and `AsyncLLMEngine` from its own.
+
+`Runner` owns the engine and the requests under way. All its methods but `submitted` are for one thread.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from antiphon.offline.engine_args import EngineArgs
+from antiphon.offline.inputs import Prompt
+from antiphon.offline.outputs import RequestOutput
+from antiphon.offline.prompt_text import Message, PromptText
+from antiphon.offline.request import LiveRequest, Submitted, Times, choice_of
+from antiphon.offline.sampling_params import SamplingParams
+from services.engine.engine import Engine
+from services.engine.loop import StepReport
+from shared.errors import ServiceError
+from shared.model_files import located
+from shared.request.seed_source import seeds_of
+
+GATHER_S = 0.05
+"""Longest wait for a batch that gathers, before the caller looks at its own commands again."""
+
+
+class Runner:
+    """An engine and its requests. Making one loads the model.
+
+    Raises ValueError (SettingsError) for settings or a model that cannot work.
+    """
+
+    def __init__(self, args: EngineArgs) -> None:
+        settings = located(args.settings())
+        self._reports: list[StepReport] = []
+        try:
+            self.engine = Engine.build(settings, self._reports.append)
+        except ServiceError as error:
+            raise ValueError(error.message) from error
+        self.text = PromptText(settings, self.engine.facts.vocab_size, self.engine.max_model_len)
+        self._draw_seed = seeds_of(args.seed)
+        self._live: dict[str, LiveRequest] = {}
+        self._num_sequences = 0
+        self._step_s = 0.0
+        """Time in steps since the start."""
+        self._step_ended_at = time.monotonic()
+        self.failure: Exception | None = None
+        """What ended the engine: nothing can be generated any more."""
+
+    def draw_seed(self, params: SamplingParams) -> int:
+        """The seed of a request: its own, or the next one that follows from the engine's seed."""
+        return self._draw_seed() if params.seed is None else params.seed
+
+    def submitted(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, arrived: Times | None = None, *,
+        add_special_tokens: bool = True, is_chat: bool = False, priority: int = 0, seed: int | None = None,
+    ) -> Submitted:  # fmt: skip
+        """A prompt made ready for `add`: tokenized and checked. Raises ValueError.
+
+        With a `seed` from `draw_seed` it is safe on any thread.
+        """
+        arrived = arrived or now()
+        preprocessing = time.monotonic()
+        token_ids = self.text.token_ids(prompt, params.max_tokens or 0, add_special_tokens=add_special_tokens)
+        started = now()
+        return Submitted(
+            request_id=request_id,
+            prompt=prompt.text,
+            token_ids=token_ids,
+            params=params,
+            seed=self.draw_seed(params) if seed is None else seed,
+            priority=priority,
+            is_chat=is_chat,
+            arrived=arrived,
+            started=started,
+            preprocess_s=started.monotonic - preprocessing,
+        )
+
+    def submitted_all(
+        self,
+        request_ids: Sequence[str],
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams | None],
+        priorities: Sequence[int | None],
+        *,
+        is_chat: bool = False,
+    ) -> list[Submitted]:
+        """The prompts of one call, which all arrive now. Raises ValueError that names a wrong one by its index."""
+        arrived, several = now(), len(prompts) > 1
+        requests: list[Submitted] = []
+        for index, prompt in enumerate(prompts):
+            try:
+                requests.append(
+                    self.submitted(
+                        request_ids[index],
+                        prompt,
+                        params[index] or SamplingParams(),
+                        arrived,
+                        add_special_tokens=not is_chat,
+                        is_chat=is_chat,
+                        priority=priorities[index] or 0,
+                    )
+                )
+            except ValueError as error:
+                raise ValueError(f"prompts[{index}]: {error}" if several else str(error)) from None
+        return requests
+
+    def conversations(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        chat_template: str | None,
+        add_generation_prompt: bool,
+    ) -> list[Prompt]:
+        """A conversation, or a list of them, as prompts. Raises ValueError."""
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        found = cast(Sequence[Sequence[Message]], messages if several else [messages])
+        return [Prompt(self.text.rendered(one, chat_template, add_generation_prompt)) for one in found]
+
+    def add(self, submitted: Submitted) -> None:
+        """Starts a request. Raises RuntimeError when the engine has failed, ValueError for an id that is in use."""
+        if self.failure is not None:
+            raise RuntimeError("The engine has failed; make a new one.") from self.failure
+        if submitted.request_id in self._live:
+            raise ValueError(f"The request id {submitted.request_id!r} is in use.")
+        vocabulary = self.text.vocabulary if submitted.params.detokenize else self.text.silent
+        request = LiveRequest(submitted, vocabulary, self.engine.max_model_len)
+        self._live[submitted.request_id] = request
+        for spec in request.specs(self._num_sequences):
+            self.engine.add(spec)
+        self._num_sequences += len(request.sequence_ids)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Ends a request; its last output, or None when there is none of this id."""
+        request = self._live.pop(request_id, None)
+        if request is None:
+            return None
+        for sequence_id in request.sequence_ids:
+            self.engine.abort(sequence_id)
+        request.aborted(now())
+        return request.output()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether requests are under way."""
+        return bool(self._live)
+
+    def step(self) -> list[RequestOutput]:
+        """One pass of the engine; what the requests are now that it changed. The last output of each is `finished`.
+
+        A failure of the engine ends every request with an error, and sets `failure`.
+        """
+        try:
+            if not self.engine.step() and self.has_work:
+                self.engine.loop.wait(GATHER_S)
+        except Exception as error:  # whatever the model raised: the state of the device is lost
+            self.failure = error
+            return self._fail_all(error)
+        changed: dict[str, LiveRequest] = {}
+        for report in self._reports:
+            self._take(report, changed)
+        self._reports.clear()
+        for request_id, request in changed.items():
+            if request.finished:
+                del self._live[request_id]
+        return [request.output() for request in changed.values()]
+
+    def close(self) -> None:
+        """Frees the model's memory."""
+        self._live.clear()
+        self.engine.close()
+
+    def _take(self, report: StepReport, changed: dict[str, LiveRequest]) -> None:
+        at = now()
+        step_s = min((report.ended_ns - report.started_ns) / 1e9, at.monotonic - self._step_ended_at)
+        began = Times(report.started_ns / 1e9, at.monotonic - (report.ended_ns - report.started_ns) / 1e9)
+        for sequence_id in report.joined:
+            if found := self._found(sequence_id):
+                found[0].joined(began, self._step_s)
+        self._step_s += max(0.0, step_s)
+        self._step_ended_at = at.monotonic
+        for sequence_id, error in report.refused:
+            if found := self._found(sequence_id):
+                found[0].fail(error, at)
+                changed[found[0].submitted.request_id] = found[0]
+        for outcome in report.outcomes:
+            found = self._found(outcome.request_id)
+            if found is None:
+                continue
+            request, choice = found
+            if request.take(choice, outcome, at, self._step_s):
+                self.engine.abort(outcome.request_id)
+            changed[request.submitted.request_id] = request
+        self._end_failed(changed)
+
+    def _end_failed(self, changed: dict[str, LiveRequest]) -> None:
+        """A request that fails takes its other sequences with it."""
+        for request in changed.values():
+            if request.error is not None:
+                for sequence_id in request.sequence_ids:
+                    self.engine.abort(sequence_id)
+
+    def _fail_all(self, error: Exception) -> list[RequestOutput]:
+        failure = ServiceError("engine_failure", f"The engine failed: {type(error).__name__}: {error}")
+        requests = list(self._live.values())
+        self._live.clear()
+        self._reports.clear()
+        for request in requests:
+            request.fail(failure, now())
+        return [request.output() for request in requests]
+
+    def _found(self, sequence_id: str) -> tuple[LiveRequest, int] | None:
+        request_id, choice = choice_of(sequence_id)
+        request = self._live.get(request_id)
+        return None if request is None else (request, choice)
+
+
+def now() -> Times:
+    """This moment."""
+    return Times(time.time(), time.monotonic())

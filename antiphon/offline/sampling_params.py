@@ -1,0 +1,120 @@
+"""`SamplingParams` as users write them: checked in the constructor, converted to the engine's own.
+
+The ranges are those of the server (`shared.sampling.check` and `shared.request.checks`), so that a request which one
+accepts the other accepts as well. Fields that the engine does not serve yet are refused by name.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shared import sampling
+from shared.errors import ServiceError
+from shared.request import rules
+
+AS_MANY_AS_FIT = 0
+_NOT_SERVED = "is not served yet: leave it out"
+
+
+@dataclass(kw_only=True)
+class SamplingParams:
+    """How the tokens of one prompt are chosen. Raises ValueError, from the constructor, naming the field that is wrong.
+
+    Args:
+        n: Outputs for each prompt.
+        best_of: Must equal `n`, or be None.
+        presence_penalty: Subtracted once from the logit of every token of the output so far, -2 to 2.
+        frequency_penalty: Subtracted from the logit of a token for each time that the output has it, -2 to 2.
+        repetition_penalty: Divides positive logits, and multiplies negative ones, of tokens that prompt or output have,
+            0.01 to 2.
+        temperature: 0 (always the likeliest token) to 2.
+        top_p: Smallest set of likeliest tokens whose probabilities reach this sum, above 0 up to 1.
+        top_k: Number of likeliest tokens to choose from; -1: all.
+        min_p: Least probability of a candidate, as a share of the likeliest token's, 0 to 1.
+        seed: The same seed gives the same output, alone or in a batch. None: derived from the engine's seed.
+        stop: Texts that end the output, which does not contain them.
+        stop_token_ids: Tokens that end the output, which contains them unless they are special tokens.
+        include_stop_str_in_output: Whether the text keeps the stop string that ended it.
+        ignore_eos: Whether the output goes on behind the model's end token.
+        max_tokens: Most tokens of an output; None: as many as the context leaves room for.
+        min_tokens: Tokens that must exist before anything but `max_tokens` ends the output.
+        logprobs: Likeliest candidates to report for each token, beside the chosen one, 0 to 20; None: nothing.
+        detokenize: Whether there is text; without, outputs are token ids alone.
+        skip_special_tokens: Whether the text leaves special tokens out.
+    """
+
+    n: int = 1
+    best_of: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    seed: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[int | str] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logits_processors: Sequence[Callable[..., Any]] | None = None
+    truncate_prompt_tokens: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    guided_json: Any = None
+
+    def __post_init__(self) -> None:
+        self._refuse_what_is_not_served()
+        try:
+            sampling.check(self.engine_params(0))
+            rules.check_choices(self.n, self.best_of, self.temperature, self.top_k)
+            self.stop_strings = rules.stop_strings(self.stop)
+        except ServiceError as error:
+            raise ValueError(error.message) from None
+        if self.detokenize is False and self.stop_strings:
+            raise ValueError("'stop' needs text: leave 'detokenize' at True, or use 'stop_token_ids'.")
+
+    def engine_params(self, seed: int, room: int = 0) -> sampling.SamplingParams:
+        """The engine's parameters; `seed` where the user gave none, `room` where `max_tokens` is None."""
+        return sampling.SamplingParams(
+            max_tokens=(room or max(1, self.min_tokens)) if self.max_tokens is None else self.max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=float(self.temperature),
+            top_p=float(self.top_p),
+            top_k=self.top_k,
+            min_p=float(self.min_p),
+            presence_penalty=float(self.presence_penalty),
+            frequency_penalty=float(self.frequency_penalty),
+            repetition_penalty=float(self.repetition_penalty),
+            seed=seed if self.seed is None else self.seed,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+            logprobs=self.logprobs,
+        )
+
+    def _refuse_what_is_not_served(self) -> None:
+        asked = {
+            "use_beam_search": self.use_beam_search,
+            "length_penalty": self.length_penalty != 1.0,
+            "early_stopping": self.early_stopping is not False,
+            "bad_words": bool(self.bad_words),
+            "prompt_logprobs": self.prompt_logprobs is not None and self.prompt_logprobs is not False,
+            "spaces_between_special_tokens": not self.spaces_between_special_tokens,
+            "logits_processors": bool(self.logits_processors),
+            "truncate_prompt_tokens": self.truncate_prompt_tokens is not None,
+            "logit_bias": bool(self.logit_bias),
+            "guided_json": self.guided_json is not None,
+        }
+        for name, wanted in asked.items():
+            if wanted:
+                raise ValueError(f"'{name}' {_NOT_SERVED}.")

@@ -1,0 +1,248 @@
+"""Options and variables of other servers that are no settings here: which are accepted, which refused, and why.
+
+The one table of them: a name that users bring from vLLM (0.4 to 0.6 and the common ones since) or from servers with its
+flags is a setting (`shared.config`), or it stands here, or it is unknown and ends with exit code 2. An option without
+effect is accepted and told once. One that would change what the server does is refused with the reason and, where there
+is one, with what to use instead, unless its value asks for nothing (`--tensor-parallel-size 1`). Called by everything
+that parses a command line, before its own parser; the page of settings lists the table.
+"""
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.flags import SettingsError
+
+Takes = Literal["flag", "value", "values"]
+_TRUE, _FALSE = ("1", "true"), ("0", "false")
+_NONE = ("", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """Options that one sentence answers. `asks_nothing`: values, in lower case, that need no answer."""
+
+    names: tuple[str, ...]
+    takes: Takes
+    because: str
+    """Goes on after the option's name."""
+    refused: bool
+    asks_nothing: tuple[str, ...] = ()
+
+
+def _no_effect(names: str, takes: Takes, because: str) -> Other:
+    return Other(tuple(names.split()), takes, f"has no effect here: {because}", refused=False)
+
+
+def _not_here(names: str, takes: Takes, because: str, asks_nothing: tuple[str, ...] = ()) -> Other:
+    nothing = _FALSE if takes == "flag" else asks_nothing
+    return Other(tuple(names.split()), takes, f"is not supported here: {because}", refused=True, asks_nothing=nothing)
+
+
+_WHOLE = "every engine holds the whole model on one device; start more engines with --engines (--worker-num)"
+_ADAPTERS = "adapters are not served; merge the adapter into the model's weights and serve these"
+_IMAGES = "models are served for text alone"
+_DRAFTS = "drafts come from the request's own text; use --use-lookahead with --num-speculative-tokens"
+_GRAMMARS = "output cannot be bound to a grammar or schema yet"
+_TOOLS = "tools and reasoning are not parsed out of the text yet"
+_SHAPE = "positions are computed as config.json of the model says; edit it there (rope_scaling, rope_theta)"
+_CLIENTS = "certificates of clients are not checked; put a proxy that does in front of the server"
+_LOGS = "requests are not logged; metrics are at /metrics, and --log-level chooses what is printed"
+_NO_ADAPTERS = "there are no adapters whose room it could bound"
+_TOKENIZERS = "tokenizers are processes of their own; their number is --tokenizers"
+_PREFILLS = "prompts are computed in their order, as many as a step has tokens for"
+_RAY = "nothing runs on Ray"
+
+OPTIONS: tuple[Other, ...] = (
+    # accepted
+    _no_effect("--disable-log-requests --disable-log-stats --enable-log-requests", "flag", _LOGS),
+    _no_effect("--max-log-len --uvicorn-log-level", "value", _LOGS),
+    _no_effect("--engine-use-ray --worker-use-ray --ray-workers-use-nsight", "flag", _RAY),
+    _no_effect("--tokenizer-pool-size --tokenizer-pool-type --tokenizer-pool-extra-config", "value", _TOKENIZERS),
+    _no_effect("--max-parallel-loading-workers", "value", "an engine loads its weights alone"),
+    _no_effect("--num-lookahead-slots", "value", "drafted tokens need no slots of their own"),
+    _no_effect("--preemption-mode", "value", "blocks of preempted requests are kept where --swap-space has room"),
+    _no_effect("--lora-extra-vocab-size --max-cpu-loras --max-loras --max-lora-rank", "value", _NO_ADAPTERS),
+    _no_effect("--lora-dtype --long-lora-scaling-factors", "value", _NO_ADAPTERS),
+    _no_effect("--max-prompt-adapters --max-prompt-adapter-token", "value", _NO_ADAPTERS),
+    _no_effect("--fully-sharded-loras", "flag", _NO_ADAPTERS),
+    _no_effect("--model-loader-extra-config --ignore-patterns", "value", "the loader reads only the model's own files"),
+    _no_effect("--max-num-partial-prefills --max-long-partial-prefills", "value", _PREFILLS),
+    _no_effect("--long-prefill-token-threshold", "value", _PREFILLS),
+    _no_effect("--disable-custom-all-reduce", "flag", "devices exchange nothing: an engine computes on one"),
+    _no_effect("--disable-frontend-multiprocessing", "flag", "each service is a process of its own"),
+    _no_effect("--enable-prompt-tokens-details --enable-request-id-headers", "flag", "answers always have them"),
+    _no_effect(
+        "--compilation-config", "value", "what is compiled is no choice; --enforce-eager switches CUDA graphs off"
+    ),
+    _no_effect("--enable-server-load-tracking", "flag", "the load is always in /metrics"),
+    _no_effect("--multi-step-stream-outputs", "flag", "a stream always carries every token"),
+    _no_effect("--disable-mm-preprocessor-cache", "flag", _IMAGES),
+    _no_effect("--collect-detailed-traces", "values", "traces always have all spans; see --otlp-traces-endpoint"),
+    _no_effect("--scheduling-policy", "value", "a request's 'priority' counts always, then the order of arrival"),
+    # devices and machines
+    _not_here("--tensor-parallel-size -tp --num-gpus --pipeline-parallel-size -pp", "value", _WHOLE, ("1",)),
+    _not_here("--data-parallel-size -dp", "value", _WHOLE, ("1",)),
+    _not_here("--enable-expert-parallel", "flag", _WHOLE),
+    _not_here("--distributed-executor-backend", "value", _WHOLE, ("mp", "uni", *_NONE)),
+    _not_here("--nnode", "value", "a deployment over machines is made of services on one bus (--nats)", ("1",)),
+    _not_here("--pod-ips", "value", "a deployment over machines is made of services on one bus (--nats)", _NONE),
+    _not_here("--kv-transfer-config", "value", "prompts are computed and continued by the same engine", _NONE),
+    _not_here("--worker-cls --scheduler-cls", "value", "parts of the engine cannot be replaced", ("auto", *_NONE)),
+    # weights
+    _not_here(
+        "--quantization -q",
+        "value",
+        "quantized weights are not served; --dtype bfloat16 and --kv-cache-dtype fp8 are what saves memory",
+        _NONE,
+    ),
+    _not_here("--quantization-param-path", "value", "8-bit KV caches have no scales (--kv-cache-dtype)", _NONE),
+    _not_here("--calculate-kv-scales", "flag", "8-bit KV caches have no scales (--kv-cache-dtype)"),
+    _not_here("--rope-scaling --rope-theta", "value", _SHAPE, _NONE),
+    _not_here("--hf-overrides", "value", "edit config.json of the model", ("{}", *_NONE)),
+    _not_here("--override-neuron-config --override-pooler-config", "value", "models generate text alone", _NONE),
+    _not_here("--code-revision", "value", "code comes with the model: at the same --revision", _NONE),
+    _not_here("--config-format", "value", "models are read in Hugging Face layout alone", ("auto", "hf")),
+    _not_here("--disable-sliding-window", "flag", "a model's attention is computed as its config.json says"),
+    _not_here("--generation-config", "value", "requests say how tokens are drawn", ("vllm", *_NONE)),
+    _not_here("--override-generation-config", "value", "requests say how tokens are drawn", ("{}", *_NONE)),
+    # adapters
+    _not_here("--enable-lora --enable-lora-bias --enable-prompt-adapter", "flag", _ADAPTERS),
+    _not_here("--lora-modules --prompt-adapters", "values", _ADAPTERS),
+    _not_here("--qlora-adapter-name-or-path", "value", _ADAPTERS, _NONE),
+    # images, grammars, tools
+    _not_here("--enable-mm --enabe-mm", "flag", _IMAGES),
+    _not_here("--mm-processor-kwargs --limit-mm-per-prompt", "value", _IMAGES, ("{}", *_NONE)),
+    _not_here("--image-input-type --image-token-id --image-input-shape --image-feature-size", "value", _IMAGES),
+    _not_here("--image-processor --image-processor-revision --allowed-local-media-path", "value", _IMAGES, _NONE),
+    _not_here("--disable-image-processor", "flag", _IMAGES),
+    _not_here("--guided-decoding-backend", "value", _GRAMMARS, ("auto", *_NONE)),
+    _not_here("--logits-processor-pattern", "value", "requests cannot bring code", _NONE),
+    _not_here("--enable-auto-tool-choice --enable-reasoning", "flag", _TOOLS),
+    _not_here("--tool-call-parser --tool-parser-plugin --reasoning-parser", "value", _TOOLS, _NONE),
+    # speculation
+    _not_here("--speculative-model --speculative-config", "value", _DRAFTS, _NONE),
+    _not_here("--speculative-model-quantization --speculative-max-model-len", "value", _DRAFTS, _NONE),
+    _not_here("--speculative-draft-tensor-parallel-size -spec-draft-tp", "value", _DRAFTS, _NONE),
+    _not_here("--speculative-disable-by-batch-size", "value", _DRAFTS, _NONE),
+    _not_here("--speculative-disable-mqa-scorer --disable-logprobs-during-spec-decoding", "flag", _DRAFTS),
+    _not_here("--ngram-prompt-lookup-max --ngram-prompt-lookup-min", "value", _DRAFTS, _NONE),
+    _not_here(
+        "--spec-decoding-acceptance-method",
+        "value",
+        "a drafted token is accepted only where the model would have drawn it",
+        ("rejection_sampler",),
+    ),
+    _not_here(
+        "--typical-acceptance-sampler-posterior-threshold --typical-acceptance-sampler-posterior-alpha",
+        "value",
+        "a drafted token is accepted only where the model would have drawn it",
+        _NONE,
+    ),
+    # HTTP
+    _not_here("--disable-fastapi-docs", "flag", "/docs and /openapi.json stay, behind the keys where there are some"),
+    _not_here("--response-role", "value", "answers have the role 'assistant'", ("assistant",)),
+    _not_here("--chat-template-content-format", "value", "content parts are joined to one text", ("auto", "string")),
+    _not_here("--chat-template-text-format", "value", "content parts are joined to one text", ("string",)),
+    _not_here("--enable-sleep-mode", "flag", "an engine keeps its memory until it is stopped"),
+    _not_here("--return-tokens-as-token-ids", "flag", "requests ask for ids with 'return_token_ids'"),
+    _not_here("--middleware", "values", "put a proxy in front of the server"),
+    _not_here("--config", "value", "there is no file of settings; give them as flags or variables"),
+    _not_here("--ssl-ca-certs", "value", _CLIENTS, _NONE),
+    _not_here("--ssl-cert-reqs", "value", _CLIENTS, ("0",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable of another server. `option`: one that beats it, as a flag beats its variable."""
+
+    name: str
+    because: str
+    asks_nothing: tuple[str, ...] = ()
+    option: str = ""
+    refused: bool = True
+
+
+_SEPARATION = "is not supported here: prompts are computed and continued by the same engine, which needs no rank table"
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable("QUANTIZATION", "", _NONE, "--quantization"),
+    Variable("TP", "", ("1",), "--tensor-parallel-size"),
+    Variable("CONV_TEMPLATE", "is not supported here: templates have no names; give one with --chat-template", _NONE),
+    Variable("GLOBAL_RANK_TABLE_FILE_PATH", _SEPARATION),
+    Variable("RANK_TABLE_FILE_PATH", _SEPARATION),
+    Variable("NODE_PORTS", _SEPARATION),
+    Variable("USE_OPENAI", "is not supported here: the API is OpenAI's", _TRUE),
+    Variable("LLM_TOOLS_PATH", "has no effect here: there are no tools to find", refused=False),
+)
+BY_NAME: Mapping[str, Other] = {name: other for other in OPTIONS for name in other.names}
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A command line without these options. `told` and `refused`: names, with their values, and the reasons."""
+
+    words: list[str]
+    told: dict[str, str]
+    refused: dict[str, str]
+
+    def notices(self) -> list[str]:
+        """What to tell the user, each once. Raises SettingsError with everything that is refused."""
+        if self.refused:
+            raise SettingsError("\n  ".join(f"{name} {because}" for name, because in self.refused.items()))
+        return [f"{name} {because}" for name, because in self.told.items()]
+
+
+def take(words: Sequence[str], environ: Mapping[str, str]) -> Taken:
+    """Takes these options out of a command line that is spelt with dashes (`normalise`), and reads the variables."""
+    taken = Taken([], {}, {})
+    given = set[str]()
+    index = 0
+    while index < len(words):
+        name, other, values = _read(words[index])
+        index += 1
+        if other is None:
+            taken.words.append(words[index - 1])
+            continue
+        if values is None:
+            values = _values(other, words[index:])
+            index += len(values)
+        given.update(other.names)
+        if not values and other.takes != "flag":
+            taken.refused[name] = "needs a value"
+        elif not values or not all(value.lower() in other.asks_nothing for value in values):
+            (taken.refused if other.refused else taken.told)[" ".join((name, *values))] = other.because
+    for variable, value in _variables(environ, given):
+        because = variable.because or BY_NAME[variable.option].because
+        (taken.refused if variable.refused else taken.told)[f"{variable.name}={value}"] = because
+    return taken
+
+
+def _read(word: str) -> tuple[str, Other | None, list[str] | None]:
+    """The option's name, its line of the table, and its values where they are part of the word."""
+    name, equals, value = word.partition("=")
+    positive = BY_NAME.get(f"--{name.removeprefix('--no-')}") if name.startswith("--no-") else None
+    if positive is not None and positive.takes == "flag":
+        return name, positive, ["false"]
+    return name, BY_NAME.get(name), [value] if equals else None
+
+
+def _values(other: Other, following: Sequence[str]) -> list[str]:
+    """The words after an option that are its values."""
+    if other.takes == "flag":
+        return [word for word in following[:1] if word.lower() in (*_TRUE, *_FALSE)]
+    values = list[str]()
+    for word in following if other.takes == "values" else following[:1]:
+        if word.startswith("-") and not word[1:].isdigit():
+            break
+        values.append(word)
+    return values
+
+
+def _variables(environ: Mapping[str, str], given: Container[str]) -> Iterator[tuple[Variable, str]]:
+    """Each variable that asks for something and that no option beats, with its value."""
+    for variable in VARIABLES:
+        value = environ.get(variable.name, "")
+        if value and value.lower() not in variable.asks_nothing and variable.option not in given:
+            yield variable, value

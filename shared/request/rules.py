@@ -1,0 +1,50 @@
+"""What a request may ask for beyond the ranges of `shared.sampling`, and the parameters of its choices. Pure."""
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from shared import limits
+from shared.request.checks import refuse, unsupported
+from shared.sampling import SamplingParams
+
+
+def check_choices(n: int, best_of: int | None, temperature: float, top_k: int, num_prompts: int = 1) -> None:
+    """Raises ServiceError for a number of choices that cannot be, or that would all be the same."""
+    if not 1 <= n <= limits.CHOICES_MAX:
+        refuse("n", f"must be between 1 and {limits.CHOICES_MAX}")
+    if n * num_prompts > limits.SEQUENCES_PER_REQUEST_MAX:
+        refuse("n", f"times the number of prompts must not exceed {limits.SEQUENCES_PER_REQUEST_MAX}")
+    if n > 1 and temperature == 0:
+        refuse("n", "must be 1 when 'temperature' is 0: every choice would be the same")
+    if n > 1 and top_k == 1:
+        refuse("n", "must be 1 when 'top_k' is 1: every choice would be the same")
+    if best_of is not None and best_of < n:
+        refuse("best_of", "must not be less than 'n'")
+    if best_of is not None and best_of > n:
+        unsupported("best_of", "'best_of' greater than 'n' is")
+
+
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The stop strings of a request that gives one, several or none. Raises ServiceError."""
+    found = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(found) > limits.STOP_STRINGS_MAX:
+        refuse("stop", f"must hold at most {limits.STOP_STRINGS_MAX} strings")
+    if any(not 1 <= len(one) <= limits.STOP_STRING_CHARS_MAX for one in found):
+        refuse("stop", f"must hold strings of 1 to {limits.STOP_STRING_CHARS_MAX} characters")
+    return found
+
+
+def choice_params(params: SamplingParams, choice: int, room: int) -> SamplingParams:
+    """The parameters of one choice: a seed of its own, and `room` for `max_tokens` where the request left it open (0).
+
+    The first choice has the request's seed, so that a request for one choice and for several begin alike.
+    """
+    seed = params.seed if choice == 0 else _derived_seed(params.seed, choice)
+    return msgspec.structs.replace(params, seed=seed, max_tokens=params.max_tokens or room)
+
+
+def _derived_seed(seed: int, choice: int) -> int:
+    digest = hashlib.sha256(f"{seed}/{choice}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)

@@ -1,0 +1,6 @@
+"""The version of this software, in the only place that states it.
+
+The build backend, the command line, `GET /version`, service discovery and traces read it from here.
+"""
+
+__version__ = "0.1.0"

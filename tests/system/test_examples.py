@@ -1,0 +1,75 @@
+"""Every program in `examples/` runs against a real server that serves the demo model, and prints what it promises."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.served import ROOT, Served, until_the_end
+
+EXAMPLES = ROOT / "examples"
+OFFLINE = "offline"
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with until_the_end(Served()) as started:
+        yield started
+
+
+def run(served: Served, name: str) -> str:
+    path = EXAMPLES / name
+    argv = [sys.executable, str(path)] if path.suffix == ".py" else ["bash", str(path)]
+    environ = {**os.environ, "OPENAI_BASE_URL": served.url}
+    environ.pop("OPENAI_API_KEY", None)
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=90)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_conversation_has_two_answers_and_counts_their_tokens(served: Served) -> None:
+    output = run(served, "chat.py")
+    assert output.count("Assistant: ") == 2
+    assert output.count(" completion tokens)") == 2
+
+
+def test_a_stream_is_printed_with_its_first_tokens_time(served: Served) -> None:
+    text, _, summary = run(served, "streaming.py").rpartition("\n  (first token after ")
+    assert text
+    assert summary.endswith(" tokens)\n")
+
+
+def test_each_token_of_a_completion_has_its_alternatives(served: Served) -> None:
+    lines = run(served, "completion_logprobs.py").splitlines()
+    assert lines[0].startswith("Once upon a time")
+    assert lines[1:]
+    assert all("instead of" in line for line in lines[1:])
+
+
+def test_requests_at_once_all_get_their_answers(served: Served) -> None:
+    lines = run(served, "concurrent_requests.py").splitlines()
+    assert [line.partition(":")[0] for line in lines[:-1]] == [f"{n} + {n}" for n in range(16)]
+    assert lines[-1].startswith("16 answers, ")
+
+
+def test_curl_alone_reaches_every_part_of_the_api(served: Served) -> None:
+    answers = [line for line in run(served, "curl.sh").splitlines() if line and not line.startswith("#")]
+    health, models, chat = map(json.loads, answers[:3])
+    assert health["status"] == "ready"
+    assert models["data"][0]["id"] == "antiphon-demo"
+    assert chat["choices"][0]["message"]["content"]
+    assert "data: [DONE]" in answers
+    assert json.loads(answers[-1])["count"] > 0
+
+
+def test_every_example_for_a_server_is_tested_and_listed() -> None:
+    programs = {path.name for path in EXAMPLES.iterdir() if path.suffix in {".py", ".sh"}}
+    listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in listed for name in programs)
+    source = Path(__file__).read_text(encoding="utf-8")
+    assert {name for name in programs if not name.startswith(OFFLINE)} <= {n for n in programs if f'"{n}"' in source}

@@ -1,0 +1,143 @@
+from typing import Any
+
+import pytest
+
+from services.gateway.chat_schema import ChatBody
+from services.gateway.completion_schema import CompletionBody
+from services.gateway.tokenize_schema import DetokenizeBody, TokenizeBody
+from services.gateway.unsupported_params import NO_EFFECT, UNSUPPORTED
+from shared import limits
+from shared.errors import ServiceError
+from tests.unit.gateway.bodies import chat, completion, refusal
+
+ASKED = {
+    "suffix": "}",
+    "use_beam_search": True,
+    "length_penalty": 0.8,
+    "early_stopping": True,
+    "structured_outputs": {"json": {}},
+    "response_format": {"type": "json_object"},
+    "tools": [{"type": "function"}],
+    "tool_choice": "auto",
+    "functions": [{}],
+    "function_call": "auto",
+    "logit_bias": {"50": 1},
+    "allowed_token_ids": [1],
+    "bad_words": ["x"],
+    "logits_processors": ["x"],
+    "prompt_logprobs": 0,
+    "return_tokens_as_token_ids": True,
+    "eos_token_ids": [1],
+    "truncate_prompt_tokens": 5,
+    "audio": {"voice": "x"},
+    "modalities": ["text", "audio"],
+    "web_search_options": {},
+    "chat_template": "{{ x }}",
+    "chat_template_kwargs": {"a": 1},
+    "continue_final_message": True,
+    "documents": [{}],
+    "multi_modal_inputs": {"image": "x"},
+    "mm_processor_kwargs": {"a": 1},
+    "prompt_embeds": "AAAA",
+    "kv_transfer_params": {"a": 1},
+    "vllm_xargs": {"a": 1},
+    "media_io_kwargs": {"a": 1},
+    "detokenize": False,
+    "spaces_between_special_tokens": False,
+    "reasoning_effort": "high",
+    "include_reasoning": False,
+    "verbosity": "low",
+    "guided_json": {"type": "object"},
+    "guided_regex": "a*",
+    "guided_choice": ["a"],
+    "guided_jason": {},
+    "beam_width": 4,
+}
+OF_ENGINES = {
+    "system": "Be brief.",
+    "history": [["a", "b"]],
+    "prompt_token_ids": [1, 2],
+    "prompt_token_ids_len": 2,
+    "sampling_params": {"n": 1},
+    "request_id": "r",
+    "arrival_time": 1.5,
+    "preprocess_start_time": 1.5,
+    "preprocess_end_time": 1.5,
+}
+HARMLESS = {
+    "suffix": "",
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "response_format": {"type": "text"},
+    "tools": [],
+    "tool_choice": "none",
+    "logit_bias": {},
+    "modalities": ["text"],
+    "prompt_logprobs": False,
+    "guided_json": None,
+    "detokenize": True,
+    "spaces_between_special_tokens": True,
+    "reasoning_effort": "none",
+    "parallel_tool_calls": False,
+    "prediction": {"type": "content", "content": "x"},
+    "service_tier": "auto",
+    "safety_identifier": "x",
+    "prompt_cache_key": "x",
+    "prompt_cache_retention": "24h",
+    "new_field": None,
+}
+
+
+@pytest.mark.spec("S-API-028")
+@pytest.mark.parametrize("read", [completion, chat])
+@pytest.mark.parametrize(("name", "value"), ASKED.items())
+def test_what_is_not_supported_is_refused_by_name(read: Any, name: str, value: Any):
+    error = refusal(read, "unsupported_parameter", name, **{name: value})
+    assert "not supported yet" in error.message
+
+
+@pytest.mark.parametrize(("name", "value"), [*HARMLESS.items(), *((name, None) for name in ASKED)])
+def test_values_that_ask_for_nothing_pass(name: str, value: Any):
+    chat(**{name: value})
+
+
+@pytest.mark.parametrize("read", [completion, chat])
+@pytest.mark.parametrize(("name", "value"), OF_ENGINES.items())
+def test_names_of_an_engines_own_request_are_refused_with_what_to_send_instead(read: Any, name: str, value: Any):
+    error = refusal(read, "unsupported_parameter", name, **{name: value})
+    assert error.message.startswith(f"The parameter '{name}' is not supported yet. ")
+
+
+@pytest.mark.parametrize("read", [completion, chat])
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("temprature", "temperature"), ("max_token", "max_tokens"), ("guide_json", "guided_json"), ("stores", "store")],
+)
+def test_a_name_that_nobody_knows_is_refused_with_the_nearest(read: Any, name: str, near: str):
+    error = refusal(read, "unsupported_parameter", name, **{name: 1})
+    assert error.message == f"Unrecognized request argument supplied: '{name}'. Did you mean '{near}'?"
+
+
+def test_a_name_that_is_like_none_is_refused_without_a_guess_and_a_long_one_is_cut():
+    assert refusal(chat, "unsupported_parameter", "qqq", qqq=1).message.endswith("supplied: 'qqq'.")
+    error = refusal(chat, "unsupported_parameter", "q" * 63 + "…", **{"q" * 100_000: 1})
+    assert len(error.message) < 150
+    with pytest.raises(ServiceError, match="a field whose name is empty"):
+        chat(**{"": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"continuous_usage_stats": True}, "continuous_usage_stats"), ({"include_usag": True}, "include_usag")],
+)
+def test_options_of_a_stream_are_looked_at_too(options: dict[str, bool], named: str):
+    refusal(chat, "unsupported_parameter", f"stream_options.{named}", stream=True, stream_options=options)
+    chat(stream=True, stream_options={"include_usage": True, "include_obfuscation": False, named: None})
+
+
+def test_what_acts_is_in_no_list_of_what_does_not():
+    for body in (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody):
+        assert not set(body.__struct_fields__) & set(UNSUPPORTED)
+        assert set(body.__struct_fields__) & NO_EFFECT <= {"user"}
+    assert not NO_EFFECT & set(UNSUPPORTED)
+    assert max(map(len, (*UNSUPPORTED, *NO_EFFECT))) <= limits.FIELD_NAME_CHARS_MAX

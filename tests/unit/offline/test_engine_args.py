@@ -1,0 +1,67 @@
+"""Settings as keyword arguments: the same dataclass as the server's, the same ranges, nothing ignored in silence."""
+
+import dataclasses
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import pytest
+
+from antiphon import EngineArgs
+from antiphon.offline.engine_args import engine_args
+from antiphon.settings import ServeSettings
+from shared.config import EngineSettings
+
+
+@pytest.mark.spec("S-SRV-007")
+def test_every_online_parameter_is_an_argument_and_feeds_the_same_dataclass() -> None:
+    assert issubclass(EngineArgs, EngineSettings)
+    args = engine_args(model="m", block_size=8, max_num_seqs=4, enable_prefix_caching=False, kv_cache_dtype="fp8")
+    settings = args.settings()
+    assert type(settings) is EngineSettings
+    assert (settings.model, settings.block_size, settings.max_num_seqs) == ("m", 8, 4)
+    assert (settings.enable_prefix_caching, settings.kv_cache_dtype) == (False, "fp8")
+    for item in dataclasses.fields(ServeSettings):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            engine_args(**{item.name: item.default})
+        engine_side = item.name in EngineArgs.__dataclass_fields__ or item.default is None
+        assert engine_side or any(f"'{item.name}' has no effect" in str(one.message) for one in told), item.name
+
+
+def test_none_means_the_default() -> None:
+    args = engine_args(model="m", tokenizer=None, revision=None, enforce_eager=None, swap_space=None)
+    assert (args.tokenizer, args.revision, args.enforce_eager, args.swap_space) == ("", "", False, None)
+    assert args.seed == 0
+
+
+@pytest.mark.spec("S-OFF-020")
+def test_an_unknown_argument_is_a_type_error_with_the_nearest_name() -> None:
+    with pytest.raises(TypeError, match="unknown argument 'max_num_sequences': did you mean 'max_num_seqs'"):
+        engine_args(model="m", max_num_sequences=3)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "said"),
+    [
+        ({"block_size": 7}, ValueError, "block_size: 7 is not a power of two"),
+        ({"gpu_memory_utilization": 1.5}, ValueError, "gpu_memory_utilization: 1.5 is not above 0 and at most 1"),
+        ({"dtype": "float8"}, ValueError, "dtype: 'float8' is not one of auto"),
+        ({"max_num_seqs": "4"}, TypeError, "max_num_seqs: '4' is not a value of type int"),
+        ({"max_num_seqs": True}, TypeError, "max_num_seqs: True is not a value of type int"),
+        ({"tensor_parallel_size": 2}, ValueError, "tensor_parallel_size=2 is not possible: "),
+        ({"quantization": "awq"}, ValueError, "quantization='awq' is not possible: "),
+    ],
+)
+def test_an_impossible_value_is_refused_and_named(values: dict[str, Any], kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        engine_args(model="m", **values)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; import antiphon; from antiphon import SamplingParams, RequestOutput, EngineArgs;"
+        "print(*({'torch', 'transformers', 'fastapi', 'nats', 'numpy', 'tokenizers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""

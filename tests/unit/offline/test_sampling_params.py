@@ -1,0 +1,89 @@
+"""The public `SamplingParams`: defaults, ranges, and what is refused by name."""
+
+from typing import Any
+
+import pytest
+
+from antiphon import SamplingParams
+
+
+def test_the_defaults_are_those_of_the_api() -> None:
+    params = SamplingParams()
+    assert (params.n, params.max_tokens, params.min_tokens, params.temperature) == (1, 16, 0, 1.0)
+    assert (params.top_p, params.top_k, params.min_p, params.seed, params.stop) == (1.0, -1, 0.0, None, None)
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.0, 0.0, 1.0)
+    assert (params.stop_token_ids, params.logprobs, params.ignore_eos, params.skip_special_tokens) == (
+        None,
+        None,
+        False,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad"),
+    [
+        pytest.param("presence_penalty", [-2, 0, 2], [-2.1, 2.1, float("nan")], marks=pytest.mark.spec("S-OFF-040b")),
+        pytest.param("frequency_penalty", [-2, 0, 2], [-2.1, 2.1, float("inf")], marks=pytest.mark.spec("S-OFF-040c")),
+        pytest.param("repetition_penalty", [0.01, 1, 2], [0, -1, 2.1], marks=pytest.mark.spec("S-OFF-040d")),
+        pytest.param("temperature", [0, 1, 2], [-0.1, 2.1, 3], marks=pytest.mark.spec("S-OFF-040e")),
+        pytest.param("top_p", [0.01, 1], [0, 1.1, -1], marks=pytest.mark.spec("S-OFF-040f")),
+        pytest.param("seed", [None, 0, -5, 2**63 - 1], [2**63], marks=pytest.mark.spec("S-OFF-040g")),
+        pytest.param(
+            "stop", [None, "end", ["a", "b"]], ["", ["a", ""], ["x"] * 17, "y" * 257],
+            marks=pytest.mark.spec("S-OFF-040h"),
+        ),
+        pytest.param("logprobs", [None, 0, 5, 20], [-1, 21], marks=pytest.mark.spec("S-OFF-040m")),
+        ("top_k", [-1, 1, 50], [0, -2]),
+        ("min_p", [0, 0.5, 1], [-0.1, 1.1]),
+        ("max_tokens", [1, 100, None], [0, -1]),
+        ("min_tokens", [0, 16], [-1, 17]),
+        ("n", [1, 16], [0, 17]),
+        ("best_of", [None, 1], [0, 2]),
+        ("detokenize", [True, False], []),
+    ],
+)  # fmt: skip
+def test_a_value_out_of_range_is_refused_in_the_constructor_and_named(
+    field: str, good: list[Any], bad: list[Any]
+) -> None:
+    for value in good:
+        assert getattr(SamplingParams(**{field: value}), field) == value
+    for value in bad:
+        with pytest.raises(ValueError, match=f"'{field}'"):
+            SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"use_beam_search": True},
+        {"length_penalty": 0.5},
+        {"early_stopping": True},
+        {"bad_words": [1]},
+        {"prompt_logprobs": 1},
+        {"spaces_between_special_tokens": False},
+        {"logits_processors": [print]},
+        {"truncate_prompt_tokens": 5},
+        {"logit_bias": {1: 2.0}},
+        {"guided_json": {}},
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(asked: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"'{next(iter(asked))}' is not served yet"):
+        SamplingParams(**asked)
+
+
+def test_an_unknown_field_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        SamplingParams(temprature=1.0)  # pyright: ignore[reportCallIssue]
+
+
+def test_stop_strings_need_text() -> None:
+    with pytest.raises(ValueError, match="'stop' needs text"):
+        SamplingParams(stop="x", detokenize=False)
+
+
+def test_several_choices_that_would_be_the_same_are_refused() -> None:
+    for same in ({"temperature": 0}, {"top_k": 1}):
+        with pytest.raises(ValueError, match="every choice would be the same"):
+            SamplingParams(n=2, **same)
