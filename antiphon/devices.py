@@ -39,7 +39,7 @@ def on_cpu(device: str, environ: Mapping[str, str]) -> bool:
 
 
 def for_engines(engines: int, device: str, gpus: Sequence[str]) -> Assignment:
-    """One GPU for each engine. Raises SettingsError when there are fewer GPUs than engines.
+    """One GPU for each engine, of whatever model. Raises SettingsError when there are fewer GPUs than engines.
 
     `device` is the setting. Without GPUs, or on a CPU by choice, and with one engine, there is nothing to share out.
     """
@@ -51,5 +51,6 @@ def for_engines(engines: int, device: str, gpus: Sequence[str]) -> Assignment:
             f"{len(gpus)}, or compute on the CPU with --device=cpu."
         )
     unused = len(gpus) - engines
-    notices = (f"{unused} of {len(gpus)} GPUs stay unused: --engines (--worker-num) is {engines}",) if unused else ()
+    told = f"{unused} of {len(gpus)} GPUs stay unused: {engines} engines are started (--engines, --worker-num)"
+    notices = (told,) if unused else ()
     return Assignment(tuple(gpus[:engines]) if engines > 1 else (), notices)

@@ -134,10 +134,12 @@ class Fleet:
         return await member.child.wait()
 
     def _give_up(self, member: _Member, failure: Failure) -> None:
-        service = member.spec.service
+        service, model = member.spec.service, member.spec.model
         peers = [m for m in self._members if m.spec.service == service and m.child is not None and m.child.running]
         if peers and failure.exit_code != CONFIGURATION_ERROR:
-            self._sink("antiphon", f"{failure.message} It is not started again; {len(peers)} other {service} goes on.")
+            same = sum(m.spec.model == model for m in peers)
+            rest = f"{same} other {service} goes on." if same else f"The model {model!r} is not served any more."
+            self._sink("antiphon", f"{failure.message} It is not started again; {rest}")
         elif not self.failed.done():
             self.failed.set_result(failure)
 

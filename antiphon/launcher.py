@@ -1,4 +1,4 @@
-"""`antiphon serve`: the bus and the four services as child processes of one command.
+"""`antiphon serve`: the bus, the gateways and three services for each model as child processes of one command.
 
 Starts everything at once, says when it is ready, keeps it running (`antiphon.fleet`), and stops it in order: gateways
 first, so that nothing new comes in; then the services, which finish what they hold; the bus last. No service is
@@ -12,8 +12,8 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from antiphon import devices, nats_server, sockets
@@ -21,10 +21,12 @@ from antiphon.fleet import Failure, Fleet
 from antiphon.processes import ChildSpec
 from antiphon.readiness import ServerAddress, announce
 from antiphon.run_directory import run_directory
+from antiphon.served_models import models_of
 from antiphon.settings import SERVICES, ServeSettings, check, child_environment, of_service
 from shared import limits
 from shared.config import to_argv
-from shared.model_files import located
+from shared.model_files import located, model_name
+from shared.subjects import model_token, safe_token
 
 GRACE_S = limits.DRAIN_S + 5.0
 """For a service to drain before it is killed."""
@@ -43,6 +45,8 @@ class Plan:
     specs: list[ChildSpec]
     host: str
     port: int
+    models: list[str]
+    """Served names, the default one first."""
     token: str
     """A key that the launcher's own requests can use; empty when none is needed."""
     https: bool = False
@@ -50,16 +54,18 @@ class Plan:
 
 def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
     """Runs until it is told to stop; the exit code. Raises SettingsError before anything has started."""
-    check(settings)
-    gpus = devices.for_engines(settings.engines, settings.device, devices.visible(environ))
-    settings = located(settings)
+    models = models_of(settings)
+    for model in models:
+        check(model)
+    gpus = assign_gpus(models, devices.visible(environ))
+    models = [located(model) for model in models]
     for notice in gpus.notices:
         _print_line("antiphon", notice)
     binary = "" if settings.nats else nats_server.find_binary()
     with contextlib.ExitStack() as stack:
         listeners = sockets.listen(settings.host, settings.port, settings.gateways)
         stack.callback(sockets.close, listeners)
-        plan = make_plan(settings, environ, listeners, stack.enter_context(run_directory()), binary, gpus.ids)
+        plan = make_plan(models, environ, listeners, stack.enter_context(run_directory()), binary, gpus.ids)
         return asyncio.run(_run(plan, lambda: sockets.close(listeners)))
 
 
@@ -73,56 +79,100 @@ class _Place:
 
 
 def make_plan(
-    settings: ServeSettings,
+    models: Sequence[ServeSettings],
     environ: Mapping[str, str],
     listeners: list[socket.socket],
     directory: Path,
     nats_binary: str,
     gpus: Sequence[str] = (),
 ) -> Plan:
-    """All children. `nats_binary` is empty when the bus is somewhere else already; `gpus`: one for each engine."""
+    """All children. `models`: the settings of each, which differ in nothing that concerns gateways or the bus.
+
+    `nats_binary` is empty when the bus is somewhere else already; `gpus`: one for each engine that does not compute on
+    a CPU by choice.
+    """
     specs: list[ChildSpec] = []
-    place = _Place(settings.nats, settings.nats_credentials, _member_prefix())
+    first, names = models[0], [model_name(model) for model in models]
+    place = _Place(first.nats, first.nats_credentials, _member_prefix())
     if nats_binary:
         bus = nats_server.prepare(directory)
         place = _Place(bus.url, str(bus.credentials), "")
         argv = [nats_binary, "-c", str(bus.config)]
         own = nats_server.environment(child_environment(environ))
         specs.append(ChildSpec("nats", "nats", argv, own, show=nats_server.worth_showing))
-    for service in SERVICES:
-        for index in range(getattr(settings, f"{service}s")):
-            inherited = listeners[index].fileno() if service == "gateway" else -1
-            own = {devices.VARIABLE: gpus[index]} if service == "engine" and gpus else {}
-            specs.append(_service_spec(service, index, settings, {**environ, **own}, place, inherited))
+    sockets_of_gateways = [each.fileno() for each in listeners[: first.gateways]]
+    specs += [_gateway_spec(index, models, environ, place, fd) for index, fd in enumerate(sockets_of_gateways)]
+    specs += _model_specs(models, environ, place, gpus)
     host, port = listeners[0].getsockname()[:2]
-    return Plan(specs, host, port, settings.api_keys.split(",")[0].strip(), bool(settings.ssl_certfile))
+    default = first.default_model
+    ordered = sorted(names, key=lambda name: bool(default) and name != default)
+    return Plan(specs, host, port, ordered, first.api_keys.split(",")[0].strip(), bool(first.ssl_certfile))
+
+
+def _gateway_spec(
+    index: int, models: Sequence[ServeSettings], environ: Mapping[str, str], place: _Place, listen_fd: int
+) -> ChildSpec:
+    settings = models[0]
+    changes: dict[str, object] = {"listen_fd": listen_fd, "api_keys": ""}
+    changes |= {"default_model": settings.default_model or model_name(settings)}
+    # Gateways with the same seed would give their first requests the same one.
+    changes |= {"seed": None if settings.seed is None else settings.seed + index}
+    changes |= {"return_token_ids": settings.return_token_ids or any(model.skip_tokenizer_init for model in models)}
+    secret = {"OPENAI_API_KEYS": settings.api_keys} if settings.api_keys else {}
+    spec = _service_spec("gateway", f"gateway-{index + 1}", settings, changes, {**environ}, place, secret)
+    return replace(spec, pass_fds=(listen_fd,))
+
+
+def _model_specs(
+    models: Sequence[ServeSettings], environ: Mapping[str, str], place: _Place, gpus: Sequence[str]
+) -> Iterator[ChildSpec]:
+    """The processes of each model. Those of the first have plain names, the others' begin with the model's."""
+    free = iter(gpus)
+    engines = sum(model.engines for model in models)
+    for number, model in enumerate(models):
+        name = model_name(model)
+        prefix = f"{model_token(name)}-" if number else ""
+        changes: dict[str, object] = {"threads": engine_threads(model, engines)}
+        for service in BACK_SERVICES:
+            for index in range(getattr(model, f"{service}s")):
+                on_gpu = service == "engine" and gpus and model.device != "cpu"
+                own = {devices.VARIABLE: next(free)} if on_gpu else {}
+                child = f"{prefix}{service}-{index + 1}"
+                spec = _service_spec(service, child, model, changes, {**environ, **own}, place)
+                yield replace(spec, model=name)
 
 
 def _service_spec(
-    service: str, index: int, settings: ServeSettings, environ: Mapping[str, str], place: _Place, listen_fd: int
+    service: str,
+    name: str,
+    settings: ServeSettings,
+    changes: Mapping[str, object],
+    environ: Mapping[str, str],
+    place: _Place,
+    secret: Mapping[str, str] | None = None,
 ) -> ChildSpec:
-    name = f"{service}-{index + 1}"
-    changes: dict[str, object] = {"service_id": place.prefix + name, "nats_credentials": place.credentials}
-    changes |= {"listen_fd": listen_fd, "threads": engine_threads(settings)}
+    member_id = safe_token(place.prefix + name, limits.MEMBER_ID_CHARS_MAX)
     # Keys, and an URL with a password, go through the environment: every user of the machine can read command lines.
-    changes |= {"nats": "", "api_keys": ""}
-    # Gateways with the same seed would give their first requests the same one.
-    changes |= {"seed": None if settings.seed is None else settings.seed + index}
-    changes |= {"return_token_ids": settings.return_token_ids or settings.skip_tokenizer_init}
-    secret = {"ANTIPHON_NATS": place.nats}
-    if service == "gateway" and settings.api_keys:
-        secret["OPENAI_API_KEYS"] = settings.api_keys
-    flags = to_argv(of_service(settings, SERVICES[service], **changes))
+    where: dict[str, object] = {"service_id": member_id, "nats": "", "nats_credentials": place.credentials}
+    flags = to_argv(of_service(settings, SERVICES[service], **where, **changes))
     argv = [sys.executable, "-m", f"services.{service}", *flags]
-    fds = (listen_fd,) if listen_fd >= 0 else ()
-    return ChildSpec(name, service, argv, child_environment(environ, **secret), fds)
+    return ChildSpec(name, service, argv, child_environment(environ, ANTIPHON_NATS=place.nats, **(secret or {})))
 
 
-def engine_threads(settings: ServeSettings) -> int:
-    """Threads of each engine: as told, else an equal share of the cores; 0 lets a single engine decide."""
-    if settings.threads or settings.engines == 1:
+def assign_gpus(models: Sequence[ServeSettings], visible: Sequence[str]) -> devices.Assignment:
+    """A GPU for each engine of all models that do not compute on a CPU by choice. Raises SettingsError."""
+    engines = sum(model.engines for model in models if model.device != "cpu")
+    return devices.for_engines(engines, "auto" if engines else "cpu", visible)
+
+
+def engine_threads(settings: ServeSettings, engines: int) -> int:
+    """Threads of each of a model's engines: as told, else an equal share of the cores; 0 lets a single engine decide.
+
+    `engines`: those of all models.
+    """
+    if settings.threads or engines == 1:
         return settings.threads
-    return max(1, len(os.sched_getaffinity(0)) // settings.engines)
+    return max(1, len(os.sched_getaffinity(0)) // engines)
 
 
 def _member_prefix() -> str:
@@ -135,7 +185,7 @@ async def _run(plan: Plan, stop_listening: Callable[[], None]) -> int:
     stop = asyncio.create_task(_signalled(fleet))
     fleet.start(plan.specs)
     place = ServerAddress(plan.host, plan.port, plan.token, plan.https)
-    announcing = asyncio.create_task(announce(place, fleet.pids, _print_line))
+    announcing = asyncio.create_task(announce(place, plan.models, fleet.pids, _print_line))
     try:
         await asyncio.wait({stop, fleet.failed}, return_when=asyncio.FIRST_COMPLETED)
         failure = fleet.failed.result() if fleet.failed.done() else None

@@ -35,6 +35,8 @@ class ChildSpec:
     pass_fds: tuple[int, ...] = ()
     show: Callable[[str], bool] = field(default=lambda _line: True)
     """Which lines of output are worth forwarding."""
+    model: str = ""
+    """Served name of the model that it works for; replicas have the same service and model."""
 
 
 _ERROR = re.compile(r" (?:ERROR|CRITICAL) \S+ (.+)")

@@ -4,7 +4,7 @@ import asyncio
 import json
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from antiphon.http_probe import Answer, get
@@ -33,31 +33,35 @@ class ServerAddress:
         return await get(self.host, self.port, path, token=self.token, https=self.https)
 
 
-async def announce(place: ServerAddress, pids: Callable[[], Mapping[str, int]], sink: Sink) -> None:
-    """Returns after the ready message has been printed to standard output."""
+async def announce(
+    place: ServerAddress, models: Sequence[str], pids: Callable[[], Mapping[str, int]], sink: Sink
+) -> None:
+    """Returns after the ready message has been printed to standard output: when all models can be used.
+
+    `models`: served names, the default one first.
+    """
     started = time.monotonic()
     place = place.reachable()
     reminders = 0
-    while (answer := await place.get("/readyz")).status != 200:
+    while lacking := await _lacking(place, models):
         waited = time.monotonic() - started
         if waited > REMINDER_S * (reminders + 1):
             reminders += 1
-            sink("antiphon", f"not ready after {waited:.0f} s: {_reason(answer.body)}")
+            sink("antiphon", f"not ready after {waited:.0f} s: {lacking}")
         await asyncio.sleep(POLL_S)
-    model = await _model(place)
-    print(ready_message(place, model, pids(), time.monotonic() - started), flush=True)
+    print(ready_message(place, models, pids(), time.monotonic() - started), flush=True)
 
 
-def ready_message(place: ServerAddress, model: str, pids: Mapping[str, int], seconds: float) -> str:
-    """The one block that tells a newcomer what to do next."""
+def ready_message(place: ServerAddress, models: Sequence[str], pids: Mapping[str, int], seconds: float) -> str:
+    """The one block that tells a newcomer what to do next. Its example asks the first model."""
     host, needs_key = place.host, bool(place.token)
     url = f"http{'s' * place.https}://{f'[{host}]' if ':' in host else host}:{place.port}"
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    body = json.dumps({"model": models[0], "messages": [{"role": "user", "content": "Hello"}]})
     key = " -H 'Authorization: Bearer YOUR-KEY'" if needs_key else ""
     processes = "  ".join(f"{name} {pid}" for name, pid in pids.items())
     rows = [
         ("URL", f"{url}/v1"),
-        ("model", model),
+        ("model" if len(models) == 1 else "models", ", ".join(models)),
         ("try", f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"),
         ("chat", f"antiphon chat --server {url}{' --token YOUR-KEY' if needs_key else ''}"),
         ("processes", processes),
@@ -67,12 +71,18 @@ def ready_message(place: ServerAddress, model: str, pids: Mapping[str, int], sec
     return "\n".join(["", f"Antiphon is ready ({seconds:.1f} s).", "", *lines, ""])
 
 
-async def _model(place: ServerAddress) -> str:
+async def _lacking(place: ServerAddress, models: Sequence[str]) -> str:
+    """Why the server is not ready for every model; empty when it is."""
+    answer = await place.get("/readyz")
+    if answer.status != 200:
+        return _reason(answer.body)
     answer = await place.get("/v1/models")
     try:
-        return str(json.loads(answer.body)["data"][0]["id"])
+        listed = {str(model["id"]) for model in json.loads(answer.body)["data"]}
     except (ValueError, LookupError, TypeError):
-        return "model"
+        return "the gateway does not list its models yet"
+    waiting = [repr(name) for name in models if name not in listed]
+    return f"waiting for the model {', '.join(waiting)}" if waiting else ""
 
 
 def _reason(body: bytes) -> str:

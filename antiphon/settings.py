@@ -41,16 +41,28 @@ class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, Gate
     host: str = changed(
         GatewaySettings, "host", "127.0.0.1", "address to listen on (0.0.0.0: every network of this machine)"
     )
+    also: tuple[str, ...] = flag(
+        (),
+        "DIR=NAME: one more model, a directory or hub name, under this served name; may be repeated",
+        group="model",
+        metavar="DIR=NAME",
+    )
+    models: str = flag(
+        "",
+        "TOML or JSON file with a list 'models': of each its 'model', its 'served-model-name' and, without the dashes, "
+        "any flag about a model, its engines or the number of its processes",
+        group="model",
+    )
     gateways: int = flag(1, "gateway processes, sharing the port", group="processes")
-    tokenizers: int = flag(1, "tokenizer processes", group="processes")
+    tokenizers: int = flag(1, "tokenizer processes of each model", group="processes")
     engines: int = flag(
         1,
-        "engine processes, each with the whole model and, where there are GPUs, one of its own",
+        "engine processes of each model, each with the whole model and, where there are GPUs, one of its own",
         env="WORKER_NUM",
         alias=("--worker-num",),
         group="processes",
     )
-    detokenizers: int = flag(1, "detokenizer processes", group="processes")
+    detokenizers: int = flag(1, "detokenizer processes of each model", group="processes")
 
 
 @dataclass(frozen=True, kw_only=True)

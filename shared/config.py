@@ -24,6 +24,7 @@ from shared.flags import (
     flag,
     normalise,
     parse,
+    parse_words,
     to_argv,
     validated,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "flag",
     "normalise",
     "parse",
+    "parse_words",
     "to_argv",
     "validated",
 ]
@@ -310,7 +312,7 @@ class DetokenizerSettings(ModelSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings(BusSettings):
-    """The gateway. It learns the models from the engines' heartbeats."""
+    """The gateway. It learns the models from heartbeats."""
 
     host: str = flag("0.0.0.0", "address to listen on", group="http")
     port: int = flag(8000, "port to listen on, 1 to 65535 (0: any free port)", group="http")
@@ -320,6 +322,12 @@ class GatewaySettings(BusSettings):
         "keys that requests may carry, separated by commas (default: no key needed)",
         env="OPENAI_API_KEYS",
         alias=("--api-key",),
+        group="http",
+    )
+    default_model: str = flag(
+        "",
+        "served name that requests without a 'model' mean (default: the first model that is started here, else the "
+        "first by name)",
         group="http",
     )
     seed: int | None = flag(

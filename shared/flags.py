@@ -6,6 +6,7 @@ and by the launcher, which passes settings on.
 
 import argparse
 import dataclasses
+import difflib
 import json
 import os
 import types
@@ -53,13 +54,15 @@ def flag(
     alias: Sequence[str] = (),
     group: str = "",
     more: str = "",
+    metavar: str = "TEXT",
 ) -> Any:
     """A settings field. `group` heads it in `--help`; `rule` is checked where the value is read.
 
-    `more`: the option takes several words; those after the first go, joined by commas, to the field of that name.
+    `more`: the option takes several words; those after the first go, joined by commas, to the field of that name. A
+    field of type `tuple[str, ...]` is a flag that may be repeated; `metavar` stands for one of its values.
     """
     metadata = {"help": help, "env": env, "choices": tuple(choices), "alias": tuple(alias), "group": group}
-    return dataclasses.field(default=default, metadata={**metadata, "rule": rule, "more": more})
+    return dataclasses.field(default=default, metadata={**metadata, "rule": rule, "more": more, "metavar": metavar})
 
 
 def changed(settings: type[Any], name: str, default: Any, help: str = "") -> Any:
@@ -107,7 +110,7 @@ def parse(settings: type[T], options: argparse.Namespace, environ: Mapping[str, 
             source = f"environment variable {name}"
             given = _convert(item, environ[name], source)
         if given is not None:
-            values[item.name] = None if given is NONE else _checked(item, given, source)
+            values[item.name] = _value(item, given, source)
     return settings(**values)
 
 
@@ -127,6 +130,26 @@ def validated(settings: type[T], values: Mapping[str, Any]) -> T:
         elif item.name in values and isinstance(item.type, types.UnionType):
             given[item.name] = None
     return settings(**given)
+
+
+def parse_words(settings: type[Any], words: Mapping[str, str], source: str) -> dict[str, Any]:
+    """The fields of `settings` that words name as flags do, without the leading dashes: `max-model-len`, `worker_num`.
+
+    `source` begins the message of a SettingsError, which is raised for an unknown name, two of one field, or a value
+    that the flag would not take.
+    """
+    items = {_dashed(name)[2:]: item for item in fields(settings) for name in _option_names(item)}
+    values: dict[str, Any] = {}
+    for word, text in words.items():
+        name = word.replace("_", "-")
+        item = items.get(name)
+        if item is None:
+            near = difflib.get_close_matches(name, items, n=1)
+            raise SettingsError(f"{source}: unknown setting {word!r}" + (f". Did you mean {near[0]}?" if near else ""))
+        if item.name in values:
+            raise SettingsError(f"{source}: {word!r} is given twice, under two of its names")
+        values[item.name] = _value(item, _convert(item, text, f"{source}: {word}"), f"{source}: {word}")
+    return values
 
 
 def to_argv(settings: Any) -> list[str]:
@@ -160,9 +183,11 @@ def _option_names(item: "Field[Any]") -> list[str]:
 
 def _option_arguments(item: "Field[Any]") -> dict[str, Any]:
     kind = _kind(item)
-    default = "" if item.default in (None, "") else f" (default: {item.default})"
+    default = "" if item.default in (None, "", ()) else f" (default: {item.default})"
     variable = f" [{item.metadata['env']}]" if item.metadata["env"] else ""
     arguments: dict[str, Any] = {"dest": item.name, "default": None, "help": item.metadata["help"] + default + variable}
+    if typing.get_origin(kind) is tuple:
+        return {**arguments, "action": "append", "metavar": item.metadata["metavar"]}
     if kind is bool:
         return {**arguments, "nargs": "?", "const": True, "type": _boolean, "metavar": "true|false"}
     if item.metadata["choices"]:
@@ -190,6 +215,15 @@ class _FirstAndMore(argparse.Action):
         setattr(options, f"{self.dest}_words", values)
         if others:
             setattr(options, self._more, ",".join(others))
+
+
+def _value(item: "Field[Any]", given: Any, source: str) -> Any:
+    """What the field holds for a word that was read."""
+    if given is NONE:
+        return None
+    if typing.get_origin(_kind(item)) is tuple:
+        return tuple(given)
+    return _checked(item, given, source)
 
 
 def _checked(item: "Field[Any]", value: Any, source: str) -> Any:

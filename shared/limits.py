@@ -1,7 +1,13 @@
 """Every bound of the system in one place, with its unit and its reason. A queue without a line here is a defect."""
 
-PROTOCOL_VERSION = 1
-"""Major version of the messages; part of every subject."""
+PROTOCOL_VERSION = 2
+"""Major version of the messages; part of every subject. 2: each model has its own tokenizers and detokenizers."""
+MEMBER_ID_CHARS_MAX = 64
+"""Characters in a service's name on the bus."""
+MODEL_TOKEN_CHARS_MAX = 40
+"""Characters of a model's name in subjects and in its services' names, which add up to 16 (`-detokenizer-64`)."""
+MODELS_MAX = 16
+"""Models that one launcher starts: each has three processes at least."""
 
 # --- HTTP edge ---
 BODY_BYTES_MAX = 4 * 2**20

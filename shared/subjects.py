@@ -1,11 +1,12 @@
 """The grammar of subjects: the only file that spells one.
 
 `{namespace}.v{major}.` starts each. A stateful service is addressed by id and boot, so that nothing sent to a dead
-incarnation is ever received by its successor; the stateless tokenizers are one queue group.
+incarnation is ever received by its successor; the stateless tokenizers of a model are one queue group. `<model>` is
+`model_token` of the served name.
 
 | subject                 | from          | carries                                      |
 |-------------------------|---------------|----------------------------------------------|
-| `tok.req`               | gateway       | TokenizeRequest, DetokenizeRequest (request) |
+| `tok.<model>.req`       | gateway       | TokenizeRequest, DetokenizeRequest (request) |
 | `tok.<id>.<boot>.req`   | gateway       | the same, to one replica: retries                |
 | `eng.<id>.<boot>.ctl`   | gateway, detokenizer | Submit, Retarget (request); Cancel, Done, Resend |
 | `det.<id>.<boot>.ctl`   | gateway       | OpenStream (request), CloseStream            |
@@ -14,14 +15,18 @@ incarnation is ever received by its successor; the stateless tokenizers are one 
 | `hb.<service>.<id>`     | every service | Heartbeat                                    |
 """
 
+import hashlib
 import re
 import secrets
 from dataclasses import dataclass
 
-from shared.limits import PROTOCOL_VERSION
+from shared.limits import MEMBER_ID_CHARS_MAX, MODEL_TOKEN_CHARS_MAX, PROTOCOL_VERSION
 
 TOKENIZER_QUEUE = "tokenizers"
-_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_TOKEN = re.compile(rf"[A-Za-z0-9_-]{{1,{MEMBER_ID_CHARS_MAX}}}")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+_HASH_CHARS = 8
+_HASHED = re.compile(rf"-[0-9a-f]{{{_HASH_CHARS}}}$")
 
 
 def new_boot() -> str:
@@ -38,9 +43,9 @@ class Subjects:
     def __post_init__(self) -> None:
         assert _TOKEN.fullmatch(self.namespace), self.namespace
 
-    def tokenize(self) -> str:
-        """Where the tokenizer pool listens."""
-        return self._join("tok", "req")
+    def tokenize(self, model: str) -> str:
+        """Where the tokenizers of a model listen. `model`: the served name as it is."""
+        return self._join("tok", model_token(model), "req")
 
     def tokenizer_direct(self, tokenizer_id: str, boot: str) -> str:
         """One incarnation of a tokenizer: a retry avoids a frozen member of the queue group."""
@@ -82,8 +87,27 @@ class Subjects:
         return ".".join((self.namespace, f"v{PROTOCOL_VERSION}", *tokens))
 
 
+def model_token(name: str) -> str:
+    """A served model name as one token of a subject, at most `MODEL_TOKEN_CHARS_MAX` characters; see `safe_token`."""
+    return safe_token(name, MODEL_TOKEN_CHARS_MAX)
+
+
+def safe_token(text: str, chars_max: int) -> str:
+    """Any text as one token of a subject: letters, digits, '-' and '_', 1 to `chars_max` characters.
+
+    Safe text within the bound stays as it is. Other text has its unsafe characters replaced by '-', is cut, and gets a
+    hash of the whole text at its end. Safe text that ends like such a hash gets one too: two texts share a token only
+    if they share the hash.
+    """
+    if text and len(text) <= chars_max and not _UNSAFE.search(text) and not _HASHED.search(text):
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_CHARS]
+    readable = _UNSAFE.sub("-", text).strip("-")[: chars_max - _HASH_CHARS - 1]
+    return f"{readable}-{digest}"
+
+
 def check_id(member_id: str) -> str:
     """Returns the id; raises ValueError when it cannot stand in a subject."""
     if not _TOKEN.fullmatch(member_id):
-        raise ValueError(f"a service id is 1 to 64 letters, digits, '-' or '_', not {member_id!r}")
+        raise ValueError(f"a service id is 1 to {MEMBER_ID_CHARS_MAX} letters, digits, '-' or '_', not {member_id!r}")
     return member_id

@@ -101,7 +101,7 @@ def _range(item: "Field[Any]") -> str:
 
 
 def _word(default: object) -> str:
-    if default in ("", None):
+    if default in ("", None, ()):
         return ""
     return str(default).lower() if isinstance(default, bool) else str(default)
 

@@ -39,8 +39,10 @@ class DetokenizerService:
 
     def status(self) -> StreamStatus:
         """See Service."""
-        actor = self._actor
-        return StreamStatus(actor.num_streams, actor.text_events, actor.resends) if actor else StreamStatus()
+        actor, model = self._actor, model_name(self._settings)
+        if actor is None:
+            return StreamStatus(model=model)
+        return StreamStatus(actor.num_streams, actor.text_events, actor.resends, model)
 
     async def run(self) -> None:
         """See Service."""

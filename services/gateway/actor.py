@@ -6,10 +6,11 @@ ticks. What happens within one request is the request actor's business.
 
 import asyncio
 
-from services.gateway.generation import RETRY_AFTER_S, GenerationRequest, ModelCard, find_model
+from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.model_catalog import RETRY_AFTER_S, SERVICES, ModelCatalog
 from services.gateway.owner import Address
 from services.gateway.peers import Peers
-from services.gateway.placement import PlacementBoard, served_configurations, served_models
+from services.gateway.placement import PlacementBoard
 from services.gateway.prompts import text_size, tokenize_message
 from services.gateway.request_actor import RequestActor, split_sequence_id
 from shared import limits
@@ -29,8 +30,6 @@ from shared.messages import (
     TokenizeReply,
 )
 
-WATCHED = ("engine", "tokenizer", "detokenizer")
-"""Services that a gateway needs."""
 TICK_S = limits.HEARTBEAT_INTERVAL_S
 """Between two looks at what has gone silent: with a heartbeat, for a process that wakes for nothing else costs most.
 Heartbeats come at the same beats, some a little late: one that comes after half of the time will do."""
@@ -43,7 +42,7 @@ OWN_PAUSE_S = limits.LEASE_S / 2
 class GatewayActor(Actor):
     """One gateway on the bus. Implements `generation.Backend`."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, default_model: str = "") -> None:
         super().__init__(f"gateway {host.id}", host.transport)
         self.members = Members()
         self.requests: dict[str, RequestActor] = {}
@@ -51,8 +50,8 @@ class GatewayActor(Actor):
         self._host = host
         self._board = PlacementBoard()
         self._peers = Peers(host, self.members)
+        self._catalog = ModelCatalog(self.members, host.clock, default_model)
         self._draining = False
-        self._first_seen: dict[str, int] = {}
         self._connected = True
         self._ticked_at, self._was_late = self._now(), False
         self._ticked = asyncio.Event()
@@ -62,20 +61,18 @@ class GatewayActor(Actor):
         """Binds the text subject and the heartbeats of whom it needs."""
         subjects = self._host.subjects
         await self.bind(subjects.gateway_text(self._host.id, self._host.boot), TextEvents)
-        for service in WATCHED:
+        for service in SERVICES:
             await self.bind(subjects.heartbeats(service), Heartbeat)
 
     # --- Backend ---
 
     def models(self) -> list[ModelCard]:
         """See Backend."""
-        engines = self.members.alive("engine", self._now())
-        served = sorted(served_models(engines).items())
-        return [self._card(name, status, served_configurations(engines, name)) for name, status in served]
+        return self._catalog.cards()
 
     def resolve_model(self, name: str | None) -> ModelCard:
         """See Backend."""
-        return find_model(self.models(), name)
+        return self._catalog.resolve(name)
 
     def generate(self, request: GenerationRequest) -> RequestActor:
         """See Backend."""
@@ -118,8 +115,7 @@ class GatewayActor(Actor):
             return "The gateway is shutting down."
         if not self._host.transport.connected:
             return "The bus cannot be reached."
-        missing = [s for s in WATCHED if not self._ready_members(s)]
-        return f"Waiting for: {', '.join(missing)}." if missing else ""
+        return self._catalog.waiting_for()
 
     def engines(self) -> list[Heartbeat]:
         """The engines' last heartbeats, for metrics."""
@@ -147,6 +143,7 @@ class GatewayActor(Actor):
         beat = envelope.message
         assert isinstance(beat, Heartbeat)
         now = self._now()
+        self._catalog.observe(beat)
         for lost in self.members.observe(beat, now):
             self._lost(lost)
         for mark in beat.status.sequences if isinstance(beat.status, EngineStatus) else ():
@@ -239,21 +236,6 @@ class GatewayActor(Actor):
         late = now - self._ticked_at > OWN_PAUSE_S and not self._was_late
         self._ticked_at, self._was_late = now, late
         return late
-
-    def _ready_members(self, service: str) -> list[Heartbeat]:
-        return [beat for beat in self.members.alive(service, self._now()) if beat.state == "ready"]
-
-    def _card(self, name: str, status: EngineStatus, configuration: tuple[str, ...]) -> ModelCard:
-        created = self._first_seen.setdefault(name, self._host.clock.time_ns() // 1_000_000_000)
-        return ModelCard(
-            name,
-            status.model_path,
-            status.max_model_len,
-            status.vocab_size,
-            created,
-            aliases=status.model_aliases,
-            configuration=configuration,
-        )
 
     def _now(self) -> float:
         return self._host.clock.monotonic()

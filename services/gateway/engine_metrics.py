@@ -66,10 +66,10 @@ def _finished_and_config(engines: Sequence[tuple[str, EngineStatus]]) -> Iterato
         "antiphon:engine_sequences_finished", "Sequences ended, by reason", labels=(*_LABELS, "finished_reason")
     )
     config = GaugeMetricFamily(
-        "vllm:cache_config_info", "Size of the KV cache", labels=("engine", "block_size", "num_gpu_blocks")
+        "vllm:cache_config_info", "Size of the KV cache", labels=(*_LABELS, "block_size", "num_gpu_blocks")
     )
     for engine, status in engines:
-        config.add_metric([engine, str(status.block_size), str(status.num_blocks)], 1)
+        config.add_metric([status.model, engine, str(status.block_size), str(status.num_blocks)], 1)
         for reason, count in status.finished:
             finished.add_metric([status.model, engine, reason], count)
     yield finished

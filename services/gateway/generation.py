@@ -4,11 +4,10 @@ The edge (`app`, `openai_api`, `sse`) knows HTTP and nothing of the bus; the act
 the bus and nothing of HTTP. Both know this file.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared.errors import ServiceError
 from shared.messages import ChatMessage, FinishReason, PositionLogprobs
 from shared.sampling import SamplingParams
 
@@ -88,39 +87,18 @@ class ModelCard:
     configuration: tuple[str, ...] = ()
 
 
-RETRY_AFTER_S = 1.0
-"""What a client is told to wait before it asks a busy server again."""
-
-
-def find_model(cards: Sequence[ModelCard], name: str | None) -> ModelCard:
-    """The model a request means: by the name it is served under, the path it was loaded from, or an alias.
-
-    None, '' and 'default' mean the only or first one. Raises ServiceError('model_not_found') or, without any model,
-    ServiceError('no_engine').
-    """
-    if not cards:
-        raise ServiceError("no_engine", "No engine is ready yet. Try again shortly.", retry_after_s=RETRY_AFTER_S)
-    if name in (None, "", "default"):
-        return cards[0]
-    for card in cards:
-        if name in (card.name, card.path):
-            return card
-    for card in cards:
-        if name in card.aliases:
-            return card
-    known = ", ".join(repr(card.name) for card in cards)
-    raise ServiceError("model_not_found", f"The model {name!r} does not exist. Served here: {known}.", param="model")
-
-
 class Backend(Protocol):
     """What the HTTP edge asks of the gateway's actor."""
 
     def models(self) -> list[ModelCard]:
-        """The models that engines announce now."""
+        """The models that can be used now, the default one first."""
         ...
 
     def resolve_model(self, name: str | None) -> ModelCard:
-        """See `find_model`."""
+        """The model a request means; None, '' and 'default' mean the default model or, without one, the first by name.
+
+        Raises ServiceError: 'model_not_found', or 'no_engine', 'no_tokenizer', 'no_detokenizer' for what it lacks now.
+        """
         ...
 
     def generate(self, request: GenerationRequest) -> Generation:

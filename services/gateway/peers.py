@@ -3,6 +3,7 @@
 import asyncio
 
 from services.gateway.owner import Address
+from services.gateway.placement import ready_members
 from shared import limits
 from shared.actors.actor import ask
 from shared.actors.host import Host
@@ -50,12 +51,12 @@ class Peers:
     async def tokenizer(
         self, message: TokenizeRequest | DetokenizeRequest, size: int, headers: Headers | None
     ) -> Message:
-        """Asks the pool; a replica that does not answer costs a retry on one that is known to live.
+        """Asks the model's pool; a replica that does not answer costs a retry on one that is known to live.
 
         `size` is the text's characters or the list's tokens. Raises ServiceError.
         """
         deadline = self._now() + limits.QUEUE_WAIT_S
-        subject, attempt, tried = self._host.subjects.tokenize(), 0, set[str]()
+        subject, attempt, tried = self._host.subjects.tokenize(message.model), 0, set[str]()
         while True:
             timeout_s = FIRST_TRY_S * 2 ** min(attempt, 4) + size / TOKENIZE_CHARS_PER_S
             try:
@@ -65,10 +66,9 @@ class Peers:
             except (NoRespondersError, RequestTimeoutError):
                 attempt += 1
                 if self._now() > deadline:
-                    raise ServiceError(
-                        "no_tokenizer", "No tokenizer answers. Try again shortly.", retry_after_s=1.0
-                    ) from None
-                subject = self._another_tokenizer(tried)
+                    told = f"No tokenizer of the model {message.model!r} answers. Try again shortly."
+                    raise ServiceError("no_tokenizer", told, retry_after_s=1.0) from None
+                subject = self._another_tokenizer(message.model, tried)
                 await asyncio.sleep(RETRY_PAUSE_S)
 
     async def open_stream(self, detokenizer: Address, message: OpenStream, headers: Headers | None) -> None:
@@ -117,11 +117,11 @@ class Peers:
                 raise
             raise PeerUnavailableError(subject) from error
 
-    def _another_tokenizer(self, tried: set[str]) -> str:
-        alive = [m for m in self._members.alive("tokenizer", self._now()) if m.state == "ready"]
+    def _another_tokenizer(self, model: str, tried: set[str]) -> str:
+        alive = ready_members(self._members.alive("tokenizer", self._now()), model)
         fresh = [m for m in alive if m.id not in tried] or alive
         if not fresh:
-            return self._host.subjects.tokenize()
+            return self._host.subjects.tokenize(model)
         tried.add(fresh[0].id)
         return self._host.subjects.tokenizer_direct(fresh[0].id, fresh[0].boot)
 

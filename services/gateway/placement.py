@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shared.messages import EngineStatus, Heartbeat, StreamStatus
+from shared.messages import EngineStatus, GatewayStatus, Heartbeat, StreamStatus
 
 RUNNING_COST = 16
 """A running sequence delays a newcomer's first token about as much as this many prompt tokens."""
@@ -65,15 +65,15 @@ class PlacementBoard:
 
         One of those in `near`, where the prompt is being computed already, goes before the others while it has a row.
         """
-        ready = [e for e in engines if e.state == "ready" and (e.id, e.boot) not in avoid and _serves(e, model)]
+        ready = [e for e in ready_members(engines, model) if (e.id, e.boot) not in avoid]
         ready = [e for e in ready if (e.id, e.boot) in near and self._has_row(e)] or ready
         return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes), self._used(e), e.id), default=None)
 
     def choose_detokenizer(
-        self, detokenizers: Sequence[Heartbeat], avoid: Collection[tuple[str, str]] = ()
+        self, detokenizers: Sequence[Heartbeat], model: str, avoid: Collection[tuple[str, str]] = ()
     ) -> Heartbeat | None:
-        """The ready detokenizer with the fewest streams."""
-        ready = [d for d in detokenizers if d.state == "ready" and (d.id, d.boot) not in avoid]
+        """The model's ready detokenizer with the fewest streams; None when there is none."""
+        ready = [d for d in ready_members(detokenizers, model) if (d.id, d.boot) not in avoid]
         return min(ready, key=lambda d: (self._load(d), d.id), default=None)
 
     def placed(self, engine: Heartbeat, num_tokens: int, hashes: Sequence[bytes]) -> None:
@@ -130,14 +130,19 @@ def served_models(engines: Sequence[Heartbeat]) -> Mapping[str, EngineStatus]:
     return {_engine_status(e).model: _engine_status(e) for e in reversed(engines) if e.state == "ready"}
 
 
+def model_of(member: Heartbeat) -> str:
+    """Served name of the model that an engine, tokenizer or detokenizer works for; empty for a gateway."""
+    return "" if isinstance(member.status, GatewayStatus) else member.status.model
+
+
+def ready_members(members: Sequence[Heartbeat], model: str) -> list[Heartbeat]:
+    """Those that are ready and work for the model."""
+    return [member for member in members if member.state == "ready" and model_of(member) == model]
+
+
 def served_configurations(engines: Sequence[Heartbeat], model: str) -> tuple[str, ...]:
     """The different configurations of a model's ready engines, sorted."""
-    ready = (_engine_status(engine) for engine in engines if engine.state == "ready")
-    return tuple(sorted({status.configuration for status in ready if status.model == model}))
-
-
-def _serves(engine: Heartbeat, model: str) -> bool:
-    return _engine_status(engine).model == model
+    return tuple(sorted({_engine_status(engine).configuration for engine in ready_members(engines, model)}))
 
 
 def _engine_status(engine: Heartbeat) -> EngineStatus:

@@ -14,7 +14,7 @@ from services.gateway import orders
 from services.gateway.generation import GenerationRequest, ModelCard, SequenceUpdate
 from services.gateway.owner import Address, Gain, Phase, SequenceOwner, Verdict
 from services.gateway.peers import Peers, PeerUnavailableError
-from services.gateway.placement import PlacementBoard
+from services.gateway.placement import PlacementBoard, model_of
 from services.gateway.prompts import Prompt, prepare, sequence_params
 from shared import limits
 from shared.actors.host import Host
@@ -280,7 +280,8 @@ class RequestActor:
         engines = self._members.alive("engine", now)
         near = {one.engine for one in self._choices(index) if one.engine is not None and one.phase is not Phase.DONE}
         engine = self._board.choose_engine(engines, self._card.name, len(prompt.token_ids), hashes, refused, near)
-        detokenizer = self._board.choose_detokenizer(self._members.alive("detokenizer", now), refused)
+        alive = self._members.alive("detokenizer", now)
+        detokenizer = self._board.choose_detokenizer(alive, self._card.name, refused)
         return (engine, detokenizer) if engine is not None and detokenizer is not None else None
 
     def _living_engines(self) -> set[Address]:
@@ -291,22 +292,26 @@ class RequestActor:
         here = sequence.detokenizer
         if here not in refused and any((d.id, d.boot) == here for d in alive):
             return here
-        chosen = self._board.choose_detokenizer(alive, refused)
+        chosen = self._board.choose_detokenizer(alive, self._card.name, refused)
         return Address(chosen.id, chosen.boot) if chosen is not None else None
 
     def _nowhere(self) -> ServiceError:
-        if not self._members.alive("detokenizer", self._now()):
-            return ServiceError("no_detokenizer", "No detokenizer is running. Try again shortly.", retry_after_s=2.0)
-        if not self._members.alive("engine", self._now()):
-            return ServiceError("no_engine", "No engine is running. Try again shortly.", retry_after_s=2.0)
+        for service in ("detokenizer", "engine"):
+            if not self._members_of_model(service):
+                told = f"No {service} of the model {self._card.name!r} is running. Try again shortly."
+                return ServiceError(f"no_{service}", told, retry_after_s=2.0)
         return ServiceError("server_is_overloaded", "Every engine's queue is full. Try again later.", retry_after_s=2.0)
 
     def _block_size(self) -> int:
-        for engine in self._members.alive("engine", self._now()):
+        for engine in self._members_of_model("engine"):
             block_size = getattr(engine.status, "block_size", 0)
             if block_size:
                 return block_size
         return 0
+
+    def _members_of_model(self, service: str) -> list[Heartbeat]:
+        alive = self._members.alive(service, self._now())
+        return [member for member in alive if model_of(member) == self._card.name]
 
     def _choices(self, index: int) -> list[SequenceOwner]:
         """The sequences of the same prompt."""

@@ -33,7 +33,7 @@ class GatewayService:
 
     async def start(self, host: Host) -> None:
         """See Service."""
-        self._actor = GatewayActor(host)
+        self._actor = GatewayActor(host, self._settings.default_model)
         listener = _listen(self._settings)
         await self._actor.listen()
         self._actor_task = asyncio.create_task(self._actor.run())

@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway import parameters, request_body, responses, tokenize_schema, unsupported_params
-from services.gateway.generation import Backend, ModelCard
+from services.gateway.generation import Backend
 from services.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from services.gateway.openai_api import SamplingFields, read_body, read_fields
 from shared.errors import ServiceError
@@ -28,7 +28,10 @@ class ServiceEndpoints:
 
     async def model(self, model_id: str) -> Response:
         """Describes one model."""
-        card = self._find(model_id)
+        card = self._backend.resolve_model(model_id)
+        if card.name != model_id:
+            # A path or 'default' may stand in a request, but is no id.
+            raise ServiceError("model_not_found", f"The model '{model_id}' does not exist.", param="model")
         return Response(responses.model(card), media_type=_JSON)
 
     async def tokenize(self, request: Request) -> Response:
@@ -81,12 +84,6 @@ class ServiceEndpoints:
     async def version(self) -> Response:
         """The version of this software."""
         return _json({"version": __version__})
-
-    def _find(self, model_id: str) -> ModelCard:
-        for card in self._backend.models():
-            if model_id == card.name or model_id in card.aliases:
-                return card
-        raise ServiceError("model_not_found", f"The model '{model_id}' does not exist.", param="model")
 
 
 _encode = msgspec.json.Encoder().encode

@@ -67,9 +67,9 @@ class TokenizerActor(Actor):
         self._threads = ThreadPoolExecutor(min(THREADS_MAX, os.cpu_count() or 1), "tokenizer")
 
     async def listen(self) -> None:
-        """Joins the pool, and listens on the replica's own subject for requests that another one did not answer."""
+        """Joins the model's pool, and listens on a subject of its own for requests that another one did not answer."""
         subjects = self._host.subjects
-        await self.bind(subjects.tokenize(), TokenizeRequest, DetokenizeRequest, queue=TOKENIZER_QUEUE)
+        await self.bind(subjects.tokenize(self._model), TokenizeRequest, DetokenizeRequest, queue=TOKENIZER_QUEUE)
         await self.bind(subjects.tokenizer_direct(self._host.id, self._host.boot), TokenizeRequest, DetokenizeRequest)
 
     @handles(TokenizeRequest)

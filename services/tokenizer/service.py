@@ -40,8 +40,8 @@ class TokenizerService:
 
     def status(self) -> PoolStatus:
         """See Service."""
-        actor = self._actor
-        return PoolStatus(actor.num_requests, actor.num_tokens) if actor else PoolStatus()
+        actor, model = self._actor, model_name(self._settings)
+        return PoolStatus(actor.num_requests, actor.num_tokens, model) if actor else PoolStatus(model=model)
 
     async def run(self) -> None:
         """See Service."""

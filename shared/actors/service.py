@@ -223,7 +223,7 @@ class _Process:
         await self._heartbeats.start("ready")
         self._discovery = Discovery(
             transport,
-            _identity(name, host, self._settings.namespace),
+            _identity(name, host, self._settings.namespace, getattr(self._service.status(), "model", "")),
             deliveries=transport.deliveries.__getitem__,
             load=lambda: _load(self._service.status()),
         )
@@ -343,17 +343,17 @@ def _subjects(namespace: str) -> Subjects:
     return Subjects(namespace)
 
 
-def _identity(service: str, host: Host, namespace: str) -> Identity:
-    metadata = {"boot": host.boot, "namespace": namespace, "protocol": str(limits.PROTOCOL_VERSION)}
-    endpoints = _endpoints(service, host)
+def _identity(service: str, host: Host, namespace: str, model: str) -> Identity:
+    metadata = {"boot": host.boot, "namespace": namespace, "protocol": str(limits.PROTOCOL_VERSION), "model": model}
+    endpoints = _endpoints(service, host, model)
     return Identity(f"{namespace}-{service}", host.id, __version__, f"Antiphon {service}", metadata, endpoints)
 
 
-def _endpoints(service: str, host: Host) -> Sequence[Endpoint]:
+def _endpoints(service: str, host: Host, model: str) -> Sequence[Endpoint]:
     subjects, place = host.subjects, (host.id, host.boot)
     known = {
         "gateway": [Endpoint("text", subjects.gateway_text(*place))],
-        "tokenizer": [Endpoint("tokenize", subjects.tokenize(), TOKENIZER_QUEUE)],
+        "tokenizer": [Endpoint("tokenize", subjects.tokenize(model), TOKENIZER_QUEUE)],
         "engine": [Endpoint("control", subjects.engine_control(*place))],
         "detokenizer": [
             Endpoint("control", subjects.detokenizer_control(*place)),

@@ -53,6 +53,8 @@ class StreamStatus(Part, frozen=True, array_like=True, tag=True):
     num_streams: int = 0
     text_events: int = 0
     resends: int = 0
+    model: str = ""
+    """Served name of the model whose tokens it turns into text."""
 
 
 class PoolStatus(Part, frozen=True, array_like=True, tag=True):
@@ -60,6 +62,8 @@ class PoolStatus(Part, frozen=True, array_like=True, tag=True):
 
     num_requests: int = 0
     num_tokens: int = 0
+    model: str = ""
+    """Served name of the model that it tokenizes for."""
 
 
 class LiveRequest(Part, frozen=True, array_like=True):

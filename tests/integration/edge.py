@@ -15,7 +15,8 @@ from typing import Any
 import uvicorn
 
 from services.gateway.app import create_app
-from services.gateway.generation import GenerationRequest, ModelCard, SequenceUpdate, find_model
+from services.gateway.generation import GenerationRequest, ModelCard, SequenceUpdate
+from services.gateway.model_catalog import find_model, unknown_model, wanted_name
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.messages import Heartbeat
@@ -94,7 +95,11 @@ class ScriptedBackend:
         return self.cards
 
     def resolve_model(self, name: str | None) -> ModelCard:
-        return find_model(self.cards, name)
+        wanted = wanted_name(name)
+        card = find_model(self.cards, wanted)
+        if card is None:
+            raise unknown_model(self.cards, wanted)
+        return card
 
     def generate(self, request: GenerationRequest) -> ScriptedGeneration:
         self.requests.append(request)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shared import codec
+from shared import codec, limits
 from shared.actors.actor import ask
 from shared.actors.transport import NoRespondersError
 from shared.messages import Ack, CloseStream, Done, ErrorReply, Heartbeat
@@ -102,7 +102,7 @@ async def test_a_signal_drains_the_service_and_it_exits_with_0(launch, behaviour
 async def test_its_heartbeats_say_who_it_is_and_its_log_lines_too(launch):
     process = await launch("--service-id=tiny-1")
     heartbeat = await process.heartbeat("ready")
-    assert (heartbeat.service, heartbeat.id, heartbeat.protocol) == ("detokenizer", "tiny-1", 1)
+    assert (heartbeat.service, heartbeat.id, heartbeat.protocol) == ("detokenizer", "tiny-1", limits.PROTOCOL_VERSION)
     assert heartbeat.status.num_streams == 7
     assert " INFO tiny-1 ready" in await process.line("ready")
 

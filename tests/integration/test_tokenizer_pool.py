@@ -33,7 +33,7 @@ class Pool:
         self.tokenizer = byte_level()
 
     async def ask(self, message: TokenizeRequest) -> Message:
-        subject, timeout_s = self.subjects.tokenize(), self.first_try_s
+        subject, timeout_s = self.subjects.tokenize("m"), self.first_try_s
         deadline = time.monotonic() + 20
         while True:
             try:

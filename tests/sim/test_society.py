@@ -12,6 +12,8 @@ from shared.messages import TokenEvents
 from shared.sampling import SamplingParams
 from tests.sim.society import Answer, Society, make_tokenizer, next_token
 
+BUS = f"antiphon.v{limits.PROTOCOL_VERSION}"
+
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory) -> str:
@@ -96,7 +98,7 @@ def test_the_same_seed_gives_the_same_run(model_dir):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("subject", ["antiphon.v1.det.*.*.tok", "antiphon.v1.gw.*.*.txt"])
+@pytest.mark.parametrize("subject", [f"{BUS}.det.*.*.tok", f"{BUS}.gw.*.*.txt"])
 def test_lost_token_and_text_messages_are_repaired(model_dir, subject, seed):
     async def scenario(society: Society) -> None:
         fault = society.bus.drop(subject, 0.2)
@@ -107,7 +109,7 @@ def test_lost_token_and_text_messages_are_repaired(model_dir, subject, seed):
     simulate(model_dir, scenario, seed)
 
 
-@pytest.mark.parametrize("subject", ["antiphon.v1.det.*.*.tok", "antiphon.v1.gw.*.*.txt"])
+@pytest.mark.parametrize("subject", [f"{BUS}.det.*.*.tok", f"{BUS}.gw.*.*.txt"])
 @pytest.mark.parametrize("place", ["first", "last"])
 def test_a_lost_first_or_last_message_is_repaired(model_dir, subject, place):
     async def scenario(society: Society) -> None:
@@ -131,8 +133,8 @@ def _is_edge(delivery, place: str) -> bool:
 def test_duplicated_and_reordered_messages_change_nothing(model_dir, seed):
     async def scenario(society: Society) -> None:
         society.bus.reordering = True
-        fault = society.bus.duplicate("antiphon.v1.>", 0.2)
-        slow = society.bus.delay("antiphon.v1.det.*.*.tok", 0.0, 0.05)
+        fault = society.bus.duplicate(f"{BUS}.>", 0.2)
+        slow = society.bus.delay(f"{BUS}.det.*.*.tok", 0.0, 0.05)
         await many(society)
         assert fault.hits > 10
         assert slow.hits > 10
@@ -140,7 +142,7 @@ def test_duplicated_and_reordered_messages_change_nothing(model_dir, seed):
     simulate(model_dir, scenario, seed)
 
 
-@pytest.mark.parametrize("subject", ["antiphon.v1.eng.*.*.ctl", "antiphon.v1.det.*.*.ctl", "antiphon.v1.inbox.>"])
+@pytest.mark.parametrize("subject", [f"{BUS}.eng.*.*.ctl", f"{BUS}.det.*.*.ctl", f"{BUS}.inbox.>"])
 def test_lost_commands_and_answers_are_asked_again(model_dir, subject):
     async def scenario(society: Society) -> None:
         fault = society.bus.drop(subject, 0.2)

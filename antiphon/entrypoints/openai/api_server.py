@@ -1,7 +1,7 @@
 """`python -m antiphon.entrypoints.openai.api_server --model DIR …`: the direct entry point, as other servers have it.
 
-The same as `antiphon serve` with three other defaults: the model has to be named, it listens on every network, and the
-draws of requests without a seed are those of seed 0.
+The same as `antiphon serve` with three other defaults: the model has to be named (with `--model`, or in the file of
+`--models`), it listens on every network, and the draws of requests without a seed are those of seed 0.
 """
 
 import os
@@ -29,8 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(settings: DirectSettings) -> int:
     from antiphon import launcher
 
-    if not settings.model:
-        raise SettingsError("--model is needed: the directory of a model, or its name on the Hugging Face hub")
+    if not (settings.model or settings.models):
+        raise SettingsError(
+            "--model is needed: the directory of a model, or its name on the Hugging Face hub. Or several in --models"
+        )
     return launcher.serve(settings, os.environ)
 
 

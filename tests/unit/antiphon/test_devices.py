@@ -39,4 +39,4 @@ def test_more_engines_than_gpus_are_refused_before_anything_starts(monkeypatch: 
 def test_gpus_that_stay_unused_are_told() -> None:
     found = for_engines(2, "cuda", ["0", "1", "2"])
     assert found.ids == ("0", "1")
-    assert found.notices == ("1 of 3 GPUs stay unused: --engines (--worker-num) is 2",)
+    assert found.notices == ("1 of 3 GPUs stay unused: 2 engines are started (--engines, --worker-num)",)

@@ -115,6 +115,12 @@ async def test_a_child_that_cannot_stay_up_is_given_up(fleet: Fleet, output: Out
     assert 2 <= output.lines.count(("a", "broken")) <= 10
 
 
+async def test_a_model_whose_last_process_is_given_up_is_told(fleet: Fleet, output: Output) -> None:
+    fleet.start([spec("a-1", SLEEPER, model="one"), spec("a-2", "raise SystemExit(3)", model="two")])
+    await output.until(lambda lines: any("The model 'two' is not served any more" in line for _, line in lines))
+    assert not fleet.failed.done()
+
+
 async def test_the_others_go_on_while_one_of_their_kind_stays_up(fleet: Fleet, output: Output) -> None:
     fleet.start([spec("a-1", SLEEPER), spec("a-2", "raise SystemExit(3)")])
     await output.until(lambda lines: any("1 other a goes on" in line for _, line in lines))

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from antiphon import launcher
-from antiphon.launcher import Plan, engine_threads, make_plan, serve
+from antiphon.launcher import Plan, assign_gpus, engine_threads, make_plan, serve
 from antiphon.processes import ChildSpec
+from antiphon.served_models import models_of
 from antiphon.settings import SERVICES, ServeSettings, check, child_environment, of_service
 from shared.config import DetokenizerSettings, EngineSettings, SettingsError, add_flags, parse
+from shared.subjects import model_token
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def listeners() -> Iterator[list[socket.socket]]:
 @pytest.fixture
 def planned(listeners: list[socket.socket], tmp_path: Path):
     def plan(settings: ServeSettings, binary: str = "/usr/bin/nats-server", **environ: str) -> Plan:
-        return make_plan(settings, {"PATH": "/bin", **environ}, listeners, tmp_path, binary)
+        return make_plan(models_of(settings), {"PATH": "/bin", **environ}, listeners, tmp_path, binary)
 
     return plan
 
@@ -56,7 +58,7 @@ def test_a_child_gets_by_flags_exactly_what_the_user_chose(planned) -> None:
     for spec in planned(chosen).specs[1:]:
         parsed = settings_of(spec)
         expected = of_service(chosen, SERVICES[spec.service])
-        same = {"nats", "nats_credentials", "service_id", "listen_fd"}
+        same = {"nats", "nats_credentials", "service_id", "listen_fd", "default_model"}
         assert (
             replace(parsed, **{name: getattr(expected, name) for name in same if hasattr(expected, name)}) == expected
         )
@@ -107,7 +109,7 @@ def test_each_gateway_inherits_a_listening_socket_of_its_own(planned, listeners:
 @pytest.mark.spec("S-SRV-014", "S-SRV-105:workers")
 def test_as_many_engines_as_workers_each_with_its_gpu(planned, listeners: list[socket.socket], tmp_path: Path) -> None:
     settings = ServeSettings(engines=2)
-    plan = make_plan(settings, {"CUDA_VISIBLE_DEVICES": "3,1"}, listeners, tmp_path, "", ("3", "1"))
+    plan = make_plan([settings], {"CUDA_VISIBLE_DEVICES": "3,1"}, listeners, tmp_path, "", ("3", "1"))
     gpus = {spec.name: spec.environ["CUDA_VISIBLE_DEVICES"] for spec in plan.specs if spec.environ}
     assert gpus == {
         "gateway-1": "3,1", "tokenizer-1": "3,1", "engine-1": "3", "engine-2": "1", "detokenizer-1": "3,1",
@@ -130,10 +132,58 @@ def test_without_a_tokenizer_answers_carry_token_ids(planned) -> None:
 
 def test_engines_share_the_cores_unless_threads_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher.os, "sched_getaffinity", lambda _pid: set(range(8)))
-    assert engine_threads(ServeSettings(engines=1)) == 0
-    assert engine_threads(ServeSettings(engines=3)) == 2
-    assert engine_threads(ServeSettings(engines=16)) == 1
-    assert engine_threads(ServeSettings(engines=3, threads=5)) == 5
+    assert engine_threads(ServeSettings(), 1) == 0
+    assert engine_threads(ServeSettings(), 3) == 2
+    assert engine_threads(ServeSettings(), 16) == 1
+    assert engine_threads(ServeSettings(threads=5), 3) == 5
+
+
+TWO = ServeSettings(model="/a", served_model_name="a", engines=2, also=("/b=org/b.v1",), threads=0)
+B = model_token("org/b.v1")
+
+
+def test_each_model_has_its_own_processes_behind_the_same_gateways(planned) -> None:
+    plan = planned(TWO)
+    assert [spec.name for spec in plan.specs] == [
+        "nats", "gateway-1", "tokenizer-1", "engine-1", "engine-2", "detokenizer-1",
+        f"{B}-tokenizer-1", f"{B}-engine-1", f"{B}-engine-2", f"{B}-detokenizer-1",
+    ]  # fmt: skip
+    assert plan.models == ["a", "org/b.v1"]
+    assert settings_of(plan.specs[1]).default_model == "a"
+    for spec in plan.specs[2:]:
+        parsed = settings_of(spec)
+        assert parsed.service_id == spec.name
+        expected = ("/a", "a") if spec.name[0] in "ted" else ("/b", "org/b.v1")
+        assert (parsed.model, parsed.served_model_name) == expected
+        assert spec.model == parsed.served_model_name
+
+
+def test_engines_of_all_models_share_the_cores(planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher.os, "sched_getaffinity", lambda _pid: set(range(8)))
+    engines = [spec for spec in planned(TWO).specs if spec.service == "engine"]
+    assert [settings_of(spec).threads for spec in engines] == [2, 2, 2, 2]
+
+
+def test_engines_of_all_models_share_the_gpus(listeners: list[socket.socket], tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    rows = ('[[models]]\nmodel = "/b"\ndevice = "cpu"', '[[models]]\nmodel = "/c"')
+    file.write_text("\n".join(rows))
+    models = models_of(ServeSettings(model="/a", models=str(file)))
+    gpus = assign_gpus(models, ["0", "1"])
+    assert gpus.ids == ("0", "1")
+    plan = make_plan(models, {}, listeners, tmp_path, "", gpus.ids)
+    engines = [spec for spec in plan.specs if spec.service == "engine"]
+    assert [(spec.environ or {}).get("CUDA_VISIBLE_DEVICES") for spec in engines] == ["0", None, "1"]
+    with pytest.raises(SettingsError, match="2 engines need a GPU each, and 1 can"):
+        assign_gpus(models, ["0"])
+    assert assign_gpus([models[1]], ["0"]).ids == ()
+
+
+def test_names_of_processes_fit_the_bus_however_long_the_model_s_name(planned) -> None:
+    long = ServeSettings(nats="nats://bus:4222", also=(f"/b={'x' * 200}", f"/c={'x' * 199}y"), detokenizers=12)
+    ids = [settings_of(spec).service_id for spec in planned(long, binary="").specs]
+    assert len(set(ids)) == len(ids)
+    assert max(map(len, ids)) <= 64
 
 
 def test_a_service_gets_no_settings_of_another() -> None:

@@ -19,6 +19,8 @@ class Server:
         self.port = 0
         self.ready_after = 3
         self.tokens: list[str] = []
+        self.listed = ["a 'model'", "another"]
+        """The models; at first only the first of them."""
         self._asked = 0
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -31,7 +33,8 @@ class Server:
             )
         else:
             self.tokens += [line.split()[2] for line in request.splitlines() if line.startswith("Authorization")]
-            status, body = "200 OK", json.dumps({"data": [{"id": "a 'model'"}]})
+            listed = self.listed if len(self.tokens) > 1 else self.listed[:1]
+            status, body = "200 OK", json.dumps({"data": [{"id": name} for name in listed]})
         writer.write(f"HTTP/1.1 {status}\r\nContent-Type: x\r\n\r\n{body}".encode())
         await writer.drain()
         writer.close()
@@ -53,18 +56,21 @@ async def test_the_message_comes_when_the_server_is_ready(
     monkeypatch.setattr(readiness, "REMINDER_S", 0.0)
     said: list[str] = []
     pids = {"engine-1": 42}
-    await announce(ServerAddress("0.0.0.0", server.port, "key"), lambda: pids, lambda _name, line: said.append(line))
+    models = ["another", "a 'model'"]
+    place = ServerAddress("0.0.0.0", server.port, "key")
+    await announce(place, models, lambda: pids, lambda _name, line: said.append(line))
     out = capsys.readouterr().out
     assert f"http://127.0.0.1:{server.port}/v1\n" in out
-    assert "a 'model'" in out
+    assert "another, a 'model'" in out
     assert "engine-1 42" in out
     assert "key" not in out.replace("YOUR-KEY", "")
-    assert server.tokens == ["key"]
+    assert server.tokens == ["key", "key"]
+    assert any("waiting for the model 'another'" in line for line in said)
     assert any("no engine yet" in line for line in said)
 
 
 def test_the_command_line_to_try_survives_odd_names() -> None:
-    text = ready_message(ServerAddress("::1", 80), "it's", {}, 1.0)
+    text = ready_message(ServerAddress("::1", 80), ["it's"], {}, 1.0)
     assert "http://[::1]:80/v1" in text
     line = next(line for line in text.splitlines() if "curl" in line)
     assert json.loads(shlex.split(line)[-1])["model"] == "it's"

@@ -20,7 +20,7 @@ async def test_a_drain_waits_for_open_streams_and_still_takes_new_ones(tmp_path:
     own, peer = bus.connect("detokenizer"), bus.connect("peer")
     directory = str(write_tokenizer_files(tmp_path, byte_level()))
     service = DetokenizerService(DetokenizerSettings(model=directory, served_model_name="m"))
-    assert service.status() == StreamStatus()
+    assert service.status() == StreamStatus(model="m")
     await service.start(Host(own, subjects, SystemClock(), "d1", "b1"))
     run, control = asyncio.create_task(service.run()), subjects.detokenizer_control("d1", "b1")
     replies = Decoder([Ack, ErrorReply])

@@ -86,10 +86,14 @@ def announce(
     path: str = "/models/m",
     aliases: tuple[str, ...] = (),
 ) -> None:
-    """The gateway hears of a ready engine."""
+    """The gateway hears of a ready engine, and of a tokenizer and a detokenizer of its model."""
     status = EngineStatus(model, path, 512, 300, 16, 10, 10, 8, model_aliases=aliases, configuration=configuration)
-    beat = Heartbeat("engine", name, f"boot-{name}", 1, "ready", next(SEQUENCE), TICK_S, status)
-    actor.on_heartbeat(Envelope(beat, "heartbeat"))
+    for beat in (
+        Heartbeat("tokenizer", f"t-{model}", "boot0001", 1, "ready", next(SEQUENCE), TICK_S, PoolStatus(model=model)),
+        Heartbeat("detokenizer", f"d-{model}", "boot01", 1, "ready", next(SEQUENCE), TICK_S, StreamStatus(model=model)),
+        Heartbeat("engine", name, f"boot-{name}", 1, "ready", next(SEQUENCE), TICK_S, status),
+    ):
+        actor.on_heartbeat(Envelope(beat, "heartbeat"))
 
 
 @pytest.mark.spec("S-API-010:base", "S-SRV-012")

@@ -70,7 +70,7 @@ def test_engines_show_under_vllm_s_names():
     assert seen[f"antiphon:engine_swapped_out_blocks_total{e0}"] == 12
     assert seen[f"antiphon:engine_swapped_in_blocks_total{e0}"] == 11
     assert seen["antiphon:engine_sequences_finished_total{engine=e0,finished_reason=stop,model_name=toy}"] == 4
-    assert seen["vllm:cache_config_info{block_size=16,engine=e0,num_gpu_blocks=100}"] == 1
+    assert seen["vllm:cache_config_info{block_size=16,engine=e0,model_name=toy,num_gpu_blocks=100}"] == 1
     assert not any("engine=g" in name for name in seen)
 
 

@@ -9,8 +9,8 @@ def engine(name: str, sequence: int = 1, model: str = "m", state="ready", **stat
     return Heartbeat("engine", name, "boot", 1, state, sequence, 0.1, facts)
 
 
-def detokenizer(name: str, streams: int = 0) -> Heartbeat:
-    return Heartbeat("detokenizer", name, "boot", 1, "ready", 1, 0.1, StreamStatus(streams))
+def detokenizer(name: str, streams: int = 0, model: str = "m") -> Heartbeat:
+    return Heartbeat("detokenizer", name, "boot", 1, "ready", 1, 0.1, StreamStatus(streams, model=model))
 
 
 HASHES = [bytes([i]) * 16 for i in range(8)]
@@ -58,15 +58,21 @@ def test_the_prefix_index_forgets_the_oldest():
 def test_streams_spread_over_detokenizers_at_once():
     board, members = PlacementBoard(), [detokenizer("a"), detokenizer("b")]
     for expected in ("a", "b", "a"):
-        pick = board.choose_detokenizer(members)
+        pick = board.choose_detokenizer(members, "m")
         assert pick is not None
         assert pick.id == expected
         board.stream_opened((pick.id, pick.boot))
     board.stream_closed(("a", "boot"))
     board.stream_closed(("a", "boot"))
-    pick = board.choose_detokenizer(members, {("a", "boot")})
+    pick = board.choose_detokenizer(members, "m", {("a", "boot")})
     assert pick is not None
     assert pick.id == "b"
+
+
+def test_a_stream_goes_to_a_detokenizer_of_its_model_however_many_streams_that_one_has():
+    board, members = PlacementBoard(), [detokenizer("a", model="other"), detokenizer("b", 9)]
+    assert board.choose_detokenizer(members, "m") is members[1]
+    assert board.choose_detokenizer(members, "none") is None
 
 
 def test_served_models_lists_ready_engines_only():

@@ -204,7 +204,7 @@ def test_heartbeats_come_at_once_and_then_at_their_interval_with_state_and_load(
     assert [h.status.num_streams for _, h in heard] == [0, 0, 3, 3]
     assert [h.state for _, h in heard] == ["ready", "ready", "ready", "draining"]
     assert {(h.service, h.id, h.boot, h.protocol, h.interval_s) for _, h in heard} == {
-        ("detokenizer", "d1", "b1", 1, 0.1)
+        ("detokenizer", "d1", "b1", limits.PROTOCOL_VERSION, 0.1)
     }
 
 

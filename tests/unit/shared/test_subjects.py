@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.actors.memory import matches
-from shared.subjects import Subjects, check_id, new_boot
+from shared.limits import MODEL_TOKEN_CHARS_MAX, PROTOCOL_VERSION
+from shared.subjects import Subjects, check_id, model_token, new_boot, safe_token
 
 TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 TOKENS = st.from_regex(r"[a-c]{1,2}", fullmatch=True)
@@ -16,7 +17,7 @@ TOKENS = st.from_regex(r"[a-c]{1,2}", fullmatch=True)
 def test_every_subject_starts_with_namespace_and_major_version():
     subjects = Subjects("prod")
     for subject in (
-        subjects.tokenize(),
+        subjects.tokenize("a model"),
         subjects.engine_control("e1", "b1"),
         subjects.detokenizer_control("d1", "b1"),
         subjects.detokenizer_tokens("d1", "b1"),
@@ -24,7 +25,7 @@ def test_every_subject_starts_with_namespace_and_major_version():
         subjects.heartbeat("engine", "e1"),
         subjects.inbox("g1"),
     ):
-        assert subject.startswith("prod.v1.")
+        assert subject.startswith(f"prod.v{PROTOCOL_VERSION}.")
         assert all(TOKEN.fullmatch(token) for token in subject.split("."))
         assert matches(subjects.everything(), subject)
         assert not matches(Subjects("test").everything(), subject)
@@ -42,6 +43,35 @@ def test_heartbeats_are_heard_by_service_or_all_together():
     assert matches(subjects.heartbeats("engine"), subjects.heartbeat("engine", "e1"))
     assert not matches(subjects.heartbeats("engine"), subjects.heartbeat("gateway", "g1"))
     assert matches(subjects.heartbeats(), subjects.heartbeat("gateway", "g1"))
+
+
+@given(st.text(max_size=60), st.integers(16, 64))
+def test_any_text_becomes_one_token_within_the_bound_that_is_stable(text, bound):
+    token = safe_token(text, bound)
+    assert re.fullmatch(r"[A-Za-z0-9_-]+", token)
+    assert len(token) <= bound
+    assert token == safe_token(text, bound)
+
+
+NAMES = st.text("ab-_./é", max_size=6) | st.text("a", min_size=38, max_size=44)
+
+
+@given(st.lists(NAMES, min_size=2, max_size=12, unique=True))
+def test_two_model_names_never_share_a_token(names):
+    # A token may itself be a model's name.
+    names = list(dict.fromkeys([*names, *map(model_token, names)]))
+    assert len(set(map(model_token, names))) == len(names)
+
+
+@pytest.mark.parametrize("name", ["antiphon-demo", "Qwen2_0", "x" * MODEL_TOKEN_CHARS_MAX])
+def test_a_safe_name_stays_as_it_is(name):
+    assert model_token(name) == name
+    assert Subjects().tokenize(name) == f"antiphon.v{PROTOCOL_VERSION}.tok.{name}.req"
+
+
+def test_an_unsafe_name_can_still_be_read_in_its_token():
+    assert re.fullmatch(r"org-model-v1-[0-9a-f]{8}", model_token("org/model.v1"))
+    assert len(model_token("x" * 100)) == MODEL_TOKEN_CHARS_MAX
 
 
 def test_boots_differ():

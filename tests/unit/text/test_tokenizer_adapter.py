@@ -255,7 +255,7 @@ async def test_without_a_tokenizer_text_is_refused_with_what_to_give_instead(bar
     service = TokenizerService(TokenizerSettings(model=bare, served_model_name="m", skip_tokenizer_init=True))
     refusals = await _asked(
         service,
-        Subjects().tokenize(),
+        Subjects().tokenize("m"),
         TokenizeRequest("r1", "m", ("text",)),
         TokenizeRequest("r2", "m", messages=(ChatMessage("user", "text"),)),
         TokenizeRequest("r3", "m", ("long" * 5000,)),

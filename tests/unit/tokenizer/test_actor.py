@@ -29,6 +29,7 @@ from shared.messages import (
     TokenizeReply,
     TokenizeRequest,
 )
+from shared.model_files import model_name
 from shared.subjects import Subjects
 from shared.text.codec import TextCodec
 from tests.tokenizer_files import byte_level, write_tokenizer_files
@@ -73,7 +74,7 @@ class Rig:
         self.task = asyncio.create_task(self.actor.run())
 
     async def ask(self, message: Message, subject: str = "") -> Message:
-        return await ask(self.peer, subject or self.subjects.tokenize(), message, REPLIES, timeout_s=20)
+        return await ask(self.peer, subject or self.subjects.tokenize("m"), message, REPLIES, timeout_s=20)
 
     async def tokenize(self, *prompts: str, **options: Any) -> list[str]:
         reply = await self.ask(TokenizeRequest("r", "m", prompts, **options))
@@ -233,7 +234,7 @@ async def serve(settings: TokenizerSettings, message: Message) -> Message:
     await service.start(Host(own, subjects, SystemClock(), "t1", "b1"))
     run = asyncio.create_task(service.run())
     try:
-        return await ask(peer, subjects.tokenize(), message, REPLIES, timeout_s=20)
+        return await ask(peer, subjects.tokenize(model_name(settings)), message, REPLIES, timeout_s=20)
     finally:
         await service.drain()
         await run
@@ -298,7 +299,7 @@ async def test_a_span_covers_each_tokenize_request(rig: Rig, monkeypatch: pytest
     headers = {"traceparent": "00-1-2-01"}
     for prompt in ("short", LONG):
         message = TokenizeRequest("r", "m", (prompt,))
-        await ask(rig.peer, rig.subjects.tokenize(), message, REPLIES, timeout_s=20, headers=headers)
+        await ask(rig.peer, rig.subjects.tokenize("m"), message, REPLIES, timeout_s=20, headers=headers)
     assert [(name, values["parent"]) for name, values in spans] == [("tokenize", headers)] * 2
     assert [values[telemetry.Names.USAGE_INPUT_TOKENS] > 0 for _, values in spans] == [True, True]
 

@@ -1,0 +1,157 @@
+"""Which models can be used, which one a request means, and what is said of one that cannot serve it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from services.gateway.model_catalog import ModelCatalog
+from shared import limits
+from shared.actors.presence import Members
+from shared.errors import ServiceError
+from shared.messages import EngineStatus, Heartbeat, PoolStatus, ServiceState, StreamStatus
+
+STATUS: dict[str, Callable[[str], EngineStatus | PoolStatus | StreamStatus]] = {
+    "engine": lambda model: EngineStatus(model, f"/models/{model}", 2048, 100, 16, 64, 64, 8),
+    "tokenizer": lambda model: PoolStatus(model=model),
+    "detokenizer": lambda model: StreamStatus(model=model),
+}
+
+
+class World:
+    """Members that are heard at times that the test sets."""
+
+    def __init__(self, default_model: str = "") -> None:
+        self.now = 100.0
+        self.members = Members()
+        self.catalog = ModelCatalog(self.members, self, default_model)
+        self._sequence = 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time_ns(self) -> int:
+        return int(self.now * 1e9)
+
+    def hear(self, model: str, *services: str, state: ServiceState = "ready") -> None:
+        for service in services or STATUS:
+            self._sequence += 1
+            name = f"{model}-{service}"
+            beat = Heartbeat(service, name, "b", 2, state, self._sequence, 0.1, STATUS[service](model))
+            self.catalog.observe(beat)
+            self.members.observe(beat, self.now)
+
+    def names(self) -> list[str]:
+        return [card.name for card in self.catalog.cards()]
+
+    def meant(self, name: str | None) -> str:
+        return self.catalog.resolve(name).name
+
+    def refusal(self, name: str | None) -> tuple[str, int, str]:
+        with pytest.raises(ServiceError) as refused:
+            self.catalog.resolve(name)
+        return refused.value.code, refused.value.status, refused.value.message
+
+
+def test_every_model_that_has_one_of_each_service_is_listed_and_meant_by_its_name_or_path() -> None:
+    world = World()
+    world.hear("b")
+    world.hear("a")
+    assert world.names() == ["a", "b"]
+    assert [world.meant(name) for name in ("a", "b", "/models/b")] == ["a", "b", "b"]
+
+
+@pytest.mark.parametrize("nameless", [None, "", "default"])
+def test_without_a_name_a_request_means_the_default_model_or_else_the_first_by_name(nameless: str | None) -> None:
+    world, told = World(), World("b")
+    for each in (world, told):
+        each.hear("b")
+        each.hear("a")
+    assert world.meant(nameless) == "a"
+    assert told.meant(nameless) == "b"
+    assert told.names() == ["b", "a"]
+
+
+def test_a_request_without_a_name_never_goes_to_another_model_than_the_default_one() -> None:
+    world = World("b")
+    world.hear("a")
+    code, status, message = world.refusal(None)
+    assert (code, status) == ("no_engine", 503)
+    assert message.startswith("No engine and no tokenizer and no detokenizer is ready for the model 'b'")
+
+
+@pytest.mark.parametrize("lacking", list(STATUS))
+@pytest.mark.parametrize("state", ["starting", "draining", ""])
+def test_a_model_that_lacks_a_service_is_refused_with_its_name_and_the_others_are_served(
+    lacking: str, state: ServiceState
+) -> None:
+    world = World()
+    world.hear("a")
+    world.hear("b", *(service for service in STATUS if service != lacking))
+    if state:
+        world.hear("b", lacking, state=state)
+    assert world.names() == ["a"]
+    assert world.refusal("b") == (f"no_{lacking}", 503, f"No {lacking} is ready for the model 'b'. Try again shortly.")
+    assert world.meant("a") == "a"
+    assert world.catalog.waiting_for() == ""
+
+
+def test_a_model_that_nobody_serves_does_not_exist() -> None:
+    world = World()
+    world.hear("a")
+    told = "The model 'c' does not exist. Served here: 'a'."
+    assert world.refusal("c") == ("model_not_found", 404, told)
+
+
+def test_while_nothing_can_be_used_no_model_is_said_not_to_exist() -> None:
+    world = World()
+    assert world.refusal("c")[:2] == ("no_engine", 503)
+    assert world.refusal(None)[2] == "No engine is ready yet. Try again shortly."
+    world.hear("a", "tokenizer", "detokenizer")
+    assert world.refusal("c")[:2] == ("no_engine", 503)
+    assert world.refusal("") == ("no_engine", 503, "No engine is ready for the model 'a'. Try again shortly.")
+
+
+def test_requests_wait_for_a_tokenizer_or_detokenizer_that_was_lost_a_moment_ago_but_not_for_ever() -> None:
+    world = World()
+    world.hear("a")
+    world.now += limits.QUEUE_WAIT_S / 2
+    world.hear("a", "engine")
+    world.members.expire(world.now)
+    assert world.meant("a") == "a"
+    assert world.catalog.waiting_for() == "Waiting for: tokenizer, detokenizer."
+    world.now += limits.QUEUE_WAIT_S
+    world.hear("a", "engine")
+    assert world.names() == []
+    assert world.refusal("a")[0] == "no_tokenizer"
+
+
+def test_a_lost_engine_is_missed_at_once_and_its_model_is_not_forgotten_at_once() -> None:
+    world = World()
+    world.hear("a")
+    world.now += 2 * limits.LEASE_S
+    world.hear("b")
+    assert world.refusal("a")[0] == "no_engine"
+    world.now += 2 * limits.QUEUE_WAIT_S
+    world.members.expire(world.now)
+    world.hear("b")
+    assert world.refusal("a")[0] == "model_not_found"
+
+
+def test_readiness_says_what_is_missing_until_one_model_has_everything() -> None:
+    world = World()
+    assert world.catalog.waiting_for() == "Waiting for: engine, tokenizer, detokenizer."
+    world.hear("a", "tokenizer")
+    assert world.catalog.waiting_for() == "Waiting for: engine, detokenizer."
+    world.hear("b", "engine")
+    assert world.catalog.waiting_for() == "Waiting for: engine, detokenizer; or tokenizer, detokenizer."
+    world.hear("b", "tokenizer", "detokenizer")
+    assert world.catalog.waiting_for() == ""
+
+
+def test_a_model_keeps_the_time_at_which_it_was_first_seen() -> None:
+    world = World()
+    world.hear("a")
+    [first] = world.catalog.cards()
+    world.now += 10
+    world.hear("a")
+    assert world.catalog.cards() == [first]
