@@ -8,12 +8,15 @@ INSTALLED := .venv/.installed
 COMPOSE ?= $(shell command -v docker-compose || echo docker compose)
 SCALE ?= --scale gateway=1 --scale tokenizer=1 --scale engine=1 --scale detokenizer=1
 COMPOSE_FILES := -f docker-compose.yml $(if $(TRACING),-f infra/docker/tracing.yml)
+# What became of the tests that prove rows of the specification.
+SPEC_REPORT := build/spec-report.json
+CONTAINER_SPEC_REPORT := build/spec-report-container.json
 # The type checker's own tool comes with the environment and downloads nothing.
 export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim check kernels gpu-check bench bench-models bench-peers docs coverage-of-spec demo-model neon-test container-test up down
+.PHONY: help install serve test sim check kernels gpu-check bench bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test container-test up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,7 +37,8 @@ serve: install  ## serve the demo model at http://127.0.0.1:8000 (ARGS="--model 
 	@$(BIN)/antiphon serve $(ARGS)
 
 test: install  ## all tests that need no Docker (ARGS="-k name")
-	$(BIN)/python -m pytest -q $(ARGS)
+	@rm -f $(SPEC_REPORT)
+	$(BIN)/python -m pytest -q --spec-report=$(SPEC_REPORT) $(ARGS)
 
 sim: install  ## simulate whole systems under random faults (ARGS="-n 10000 --jobs 2", --seed N replays one)
 	$(BIN)/python -m tests.sim.run $(ARGS)
@@ -66,10 +70,13 @@ bench-peers: install  ## beside other systems (ARGS="--model DIR --vllm …/bin/
 docs: install  ## write the generated pages: settings, protocol, coverage of the specification
 	$(BIN)/python -m infra.checks.settings_page
 	$(BIN)/python -m infra.checks.protocol_page
-	$(BIN)/python -m infra.checks.spec_coverage
+	$(BIN)/python -m infra.checks.spec_coverage --claim
 
-coverage-of-spec: install  ## which rows of the specification have a test
-	$(BIN)/python -m infra.checks.spec_coverage
+coverage-of-spec: install  ## write docs/coverage.md from the last `make test` (ARGS=--claim: from the marks alone)
+	$(BIN)/python -m infra.checks.spec_coverage --report $(SPEC_REPORT) --container-report $(CONTAINER_SPEC_REPORT) $(ARGS)
+
+spec-proofs: install  ## after the tests: what docs/coverage.md calls proven has passed
+	$(BIN)/python -m infra.checks.spec_coverage --proofs --report $(SPEC_REPORT) --container-report $(CONTAINER_SPEC_REPORT)
 
 demo-model: install  ## train the demo model anew
 	$(BIN)/python -m infra.demo_model.train $(ARGS)
@@ -78,7 +85,8 @@ neon-test: install  ## the CPU backend for ARM, emulated (needs g++-aarch64-linu
 	$(BIN)/python -m pytest -q --timeout 600 tests/emulated $(ARGS)
 
 container-test: install  ## build the images, run two of each service, break some (needs Docker)
-	$(BIN)/python -m pytest -q --timeout 1200 tests/container $(ARGS)
+	@rm -f $(CONTAINER_SPEC_REPORT)
+	$(BIN)/python -m pytest -q --timeout 1200 --spec-report=$(CONTAINER_SPEC_REPORT) tests/container $(ARGS)
 
 up:  ## start everything in containers (SCALE="--scale engine=2 …", TRACING=1)
 	$(COMPOSE) $(COMPOSE_FILES) up --build -d $(SCALE)

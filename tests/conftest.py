@@ -28,6 +28,7 @@ from shared.actors.nats import NatsTransport
 from shared.subjects import Subjects
 from tests.support.memory import MemoryBus, MemoryTransport
 
+pytest_plugins = ("infra.checks.spec_plugin",)
 START_S = 10.0
 _namespaces = itertools.count()
 

@@ -1,86 +1,273 @@
-"""Which rows of the specification are proven, and by which tests: writes docs/coverage.md and prints the count.
+"""Which rows of the specification are proven, and by which tests: writes and checks docs/coverage.md.
 
-A test proves a row by `@pytest.mark.spec("S-API-041")`; the rows are listed in docs/spec_rows.tsv. Tests are read as
-text, none is run. Run by `make coverage-of-spec`; with `--check` it fails when the document is out of date.
+A row counts as proven when every test that names it (`@pytest.mark.spec("S-API-041")`) was collected and passed in a
+recorded run; a skipped, deselected or failed one does not count. The rows are listed in docs/spec_rows.tsv, with tabs
+between the columns and empty columns at the end left out:
+
+    id, name    of the row
+    state       empty; `waived`: the product departs from the row on purpose; `documented`: a fact that no test can
+                show, such as one about other hardware, stated in a document
+    reason      why it is waived, or the document; for other rows a remark for the reader
+    parts       names of the parts of a row, if it has several: marks then name them ("S-SRV-101:ports"), and the row
+                counts when all of them do
+
+Without options: reads the reports of `make test` and `make container-test` and writes the page. The other ways to call
+it are its options.
 """
 
 import argparse
-import ast
+import json
+import re
 import sys
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from infra.checks.spec_marks import Marks, MisplacedMark, find_marks
+
 ROOT = Path(__file__).resolve().parents[2]
-Proofs = dict[str, set[str]]
+REPORT, CONTAINER_REPORT = Path("build/spec-report.json"), Path("build/spec-report-container.json")
+CONTAINER_TESTS = "tests/container/"
+"""They run in `make container-test` alone, which needs Docker."""
+STATES = ("", "waived", "documented")
+ELSEWHERE = "not run here"
+"""What became of a container test where the report of those is missing: it counts neither for a row nor against it."""
+_PROVEN_LINE = re.compile(r"^\| (\S+) \|.*\| proven(?: \(container test\))? \|", re.MULTILINE)
+
+
+LEGEND = (
+    "- *Proven*: every test named here passed in a recorded run.",
+    "- *Waived*: the product departs from the row on purpose, for the reason given.",
+    "- *Documented*: a fact that no test can show, stated in the document named.",
+    "- *Open*: the rest. Tests named there show a part of the row, or did not pass where this page was made.",
+    "",
+    "A word before a test is the part of the row that it shows. Tests in `tests/container` run in",
+    "`make container-test`, the others in `make test`.",
+)
+
+
+class SpecError(ValueError):
+    """Rows, marks, report and page contradict each other; the message says where and what to do."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of docs/spec_rows.tsv."""
+
+    id: str
+    name: str
+    state: str = ""
+    reason: str = ""
+    parts: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What marks call the row or its parts."""
+        return tuple(f"{self.id}:{part}" for part in self.parts) or (self.id,)
+
+
+Rows = dict[str, Row]
+Outcomes = Mapping[str, Mapping[str, str]]
+"""Row, or row:part, to each of its tests without parameters and what became of it: the first that is not "passed"."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes or checks the document. Ends with 1 when a test names a row that does not exist."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail when the document is out of date")
+    """Writes or checks the page. Ends with 1 and a message when something contradicts something else."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--check", action="store_true", help="fail unless the page lists exactly the rows and marks")
+    way.add_argument("--proofs", action="store_true", help="fail unless all that the page calls proven passed")
+    way.add_argument("--claim", action="store_true", help="write the page as if every test passed: --proofs will tell")
+    parser.add_argument("--report", type=Path, help=f"of `make test`; {REPORT} unless given")
+    parser.add_argument(
+        "--container-report", type=Path, help=f"of `make container-test`; {CONTAINER_REPORT} if it exists"
+    )
     parser.add_argument("--root", type=Path, default=ROOT, help="the project's folder")
     options = parser.parse_args(argv)
-    rows, proofs = read_rows(options.root / "docs" / "spec_rows.tsv"), find_proofs(options.root)
-    unknown = sorted(set(proofs) - set(rows))
-    for row in unknown:
-        print(f"error: {', '.join(sorted(proofs[row]))} names {row}, which the specification does not have")
-    if unknown:
+    page = options.root / "docs" / "coverage.md"
+    try:
+        rows, marks = read_rows(options.root), find_marks(options.root)
+        check_marks(rows, marks)
+        if options.check:
+            check_page(page, rows, marks)
+        elif options.claim:
+            page.write_text(render(rows, marks, provable(rows, marks)), encoding="utf-8")
+        else:
+            reports = [options.root / REPORT if options.report is None else options.report]
+            container = (
+                options.root / CONTAINER_REPORT if options.container_report is None else options.container_report
+            )
+            outcomes = read_outcomes(reports + [container] * container.exists(), marks)
+            if options.proofs:
+                check_page(page, rows, marks)
+                check_proofs(claimed(page), rows, outcomes)
+            else:
+                page.write_text(render(rows, marks, proven(rows, outcomes)), encoding="utf-8")
+    except (SpecError, MisplacedMark) as error:
+        print(f"error: {error}")
         return 1
-    print(f"{sum(row in proofs for row in rows)} of {len(rows)} rows of the specification are proven by a test")
-    document, path = render(rows, proofs), options.root / "docs" / "coverage.md"
-    if not options.check:
-        path.write_text(document, encoding="utf-8")
-    elif not path.exists() or path.read_text(encoding="utf-8") != document:
-        print("docs/coverage.md is out of date: run `make coverage-of-spec`")
-        return 1
+    print(summary(rows, claimed(page)))
     return 0
 
 
-def read_rows(path: Path) -> dict[str, str]:
-    """Row id to its one-line name, in the specification's order."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return dict(line.split("\t", 1) for line in lines)
+def read_rows(root: Path) -> Rows:
+    """The rows in the specification's order. Raises `SpecError` for a line that breaks a rule."""
+    rows: Rows = {}
+    first, *lines = (root / "docs" / "spec_rows.tsv").read_text(encoding="utf-8").splitlines()
+    if first.split("\t") != ["id", "name", "state", "reason", "parts"]:
+        raise SpecError("docs/spec_rows.tsv: the first line is not the names of the columns")
+    for number, line in enumerate(lines, 2):
+        row, where = _row(line.split("\t")), f"docs/spec_rows.tsv:{number}"
+        if row.id in rows or row.state not in STATES:
+            raise SpecError(f"{where}: {row.id} stands there twice, or {row.state!r} is not one of {STATES}")
+        if row.state == "waived" and not row.reason:
+            raise SpecError(f"{where}: {row.id} is waived without a reason")
+        if row.state == "documented" and not _documents(root / row.reason, row.id):
+            raise SpecError(f"{where}: {row.id} is documented, but {row.reason or 'no file'} does not name it")
+        rows[row.id] = row
+    return rows
 
 
-def find_proofs(root: Path) -> Proofs:
-    """Row id to the tests that name it."""
-    proofs: Proofs = defaultdict(set)
-    for path in sorted((root / "tests").rglob("test_*.py")):
-        name = path.relative_to(root).as_posix()
-        for test, row in _marks(ast.parse(path.read_text(encoding="utf-8"), name)):
-            proofs[row].add(f"{name}::{test}" if test else name)
-    return proofs
+def check_marks(rows: Rows, marks: Marks) -> None:
+    """Raises `SpecError` for a mark that names no row, or not the parts that a row has."""
+    known = {key for row in rows.values() for key in row.keys}
+    for key in sorted(set(marks) - known):
+        row = rows.get(key.partition(":")[0])
+        tests = ", ".join(sorted(marks[key]))
+        if row is None:
+            raise SpecError(f"{tests} names {key}, which the specification does not have")
+        have = f"has the parts {', '.join(row.keys)}" if row.parts else "has no parts in docs/spec_rows.tsv"
+        raise SpecError(f"{tests} names {key}, but {row.id} {have}")
 
 
-def render(rows: dict[str, str], proofs: Proofs) -> str:
-    """The document."""
+def provable(rows: Rows, marks: Marks) -> set[str]:
+    """The rows that would be proven if every test passed."""
+    return {row.id for row in rows.values() if not row.state and all(marks.get(key) for key in row.keys)}
+
+
+def read_outcomes(reports: list[Path], marks: Marks) -> Outcomes:
+    """What became of each marked test; see `ELSEWHERE`.
+
+    Raises `SpecError` for a report that is missing or tells of other marks than the sources have.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for path in reports:
+        if not path.exists():
+            raise SpecError(f"there is no report {path}: run `make test` first (or `make test ARGS='-m spec'`, less)")
+        for item, told in json.loads(path.read_text(encoding="utf-8"))["tests"].items():
+            test = item.partition("[")[0]
+            for key in told["rows"]:
+                if test not in marks.get(key, ()):
+                    raise SpecError(f"{path} says that {test} names {key}, the source does not: run the tests again")
+                before = found.setdefault(key, {}).get(test, "passed")
+                found[key][test] = told["outcome"] if before == "passed" else before
+    for key, tests in marks.items():
+        for test in tests:
+            elsewhere = len(reports) == 1 and test.startswith(CONTAINER_TESTS)
+            found.setdefault(key, {}).setdefault(test, ELSEWHERE if elsewhere else "not collected")
+    return found
+
+
+def proven(rows: Rows, outcomes: Outcomes) -> set[str]:
+    """The rows whose tests all passed. One that only containers prove needs their report."""
+    return {
+        row.id
+        for row in rows.values()
+        if not row.state and not _missing(row, outcomes) and all("passed" in outcomes[key].values() for key in row.keys)
+    }
+
+
+def check_proofs(claims: set[str], rows: Rows, outcomes: Outcomes) -> None:
+    """Raises `SpecError` unless every row that is called proven is.
+
+    A row that the container test alone proves is judged only where that ran.
+    """
+    wrong = [f"{row}: {why}" for row in rows if row in claims for why in _missing(rows[row], outcomes)]
+    if wrong:
+        raise SpecError("docs/coverage.md calls rows proven that this run did not prove:\n  " + "\n  ".join(wrong))
+
+
+def check_page(page: Path, rows: Rows, marks: Marks) -> None:
+    """Raises `SpecError` when the page is not made from these rows and marks, whatever a run says of them."""
+    claims = claimed(page)
+    if page.exists() and page.read_text(encoding="utf-8") == render(rows, marks, claims & provable(rows, marks)):
+        return
+    raise SpecError("docs/coverage.md is out of date: run `make test` and `make coverage-of-spec`")
+
+
+def claimed(page: Path) -> set[str]:
+    """The rows that the page calls proven."""
+    return set(_PROVEN_LINE.findall(page.read_text(encoding="utf-8"))) if page.exists() else set()
+
+
+def summary(rows: Rows, claims: set[str]) -> str:
+    """One line of counts."""
+    states = ["proven" if row.id in claims else row.state or "open" for row in rows.values()]
+    counts = {state: states.count(state) for state in ("proven", "waived", "documented", "open")}
+    told = ", ".join(f"{count} {state}" for state, count in counts.items())
+    return f"{len(rows)} rows of the specification: {told}"
+
+
+def render(rows: Rows, marks: Marks, claims: set[str]) -> str:
+    """The page."""
     lines = [
         "# Coverage of the specification",
         "",
-        f"{sum(row in proofs for row in rows)} of {len(rows)} rows are proven by a test. "
-        "Made by `make coverage-of-spec`; do not edit.",
+        f"{summary(rows, claims)}. Made by `make coverage-of-spec`; do not edit.",
         "",
-        "| row | feature | proven by |",
-        "|---|---|---|",
+        *LEGEND,
+        "",
+        "| row | feature | state | tests | remark |",
+        "|---|---|---|---|---|",
     ]
-    for row, name in rows.items():
-        tests = "<br>".join(f"`{test}`" for test in sorted(proofs.get(row, ()))) or "–"
-        lines.append(f"| {row} | {name.replace('|', '/')} | {tests} |")
+    for row in rows.values():
+        state = _proven_by(row, marks) if row.id in claims else row.state or "open"
+        cells = (row.id, _cell(row.name), state, _tests(row, marks), _cell(row.reason))
+        lines.append(f"| {' | '.join(cell or '–' for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _marks(module: ast.Module) -> Iterator[tuple[str, str]]:
-    """(test, row) of every mark: on a function, on a class, or, with an empty name, elsewhere (a table of cases)."""
-    owners: dict[int, str] = {}
-    for node in ast.walk(module):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            owners.update((id(inner), node.name) for d in node.decorator_list for inner in ast.walk(d))
-    for node in ast.walk(module):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("mark.spec"):
-            for argument in node.args:
-                if isinstance(argument, ast.Constant):
-                    yield owners.get(id(node), ""), str(argument.value)
+def _row(columns: list[str]) -> Row:
+    if not 2 <= len(columns) <= 5:
+        raise SpecError(f"docs/spec_rows.tsv: {columns[0]!r} has {len(columns)} columns")
+    identity, name, state, reason, parts = [*columns, "", "", ""][:5]
+    return Row(identity, name, state, reason, tuple(parts.split()))
+
+
+def _documents(path: Path, row: str) -> bool:
+    """Whether a document names a row."""
+    return path.is_file() and re.search(rf"\b{re.escape(row)}\b", path.read_text(encoding="utf-8")) is not None
+
+
+def _missing(row: Row, outcomes: Outcomes) -> list[str]:
+    """What keeps a row from being proven."""
+    missing: list[str] = []
+    for key in row.keys:
+        tests = outcomes.get(key, {})
+        missing += [
+            f"{test} {outcome}" for test, outcome in sorted(tests.items()) if outcome not in ("passed", ELSEWHERE)
+        ]
+        if not tests:
+            missing.append(f"no test names {key}")
+    return missing
+
+
+def _proven_by(row: Row, marks: Marks) -> str:
+    """The state of a proven row."""
+    plain = all(any(not test.startswith(CONTAINER_TESTS) for test in marks[key]) for key in row.keys)
+    return "proven" if plain else "proven (container test)"
+
+
+def _tests(row: Row, marks: Marks) -> str:
+    told: list[str] = []
+    for key in row.keys:
+        part = key.partition(":")[2]
+        told += [(f"{part}: " if part else "") + f"`{test}`" for test in sorted(marks.get(key, ()))]
+    return "<br>".join(told)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "/")
 
 
 if __name__ == "__main__":

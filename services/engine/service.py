@@ -145,4 +145,5 @@ class EngineService:
             core.drafted_tokens,
             core.accepted_tokens,
             model_aliases(settings),
+            facts.configuration,
         )

@@ -7,7 +7,7 @@ ticks. What happens within one request is the request actor's business.
 import asyncio
 
 from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.model_catalog import SERVICES, ModelCatalog
+from services.gateway.model_catalog import RETRY_AFTER_S, SERVICES, ModelCatalog
 from services.gateway.owner import Address
 from services.gateway.peers import Peers
 from services.gateway.placement import PlacementBoard
@@ -37,7 +37,6 @@ WATCH_S = 1.5 * TICK_S
 """The same where no heartbeat comes."""
 OWN_PAUSE_S = limits.LEASE_S / 2
 """From one tick to the next; after a longer one silence says nothing of others."""
-RETRY_AFTER_S = 1.0
 
 
 class GatewayActor(Actor):

@@ -81,7 +81,15 @@ class ChunkEncoder:
 
     def _finish(self, choice: Choice) -> bytes:
         reason, stop = _encode(choice.finish_reason), _encode(choice.stop_reason)
-        return b',"finish_reason":' + reason + b',"stop_reason":' + stop + b"}]" + self._close
+        told = b',"finish_reason":' + reason + b',"stop_reason":' + stop
+        length = choice.num_characters + len(self._exchange.echo(choice.index))
+        return (
+            told
+            + b',"sentence_length":%d,"cum_log_probs":' % length
+            + _encode(choice.cumulative_logprob)
+            + b"}]"
+            + self._close
+        )
 
     def _logprobs(self, choice: Choice) -> bytes:
         if not choice.logprobs:

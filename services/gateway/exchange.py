@@ -53,6 +53,9 @@ class Exchange:
 
 
 def system_fingerprint(card: ModelCard) -> str:
-    """Changes when the model or its limits do, so that a user of `seed` can tell."""
-    told = f"{card.name}\0{card.path}\0{card.max_model_len}\0{card.vocab_size}"
+    """Changes with everything that can change the tokens of a seeded request: the model, its limits, its engines.
+
+    While engines of different configurations serve the model (during an update, say), it is that of their mixture.
+    """
+    told = f"{card.name}\0{card.path}\0{card.max_model_len}\0{card.vocab_size}\0{' '.join(card.configuration)}"
     return "fp_" + hashlib.sha256(told.encode()).hexdigest()[:12]

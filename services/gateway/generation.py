@@ -72,7 +72,10 @@ class Generation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model that live engines serve. `path` is where it was loaded from."""
+    """A model that live engines serve. `path` is where it was loaded from.
+
+    `configuration` lists the different `EngineStatus.configuration` of its engines, sorted.
+    """
 
     name: str
     path: str
@@ -81,6 +84,7 @@ class ModelCard:
     created: int
     aliases: tuple[str, ...] = ()
     """Further names that requests may give."""
+    configuration: tuple[str, ...] = ()
 
 
 class Backend(Protocol):

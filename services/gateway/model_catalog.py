@@ -5,10 +5,10 @@ detokenizer was lost less than `QUEUE_WAIT_S` ago it still can: requests wait fo
 feeds it heartbeats and asks it.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from services.gateway.generation import ModelCard
-from services.gateway.placement import model_of, served_models
+from services.gateway.placement import model_of, served_configurations, served_models
 from shared import limits
 from shared.actors.presence import Members
 from shared.clock import Clock
@@ -18,7 +18,8 @@ from shared.messages import EngineStatus, Heartbeat
 SERVICES = ("engine", "tokenizer", "detokenizer")
 """What a model needs one of each."""
 RETRY_AFTER_S = 1.0
-_NO_NAME = (None, "", "default")
+"""What a client is told to wait before it asks a busy server again."""
+_NO_NAME = ("", "default")
 
 
 class ModelCatalog:
@@ -44,29 +45,27 @@ class ModelCatalog:
 
     def cards(self) -> list[ModelCard]:
         """The models that can be used, the default one first, the others by name."""
-        served = served_models(self._members.alive("engine", self._now()))
+        engines = self._members.alive("engine", self._now())
+        served = served_models(engines)
         usable = self._ready(recent=True)
         names = sorted(served, key=lambda name: (name != self._default, name))
-        return [self._card(name, served[name]) for name in names if not _missing(name, usable)]
+        return [
+            self._card(name, served[name], served_configurations(engines, name))
+            for name in names
+            if not _missing(name, usable)
+        ]
 
     def resolve(self, name: str | None) -> ModelCard:
         """The model that a request means by a served name, a path, an alias, or no name. Raises ServiceError.
 
         Without a name it is the default model or, where none is set, the first by name that can be used.
         """
-        cards, wanted = self.cards(), self._default if name in _NO_NAME else name
-        if not wanted and cards:
-            return cards[0]
-        for card in cards:
-            if wanted == card.name:
-                return card
-        for card in cards:
-            if wanted == card.path:
-                return card
-        for card in cards:
-            if wanted in card.aliases:
-                return card
-        raise self._refusal(wanted or "", cards)
+        cards = self.cards()
+        wanted = wanted_name(name, self._default)
+        card = find_model(cards, wanted)
+        if card is None:
+            raise self._refusal(wanted, cards)
+        return card
 
     def waiting_for(self) -> str:
         """Empty when at least one model has everything now; else what is missing, without the models' names."""
@@ -103,18 +102,49 @@ class ModelCatalog:
             lacks = _missing(wanted, self._ready(recent=True))
             told = f"No {' and no '.join(lacks)} is ready for the model {wanted!r}. Try again shortly."
             return ServiceError(f"no_{lacks[0]}", told, retry_after_s=RETRY_AFTER_S)
-        if not cards:
-            told = "No engine is ready yet. Try again shortly."
-            return ServiceError("no_engine", told, retry_after_s=RETRY_AFTER_S)
-        names = ", ".join(repr(card.name) for card in cards)
-        told = f"The model {wanted!r} does not exist. Served here: {names}."
-        return ServiceError("model_not_found", told, param="model")
+        return unknown_model(cards, wanted)
 
-    def _card(self, name: str, status: EngineStatus) -> ModelCard:
+    def _card(self, name: str, status: EngineStatus, configuration: tuple[str, ...]) -> ModelCard:
         created = self._created.setdefault(name, self._clock.time_ns() // 1_000_000_000)
         return ModelCard(
-            name, status.model_path, status.max_model_len, status.vocab_size, created, status.model_aliases
+            name,
+            status.model_path,
+            status.max_model_len,
+            status.vocab_size,
+            created,
+            aliases=status.model_aliases,
+            configuration=configuration,
         )
+
+
+def wanted_name(name: str | None, default_model: str = "") -> str:
+    """The name in a request; the default model's where it has none."""
+    return default_model if name is None or name in _NO_NAME else name
+
+
+def find_model(cards: Sequence[ModelCard], name: str) -> ModelCard | None:
+    """The model of a served name, a path or an alias, looked for in this order; without a name the first one."""
+    if not name:
+        return cards[0] if cards else None
+    for card in cards:
+        if name == card.name:
+            return card
+    for card in cards:
+        if name == card.path:
+            return card
+    for card in cards:
+        if name in card.aliases:
+            return card
+    return None
+
+
+def unknown_model(cards: Sequence[ModelCard], name: str) -> ServiceError:
+    """What is said of a name that none of the models has."""
+    if not cards:
+        told = "No engine is ready yet. Try again shortly."
+        return ServiceError("no_engine", told, retry_after_s=RETRY_AFTER_S)
+    names = ", ".join(repr(card.name) for card in cards)
+    return ServiceError("model_not_found", f"The model {name!r} does not exist. Served here: {names}.", param="model")
 
 
 def _missing(model: str, ready: Mapping[str, Collection[str]]) -> list[str]:

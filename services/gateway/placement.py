@@ -140,6 +140,11 @@ def ready_members(members: Sequence[Heartbeat], model: str) -> list[Heartbeat]:
     return [member for member in members if member.state == "ready" and model_of(member) == model]
 
 
+def served_configurations(engines: Sequence[Heartbeat], model: str) -> tuple[str, ...]:
+    """The different configurations of a model's ready engines, sorted."""
+    return tuple(sorted({_engine_status(engine).configuration for engine in ready_members(engines, model)}))
+
+
 def _engine_status(engine: Heartbeat) -> EngineStatus:
     assert isinstance(engine.status, EngineStatus)
     return engine.status

@@ -17,6 +17,8 @@ class Choice:
     num_tokens: int = 0
     num_cached_tokens: int = 0
     cumulative_logprob: float = 0.0
+    num_characters: int = 0
+    """Unicode characters of the text generated so far."""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     logprobs_offset: int = 0
@@ -29,6 +31,7 @@ class Choice:
     def add(self, update: SequenceUpdate) -> None:
         """Takes an update in, except its text, which a stream sends at once."""
         self.num_tokens += len(update.token_ids)
+        self.num_characters += len(update.text)
         if update.token_ids or update.finish_reason is not None:
             self.cumulative_logprob = update.cumulative_logprob
         if update.num_cached_tokens > self.num_cached_tokens:

@@ -43,6 +43,8 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     accepted_tokens: int = 0
     model_aliases: tuple[str, ...] = ()
     """Further names that requests may give for `model`."""
+    configuration: str = ""
+    """Hash of what can change tokens beside the weights: types, computing backend, hardware, software."""
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):

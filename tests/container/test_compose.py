@@ -226,7 +226,7 @@ def test_an_image_holds_its_service_and_nothing_of_the_others(
     assert content["uid"] != 0
 
 
-@pytest.mark.spec("S-DEP-042")
+@pytest.mark.spec("S-DEP-042:sdk")
 def test_each_gateway_answers_the_openai_client_whole_and_streamed(stack: Stack) -> None:
     urls = stack.gateways()
     assert len(set(urls)) == 2

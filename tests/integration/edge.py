@@ -16,6 +16,7 @@ import uvicorn
 
 from services.gateway.app import create_app
 from services.gateway.generation import GenerationRequest, ModelCard, SequenceUpdate
+from services.gateway.model_catalog import find_model, unknown_model, wanted_name
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.messages import Heartbeat
@@ -94,14 +95,11 @@ class ScriptedBackend:
         return self.cards
 
     def resolve_model(self, name: str | None) -> ModelCard:
-        if not self.cards:
-            raise ServiceError("no_engine", "No engine is ready.", retry_after_s=2.0)
-        if name in (None, "", "default"):
-            return self.cards[0]
-        for card in self.cards:
-            if name in (card.name, *card.aliases):
-                return card
-        raise ServiceError("model_not_found", f"The model '{name}' does not exist.", param="model")
+        wanted = wanted_name(name)
+        card = find_model(self.cards, wanted)
+        if card is None:
+            raise unknown_model(self.cards, wanted)
+        return card
 
     def generate(self, request: GenerationRequest) -> ScriptedGeneration:
         self.requests.append(request)

@@ -132,7 +132,7 @@ async def test_the_content_type_of_a_request_does_not_matter(content_type: str |
         assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
 
 
-@pytest.mark.spec("S-API-010", "S-API-082")
+@pytest.mark.spec("S-API-010:base", "S-API-082")
 async def test_a_missing_or_default_model_is_the_served_one_and_an_unknown_one_is_not_found():
     async with serving(ScriptedBackend()) as port:
         for model in ({}, {"model": "default"}, {"model": None}, {"model": "org/toy"}):

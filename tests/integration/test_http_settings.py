@@ -50,7 +50,7 @@ async def ask(port: int, path: str, **fields: Any) -> Reply:
     return await call(port, "POST", path, {**body, **fields})
 
 
-@pytest.mark.spec("S-API-015")
+@pytest.mark.spec("S-API-015:run")
 async def test_a_chat_that_names_no_temperature_has_the_servers():
     for settings, chat in (({}, 1.0), ({"default_chat_temperature": 0.7}, 0.7)):
         backend = ScriptedBackend()

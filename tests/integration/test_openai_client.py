@@ -52,7 +52,7 @@ async def test_streams_parse_with_usage_at_the_end():
         assert "".join([chunk.choices[0].text async for chunk in text]) == "Good day"
 
 
-@pytest.mark.spec("S-DEP-042")
+@pytest.mark.spec("S-DEP-042:sdk")
 async def test_the_synchronous_client_works_as_the_sample_uses_it():
     def sample(port: int) -> list[str]:
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="EMPTY") as api:

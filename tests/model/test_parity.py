@@ -162,6 +162,7 @@ def test_seeded_sequences_give_the_same_tokens_alone_in_a_batch_and_under_preemp
     assert together.generate(prompts, params) == alone
 
 
+@pytest.mark.spec("S-DEP-010")
 def test_a_sharded_checkpoint_gives_the_same_tokens(tmp_path: Path) -> None:
     single = make_model(tmp_path / "single", "qwen3")
     sharded = make_model(tmp_path / "sharded", "qwen3", max_shard_size="100KB")

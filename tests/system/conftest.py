@@ -6,7 +6,9 @@ from pathlib import Path
 import openai
 import pytest
 
+from antiphon import LLM
 from tests.models import make_model
+from tests.system.offline import FLAGS
 from tests.system.served import Served, serve_tiny, until_the_end
 
 
@@ -20,6 +22,13 @@ def served(model: Path) -> Iterator[Served]:
     """Shared by the tests that leave it as it was."""
     with until_the_end(serve_tiny(model)) as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> Iterator[LLM]:
+    """The offline API, with the flags that its tests share."""
+    with LLM(str(model), **FLAGS) as made:
+        yield made
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def three_answers(served: Served) -> list[list[str]]:
     return [[choice["text"] for choice in answer["choices"]] for answer in answers]
 
 
-@pytest.mark.spec("S-SRV-001", "S-SRV-031", "S-SRV-055", "S-SRV-061")
+@pytest.mark.spec("S-SRV-001:module", "S-SRV-031", "S-SRV-055", "S-SRV-061")
 def test_runs_with_the_same_seed_answer_the_same_however_tokens_are_published(model: Path) -> None:
     flags = (f"--model={model}", "--max-num-seqs=4")
     with until_the_end(Served(*flags, "--use-warmup", "--disable-async-output-proc", command=DIRECT)) as started:
@@ -44,7 +44,7 @@ def test_runs_with_the_same_seed_answer_the_same_however_tokens_are_published(mo
     assert len(set(every)) == len(every) == 6
 
 
-@pytest.mark.spec("S-SRV-002", "S-SRV-014", "S-SRV-015", "S-SRV-034", "S-SRV-059", "S-SRV-060")
+@pytest.mark.spec("S-SRV-002:start", "S-SRV-014", "S-SRV-015", "S-SRV-034:types", "S-SRV-059", "S-SRV-060")
 async def test_a_container_serves_with_several_workers_and_what_is_too_much_waits(model: Path) -> None:
     environ = {"MODEL_PATH": str(model), "WORKER_NUM": "2", "MAX_CONCURRENCY": "1", "DS_DTYPE": "bfloat16"}
     environ |= {"MAX_BATCH_SIZE": "2", "BATCH_WAIT_TIMEOUT": "0.05"}
@@ -66,7 +66,7 @@ def chat(served: Served, **fields: Any) -> Any:
     return fetch(served, "POST", "/v1/chat/completions", {"messages": HELLO, "seed": 3, "max_tokens": 40, **fields})
 
 
-@pytest.mark.spec("S-SRV-002", "S-SRV-037", "S-DEP-030", "S-API-015")
+@pytest.mark.spec("S-SRV-002:start", "S-SRV-037", "S-DEP-030", "S-API-015:run", "S-DEP-042:run")
 def test_a_container_is_asked_by_any_name_draws_at_its_own_temperature_and_computes_fast(model: Path) -> None:
     environ = {"MODEL_PATH": str(model), "MODEL_ID": "Foo", "TP": "1", "QUANTIZATION": "", "USE_OPENAI": "1"}
     with until_the_end(Served("--device=cpu", environ=environ, command=("antiphon", "run"))) as served:

@@ -1,8 +1,6 @@
 """The offline API on a real model, and beside a server with the same model: both give the same answer, to the token."""
 
-import asyncio
 import inspect
-import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,19 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from antiphon import LLM, AsyncLLMEngine, EngineArgs, RequestOutput, SamplingParams
+from antiphon import LLM, RequestOutput, SamplingParams
 from services.engine.core.plan import StepPlan, StepResult
+from tests.system.offline import FLAGS, GREEDY, LONG, PROMPTS, generate
 from tests.system.served import Served, fetch, until_the_end
 
-FLAGS = {"dtype": "float32", "block_size": 8, "kv_cache_memory_gb": 0.05, "threads": 1}
 ARGUMENTS = """
     model tokenizer tokenizer_mode skip_tokenizer_init trust_remote_code tensor_parallel_size dtype quantization
     revision tokenizer_revision seed gpu_memory_utilization swap_space cpu_offload_gb enforce_eager
     max_context_len_to_capture max_seq_len_to_capture disable_custom_all_reduce disable_async_output_proc kwargs
 """
-GREEDY = SamplingParams(temperature=0, max_tokens=8)
-PROMPTS = ["What is 12 + 7?", "Name a colour."]
-LONG = "word " * 60
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +27,6 @@ def served(model: Path) -> Iterator[Served]:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in FLAGS.items()]
     with until_the_end(Served(f"--model={model}", "--served-model-name=tiny", *flags)) as started:
         yield started
-
-
-@pytest.fixture(scope="module")
-def llm(model: Path) -> Iterator[LLM]:
-    with LLM(str(model), **FLAGS) as made:
-        yield made
-
-
-def generate(llm: LLM, *arguments: Any, **named: Any) -> list[RequestOutput]:
-    return llm.generate(*arguments, use_tqdm=False, **named)
 
 
 @pytest.mark.spec(
@@ -360,63 +345,6 @@ def test_a_conversation_gets_the_servers_answer(served: Served, llm: LLM) -> Non
     body = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 8}
     answer = fetch(served, "POST", "/v1/chat/completions", body).json["choices"][0]["message"]["content"]
     assert llm.chat(messages, GREEDY, use_tqdm=False)[0].outputs[0].text == answer
-
-
-# --- in asyncio -------------------------------------------------------------------------------------------------------
-
-
-async def last(stream: Any) -> RequestOutput:
-    return [result async for result in stream][-1]
-
-
-@pytest.mark.spec("S-OFF-021")
-async def test_the_engine_for_asyncio_gives_growing_results_of_many_requests_at_once(model: Path, llm: LLM) -> None:
-    expected = generate(llm, PROMPTS, GREEDY)
-    engine = AsyncLLMEngine.from_engine_args(EngineArgs(model=str(model), **FLAGS))  # pyright: ignore[reportArgumentType]
-    try:
-        results = await asyncio.gather(*(last(engine.generate(prompt, GREEDY)) for prompt in PROMPTS * 4))
-        assert [one.outputs[0].text for one in results] == [one.outputs[0].text for one in expected] * 4
-        seen = [
-            one async for one in engine.generate(LONG, SamplingParams(max_tokens=30, temperature=0, ignore_eos=True))
-        ]
-        grown = [one.outputs[0].token_ids for one in seen]
-        assert all(later[: len(earlier)] == earlier for earlier, later in itertools.pairwise(grown))
-        assert [one.finished for one in seen] == [False] * (len(seen) - 1) + [True]
-        chat = await last(engine.chat([{"role": "user", "content": "x"}], GREEDY))
-        assert chat.outputs[0].text == llm.chat([{"role": "user", "content": "x"}], GREEDY, False)[0].outputs[0].text
-        with pytest.raises(ValueError, match="maximum context length"):
-            await last(engine.generate("x " * 9999, GREEDY))
-        await engine.check_health()
-    finally:
-        await engine.shutdown()
-    assert not engine.is_running
-    with pytest.raises(RuntimeError, match="does not run"):
-        await last(engine.generate("x", GREEDY))
-
-
-async def test_a_request_ends_when_it_is_aborted_or_nobody_listens(model: Path) -> None:
-    endless = SamplingParams(max_tokens=None, ignore_eos=True)
-    engine = AsyncLLMEngine(str(model), **FLAGS)
-    try:
-        stream = engine.generate("x", endless, "mine")
-        first = await anext(stream)
-        assert not first.finished
-        with pytest.raises(ValueError, match="'mine' is in use"):
-            await last(engine.generate("x", GREEDY, "mine"))
-        await engine.abort("mine")
-        ended = await last(stream)
-        assert (ended.finished, ended.outputs[0].finish_reason) == (True, "abort")
-        left = engine.generate("x", endless, "left")
-        await anext(left)
-        await left.aclose()
-        while engine._runner.has_work:  # pyright: ignore[reportPrivateUsage]
-            await asyncio.sleep(0.01)
-        running = asyncio.create_task(last(engine.generate("x", endless)))
-        while not engine._runner.has_work:  # pyright: ignore[reportPrivateUsage]
-            await asyncio.sleep(0.01)
-    finally:
-        await engine.shutdown()
-    assert (await running).outputs[0].finish_reason == "abort"
 
 
 def test_warnings_are_not_shown_for_a_plain_call(llm: LLM) -> None:

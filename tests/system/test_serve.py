@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
 ASK = {"messages": [{"role": "user", "content": "Tell me something"}], "temperature": 0, "max_tokens": 24}
 
 
-@pytest.mark.spec("S-DEP-042")
+@pytest.mark.spec("S-DEP-042:sdk")
 def test_the_openai_client_gets_the_same_answer_whole_and_streamed(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="tiny", **ASK)
     chunks = list(client.chat.completions.create(model="tiny", stream=True, **ASK))

@@ -12,12 +12,15 @@ import pytest
 
 from antiphon.cli import main
 from antiphon.http_probe import get
-from shared.config import GatewaySettings
+from services.engine.worker.load import load_worker
+from shared.config import EngineSettings, GatewaySettings
 from tests.conftest import free_port
 from tests.system.served import ROOT, Served, fetch, until_the_end
 
 pytestmark = [pytest.mark.system, pytest.mark.nats]
 CONTEXT = 160
+CACHE_GB = 0.00025
+"""Less than two sequences can use, so that the share of it that is used shows in the number of blocks."""
 PROMPT_IDS = list(range(10, 20))
 
 
@@ -25,7 +28,7 @@ PROMPT_IDS = list(range(10, 20))
 def served(model: Path) -> Iterator[Served]:
     environ = {"MODEL_PATH": str(model), "DTYPE": "bfloat16", "MAX_MODEL_LEN": str(CONTEXT), "SEED": ""}
     environ |= {"GPU_MEMORY_UTILIZATION": "0.5", "OPENAI_API_KEYS": " first-key, ,second-key,"}
-    flags = ("--host=127.0.0.1", f"--port={free_port()}", "--max-num-seqs=2")
+    flags = ("--host=127.0.0.1", f"--port={free_port()}", "--max-num-seqs=2", f"--kv-cache-memory-gb={CACHE_GB}")
     with until_the_end(Served(*flags, environ=environ)) as started:
         yield started
 
@@ -60,7 +63,7 @@ def test_the_type_comes_from_the_environment(client: openai.OpenAI, model: Path)
     assert 1e-4 < abs(answer.to_dict()["cum_log_probs"] - exact) < 0.2
 
 
-@pytest.mark.spec("S-DIS-060")
+@pytest.mark.spec("S-DIS-060:plain")
 def test_a_chat_request_names_the_model_by_the_path_it_was_launched_with(client: openai.OpenAI, model: Path) -> None:
     more = {"top_k": -1, "ignore_eos": False}
     messages = [{"role": "user", "content": "Hello"}]
@@ -106,6 +109,20 @@ async def test_it_listens_on_the_address_and_port_it_was_given(served: Served) -
     assert (await get("127.0.0.1", served.port, "/health")).status == 200
     with pytest.raises(OSError, match=str(served.port)):
         await asyncio.open_connection("127.0.0.2", served.port)
+
+
+@pytest.mark.spec("S-DEP-036c")
+async def test_the_share_of_memory_comes_from_the_environment(served: Served, model: Path) -> None:
+    """As many blocks as an engine with the same settings makes by itself, and fewer than with the default share."""
+    given = {"dtype": "bfloat16", "max_model_len": CONTEXT, "max_num_seqs": 2, "kv_cache_memory_gb": CACHE_GB}
+    blocks: list[int] = []
+    for share in (0.5, 0.9):
+        worker = load_worker(EngineSettings(model=str(model), gpu_memory_utilization=share, **given))
+        blocks.append(worker.facts().num_blocks)
+        worker.close()
+    page = (await get("127.0.0.1", served.port, "/metrics", token="second-key")).body.decode()
+    [told] = re.findall(r'^vllm:cache_config_info{.*num_gpu_blocks="(\d+)"', page, re.MULTILINE)
+    assert int(told) == blocks[0] < blocks[1]
 
 
 @pytest.mark.spec("S-SRV-050")

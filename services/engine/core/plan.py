@@ -123,6 +123,8 @@ class EngineFacts:
     """Of these, most beside what the running sequences decode; None: as many as there is room for."""
     computes_on_host: bool = True
     """Whether this process's threads compute a step; False: they wait for a device that does."""
+    configuration: str = ""
+    """Hash of what can change tokens beside the weights: types, backend, hardware, software."""
 
 
 @dataclass(frozen=True, slots=True)

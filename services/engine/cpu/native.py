@@ -106,6 +106,8 @@ class Library:
     """A loaded library. Raises OSError where it cannot be loaded."""
 
     def __init__(self, path: Path) -> None:
+        self.name = path.stem
+        """Instruction set and hash of source and flags; see `compile.library_name`."""
         self._library = ctypes.CDLL(str(path))
         for name, (result, arguments) in _SIGNATURES.items():
             try:

@@ -31,6 +31,7 @@ from services.engine.models.config_fields import weight_dtype
 from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import find_family, has_family
 from services.engine.worker.acceptance import accept
+from services.engine.worker.configuration import configuration_hash
 from services.engine.worker.dtypes import choose_dtype
 from services.engine.worker.inputs import FlatStep
 from services.engine.worker.kv_cache import KvPlan
@@ -108,7 +109,9 @@ class CpuWorker(StepWorker):
         self._under_way: deque[_UnderWay | StepResult] = deque()
         self._freed_tensors = False
         """Whether blocks were copied or tokens chosen since the heap was looked at: the library has its own memory."""
-        self._prepare_state(StateSpec(settings, padded_heads(self._description), self._dtype, _CPU, eos))
+        configuration = configuration_hash(model_dir, f"cpp {library.name}", self._dtype, self._dtype)
+        padded = padded_heads(self._description)
+        self._prepare_state(StateSpec(settings, padded, self._dtype, _CPU, eos, configuration))
 
     def close(self) -> None:
         """See `ModelWorker`."""

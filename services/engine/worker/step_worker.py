@@ -35,6 +35,8 @@ class StateSpec:
     """The cache's."""
     device: torch.device
     eos: frozenset[int]
+    configuration: str
+    """See `EngineFacts.configuration`."""
 
 
 class StepWorker(ABC):
@@ -114,6 +116,7 @@ class StepWorker(ABC):
             num_host_blocks,
             default_batched_tokens(spec.device.type == "cpu", settings.max_num_seqs),
             self._prompt_tokens(),
+            configuration=spec.configuration,
             computes_on_host=spec.device.type == "cpu",
         )
         self._table = StateTable(settings.max_num_seqs, kv.max_model_len, block_size, vocab_size, spec.eos)

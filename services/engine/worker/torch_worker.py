@@ -24,6 +24,7 @@ from services.engine.models.decoder import Decoder, LanguageModel
 from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import find_family, has_family
 from services.engine.worker.acceptance import accept
+from services.engine.worker.configuration import configuration_hash, torch_backend
 from services.engine.worker.dtypes import choose_cache_dtype, choose_torch_dtype
 from services.engine.worker.inputs import FlatStep
 from services.engine.worker.model_files import eos_token_ids, read_config, weight_file_bytes
@@ -58,7 +59,8 @@ class TorchWorker(StepWorker):
         slopes = scaled_slopes(self._description, self._device)
         self._shape = AttentionShape(settings.block_size, bytes_per_slot, self._dtype, self._device, slopes)
         eos = eos_token_ids(model_dir, self._description)
-        self._prepare_state(StateSpec(settings, self._description, cache_dtype, self._device, eos))
+        configuration = configuration_hash(model_dir, torch_backend(self._device), self._dtype, cache_dtype)
+        self._prepare_state(StateSpec(settings, self._description, cache_dtype, self._device, eos, configuration))
         if self._device.type == "cuda":
             # Rather than grow beyond the share, the allocator gives back what it keeps between steps.
             torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_utilization, self._device)

@@ -28,6 +28,7 @@ from services.engine.triton.operations import TritonOperations
 from services.engine.triton.step_inputs import known_ids, scatter_words
 from services.engine.worker.acceptance import accept
 from services.engine.worker.budget import Backend, plan_measured
+from services.engine.worker.configuration import configuration_hash, hardware
 from services.engine.worker.decode_graphs import DecodeGraphs, graph_sizes, graphs_bytes
 from services.engine.worker.device_blocks import DeviceBlocks
 from services.engine.worker.device_inputs import (
@@ -81,6 +82,9 @@ class TritonWorker:
         self._description = family.describe(config)
         self._dtype = choose_dtype(settings.dtype, weight_dtype(config), device)
         self._cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
+        self._configuration = configuration_hash(
+            model_dir, f"triton {hardware(device)}", self._dtype, self._cache_dtype
+        )
         operations = TritonOperations(context_length(settings, self._description))
         layout = family.layout(self._description)
         weights = load_weights(model_dir, self._description, layout, self._dtype, device, operations)
@@ -190,6 +194,7 @@ class TritonWorker:
             eos,
             num_host_blocks,
             computes_on_host=self._device.type == "cpu",
+            configuration=self._configuration,
         )
         self._table = StateTable(rows, kv.max_model_len, block_size, d.vocab_size, eos)
         self._num_known = np.zeros(rows, dtype=np.int64)

@@ -91,6 +91,23 @@ def test_length_and_log_probability_of_the_text_are_told_unasked(client: openai.
         assert plain[name] == plain["choices"][0][name]
 
 
+@pytest.mark.spec("S-API-077", "S-API-078")
+@pytest.mark.parametrize("asked", [{"prompt": "one", "echo": True}, {"messages": HELLO}])
+def test_a_stream_ends_with_the_length_and_log_probability_of_the_whole_answer(
+    served: Served, asked: dict[str, Any]
+) -> None:
+    path = "/v1/completions" if "prompt" in asked else "/v1/chat/completions"
+    asked = {**asked, "n": 2, "seed": 4, "max_tokens": 20}
+    whole = fetch(served, "POST", path, asked).json["choices"]
+    ends = {
+        choice["index"]: (choice["sentence_length"], choice["cum_log_probs"])
+        for chunk in streamed(served, path, **asked)
+        for choice in chunk["choices"]
+        if choice["finish_reason"]
+    }
+    assert ends == {choice["index"]: (choice["sentence_length"], choice["cum_log_probs"]) for choice in whole}
+
+
 # --- streamed ---------------------------------------------------------------------------------------------------------
 
 
@@ -213,7 +230,7 @@ def test_curl_needs_no_more_than_a_message(served: Served, stream: bool) -> None
         assert json.loads(done.stdout)["choices"][0]["message"]["content"]
 
 
-@pytest.mark.spec("S-DEP-042")
+@pytest.mark.spec("S-DEP-042:sdk")
 def test_the_openai_sdk_works_from_its_environment(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", served.url)
     monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")

@@ -107,7 +107,7 @@ def test_nothing_ends_an_answer_before_min_tokens(
 # --- how tokens are chosen --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("S-API-015")
+@pytest.mark.spec("S-API-015:sampling")
 def test_temperature_0_gives_what_transformers_generates_greedily(
     client: openai.OpenAI, tokenizer: Tokenizer, greedy: list[int]
 ) -> None:
@@ -129,7 +129,7 @@ def test_one_candidate_is_the_greedy_one(
     assert answer.choices[0].text == tokenizer.decode(greedy)
 
 
-@pytest.mark.spec("S-API-015", "S-API-016", "S-API-017", "S-API-018", "S-API-022", "S-API-023", "S-API-024")
+@pytest.mark.spec("S-API-015:sampling", "S-API-016", "S-API-017", "S-API-018", "S-API-022", "S-API-023", "S-API-024")
 def test_what_is_left_out_has_its_default(client: openai.OpenAI) -> None:
     neutral = {"temperature": 1, "top_p": 1, "top_k": -1, "n": 1}
     neutral |= {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
@@ -139,7 +139,7 @@ def test_what_is_left_out_has_its_default(client: openai.OpenAI) -> None:
         assert texts(bare) != texts(complete(client, seed=7, **changed))
 
 
-@pytest.mark.spec("S-API-015", "S-API-016", "S-API-017", "S-API-022", "S-API-023", "S-API-024", "S-API-058")
+@pytest.mark.spec("S-API-015:sampling", "S-API-016", "S-API-017", "S-API-022", "S-API-023", "S-API-024", "S-API-058")
 @pytest.mark.parametrize(
     ("name", "fine", "bad"),
     [

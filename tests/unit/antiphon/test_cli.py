@@ -103,7 +103,7 @@ def test_serve_takes_every_flag_of_every_service() -> None:
     assert {item.name for item in fields(EngineSettings)} <= {item.name for item in fields(ServeSettings)}
 
 
-@pytest.mark.spec("S-SRV-004")
+@pytest.mark.spec("S-SRV-004:order")
 def test_a_flag_beats_the_variable_and_an_empty_variable_counts_as_unset() -> None:
     environ = {"DTYPE": "bfloat16", "MAX_MODEL_LEN": ""}
     assert parse(ServeSettings, options_of("serve"), environ).dtype == "bfloat16"

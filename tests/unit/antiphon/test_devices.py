@@ -20,7 +20,7 @@ def test_gpus_are_what_the_variable_names_or_else_the_device_files(tmp_path: Pat
     assert visible({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
 
 
-@pytest.mark.spec("S-SRV-014", "S-SRV-105")
+@pytest.mark.spec("S-SRV-014", "S-SRV-105:workers")
 def test_each_engine_gets_a_gpu_of_its_own() -> None:
     assert for_engines(2, "auto", ["3", "1"]) == Assignment(("3", "1"))
     assert for_engines(1, "auto", ["0"]) == Assignment()
@@ -28,14 +28,14 @@ def test_each_engine_gets_a_gpu_of_its_own() -> None:
         assert for_engines(engines, device, gpus) == Assignment()
 
 
-@pytest.mark.spec("S-SRV-014", "S-SRV-105")
+@pytest.mark.spec("S-SRV-014", "S-SRV-105:workers")
 def test_more_engines_than_gpus_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "visible", lambda _environ: ["0", "1"])
     with pytest.raises(SettingsError, match=r"--engines \(--worker-num\): 3 engines need a GPU each, and 2 can"):
         launcher.serve(ServeSettings(engines=3), {})
 
 
-@pytest.mark.spec("S-SRV-105")
+@pytest.mark.spec("S-SRV-105:workers")
 def test_gpus_that_stay_unused_are_told() -> None:
     found = for_engines(2, "cuda", ["0", "1", "2"])
     assert found.ids == ("0", "1")

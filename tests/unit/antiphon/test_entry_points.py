@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def values(settings: ServeSettings, *names: str) -> tuple[Any, ...]:
     return tuple(getattr(settings, name) for name in names)
 
 
-@pytest.mark.spec("S-SRV-001")
+@pytest.mark.spec("S-SRV-001:module")
 def test_the_direct_entry_point_serves_with_the_engines_own_defaults(served: list[ServeSettings]) -> None:
     assert api_server.main(["--model", "/m", "--max_num_seqs=3", "--use-lookahead", "--use-v2-block-manager"]) == 0
     [settings] = served
@@ -57,7 +58,7 @@ def test_the_direct_entry_point_serves_with_the_engines_own_defaults(served: lis
     assert {name: getattr(settings, name) for name in same} == {**same, **changed}
 
 
-@pytest.mark.spec("S-SRV-001", "S-SRV-020")
+@pytest.mark.spec("S-SRV-001:module", "S-SRV-020")
 def test_the_direct_entry_point_needs_a_model(
     served: list[ServeSettings], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,7 +69,7 @@ def test_the_direct_entry_point_needs_a_model(
     assert served[0].model == "/from/variable"
 
 
-@pytest.mark.spec("S-SRV-001")
+@pytest.mark.spec("S-SRV-001:module")
 def test_the_direct_entry_point_is_a_module_that_python_runs() -> None:
     argv = [sys.executable, "-m", "antiphon.entrypoints.openai.api_server"]
     said = subprocess.run([*argv, "--max-num-sesq=3"], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -76,7 +77,7 @@ def test_the_direct_entry_point_is_a_module_that_python_runs() -> None:
     assert "Did you mean --max-num-seqs?" in said.stderr
 
 
-@pytest.mark.spec("S-SRV-002", "S-SRV-011", "S-SRV-015", "S-SRV-031", "S-SRV-033", "S-SRV-080")
+@pytest.mark.spec("S-SRV-002:start", "S-SRV-011", "S-SRV-015", "S-SRV-031", "S-SRV-033", "S-SRV-080:cpu")
 def test_run_has_the_defaults_of_its_backend(served: list[ServeSettings]) -> None:
     for words in ((), ("--backend=vllm",)):
         settings = run(served, *words)
@@ -88,7 +89,7 @@ def test_run_has_the_defaults_of_its_backend(served: list[ServeSettings]) -> Non
         assert values(settings, "max_batch_size", "batch_wait_timeout") == (None, None)
 
 
-@pytest.mark.spec("S-SRV-002", "S-SRV-015", "S-SRV-034", "S-SRV-059", "S-SRV-060")
+@pytest.mark.spec("S-SRV-002:start", "S-SRV-015", "S-SRV-034:types", "S-SRV-059", "S-SRV-060")
 def test_run_has_the_other_defaults_of_the_other_backend(served: list[ServeSettings]) -> None:
     settings = run(served, "--backend", "deepspeed")
     assert values(settings, "port", "model", "dtype", "seed") == (8501, "/data/model", "float16", None)
@@ -98,7 +99,7 @@ def test_run_has_the_other_defaults_of_the_other_backend(served: list[ServeSetti
 
 
 @pytest.mark.spec(
-    "S-SRV-002", "S-SRV-014", "S-SRV-015", "S-SRV-031", "S-SRV-080", "S-DEP-034a", "S-DEP-034b", "S-DEP-035b",
+    "S-SRV-002:start", "S-SRV-014", "S-SRV-015", "S-SRV-031", "S-SRV-080:cpu", "S-DEP-034a", "S-DEP-034b", "S-DEP-035b",
     "S-DEP-036d", "S-DEP-037a", "S-DEP-037b",
 )  # fmt: skip
 def test_run_is_told_by_variables_and_flags_beat_them(
@@ -115,14 +116,25 @@ def test_run_is_told_by_variables_and_flags_beat_them(
     assert values(run(served, *words), *names, *more) == ("/m", 2, 6, "bfloat16", None, True, False, 4)
 
 
-@pytest.mark.spec("S-SRV-002", "S-SRV-056")
+@pytest.mark.spec("S-SRV-056", "S-SRV-102")
+@pytest.mark.parametrize("start", [api_server.main, lambda words: main(["serve", *words])], ids=["direct", "serve"])
+def test_lookahead_without_the_block_manager_is_refused_before_anything_starts(
+    start: Callable[[list[str]], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert start([f"--model={tmp_path}", "--use-lookahead"]) == 78
+    assert "--use-lookahead needs --use-v2-block-manager: add it" in capsys.readouterr().err
+
+
+@pytest.mark.spec("S-SRV-002:start", "S-SRV-056")
 def test_lookahead_in_run_brings_the_block_manager_that_it_needs(served: list[ServeSettings]) -> None:
     names = ("use_lookahead", "use_v2_block_manager")
     assert values(run(served), *names) == (False, False)
     assert values(run(served, "--use-lookahead=1"), *names) == (True, True)
 
 
-@pytest.mark.spec("S-SRV-034", "S-SRV-033", "S-DEP-039a", "S-DEP-039b", "S-DEP-039c", "S-SRV-059", "S-SRV-060")
+@pytest.mark.spec(
+    "S-SRV-034:types", "S-SRV-033", "S-DEP-039a:types", "S-DEP-039b", "S-DEP-039c", "S-SRV-059", "S-SRV-060"
+)
 def test_the_other_backend_computes_in_the_type_of_its_own_flag(
     served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +180,7 @@ def test_run_answers_to_the_name_model_beside_its_own(
     assert values(served[-1], *names) == ("Foo", "", 1.0)
 
 
-@pytest.mark.spec("S-SRV-034", "S-SRV-107")
+@pytest.mark.spec("S-SRV-034:types", "S-SRV-107:present")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -183,7 +195,7 @@ def test_a_type_that_cannot_be_computed_in_is_refused(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.spec("S-SRV-034", "S-SRV-107")
+@pytest.mark.spec("S-SRV-034:types", "S-SRV-107:present")
 def test_another_type_of_the_other_backend_is_answered_with_the_allowed_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

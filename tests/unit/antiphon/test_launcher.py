@@ -106,7 +106,7 @@ def test_each_gateway_inherits_a_listening_socket_of_its_own(planned, listeners:
     assert [settings_of(s).listen_fd for s in gateways] == [s.fileno() for s in listeners]
 
 
-@pytest.mark.spec("S-SRV-014", "S-SRV-105")
+@pytest.mark.spec("S-SRV-014", "S-SRV-105:workers")
 def test_as_many_engines_as_workers_each_with_its_gpu(planned, listeners: list[socket.socket], tmp_path: Path) -> None:
     settings = ServeSettings(engines=2)
     plan = make_plan([settings], {"CUDA_VISIBLE_DEVICES": "3,1"}, listeners, tmp_path, "", ("3", "1"))
@@ -195,9 +195,10 @@ def test_a_service_gets_no_settings_of_another() -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        (ServeSettings(engines=0), "--engines"),
+        pytest.param(ServeSettings(engines=0), "--engines", marks=pytest.mark.spec("S-SRV-014")),
         (ServeSettings(gateways=65), "--gateways"),
-        (ServeSettings(port=70000), "--port"),
+        pytest.param(ServeSettings(port=65536), "--port", marks=pytest.mark.spec("S-SRV-011")),
+        pytest.param(ServeSettings(port=-1), "--port", marks=pytest.mark.spec("S-SRV-011")),
         (ServeSettings(nats_credentials="/f"), "--nats"),
     ],
 )
@@ -206,12 +207,18 @@ def test_impossible_counts_and_ports_are_refused_by_name(settings: ServeSettings
         check(settings)
 
 
+@pytest.mark.spec("S-SRV-011", "S-SRV-014")
+@pytest.mark.parametrize("settings", [ServeSettings(port=port) for port in (0, 1, 65535)] + [ServeSettings(engines=1)])
+def test_the_ends_of_the_ranges_are_allowed(settings: ServeSettings) -> None:
+    check(settings)
+
+
 def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="missing"):
         serve(ServeSettings(model=str(tmp_path / "missing")), {})
 
 
-@pytest.mark.spec("S-SRV-101")
+@pytest.mark.spec("S-SRV-101:ports")
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, listeners: list[socket.socket]) -> None:
     port = listeners[0].getsockname()[1]
     with pytest.raises(SettingsError, match=f"port {port} is in use"):

@@ -18,7 +18,7 @@ def opened() -> Iterator[list[socket.socket]]:
     sockets.close(every)
 
 
-@pytest.mark.spec("S-SRV-101")
+@pytest.mark.spec("S-SRV-101:ports")
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_port_in_use_is_refused_with_what_to_do(count: int, opened: list[socket.socket]) -> None:
     opened += sockets.listen("127.0.0.1", 0, count)

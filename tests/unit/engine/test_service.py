@@ -67,7 +67,7 @@ def test_prefix_caching_and_chunked_prefill_are_on_and_can_be_switched_off() -> 
 CHOICES = [item for item in dataclasses.fields(EngineSettings) if item.metadata["choices"]]
 
 
-@pytest.mark.spec("S-SRV-107")
+@pytest.mark.spec("S-SRV-107:present")
 @pytest.mark.parametrize("item", CHOICES, ids=lambda item: item.name)
 def test_a_choice_that_is_none_ends_the_process_with_78_and_the_allowed_values(
     item: Any, capfd: pytest.CaptureFixture[str]
@@ -157,7 +157,7 @@ def test_requests_gather_into_batches_of_16_for_a_tenth_of_a_second_unless_told_
     assert (bounds.max_batch_size, bounds.batch_wait_timeout) == (size, wait_s)
 
 
-@pytest.mark.spec("S-SRV-081", "S-SRV-082")
+@pytest.mark.spec("S-SRV-081:cpu", "S-SRV-082:name")
 def test_the_former_name_of_the_longest_captured_sequence_still_counts_and_is_deprecated(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -170,9 +170,9 @@ def test_the_former_name_of_the_longest_captured_sequence_still_counts_and_is_de
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        pytest.param("--max-seq-len-to-capture=0", "0 is not at least 1", marks=pytest.mark.spec("S-SRV-081")),
-        pytest.param("--max-context-len-to-capture=0", "0 is not at least 1", marks=pytest.mark.spec("S-SRV-082")),
-        pytest.param("--enforce-eager=maybe", "'maybe' is not one of 0, 1", marks=pytest.mark.spec("S-SRV-080")),
+        pytest.param("--max-seq-len-to-capture=0", "0 is not at least 1", marks=pytest.mark.spec("S-SRV-081:cpu")),
+        pytest.param("--max-context-len-to-capture=0", "0 is not at least 1", marks=pytest.mark.spec("S-SRV-082:name")),
+        pytest.param("--enforce-eager=maybe", "'maybe' is not one of 0, 1", marks=pytest.mark.spec("S-SRV-080:cpu")),
         pytest.param("--limit-worker-concurrency=0", "0 is not at least 1", marks=pytest.mark.spec("S-SRV-015")),
         pytest.param("--max-batch-size=0", "0 is not at least 1", marks=pytest.mark.spec("S-SRV-059")),
         pytest.param("--batch-wait-timeout=-1", "-1.0 is not at least 0", marks=pytest.mark.spec("S-SRV-060")),

@@ -1,8 +1,11 @@
-"""When the gateway calls a member lost."""
+"""What the gateway's actor makes of heartbeats: who is lost, which models are served and how they are named."""
+
+import itertools
 
 import pytest
 
 from services.gateway.actor import TICK_S, GatewayActor
+from services.gateway.exchange import system_fingerprint
 from shared import limits
 from shared.actors.actor import Envelope
 from shared.actors.host import Host
@@ -10,6 +13,9 @@ from shared.errors import ServiceError
 from shared.messages import EngineStatus, Heartbeat, PoolStatus, StreamStatus
 from shared.subjects import Subjects
 from tests.support.memory import MemoryBus
+
+SEQUENCE = itertools.count()
+"""Numbers of heartbeats: an older one is not heard."""
 
 
 class HeldClock:
@@ -90,21 +96,64 @@ async def test_a_gateway_that_is_always_late_still_notices(actor: GatewayActor) 
     assert not actor.members.get("tokenizer", "t1")
 
 
-def engine(name: str, model: str, path: str, *aliases: str) -> Heartbeat:
-    status = EngineStatus(model, path, 512, 300, 16, 10, 10, 8, model_aliases=aliases)
-    return Heartbeat("engine", name, f"boot-{name}", 1, "ready", 0, TICK_S, status)
+def announce(
+    actor: GatewayActor,
+    name: str,
+    model: str,
+    configuration: str = "c1",
+    path: str = "/models/m",
+    aliases: tuple[str, ...] = (),
+) -> None:
+    """The gateway hears of a ready engine, and of a tokenizer and a detokenizer of its model."""
+    status = EngineStatus(model, path, 512, 300, 16, 10, 10, 8, model_aliases=aliases, configuration=configuration)
+    for beat in (
+        Heartbeat("tokenizer", f"t-{model}", "boot0001", 1, "ready", next(SEQUENCE), TICK_S, PoolStatus(model=model)),
+        Heartbeat("detokenizer", f"d-{model}", "boot01", 1, "ready", next(SEQUENCE), TICK_S, StreamStatus(model=model)),
+        Heartbeat("engine", name, f"boot-{name}", 1, "ready", next(SEQUENCE), TICK_S, status),
+    ):
+        actor.on_heartbeat(Envelope(beat, "heartbeat"))
 
 
-@pytest.mark.spec("S-API-010", "S-SRV-012")
+@pytest.mark.spec("S-API-010:base", "S-SRV-012")
+async def test_a_request_names_its_model_by_the_served_name_or_the_launch_path_or_not_at_all(
+    actor: GatewayActor,
+) -> None:
+    with pytest.raises(ServiceError) as none_yet:
+        actor.resolve_model("m")
+    assert none_yet.value.code == "no_engine"
+    announce(actor, "e1", "m")
+    announce(actor, "e2", "other", path="/models/other")
+    for name in (None, "", "default", "m", "/models/m"):
+        assert actor.resolve_model(name).name == "m"
+    assert actor.resolve_model("/models/other").name == "other"
+    for name in ("gpt", "M", "/models"):
+        with pytest.raises(ServiceError, match="'m', 'other'") as unknown:
+            actor.resolve_model(name)
+        assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
+
+
+@pytest.mark.spec("S-API-076")
+async def test_the_fingerprint_is_that_of_the_configurations_that_serve_the_model(actor: GatewayActor) -> None:
+    def fingerprint() -> str:
+        return system_fingerprint(actor.resolve_model("m"))
+
+    announce(actor, "e1", "m", "c1")
+    one = fingerprint()
+    announce(actor, "e2", "m", "c1")
+    announce(actor, "e3", "other", "c3")
+    assert fingerprint() == one
+    announce(actor, "e2", "m", "c2")
+    mixed = fingerprint()
+    announce(actor, "e1", "m", "c2")
+    assert len({one, mixed, fingerprint()}) == 3
+    announce(actor, "e1", "m", "c1")
+    assert fingerprint() == mixed
+
+
+@pytest.mark.spec("S-API-010:base", "S-SRV-012")
 async def test_a_request_names_a_model_by_any_of_its_names_or_its_path(actor: GatewayActor) -> None:
-    actor.members.observe(engine("e1", "first", "/models/first", "model", "second"), 0.0)
-    actor.members.observe(engine("e2", "second", "/models/second"), 0.0)
-    for model in ("first", "second"):
-        for beat in (
-            Heartbeat("tokenizer", f"t-{model}", "boot0001", 1, "ready", 0, TICK_S, PoolStatus(model=model)),
-            Heartbeat("detokenizer", f"d-{model}", "boot0001", 1, "ready", 0, TICK_S, StreamStatus(model=model)),
-        ):
-            actor.members.observe(beat, 0.0)
+    announce(actor, "e1", "first", path="/models/first", aliases=("model", "second"))
+    announce(actor, "e2", "second", path="/models/second")
     found = {name: actor.resolve_model(name).name for name in (None, "", "default", "first", "model", "/models/first")}
     assert set(found.values()) == {"first"}
     # Another model's own name goes before an alias.

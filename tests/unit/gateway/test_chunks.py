@@ -72,6 +72,22 @@ def test_token_ids_come_with_their_text_or_without_any_when_they_are_asked_for(k
     assert all("token_ids" not in choice for chunk in play(exchange(kind), *updates) for choice in chunk["choices"])
 
 
+@pytest.mark.spec("S-API-077", "S-API-078")
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_the_end_of_each_choice_tells_length_and_log_probability_unasked(kind: Kind):
+    updates = [
+        update("kö", 0, cumulative_logprob=-1.0),
+        update("😀", 1, finish_reason="stop", cumulative_logprob=-2.5),
+        update("ln", 0, finish_reason="length", cumulative_logprob=-3.0),
+    ]
+    choices = [choice for chunk in play(exchange(kind, n=2), *updates) for choice in chunk["choices"]]
+    told = {one["index"]: (one["sentence_length"], one["cum_log_probs"]) for one in choices if one["finish_reason"]}
+    assert told == {0: (4, -3.0), 1: (1, -2.5)}
+    assert all(("sentence_length" in one) == (one["finish_reason"] is not None) for one in choices)
+    [*_, last] = play(exchange("completion", echoes=("abc",)), update("d", finish_reason="stop"))
+    assert last["choices"][0]["sentence_length"] == 4
+
+
 def test_the_last_chunk_names_the_stop_string():
     chunks = play(exchange("completion"), update("x", finish_reason="stop", stop_reason="\n"))
     assert chunks[0]["choices"][0]["stop_reason"] == "\n"

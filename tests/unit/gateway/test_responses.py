@@ -1,10 +1,11 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from services.gateway import responses
 from services.gateway.exchange import Exchange, Kind, system_fingerprint
-from services.gateway.generation import ModelCard, SequenceUpdate
+from services.gateway.generation import SequenceUpdate
 from services.gateway.tally import Tally
 from tests.unit.gateway.bodies import CARD
 from tests.unit.gateway.exchanges import ID, exchange, position, update
@@ -84,7 +85,9 @@ def test_logprobs_are_an_object_only_when_asked_for():
 
 
 @pytest.mark.spec("S-API-076")
-def test_the_fingerprint_changes_with_the_model():
-    other = ModelCard("toy", "/models/other", 512, 300, 1)
-    assert system_fingerprint(CARD) == system_fingerprint(CARD)
-    assert system_fingerprint(CARD) != system_fingerprint(other)
+def test_the_fingerprint_changes_with_the_model_its_limits_and_the_engines_configuration():
+    changes = [{}, {"name": "other"}, {"path": "/models/other"}, {"max_model_len": 511}, {"vocab_size": 301}]
+    changes += [{"configuration": ("c1",)}, {"configuration": ("c2",)}, {"configuration": ("c1", "c2")}]
+    found = [system_fingerprint(replace(CARD, **change)) for change in changes]
+    assert len(set(found)) == len(changes)
+    assert system_fingerprint(replace(CARD, created=2)) == found[0]

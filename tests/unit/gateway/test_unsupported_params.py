@@ -88,7 +88,7 @@ HARMLESS = {
 }
 
 
-@pytest.mark.spec("S-API-028", "S-API-055")
+@pytest.mark.spec("S-API-028")
 @pytest.mark.parametrize("read", [completion, chat])
 @pytest.mark.parametrize(("name", "value"), ASKED.items())
 def test_what_is_not_supported_is_refused_by_name(read: Any, name: str, value: Any):

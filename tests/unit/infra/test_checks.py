@@ -77,36 +77,3 @@ def test_weights_are_read_with_the_restricted_reader_and_in_one_file_only(tmp_pa
         folder.mkdir(parents=True)
         (folder / "checkpoint.py").write_text(source)
         assert check(tmp_path / str(code), "tests", "").returncode == code
-
-
-def project(tmp_path: Path, test: str) -> Path:
-    """A project with two rows of a specification and one test."""
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "docs" / "spec_rows.tsv").write_text("S-API-001\tone\nS-API-002a\ttwo\n")
-    (tmp_path / "tests" / "test_x.py").write_text(test)
-    return tmp_path
-
-
-def test_coverage_of_the_specification_names_each_rows_tests(tmp_path: Path) -> None:
-    root = project(tmp_path, '@pytest.mark.spec("S-API-002a")\ndef test_x(): pass\n')
-    done = run("spec_coverage.py", "--root", str(root))
-    assert done.returncode == 0
-    assert "1 of 2 rows" in done.stdout
-    document = (root / "docs" / "coverage.md").read_text()
-    assert "| S-API-001 | one | – |" in document
-    assert "| S-API-002a | two | `tests/test_x.py::test_x` |" in document
-
-
-def test_a_test_that_names_no_row_is_found(tmp_path: Path) -> None:
-    root = project(tmp_path, '@pytest.mark.spec("S-API-999")\ndef test_x(): pass\n')
-    done = run("spec_coverage.py", "--root", str(root))
-    assert done.returncode == 1
-    assert "S-API-999" in done.stdout
-
-
-def test_a_document_that_is_out_of_date_is_found(tmp_path: Path) -> None:
-    root = project(tmp_path, '@pytest.mark.spec("S-API-001")\ndef test_x(): pass\n')
-    assert run("spec_coverage.py", "--root", str(root), "--check").returncode == 1
-    assert run("spec_coverage.py", "--root", str(root)).returncode == 0
-    assert run("spec_coverage.py", "--root", str(root), "--check").returncode == 0

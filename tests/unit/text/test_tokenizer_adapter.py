@@ -170,6 +170,21 @@ def test_auto_reads_the_file_and_slow_asks_transformers_with_the_same_result(tmp
     assert not isinstance(slow._tokenizer, Tokenizer)  # pyright: ignore[reportPrivateUsage]
 
 
+@pytest.mark.spec("S-SRV-022")
+def test_where_a_tokenizer_has_a_fast_and_a_slow_form_slow_takes_the_one_in_python(own_code: Path) -> None:
+    """The file says one thing and the class another, so that it shows which of them encoded."""
+    fast = byte_level()
+    shutil.copy(write_tokenizer_files(own_code.parent / "plain", fast) / "tokenizer.json", own_code)
+    [by_file] = both(own_code, tokenizer_mode="auto", trust_remote_code=True)[0].encode(
+        ["sing"], add_special_tokens=False
+    )
+    [by_class] = both(own_code, tokenizer_mode="slow", trust_remote_code=True)[0].encode(
+        ["sing"], add_special_tokens=False
+    )
+    assert by_file == fast.encode("sing", add_special_tokens=False).ids
+    assert by_class == [ord(letter) - 32 for letter in "sing"] != by_file
+
+
 @pytest.fixture
 def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tokenizer whose class lies beside it; what runs of it is copied below the temporary directory."""

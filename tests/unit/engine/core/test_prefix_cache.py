@@ -32,7 +32,7 @@ def cached_tokens_of(core: Core, request_id: str) -> int:
     return next(each.num_cached_tokens for each in outcomes if each.request_id == request_id)
 
 
-@pytest.mark.spec("S-SRV-046", "S-OFF-046")
+@pytest.mark.spec("S-SRV-046")
 def test_a_shared_prefix_is_reused_block_by_block_and_reported() -> None:
     core = make_core()
     core.add(spec("a", prompt_of(10), max_tokens=1))

@@ -23,7 +23,6 @@ def test_an_ignored_end_token_is_an_ordinary_token() -> None:
     assert verdict(2, 0, ignore_eos=True) is None
 
 
-@pytest.mark.spec("S-OFF-040i")
 def test_a_stop_token_ends_and_is_named_even_if_end_tokens_are_ignored() -> None:
     assert verdict(9, 0, stop_token_ids=(8, 9)) == Verdict("stop", 9)
     assert verdict(9, 0, stop_token_ids=(8, 9), ignore_eos=True) == Verdict("stop", 9)
@@ -34,14 +33,12 @@ def test_a_token_that_is_both_counts_as_the_end_token() -> None:
     assert verdict(2, 0, stop_token_ids=(2,)) == Verdict("stop")
 
 
-@pytest.mark.spec("S-OFF-040l")
 @pytest.mark.parametrize("token_id", [2, 9])
 def test_min_tokens_must_exist_before_an_end_or_stop_token_counts(token_id: int) -> None:
     counts = [verdict(token_id, position, min_tokens=3, stop_token_ids=(9,)) is not None for position in range(5)]
     assert counts == [False, False, False, True, True]
 
 
-@pytest.mark.spec("S-OFF-040k")
 def test_max_tokens_ends_with_length_at_the_last_token_allowed() -> None:
     assert [verdict(7, position, max_tokens=3) for position in range(3)] == [None, None, Verdict("length")]
 

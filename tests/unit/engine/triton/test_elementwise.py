@@ -111,6 +111,7 @@ def test_queries_turn_in_place_and_keys_and_values_go_to_their_slots(
         assert_close(mine, theirs)
 
 
+@pytest.mark.spec("S-SRV-036")
 @pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_an_8_bit_cache_gets_clamped_values_in_its_type(cache_dtype: torch.dtype) -> None:
     step = Projected(16, torch.float16, cache_dtype)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from services.engine.models.registry import find_family
 from services.engine.worker.checkpoint import Checkpoint
@@ -49,14 +49,14 @@ print(max(peaks + [anonymous() - before]))
 """
 
 
-def as_torch_files(directory: Path, shards: int) -> Path:
-    """Rewrites a safetensors checkpoint."""
+def as_torch_files(directory: Path, shards: int, prefix: str = "pytorch_model") -> Path:
+    """Rewrites a safetensors checkpoint; several files are named by the prefix and an index."""
     tensors = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()
     if shards == 1:
         torch.save(tensors, directory / "pytorch_model.bin")
         return directory
-    names = {name: f"pytorch_model-{i % shards + 1:05}-of-{shards:05}.bin" for i, name in enumerate(sorted(tensors))}
+    names = {name: f"{prefix}-{i % shards + 1:05}-of-{shards:05}.bin" for i, name in enumerate(sorted(tensors))}
     for file in set(names.values()):
         torch.save({name: tensors[name] for name in tensors if names[name] == file}, directory / file)
     (directory / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": names}))
@@ -72,20 +72,37 @@ def read_all(directory: Path) -> dict[str, torch.Tensor]:
         return {parameter.name: checkpoint.read(parameter, torch.float32, CPU) for parameter in layout}
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-def test_torch_files_give_the_same_weights_as_safetensors(checkpoint: Callable[..., Path], shards: int) -> None:
+@pytest.mark.spec("S-DEP-010")
+@pytest.mark.parametrize(("shards", "prefix"), [(1, "pytorch_model"), (3, "pytorch_model"), (3, "model")])
+def test_torch_files_give_the_same_weights_as_safetensors(
+    checkpoint: Callable[..., Path], shards: int, prefix: str
+) -> None:
     directory = checkpoint()
     expected = {name: tensor.clone() for name, tensor in read_all(directory).items()}
-    given = read_all(as_torch_files(directory, shards))
+    given = read_all(as_torch_files(directory, shards, prefix))
     assert given.keys() == expected.keys()
     assert all(torch.equal(given[name], expected[name]) for name in expected)
     assert useful_threads(directory) == 1
 
 
+@pytest.mark.spec("S-DEP-010")
 def test_safetensors_are_preferred(checkpoint: Callable[..., Path]) -> None:
     directory = checkpoint()
     (directory / "pytorch_model.bin").write_bytes(b"not weights")
-    read_all(directory)
+    whole = read_all(directory)
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "pytorch_model.bin").unlink()
+    (directory / "model.safetensors").unlink()
+    for prefix, ending, write in (("pytorch_model", "bin", None), ("model", "safetensors", save_file)):
+        names = {name: f"{prefix}-{i % 2 + 1:05}-of-00002.{ending}" for i, name in enumerate(sorted(tensors))}
+        (directory / f"{prefix}.{ending}.index.json").write_text(json.dumps({"weight_map": names}))
+        for file in set(names.values()):
+            if write is None:
+                (directory / file).write_bytes(b"not weights")
+            else:
+                write({name: tensors[name] for name in tensors if names[name] == file}, directory / file)
+    sharded = read_all(directory)
+    assert all(torch.equal(sharded[name], whole[name]) for name in whole)
 
 
 def test_safetensors_alone_are_taken_where_they_are_asked_for(checkpoint: Callable[..., Path]) -> None:

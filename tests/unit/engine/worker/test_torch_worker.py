@@ -23,7 +23,7 @@ def settings(directory: Path | str = "", **overrides: Any) -> EngineSettings:
     return EngineSettings(**{"max_num_seqs": 4, **base, **overrides})
 
 
-@pytest.mark.spec("S-SRV-080", "S-SRV-081", "S-SRV-082")
+@pytest.mark.spec("S-SRV-080:cpu", "S-SRV-081:cpu", "S-SRV-082:name")
 def test_what_concerns_cuda_graphs_changes_nothing_on_a_cpu_and_says_so(
     checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -95,7 +95,6 @@ def test_8_bits_hold_four_times_the_context_of_32(checkpoint: Callable[..., Path
     assert facts[1].num_blocks // facts[0].num_blocks == 4
 
 
-@pytest.mark.spec("S-SRV-045")
 def test_offloading_weights_changes_nothing_on_a_cpu_and_is_refused_elsewhere(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -134,6 +134,7 @@ def shard(directory: Path) -> dict[str, str]:
     return names
 
 
+@pytest.mark.spec("S-DEP-010")
 def test_a_checkpoint_may_be_split_over_files_by_an_index(checkpoint: Callable[..., Path]) -> None:
     directory = checkpoint()
     whole = load(directory)

@@ -1,0 +1,263 @@
+"""The claim of which rows of the specification are proven: what counts, what does not, and what is told of it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.checks import spec_coverage
+
+ROOT = Path(__file__).resolve().parents[3]
+HEADER = "id\tname\tstate\treason\tparts\n"
+ROWS = HEADER + "S-1\tone\nS-2\ttwo\t\t\tleft right\nS-3\tthree\twaived\tthe product knows better\nS-4\tfour\n"
+
+
+class Project:
+    """A project with a few rows and tests of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "docs").mkdir()
+        (root / "tests" / "container").mkdir(parents=True)
+        (root / "tests" / "conftest.py").write_text('pytest_plugins = ("infra.checks.spec_plugin",)\n')
+        (root / "pytest.ini").write_text(
+            "[pytest]\nmarkers = spec(*ids): rows\ntestpaths = tests\nnorecursedirs = container\n"
+        )
+        self.rows(ROWS)
+
+    def rows(self, text: str) -> None:
+        (self.root / "docs" / "spec_rows.tsv").write_text(text)
+
+    def tests(self, text: str, path: str = "test_x.py") -> None:
+        (self.root / "tests" / path).write_text("import pytest\n" + text)
+
+    def run(self, *words: str, name: str = "spec-report") -> None:
+        """Runs the tests and records them."""
+        argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--spec-report=build/{name}.json"]
+        subprocess.run([*argv, *words], cwd=self.root, env={"PYTHONPATH": str(ROOT)}, capture_output=True, check=False)
+
+    def coverage(self, *words: str) -> int:
+        return spec_coverage.main(["--root", str(self.root), *words])
+
+    @property
+    def report(self) -> dict[str, dict[str, object]]:
+        return json.loads((self.root / "build" / "spec-report.json").read_text())["tests"]
+
+    @property
+    def states(self) -> dict[str, str]:
+        """The page's third column, by row."""
+        lines = (self.root / "docs" / "coverage.md").read_text().splitlines()
+        cells = [line.split(" | ") for line in lines if line.startswith("| S-")]
+        return {line[0].removeprefix("| "): line[2] for line in cells}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_a_row_is_proven_by_tests_that_passed_and_no_others(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.rows(HEADER + "".join(f"S-{number}\trow\n" for number in range(1, 8)))
+    project.tests("""
+@pytest.mark.spec("S-1")
+def test_passes(): pass
+@pytest.mark.spec("S-2")
+def test_is_skipped(): pytest.skip()
+@pytest.mark.spec("S-3")
+def test_fails(): assert False
+@pytest.mark.spec("S-4")
+@pytest.mark.xfail
+def test_is_expected_to_fail(): assert False
+@pytest.mark.spec("S-5", "S-6")
+@pytest.mark.parametrize("value", [1, 2])
+def test_passes_once(value): assert value == 1
+@pytest.fixture
+def broken():
+    yield
+    raise RuntimeError
+@pytest.mark.spec("S-7")
+def test_cannot_be_torn_down(broken): pass
+""")
+    project.run()
+    assert project.coverage() == 0
+    assert project.states == {"S-1": "proven"} | {f"S-{number}": "open" for number in range(2, 8)}
+    assert "7 rows of the specification: 1 proven, 0 waived, 0 documented, 6 open" in capsys.readouterr().out
+    outcomes = {name.partition("::")[2]: told["outcome"] for name, told in project.report.items()}
+    assert outcomes == {
+        "test_passes": "passed",
+        "test_is_skipped": "skipped",
+        "test_fails": "failed",
+        "test_is_expected_to_fail": "xfailed",
+        "test_passes_once[1]": "passed",
+        "test_passes_once[2]": "failed",
+        "test_cannot_be_torn_down": "failed",
+    }
+
+
+def test_a_test_that_was_left_out_proves_nothing(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project.tests("""
+@pytest.mark.spec("S-1")
+def test_one(): pass
+@pytest.mark.spec("S-1")
+def test_two(): pass
+""")
+    project.run("-k", "one")
+    assert project.coverage() == 0
+    assert project.states["S-1"] == "open"
+    project.run("tests/test_x.py::test_one")
+    assert project.coverage("--claim") == 0
+    assert project.states["S-1"] == "proven"
+    capsys.readouterr()
+    assert project.coverage("--proofs") == 1
+    assert "S-1: tests/test_x.py::test_two not collected" in capsys.readouterr().out
+
+
+def test_marks_of_modules_classes_and_parameters_count_for_the_tests_that_have_them(project: Project) -> None:
+    project.tests("""
+pytestmark = pytest.mark.spec("S-1")
+@pytest.mark.spec("S-2:left")
+class TestA:
+    pytestmark = [pytest.mark.spec("S-2:right")]
+    def test_a(self): pass
+    class TestB:
+        @pytest.mark.parametrize("value", [pytest.param(1, marks=pytest.mark.spec("S-4")), 2])
+        def test_b(self, value): assert value == 1
+""")
+    project.run()
+    assert {name: set(told["rows"]) for name, told in project.report.items()} == {  # pyright: ignore[reportArgumentType]
+        "tests/test_x.py::TestA::test_a": {"S-1", "S-2:left", "S-2:right"},
+        "tests/test_x.py::TestA::TestB::test_b[1]": {"S-1", "S-2:left", "S-2:right", "S-4"},
+        "tests/test_x.py::TestA::TestB::test_b[2]": {"S-1", "S-2:left", "S-2:right"},
+    }
+    assert project.coverage() == 0
+    assert project.states == {"S-1": "open", "S-2": "open", "S-3": "waived", "S-4": "proven"}
+
+
+def test_a_row_is_proven_when_all_its_parts_are(project: Project) -> None:
+    left = '@pytest.mark.spec("S-2:left")\ndef test_left(): pass\n'
+    project.tests(left)
+    project.run()
+    assert project.coverage() == 0
+    assert project.states["S-2"] == "open"
+    project.tests(left + '@pytest.mark.spec("S-2:right")\ndef test_right(): pass\n')
+    project.run()
+    assert project.coverage() == 0
+    assert project.states["S-2"] == "proven"
+    assert "left: `tests/test_x.py::test_left`<br>right: " in (project.root / "docs" / "coverage.md").read_text()
+
+
+def test_a_waived_row_does_not_count_and_says_why(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project.tests('@pytest.mark.spec("S-3")\ndef test_three(): pass\n')
+    project.run()
+    assert project.coverage() == 0
+    assert "4 rows of the specification: 0 proven, 1 waived, 0 documented, 3 open" in capsys.readouterr().out
+    line = "| S-3 | three | waived | `tests/test_x.py::test_three` | the product knows better |"
+    assert line in (project.root / "docs" / "coverage.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("S-1\tone\twaived", "S-1 is waived without a reason"),
+        ("S-1\tone\tdocumented\tdocs/facts.md", "docs/facts.md does not name it"),
+        ("S-1\tone\tdocumented\tdocs/none.md", "docs/none.md does not name it"),
+        ("S-1\tone\tlater\treason", "'later' is not one of"),
+        ("S-2\ttwo\nS-2\ttwo", "S-2 stands there twice"),
+    ],
+)
+def test_a_row_that_breaks_a_rule_is_named(
+    project: Project, row: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project.root / "docs" / "facts.md").write_text("S-10 is a fact.")
+    project.rows(HEADER + row + "\n")
+    assert project.coverage("--claim") == 1
+    assert said in capsys.readouterr().out
+
+
+def test_a_fact_is_documented_where_the_document_names_it(project: Project) -> None:
+    (project.root / "docs" / "facts.md").write_text("S-1: it is so.")
+    project.rows(HEADER + "S-1\tone\tdocumented\tdocs/facts.md\n")
+    assert project.coverage("--claim") == 0
+    assert project.states == {"S-1": "documented"}
+
+
+@pytest.mark.parametrize(
+    ("test", "said"),
+    [
+        ('@pytest.mark.spec("S-9")\ndef test_x(): pass', "test_x names S-9, which the specification does not have"),
+        ('@pytest.mark.spec("S-2")\ndef test_x(): pass', "S-2 has the parts S-2:left, S-2:right"),
+        ('@pytest.mark.spec("S-2:up")\ndef test_x(): pass', "S-2 has the parts S-2:left, S-2:right"),
+        ('@pytest.mark.spec("S-1:up")\ndef test_x(): pass', "S-1 has no parts in docs/spec_rows.tsv"),
+        ('CASES = [pytest.param(1, marks=pytest.mark.spec("S-1"))]', "test_x.py:2: put the spec mark among"),
+        ('@pytest.mark.spec("S-" + "1")\ndef test_x(): pass', "test_x.py:2: a spec mark names its rows as plain"),
+    ],
+)
+def test_a_mark_that_means_nothing_is_named(
+    project: Project, test: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.tests(test + "\n")
+    assert project.coverage("--check") == 1
+    assert said in capsys.readouterr().out
+
+
+def test_without_a_report_nothing_is_claimed(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    assert project.coverage() == project.coverage("--proofs") == 1
+    assert "run `make test` first" in capsys.readouterr().out
+    assert not (project.root / "docs" / "coverage.md").exists()
+
+
+def test_a_report_of_other_sources_is_not_believed(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project.tests('@pytest.mark.spec("S-1")\ndef test_x(): pass\n')
+    project.run()
+    project.tests('@pytest.mark.spec("S-4")\ndef test_x(): pass\n')
+    assert project.coverage() == 1
+    assert "says that tests/test_x.py::test_x names S-1, the source does not" in capsys.readouterr().out
+
+
+def test_a_page_that_is_out_of_date_is_found_without_a_report(project: Project) -> None:
+    one = '@pytest.mark.spec("S-1")\ndef test_x(): pass\n'
+    project.tests(one)
+    assert project.coverage("--check") == 1
+    assert project.coverage("--claim") == project.coverage("--check") == 0
+    changes = {
+        "another mark": lambda: project.tests(one.replace("S-1", "S-4")),
+        "another test": lambda: project.tests(one + one.replace("_x", "_y")),
+        "another state": lambda: project.rows(ROWS.replace("S-1\tone", "S-1\tone\twaived\treason")),
+        "another reason": lambda: project.rows(ROWS.replace("knows better", "knows best")),
+        "a row more": lambda: project.rows(ROWS + "S-5\tfive\n"),
+    }
+    for name, change in changes.items():
+        change()
+        assert project.coverage("--check") == 1, name
+        project.tests(one)
+        project.rows(ROWS)
+        assert project.coverage("--check") == 0, name
+
+
+def test_a_row_is_not_called_proven_by_hand(project: Project) -> None:
+    assert project.coverage("--claim") == 0
+    page = project.root / "docs" / "coverage.md"
+    page.write_text(page.read_text().replace("| S-1 | one | open |", "| S-1 | one | proven |"))
+    assert project.coverage("--check") == 1
+
+
+def test_what_containers_prove_is_named_and_judged_where_they_ran(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.tests('@pytest.mark.spec("S-4")\ndef test_x(): pass\n')
+    project.tests('@pytest.mark.spec("S-1", "S-4")\ndef test_c(): assert False\n', "container/test_c.py")
+    project.run()
+    assert project.coverage() == 0
+    assert (project.states["S-1"], project.states["S-4"]) == ("open", "proven")
+    assert project.coverage("--claim") == project.coverage("--proofs") == 0
+    assert (project.states["S-1"], project.states["S-4"]) == ("proven (container test)", "proven")
+    project.run("tests/container", name="spec-report-container")
+    capsys.readouterr()
+    assert project.coverage("--proofs") == 1
+    said = capsys.readouterr().out
+    assert "S-1: tests/container/test_c.py::test_c failed" in said
+    assert "S-4: tests/container/test_c.py::test_c failed" in said
