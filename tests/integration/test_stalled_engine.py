@@ -67,7 +67,8 @@ class Rig:
             env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[2]), "HANG_S": "60", **environ},
         )  # fmt: skip
         await self.heard(name, "ready")
-        while self.gateway.actor.members.get("engine", name) is None:
+        # A request needs the model's tokenizer and detokenizer as well, whose heartbeats come less often.
+        while self.gateway.actor.members.get("engine", name) is None or self.gateway.actor.ready():
             await asyncio.sleep(0.01)
 
     async def heard(self, name: str, state: str, boot: str = "") -> Heartbeat:
