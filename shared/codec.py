@@ -6,14 +6,16 @@ never another exception. Any msgpack library reads the bytes: an array whose fir
 
 import array
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar, Union
 
 import msgspec
 
+from shared.limits import BATCH_BYTES_MAX
 from shared.messages import Message
 
 M = TypeVar("M", bound=Message, covariant=True)
+T = TypeVar("T")
 _ENCODER = msgspec.msgpack.Encoder()
 _SWAP = sys.byteorder == "big"
 TOKEN_BYTES = 4
@@ -27,6 +29,20 @@ class DecodeError(ValueError):
 def encode(message: Message) -> bytes:
     """The message as bytes, of any length: the transport knows what the bus takes."""
     return _ENCODER.encode(message)
+
+
+def encode_split(make: Callable[[Sequence[T]], Message], items: Sequence[T]) -> Iterator[tuple[Sequence[T], bytes]]:
+    """Encodes `make(items)`, halved as often as needed to stay within BATCH_BYTES_MAX; yields each part with its bytes.
+
+    A part of a single item may be larger.
+    """
+    data = _ENCODER.encode(make(items))
+    if len(data) <= BATCH_BYTES_MAX or len(items) <= 1:
+        yield items, data
+        return
+    half = len(items) // 2
+    yield from encode_split(make, items[:half])
+    yield from encode_split(make, items[half:])
 
 
 class Decoder(Generic[M]):

@@ -1,7 +1,8 @@
 """Every bound of the system in one place, with its unit and its reason. A queue without a line here is a defect."""
 
 PROTOCOL_VERSION = 2
-"""Major version of the messages; part of every subject. 2: each model has its own tokenizers and detokenizers."""
+"""Major version of the messages; part of every subject. 2: each model has its own tokenizers and detokenizers;
+sequences wait in gateways, are sent in batches, and are not listed in heartbeats."""
 MEMBER_ID_CHARS_MAX = 64
 """Characters in a service's name on the bus."""
 MODEL_TOKEN_CHARS_MAX = 40
@@ -28,8 +29,11 @@ STOP_TOKEN_IDS_MAX = 128
 LOGPROBS_MAX = 20
 """Candidates a position (chat's `top_logprobs`); the completions endpoint allows 5."""
 COMPLETION_LOGPROBS_MAX = 5
-GATEWAY_REQUESTS_MAX = 1024
-"""Requests in the gateway at once; more are refused with 503 and a time to retry after."""
+GATEWAY_REQUESTS_MAX = 16384
+"""Requests in the gateway at once, those that wait for an engine included; more are refused with 503 and a time to
+retry after. A waiting request costs its prompt's memory and no message on the bus."""
+GATEWAY_SEQUENCES_MAX = 65536
+"""Sequences of all requests in the gateway at once: prompts times choices."""
 CACHE_SALT_CHARS_MAX = 256
 BODY_READ_S = 60.0
 """Longest time for a request's body to arrive."""
@@ -41,7 +45,8 @@ CLIENT_STALL_S = 60.0
 SLOW_CLIENT_EVENTS_MAX = 65536
 """Undelivered text events of one request before its client counts as gone."""
 QUEUE_WAIT_S = 30.0
-"""Longest wait for a place on an engine before 503."""
+"""Longest wait for a member that can take a request (a tokenizer, a detokenizer, an engine of the model that is ready
+and answers) before 503. Does not count while engines work through a queue: then a request waits for its turn."""
 
 # --- bus ---
 BUS_PAYLOAD_BYTES = 16 * 2**20
@@ -54,6 +59,16 @@ OUTBOUND_BYTES_MAX = 32 * 2**20
 """Client-side buffer for what is not sent yet: the largest message beside others."""
 MAILBOX_MAX = 4096
 """Messages waiting for one actor."""
+
+LIVENESS_BATCH_MAX = 1000
+"""Sequences in one `ProgressQuery` or `OwnershipQuery`: about 35 KB. The oldest unconfirmed ones are asked first."""
+BATCH_BYTES_MAX = 512 * 2**10
+"""A `SubmitBatch` or `OpenBatch` of several sequences; below NATS's own default of 1 MiB. That of a single one may
+be larger."""
+SUBMIT_BATCH_MAX = 64
+"""Sequences in one `SubmitBatch`: more would hold up an engine's other messages while they are admitted."""
+OPEN_BATCH_MAX = 256
+"""Streams in one `OpenBatch`."""
 
 # --- timers, seconds; none of them is needed for safety, only for speed of recovery ---
 HEARTBEAT_INTERVAL_S = 0.15
@@ -72,7 +87,10 @@ OPEN_TIMEOUT_S = 0.5
 RESEND_INTERVAL_S = 0.02
 """Least time between two `Resend` of one sequence."""
 STALL_S = 0.35
-"""Owner's wait for tokens that the engine's heartbeat says exist, before it rebuilds the stream."""
+"""Time without text of a running sequence after which its gateway asks the engine how far it is, and then the time for
+tokens that the engine says exist before the gateway rebuilds the stream."""
+OWNERSHIP_CHECK_S = 2 * LEASE_S
+"""Time after which an engine or a detokenizer asks a gateway whether it still owns a sequence."""
 TOMBSTONE_S = 30.0
 """How long an engine remembers a cancelled or finished sequence."""
 ORPHAN_S = 5.0
@@ -112,6 +130,9 @@ PACKED_FILES_MAX = 4
 PACKED_BYTES_MIN = 64 * 2**20
 """Weights that are packed faster than anybody notices are not kept."""
 
+ENGINE_QUEUE_AHEAD = 1.0
+"""Sequences that an engine wants in its own queue, as a share of its rows: what it starts on between two heartbeats."""
+
 # --- detokenizer ---
 STREAMS_MAX = 8192
 STREAM_EVENT_TOKENS_MAX = 64
@@ -120,6 +141,12 @@ HELD_TOKENS_MAX = 8
 """Tokens whose text is held back because it may be an unfinished character."""
 HELD_EVENTS_MAX = 64
 """Token events of one stream held behind a gap."""
+EARLY_EVENTS_MAX = 4096
+"""Token events held because their stream is not open yet: it is opened while the engine computes the first token."""
+EARLY_EVENT_S = 1.0
+"""How long such an event is held; longer than the gateway waits for the answer to `OpenBatch`."""
+CLOSED_STREAMS_MAX = 4096
+"""Streams remembered after their end, so that their late tokens are not held."""
 PROMPT_TAIL_TOKENS = 8
 """Prompt tokens that a stream gets as context."""
 

@@ -8,10 +8,12 @@ incarnation is ever received by its successor; the stateless tokenizers of a mod
 |-------------------------|---------------|----------------------------------------------|
 | `tok.<model>.req`       | gateway       | TokenizeRequest, DetokenizeRequest (request) |
 | `tok.<id>.<boot>.req`   | gateway       | the same, to one replica: retries                |
-| `eng.<id>.<boot>.ctl`   | gateway, detokenizer | Submit, Retarget (request); Cancel, Done, Resend |
-| `det.<id>.<boot>.ctl`   | gateway       | OpenStream (request), CloseStream            |
+| `eng.<id>.<boot>.ctl`   | gateway, detokenizer | SubmitBatch, Retarget (request); Cancel, Done, Resend |
+|                         | gateway       | ProgressQuery, OwnershipReply                |
+| `det.<id>.<boot>.ctl`   | gateway       | OpenBatch, OpenStream (request); CloseStream, OwnershipReply |
 | `det.<id>.<boot>.tok`   | engine        | TokenEvents                                  |
 | `gw.<id>.<boot>.txt`    | detokenizer   | TextEvents                                   |
+| `gw.<id>.<boot>.ctl`    | engine, detokenizer | ProgressReply, OwnershipQuery          |
 | `hb.<service>.<id>`     | every service | Heartbeat                                    |
 """
 
@@ -66,6 +68,10 @@ class Subjects:
     def gateway_text(self, gateway_id: str, boot: str) -> str:
         """Text events to one incarnation of a gateway."""
         return self._join("gw", gateway_id, boot, "txt")
+
+    def gateway_control(self, gateway_id: str, boot: str) -> str:
+        """Questions and answers about sequences to one incarnation of a gateway."""
+        return self._join("gw", gateway_id, boot, "ctl")
 
     def heartbeat(self, service: str, member_id: str) -> str:
         """One member's heartbeat."""

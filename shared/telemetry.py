@@ -1,8 +1,9 @@
 """Traces across services, at no cost when no collector is configured: OpenTelemetry is not even imported then.
 
-A request's trace context travels in the bus headers (`traceparent`). Services open spans while they work (`start_span`)
-or report them afterwards with the times they noted (`record_span`). Names and attributes are listed in `Names` and
-follow the GenAI semantic conventions (v1.41). Prompts and outputs are never recorded.
+A request's trace context travels in the bus headers (`traceparent`), or in each part of a batch. Services open
+spans while they work (`start_span`) or report them afterwards with the times they noted (`record_span`). Names and
+attributes are listed in `Names` and follow the GenAI semantic conventions (v1.41). Prompts and outputs are never
+recorded.
 """
 
 import logging
@@ -132,6 +133,13 @@ def setup(service_name: str, instance_id: str, environ: Mapping[str, str] | None
 def enabled() -> bool:
     """True when spans are recorded: ask before computing costly attributes."""
     return _tracing is not None
+
+
+def trace_headers(traceparent: str, tracestate: str) -> dict[str, str] | None:
+    """The trace context that came inside a message, as the `parent` of spans; None without one."""
+    if not traceparent:
+        return None
+    return {"traceparent": traceparent, "tracestate": tracestate} if tracestate else {"traceparent": traceparent}
 
 
 def start_span(

@@ -1,8 +1,8 @@
 """The detokenizer's actor: opens and closes streams, and turns each engine step into one message for each gateway.
 
 The work is done by `stream` (pure); this shell finds the stream, sends what it gives, asks the engine for what is
-missing (`Resend`) and tells it when a stop string ended a sequence (`Cancel`). An open is acknowledged before the owner
-submits, so tokens of an unknown stream can only be late ones of a closed stream: they are dropped and counted.
+missing (`Resend`) and tells it when a stop string ended a sequence (`Cancel`). Tokens may come before their stream is
+open, which they wait for (`early_events`); those of a closed stream are dropped and counted.
 
 What happens when it dies: nothing is failed. A stream is a function of the tokens that its owner has, so the owner
 opens it on another detokenizer and the text goes on.
@@ -10,11 +10,12 @@ opens it on another detokenizer and the text goes on.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from services.detokenizer.early_events import EarlyEvent, EarlyEvents
 from shared import limits, telemetry
-from shared.actors.actor import Actor, Envelope, handles
+from shared.actors.actor import Actor, Envelope, handles, tell_in_parts
 from shared.actors.host import Host
 from shared.actors.transport import Headers
 from shared.codec import DecodeError, encode
@@ -23,10 +24,15 @@ from shared.messages import (
     Ack,
     Cancel,
     CloseStream,
-    GatewayStatus,
     Heartbeat,
+    OpenBatch,
+    OpenBatchReply,
+    OpenReply,
     OpenStream,
+    OwnershipQuery,
+    OwnershipReply,
     Resend,
+    SequenceRef,
     TextEvent,
     TextEvents,
     TokenEvent,
@@ -47,19 +53,22 @@ class _OpenStream:
 
     stream: TextStream
     reply_subject: str
+    """The text subject of its gateway, which also names the gateway."""
     engine_subject: str
     opened_at: float
     started_ns: int
     headers: Headers | None
+    confirmed_at: float
+    """When it was opened, had tokens, or was asked about with its gateway, whichever was last."""
     resent_at: float = float("-inf")
 
 
 @dataclass(slots=True)
 class _Gateway:
-    """What a gateway said last: when, and which sequences it owns."""
+    """A gateway: where it answers, and when it was heard last."""
 
+    control_subject: str
     heard_at: float
-    live: frozenset[str]
 
 
 class DetokenizerActor(Actor):
@@ -78,13 +87,14 @@ class DetokenizerActor(Actor):
         self.idle = asyncio.Event()
         """Set while no stream is open."""
         self.idle.set()
+        self._early = EarlyEvents()
         self._gateways: dict[str, _Gateway] = {}
         self._orphans_at = float("-inf")
 
     async def listen(self) -> None:
         """Binds this incarnation's subjects and the gateways' heartbeats."""
         subjects, here = self._host.subjects, (self._host.id, self._host.boot)
-        await self.bind(subjects.detokenizer_control(*here), OpenStream, CloseStream)
+        await self.bind(subjects.detokenizer_control(*here), OpenBatch, OpenStream, CloseStream, OwnershipReply)
         await self.bind(subjects.detokenizer_tokens(*here), TokenEvents)
         await self.bind(subjects.heartbeats("gateway"), Heartbeat)
 
@@ -95,20 +105,19 @@ class DetokenizerActor(Actor):
 
     # --- commands ---
 
+    @handles(OpenBatch)
+    async def on_open_batch(self, envelope: Envelope) -> OpenBatchReply:
+        """Opens each stream, or refuses it, by itself."""
+        batch = envelope.message
+        assert isinstance(batch, OpenBatch)
+        return OpenBatchReply(tuple([await self._open_one(stream) for stream in batch.streams]))
+
     @handles(OpenStream)
-    def on_open(self, envelope: Envelope) -> Ack:
+    async def on_open(self, envelope: Envelope) -> Ack:
         """Opens a stream, or opens it anew with what its owner has."""
         message = envelope.message
         assert isinstance(message, OpenStream)
-        old = self._streams.get(message.request_id)
-        if old is not None and old.stream.epoch > message.epoch:
-            return Ack(message.request_id)  # a delayed copy: nobody waits for it, and the newer stream must live
-        if old is None and len(self._streams) >= self._streams_max:
-            raise ServiceError(
-                "server_is_overloaded", "The detokenizer has too many streams open.", retry_after_s=RETRY_AFTER_S
-            )
-        self._streams[message.request_id] = self._open(message, envelope.headers)
-        self.idle.clear()
+        await self._open(message)
         return Ack(message.request_id)
 
     @handles(CloseStream)
@@ -120,14 +129,24 @@ class DetokenizerActor(Actor):
         if entry is not None and entry.stream.epoch <= message.epoch:
             self._forget(entry)
 
+    @handles(OwnershipReply)
+    def on_ownership_reply(self, envelope: Envelope) -> None:
+        """Forgets streams that their gateway does not own any more."""
+        reply = envelope.message
+        assert isinstance(reply, OwnershipReply)
+        gateway = self._host.subjects.gateway_text(reply.gateway_id, reply.gateway_boot)
+        for ref in reply.released:
+            entry = self._streams.get(ref.sequence_id)
+            if entry is not None and entry.stream.epoch == ref.epoch and entry.reply_subject == gateway:
+                self._forget(entry)
+
     @handles(Heartbeat)
     def on_heartbeat(self, envelope: Envelope) -> None:
-        """A gateway is alive and says which sequences it owns."""
+        """A gateway is alive."""
         beat = envelope.message
         assert isinstance(beat, Heartbeat)
-        if isinstance(beat.status, GatewayStatus):
-            live = frozenset(item.request_id for item in beat.status.live)
-            self._gateways[self._host.subjects.gateway_text(beat.id, beat.boot)] = _Gateway(self._now(), live)
+        subjects, gateway = self._host.subjects, (beat.id, beat.boot)
+        self._gateways[subjects.gateway_text(*gateway)] = _Gateway(subjects.gateway_control(*gateway), self._now())
 
     # --- tokens to text ---
 
@@ -142,7 +161,10 @@ class DetokenizerActor(Actor):
         ended: list[_OpenStream] = []
         for event in message.events:
             entry = self._streams.get(event.request_id)
-            if entry is None or entry.stream.epoch != event.epoch or entry.engine_subject != engine_subject:
+            if entry is None or entry.stream.epoch < event.epoch:
+                self._hold(event, message)
+                continue
+            if entry.stream.epoch != event.epoch or entry.engine_subject != engine_subject:
                 self.late_events += 1
                 continue
             texts = self._push(entry, event)
@@ -154,7 +176,7 @@ class DetokenizerActor(Actor):
             elif entry.stream.gap is not None:
                 gaps.append(entry)
         for reply_subject, events in outbox.items():
-            await self._send_texts(reply_subject, message, events)
+            await self._send_texts(reply_subject, (message.engine_id, message.engine_boot, message.step), events)
         for entry in ended:
             await self._tell_engine(entry)
         for entry in gaps:
@@ -167,15 +189,38 @@ class DetokenizerActor(Actor):
             # Their silence says nothing while this side is cut off.
             for gateway in self._gateways.values():
                 gateway.heard_at = now
+        self.late_events += self._early.expire(now)
         if now - self._orphans_at >= ORPHAN_CHECK_S:
             self._orphans_at = now
             self._drop_orphans(now)
+            await self._check_ownership(now)
         for entry in list(self._streams.values()):
             await self._ask_again(entry)
 
     # --- inside ---
 
-    def _open(self, message: OpenStream, headers: Headers | None) -> _OpenStream:
+    async def _open_one(self, message: OpenStream) -> OpenReply:
+        try:
+            await self._open(message)
+        except ServiceError as error:
+            told = error.code, error.message, error.param, error.retry_after_s
+            return OpenReply(message.request_id, message.epoch, *told)
+        return OpenReply(message.request_id, message.epoch)
+
+    async def _open(self, message: OpenStream) -> None:
+        """Raises ServiceError."""
+        old = self._streams.get(message.request_id)
+        if old is not None and old.stream.epoch > message.epoch:
+            return  # a delayed copy: nobody waits for it, and the newer stream must live
+        if old is None and len(self._streams) >= self._streams_max:
+            raise ServiceError(
+                "server_is_overloaded", "The detokenizer has too many streams open.", retry_after_s=RETRY_AFTER_S
+            )
+        entry = self._streams[message.request_id] = self._make(message)
+        self.idle.clear()
+        await self._push_early(entry)
+
+    def _make(self, message: OpenStream) -> _OpenStream:
         if message.model not in ("", self._model):
             raise ServiceError("model_not_found", f"The model '{message.model}' does not exist.", param="model")
         if message.stop and not self._vocabulary.has_text:
@@ -185,12 +230,32 @@ class DetokenizerActor(Actor):
             stream = TextStream(message, self._vocabulary)
         except (UnknownTokenError, DecodeError, OverflowError):
             raise ServiceError("invalid_value", "The prompt holds token ids that the model does not have.") from None
-        clock = self._host.clock
-        return _OpenStream(
-            stream, message.reply_subject, message.engine_subject, clock.monotonic(), clock.time_ns(), headers
-        )
+        clock, headers = self._host.clock, telemetry.trace_headers(message.traceparent, message.tracestate)
+        now = clock.monotonic()
+        return _OpenStream(stream, message.reply_subject, message.engine_subject, now, clock.time_ns(), headers, now)
+
+    def _hold(self, event: TokenEvent, source: TokenEvents) -> None:
+        early = EarlyEvent(event, source.engine_id, source.engine_boot, source.step, self._now())
+        self.late_events += not self._early.hold(early)
+
+    async def _push_early(self, entry: _OpenStream) -> None:
+        """Takes in the tokens that came before their stream was open."""
+        for early in self._early.take(entry.stream.request_id, entry.stream.epoch):
+            engine = early.engine_id, early.engine_boot
+            if entry.stream.finished or self._host.subjects.engine_control(*engine) != entry.engine_subject:
+                self.late_events += 1
+                continue
+            texts = self._push(entry, early.event)
+            if texts:
+                await self._send_texts(entry.reply_subject, (*engine, early.step), texts)
+        if entry.stream.finished:
+            self._forget(entry, entry.stream.finish_reason)
+            await self._tell_engine(entry)
+        elif entry.stream.gap is not None:
+            await self._ask_again(entry)
 
     def _push(self, entry: _OpenStream, event: TokenEvent) -> list[TextEvent]:
+        entry.confirmed_at = self._now()
         try:
             return entry.stream.push(event)
         except AssertionError:
@@ -199,9 +264,9 @@ class DetokenizerActor(Actor):
             log.exception("%s: stream %s failed", self.name, event.request_id)
             return [entry.stream.fail("internal_error", "The text could not be made.")]
 
-    async def _send_texts(self, reply_subject: str, source: TokenEvents, events: Sequence[TextEvent]) -> None:
-        here = (self._host.id, self._host.boot)
-        message = TextEvents(*here, source.engine_id, source.engine_boot, source.step, tuple(events))
+    async def _send_texts(self, reply_subject: str, source: tuple[str, str, int], events: Sequence[TextEvent]) -> None:
+        """`source`: the engine's id, its boot, and the step."""
+        message = TextEvents(self._host.id, self._host.boot, *source, tuple(events))
         try:
             await self._publish(reply_subject, encode(message))
         except ServiceError:
@@ -246,16 +311,42 @@ class DetokenizerActor(Actor):
 
     def _orphaned(self, entry: _OpenStream, now: float) -> bool:
         gateway = self._gateways.get(entry.reply_subject)
-        heard_at = max(entry.opened_at, gateway.heard_at if gateway else entry.opened_at)
-        if now - heard_at > limits.ORPHAN_S:
-            return True
-        # Alive, yet it no longer lists the sequence: the close was lost.
-        disowned = gateway is not None and entry.stream.request_id not in gateway.live
-        return disowned and heard_at - entry.opened_at > limits.ORPHAN_S
+        return now - max(entry.opened_at, gateway.heard_at if gateway else entry.opened_at) > limits.ORPHAN_S
+
+    async def _check_ownership(self, now: float) -> None:
+        """Asks gateways about streams without tokens for ORPHAN_S: their `CloseStream` may have been lost."""
+        due: dict[str, list[_OpenStream]] = {}
+        for entry in sorted(self._streams.values(), key=lambda each: each.confirmed_at):
+            if now - entry.confirmed_at <= limits.ORPHAN_S:
+                break
+            asked = due.setdefault(entry.reply_subject, [])
+            if entry.reply_subject in self._gateways and len(asked) < limits.LIVENESS_BATCH_MAX:
+                asked.append(entry)
+                entry.confirmed_at = now
+        here = self._host.id, self._host.boot
+        control = self._host.subjects.detokenizer_control(*here)
+
+        def query(part: Sequence[SequenceRef]) -> OwnershipQuery:
+            return OwnershipQuery("detokenizer", *here, control, tuple(part))
+
+        for reply_subject, entries in due.items():
+            refs = [SequenceRef(entry.stream.request_id, entry.stream.epoch) for entry in entries]
+            if refs:
+                await self._ask_owner(self._gateways[reply_subject].control_subject, query, refs)
+
+    async def _ask_owner(
+        self, subject: str, query: Callable[[Sequence[SequenceRef]], OwnershipQuery], refs: Sequence[SequenceRef]
+    ) -> None:
+        try:
+            await tell_in_parts(self.transport, subject, query, refs)
+        except ServiceError as error:
+            self.unsent += 1
+            log.warning("%s could not send to %s: %s", self.name, subject, error)
 
     def _forget(self, entry: _OpenStream, reason: str | None = None) -> None:
         if self._streams.get(entry.stream.request_id) is entry:
             del self._streams[entry.stream.request_id]
+            self._early.close(entry.stream.request_id, entry.stream.epoch)
             if not self._streams:
                 self.idle.set()
         if telemetry.enabled() and entry.headers:

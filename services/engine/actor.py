@@ -1,21 +1,23 @@
 """The engine's actor: commands in, token events out. The only asyncio of the engine's inner life.
 
-It admits sequences (`ledger`), hands them to the step loop (`loop`, on its own thread), and turns each step's report
-into one `TokenEvents` message for each detokenizer. It holds no policy: the core decides, the worker computes.
+It admits sequences (`sequence_table`), hands them to the step loop (`loop`, on its own thread), and turns each step's
+report into one `TokenEvents` message for each detokenizer. It holds no policy: the core decides, the worker computes.
 """
 
 import asyncio
 import logging
+import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.events import token_event
-from services.engine.ledger import Entry, Ledger, split
 from services.engine.loop import StepReport
+from services.engine.sequence_table import Entry, GatewayKey, SequenceTable, split
 from services.engine.tracing import SequenceTraces
-from shared import limits
-from shared.actors.actor import Actor, Envelope, handles
+from shared import limits, telemetry
+from shared.actors.actor import Actor, Envelope, handles, tell_in_parts
 from shared.actors.host import Host
 from shared.blocks import split_hashes
 from shared.codec import unpack_ids
@@ -25,12 +27,18 @@ from shared.messages import (
     Cancel,
     Done,
     FinishReason,
-    GatewayStatus,
     Heartbeat,
     Message,
+    OwnershipQuery,
+    OwnershipReply,
+    ProgressQuery,
+    ProgressReply,
     Resend,
     Retarget,
+    SequenceRef,
     Submit,
+    SubmitBatch,
+    SubmitBatchReply,
     SubmitReply,
     SubmitStatus,
     TokenEvent,
@@ -40,6 +48,7 @@ from shared.sampling import check
 
 log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0
+T = TypeVar("T")
 
 
 class EngineActor(Actor):
@@ -47,7 +56,7 @@ class EngineActor(Actor):
 
     def __init__(self, host: Host, add: Callable[[SequenceSpec], None], abort: Callable[[str], None]) -> None:
         super().__init__(f"engine {host.id}", host.transport)
-        self.ledger = Ledger()
+        self.sequences = SequenceTable()
         self.finished: dict[str, int] = defaultdict(int)
         self.unsent = 0
         """Messages with tokens that could not be sent."""
@@ -57,37 +66,26 @@ class EngineActor(Actor):
         self._arrivals = 0
         self._draining = False
         self._quiet = asyncio.Event()
-        self._gateways: dict[tuple[str, str], float] = {}
+        self._gateways: dict[GatewayKey, float] = {}
         self._traces = SequenceTraces(host.clock)
+        self.unsent = 0
+        """Messages that could not be sent."""
 
     async def listen(self) -> None:
         """Binds the control subject and the gateways' heartbeats."""
         subjects = self._host.subjects
         control = subjects.engine_control(self._host.id, self._host.boot)
-        await self.bind(control, Submit, Cancel, Done, Resend, Retarget)
+        await self.bind(control, SubmitBatch, Cancel, Done, Resend, Retarget, ProgressQuery, OwnershipReply)
         await self.bind(subjects.heartbeats("gateway"), Heartbeat)
 
     # --- commands ---
 
-    @handles(Submit)
-    def on_submit(self, envelope: Envelope) -> SubmitReply:
-        """Admits a sequence, once for each epoch."""
-        submit = envelope.message
-        assert isinstance(submit, Submit)
-        status = self.ledger.judge(submit)
-        if self._draining and status == "accepted":
-            return self._submit_reply(
-                submit, "busy", ServiceError("draining", "The engine is shutting down.", retry_after_s=RETRY_AFTER_S)
-            )
-        if status == "busy":
-            full = ServiceError("server_is_overloaded", "The engine's queue is full.", retry_after_s=RETRY_AFTER_S)
-            return self._submit_reply(submit, "busy", full)
-        if status == "accepted":
-            try:
-                self._admit(submit, envelope)
-            except ServiceError as error:
-                return self._submit_reply(submit, "invalid", error)
-        return self._submit_reply(submit, status)
+    @handles(SubmitBatch)
+    def on_submit(self, envelope: Envelope) -> SubmitBatchReply:
+        """Admits each sequence once for each epoch."""
+        batch = envelope.message
+        assert isinstance(batch, SubmitBatch)
+        return SubmitBatchReply(tuple(self._submit(submit) for submit in batch.submits))
 
     @handles(Cancel)
     async def on_cancel(self, envelope: Envelope) -> None:
@@ -95,10 +93,10 @@ class EngineActor(Actor):
         cancel = envelope.message
         assert isinstance(cancel, Cancel)
         if cancel.reason == "stop":
-            if self.ledger.end_by_stop_string(cancel.request_id, cancel.epoch):
+            if self.sequences.end_by_stop_string(cancel.request_id, cancel.epoch):
                 self._end(cancel.request_id, cancel.epoch, "stop")
             return
-        if self.ledger.bury(cancel.request_id, cancel.epoch, self._now()):
+        if self.sequences.release(cancel.request_id, cancel.epoch, self._now()):
             self._end(cancel.request_id, cancel.epoch, "abort")
 
     @handles(Done)
@@ -106,7 +104,7 @@ class EngineActor(Actor):
         """The owner has everything."""
         done = envelope.message
         assert isinstance(done, Done)
-        if self.ledger.bury(done.request_id, done.epoch, self._now()):
+        if self.sequences.release(done.request_id, done.epoch, self._now()):
             self._end(done.request_id, done.epoch, "abort")
 
     @handles(Resend)
@@ -114,7 +112,7 @@ class EngineActor(Actor):
         """Publishes the tokens behind a gap again."""
         resend = envelope.message
         assert isinstance(resend, Resend)
-        entry = self.ledger.get(resend.request_id, resend.epoch)
+        entry = self.sequences.get(resend.request_id, resend.epoch)
         if entry is not None:
             await self._replay(entry, resend.position)
 
@@ -123,21 +121,38 @@ class EngineActor(Actor):
         """Sends a sequence's tokens to another detokenizer from now on."""
         retarget = envelope.message
         assert isinstance(retarget, Retarget)
-        entry = self.ledger.get(retarget.request_id, retarget.epoch)
+        entry = self.sequences.get(retarget.request_id, retarget.epoch)
         if entry is None:
             raise ServiceError("not_found", "The engine does not hold this sequence.")
         entry.sink = retarget.sink
         await self._replay(entry, retarget.position)
         return Ack(retarget.request_id)
 
+    @handles(ProgressQuery)
+    async def on_progress_query(self, envelope: Envelope) -> None:
+        """Tells a gateway how far sequences are that it has not heard of for a while."""
+        query = envelope.message
+        assert isinstance(query, ProgressQuery)
+        gateway = query.gateway_id, query.gateway_boot
+        self.sequences.renew_leases(gateway, query.sequences, self._now())
+        marks, missing = self.sequences.progress(query.sequences)
+        here = self._host.id, self._host.boot
+        await self._send(query.reply_subject, lambda part: ProgressReply(*here, marks=tuple(part)), marks)
+        await self._send(query.reply_subject, lambda part: ProgressReply(*here, missing=tuple(part)), missing)
+
+    @handles(OwnershipReply)
+    def on_ownership_reply(self, envelope: Envelope) -> None:
+        """Drops sequences that their gateway does not own any more."""
+        reply = envelope.message
+        assert isinstance(reply, OwnershipReply)
+        self._drop(self.sequences.disowned((reply.gateway_id, reply.gateway_boot), reply.released))
+
     @handles(Heartbeat)
-    async def on_heartbeat(self, envelope: Envelope) -> None:
-        """A gateway is alive and says which sequences it owns."""
+    def on_heartbeat(self, envelope: Envelope) -> None:
+        """A gateway is alive."""
         beat = envelope.message
         assert isinstance(beat, Heartbeat)
-        if isinstance(beat.status, GatewayStatus):
-            self._gateways[beat.id, beat.boot] = self._now()
-            self.ledger.claim(beat.id, beat.boot, beat.status, self._now())
+        self._gateways[beat.id, beat.boot] = self._now()
 
     # --- facts ---
 
@@ -146,21 +161,37 @@ class EngineActor(Actor):
         self._traces.step(report)
         by_sink: dict[str, list[TokenEvent]] = defaultdict(list)
         for request_id, error in report.refused:
-            self._take(_refusal(request_id, error, self.ledger), by_sink)
+            self._take(_refusal(request_id, error, self.sequences), by_sink)
         for outcome in report.outcomes:
-            self._take(_token_event(outcome, self.ledger), by_sink)
+            self._take(_token_event(outcome, self.sequences), by_sink)
         for sink, events in by_sink.items():
             await self._publish(sink, report.step, tuple(events))
 
-    def sweep(self) -> None:
-        """Drops what no gateway owns any more. Called a few times a second."""
+    def credits(self, max_num_seqs: int) -> int:
+        """Sequences that the engine wants now, negative if it holds too many. May be called from any thread.
+
+        It wants as many as it has rows, and a queue ahead of them that lasts from one heartbeat to the next.
+        """
+        if self._draining:
+            return 0
+        wanted = max_num_seqs + math.ceil(limits.ENGINE_QUEUE_AHEAD * max_num_seqs)
+        return min(wanted, limits.ENGINE_WAITING_MAX) - self.sequences.num_live
+
+    async def sweep(self) -> None:
+        """Drops what a dead gateway owned, and asks living ones about the rest. Called a few times a second."""
         now = self._now()
         self._gateways = {k: t for k, t in self._gateways.items() if now - t < 10 * limits.ORPHAN_S}
-        for entry in self.ledger.expire(now, self._gateways):
-            if self.ledger.bury(entry.request_id, entry.epoch, now):
-                self._end(entry.request_id, entry.epoch, "abort")
-        if not self.ledger.num_live:
+        self._drop(self.sequences.expire(now, self._gateways))
+        if not self.sequences.num_live:
             self._quiet.set()
+        here = self._host.id, self._host.boot
+        control = self._host.subjects.engine_control(*here)
+
+        def query(part: Sequence[SequenceRef]) -> OwnershipQuery:
+            return OwnershipQuery("engine", *here, control, tuple(part))
+
+        for gateway, refs in self.sequences.unconfirmed(now, self._gateways).items():
+            await self._send(self._host.subjects.gateway_control(*gateway), query, refs)
 
     async def drain(self) -> None:
         """Refuses new sequences and returns when the running ones have ended."""
@@ -170,13 +201,29 @@ class EngineActor(Actor):
 
     async def on_crash(self, error: BaseException) -> None:
         """Tells every owner that its sequence is lost; they place it elsewhere or fail it."""
-        for mark in self.ledger.marks():
-            self._abort(core_id(mark.request_id, mark.epoch))
-            self.ledger.bury(mark.request_id, mark.epoch, self._now())
+        for entry in list(self.sequences.entries()):
+            self._abort(core_id(entry.sequence_id, entry.epoch))
+            self.sequences.release(entry.sequence_id, entry.epoch, self._now())
 
     # --- inside ---
 
-    def _admit(self, submit: Submit, envelope: Envelope) -> None:
+    def _submit(self, submit: Submit) -> SubmitReply:
+        status = self.sequences.admit(submit)
+        if self._draining and status == "accepted":
+            return self._submit_reply(
+                submit, "busy", ServiceError("draining", "The engine is shutting down.", retry_after_s=RETRY_AFTER_S)
+            )
+        if status == "busy":
+            full = ServiceError("server_is_overloaded", "The engine's queue is full.", retry_after_s=RETRY_AFTER_S)
+            return self._submit_reply(submit, "busy", full)
+        if status == "accepted":
+            try:
+                self._start(submit)
+            except ServiceError as error:
+                return self._submit_reply(submit, "invalid", error)
+        return self._submit_reply(submit, status)
+
+    def _start(self, submit: Submit) -> None:
         check(submit.params)
         output = tuple(unpack_ids(submit.output_token_ids))
         spec = SequenceSpec(
@@ -191,19 +238,25 @@ class EngineActor(Actor):
             submit.family,
         )
         self._arrivals += 1
-        if self.ledger.bury(submit.request_id, submit.epoch - 1, self._now()):
+        if self.sequences.release(submit.request_id, submit.epoch - 1, self._now()):
             self._abort(core_id(submit.request_id, submit.epoch - 1))
-        self.ledger.enter(submit, len(output), self._now())
-        self._traces.submitted(spec.request_id, len(spec.prompt_token_ids), envelope.headers)
+        self.sequences.register(submit, len(output), self._now())
+        headers = telemetry.trace_headers(submit.traceparent, submit.tracestate)
+        self._traces.submitted(spec.request_id, len(spec.prompt_token_ids), headers)
         self._add(spec)
 
+    def _drop(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            if self.sequences.release(entry.sequence_id, entry.epoch, self._now()):
+                self._end(entry.sequence_id, entry.epoch, "abort")
+
     def _take(self, event: TokenEvent | None, by_sink: dict[str, list[TokenEvent]]) -> None:
-        entry = self.ledger.append(event) if event is not None else None
+        entry = self.sequences.append(event) if event is not None else None
         if entry is None or event is None:
             return
         by_sink[entry.sink].append(event)
         if event.finish_reason is not None:
-            self._count_end(entry.request_id, entry.epoch, event.finish_reason)
+            self._count_end(entry.sequence_id, entry.epoch, event.finish_reason)
 
     def _end(self, request_id: str, epoch: int, reason: FinishReason) -> None:
         self._abort(core_id(request_id, epoch))
@@ -214,14 +267,14 @@ class EngineActor(Actor):
         self._traces.ended(core_id(request_id, epoch), reason)
 
     async def _replay(self, entry: Entry, position: int) -> None:
-        event = self.ledger.replay(entry, position)
+        event = self.sequences.replay(entry, position)
         if event is not None:
             await self._publish(entry.sink, 0, (event,))
 
     async def _publish(self, sink: str, step: int, events: tuple[TokenEvent, ...]) -> None:
         """Sends events as one message, or as several where one would be too large.
 
-        Events that cannot be sent count as lost on the way: the ledger has the tokens, and the owner notices the gap.
+        Events that cannot be sent count as lost on the way: the table has the tokens, and the owner notices the gap.
         """
         message: Message = TokenEvents(self._host.id, self._host.boot, step, events)
         try:
@@ -234,6 +287,14 @@ class EngineActor(Actor):
                 return
             for half in halves:
                 await self._publish(sink, step, half)
+
+    async def _send(self, subject: str, make: Callable[[Sequence[T]], Message], items: Sequence[T]) -> None:
+        # What cannot be sent is as good as lost on the way: it is asked for again.
+        try:
+            await tell_in_parts(self.transport, subject, make, items)
+        except ServiceError as error:
+            self.unsent += 1
+            log.warning("%s could not send to %s: %s", self.name, subject, error)
 
     def _submit_reply(self, submit: Submit, status: SubmitStatus, error: ServiceError | None = None) -> SubmitReply:
         here = (self._host.id, self._host.boot)
@@ -257,18 +318,18 @@ def _split(core_request_id: str) -> tuple[str, int]:
     return request_id, int(epoch)
 
 
-def _token_event(outcome: Outcome, ledger: Ledger) -> TokenEvent | None:
+def _token_event(outcome: Outcome, table: SequenceTable) -> TokenEvent | None:
     request_id, epoch = _split(outcome.request_id)
-    if ledger.get(request_id, epoch) is None:
+    if table.get(request_id, epoch) is None:
         return None
     return token_event(outcome, request_id, epoch)
 
 
-def _refusal(core_request_id: str, error: ServiceError, ledger: Ledger) -> TokenEvent | None:
+def _refusal(core_request_id: str, error: ServiceError, table: SequenceTable) -> TokenEvent | None:
     request_id, epoch = _split(core_request_id)
-    entry = ledger.get(request_id, epoch)
+    entry = table.get(request_id, epoch)
     if entry is None:
         return None
     return TokenEvent(
-        request_id, epoch, entry.high_water, (), "error", error_code=error.code, error_message=error.message
+        request_id, epoch, entry.last_position, (), "error", error_code=error.code, error_message=error.message
     )

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 
+import msgspec
+
 from services.engine.actor import EngineActor
 from services.engine.engine import Engine, MakeWorker, check_settings
 from services.engine.loop import Driver, StepReport, ThreadedLoop
@@ -50,9 +52,9 @@ class EngineService:
         self._thread = self._drive()
 
     def status(self) -> EngineStatus:
-        """See Service."""
+        """See Service. Credits are those of this moment: a gateway places sequences by them at once."""
         assert self._status is not None
-        return self._status
+        return msgspec.structs.replace(self._status, credits=self.actor.credits(self.engine.limits.max_num_seqs))
 
     def stalled(self) -> bool:
         """See SelfMonitoring."""
@@ -113,7 +115,7 @@ class EngineService:
     async def _keep_house(self) -> None:
         while True:
             await sleep_to_beat(2 * limits.HEARTBEAT_INTERVAL_S)
-            self.actor.sweep()
+            await self.actor.sweep()
             self._refresh()
 
     def _refresh(self) -> None:
@@ -137,7 +139,6 @@ class EngineService:
             core.prefix_cache_queries,
             core.prefix_cache_hits,
             core.preemptions,
-            self.actor.ledger.marks(),
             tuple(self.actor.finished.items()),
             core.cached_tokens,
             core.swapped_out_blocks,

@@ -1,20 +1,26 @@
 """The gateway's actor: every request's events and heartbeats come through here, and the HTTP edge asks it to generate.
 
-It holds the table of requests, hands each text event to the request that owns it, watches members come and go, and
-ticks. What happens within one request is the request actor's business.
+It holds the table of requests, hands each text event to the request that owns it, watches members come and go, asks
+engines about sequences without progress, and ticks. What happens within one request is the request actor's business;
+`dispatcher` places sequences.
 """
 
 import asyncio
+import logging
+from collections.abc import Sequence
 
+from services.gateway.dispatcher import Dispatcher
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.model_catalog import RETRY_AFTER_S, SERVICES, ModelCatalog
-from services.gateway.owner import Address
+from services.gateway.orders import split_sequence_id
 from services.gateway.peers import Peers
-from services.gateway.placement import PlacementBoard
+from services.gateway.placement import Router
+from services.gateway.progress import ProgressWatch
 from services.gateway.prompts import text_size, tokenize_message
-from services.gateway.request_actor import RequestActor, split_sequence_id
+from services.gateway.request_actor import GatewayParts, RequestActor
+from services.gateway.sequence_state import Address
 from shared import limits
-from shared.actors.actor import Actor, Envelope, handles
+from shared.actors.actor import Actor, Envelope, handles, tell_in_parts
 from shared.actors.host import Host
 from shared.actors.presence import Members
 from shared.codec import pack_ids, unpack_ids
@@ -22,14 +28,17 @@ from shared.errors import ServiceError
 from shared.messages import (
     DetokenizeReply,
     DetokenizeRequest,
-    EngineStatus,
     GatewayStatus,
     Heartbeat,
-    LiveRequest,
+    OwnershipQuery,
+    OwnershipReply,
+    ProgressReply,
+    SequenceRef,
     TextEvents,
     TokenizeReply,
 )
 
+log = logging.getLogger(__name__)
 TICK_S = limits.HEARTBEAT_INTERVAL_S
 """Between two looks at what has gone silent: with a heartbeat, for a process that wakes for nothing else costs most.
 Heartbeats come at the same beats, some a little late: one that comes after half of the time will do."""
@@ -48,8 +57,13 @@ class GatewayActor(Actor):
         self.requests: dict[str, RequestActor] = {}
         self.unknown_events = 0
         self._host = host
-        self._board = PlacementBoard()
-        self._peers = Peers(host, self.members)
+        router, peers, watch = Router(), Peers(host, self.members), ProgressWatch()
+        self._peers = peers
+        self._parts = GatewayParts(
+            host, self.members, router, peers, Dispatcher(host, self.members, router, peers), watch
+        )
+        self._num_requests = 0
+        self._num_sequences = 0
         self._catalog = ModelCatalog(self.members, host.clock, default_model, self._judging_time)
         self._draining = False
         self._connected = True
@@ -58,9 +72,10 @@ class GatewayActor(Actor):
         self._quiet = asyncio.Event()
 
     async def listen(self) -> None:
-        """Binds the text subject and the heartbeats of whom it needs."""
-        subjects = self._host.subjects
-        await self.bind(subjects.gateway_text(self._host.id, self._host.boot), TextEvents)
+        """Binds this incarnation's subjects and the heartbeats of whom it needs."""
+        subjects, here = self._host.subjects, (self._host.id, self._host.boot)
+        await self.bind(subjects.gateway_text(*here), TextEvents)
+        await self.bind(subjects.gateway_control(*here), ProgressReply, OwnershipQuery)
         for service in SERVICES:
             await self.bind(subjects.heartbeats(service), Heartbeat)
 
@@ -78,7 +93,9 @@ class GatewayActor(Actor):
         """See Backend."""
         if self._draining:
             raise ServiceError("draining", "The server is shutting down.", retry_after_s=RETRY_AFTER_S)
-        if len(self.requests) >= limits.GATEWAY_REQUESTS_MAX:
+        count = _num_sequences(request)
+        too_many = self._num_sequences + count > limits.GATEWAY_SEQUENCES_MAX
+        if too_many or len(self.requests) >= limits.GATEWAY_REQUESTS_MAX:
             raise ServiceError(
                 "server_is_overloaded",
                 "The server has too many requests. Try again later.",
@@ -89,7 +106,14 @@ class GatewayActor(Actor):
                 "bus_unavailable", "The bus cannot be reached. Try again shortly.", retry_after_s=RETRY_AFTER_S
             )
         card = self.resolve_model(request.model)
-        actor = RequestActor(self._host, self.members, self._board, self._peers, request, card)
+
+        def end() -> None:
+            self._num_sequences -= count
+            self.requests.pop(request.request_id, None)
+
+        self._num_requests += 1
+        self._num_sequences += count
+        actor = RequestActor(self._parts, request, card, self._num_requests, end)
         self.requests[request.request_id] = actor
         actor.start()
         return actor
@@ -136,6 +160,34 @@ class GatewayActor(Actor):
                 continue
             actor, index = found
             actor.on_text(index, event, engine)
+        self._parts.dispatcher.pump()
+
+    @handles(ProgressReply)
+    def on_progress_reply(self, envelope: Envelope) -> None:
+        """An engine says how far sequences are, and which of them it does not hold."""
+        reply = envelope.message
+        assert isinstance(reply, ProgressReply)
+        engine = Address(reply.engine_id, reply.engine_boot)
+        for mark in reply.marks:
+            if found := self._find(mark.sequence_id):
+                found[0].on_mark(found[1], mark, engine)
+        for ref in reply.missing:
+            if found := self._find(ref.sequence_id):
+                found[0].on_missing(found[1], ref.epoch, engine)
+        self._parts.dispatcher.pump()
+
+    @handles(OwnershipQuery)
+    async def on_ownership_query(self, envelope: Envelope) -> None:
+        """Tells an engine or a detokenizer which sequences it need not keep."""
+        query = envelope.message
+        assert isinstance(query, OwnershipQuery)
+        member = Address(query.member_id, query.member_boot)
+        released = [ref for ref in query.sequences if not self._owns(ref, member)]
+
+        def reply(part: Sequence[SequenceRef]) -> OwnershipReply:
+            return OwnershipReply(self._host.id, self._host.boot, tuple(part))
+
+        await tell_in_parts(self.transport, query.reply_subject, reply, released)
 
     @handles(Heartbeat)
     def on_heartbeat(self, envelope: Envelope) -> None:
@@ -145,20 +197,18 @@ class GatewayActor(Actor):
         now = self._now()
         self._catalog.observe(beat)
         for lost in self.members.observe(beat, now):
-            self._lost(lost)
+            self._lost(Address(lost.id, lost.boot))
         if beat.state == "stalled" and self.members.get(beat.service, beat.id) is beat:
-            self._stalled(beat)
-        for mark in beat.status.sequences if isinstance(beat.status, EngineStatus) else ():
-            found = self._find(mark.request_id)
-            if found is not None and found[0].sequences[found[1]].engine == (beat.id, beat.boot):
-                found[0].on_mark(found[1], mark)
+            self._stalled(Address(beat.id, beat.boot))
+        if beat.service != "tokenizer":
+            self._parts.dispatcher.pump()
         if now - self._ticked_at >= TICK_S / 2:
             self.tick(now)
 
     # --- time ---
 
     async def watch(self) -> None:
-        """Ticks for ever where nothing else does."""
+        """Ticks for ever where nothing else does, and asks about sequences without progress after each tick."""
         while True:
             self._ticked.clear()
             try:
@@ -166,6 +216,7 @@ class GatewayActor(Actor):
                     await self._ticked.wait()
             except TimeoutError:
                 self.tick(self._now())
+            await self._ask_progress()
 
     def tick(self, now: float) -> None:
         """Looks after leases, stalls, and requests that are over."""
@@ -173,28 +224,42 @@ class GatewayActor(Actor):
         self._follow_link(now)
         if not self._stood_still(now):
             for lost in self.members.expire(now):
-                self._lost(lost)
+                self._lost(Address(lost.id, lost.boot))
             self._tick_requests(now)
+            self._parts.dispatcher.expire(now)
         if not self.requests:
             self._quiet.set()
 
     def _tick_requests(self, now: float) -> None:
-        for request_id, actor in list(self.requests.items()):
-            if actor.over:
-                del self.requests[request_id]
-            elif self._connected:
+        if self._connected:
+            for actor in list(self.requests.values()):
                 actor.tick(now)
 
+    async def _ask_progress(self) -> None:
+        """Asks each engine about its sequences without text for a while, in one bounded message."""
+        now, watch = self._now(), self._parts.watch
+        if not self._connected or self._was_late:
+            return
+        alive = {Address(beat.id, beat.boot) for beat in self.engines()}
+        for engine in watch.engines():
+            if engine not in alive:
+                # It was lost between its answer and now; nothing it holds can be asked for.
+                self._lost(engine)
+                continue
+            names = watch.overdue(engine, now)
+            refs = tuple(ref for name in names if (ref := self._ref(name, engine)) is not None)
+            if refs:
+                await self._send_query(engine, refs)
+
+    async def _send_query(self, engine: Address, refs: tuple[SequenceRef, ...]) -> None:
+        try:
+            await self._peers.ask_progress(engine, refs)
+        except ServiceError as error:
+            log.warning("%s could not ask %s for progress: %s", self.name, engine.id, error)
+
     def status(self) -> GatewayStatus:
-        """The sequences that this gateway owns, for heartbeats."""
-        live = tuple(
-            LiveRequest(sequence.request_id, sequence.epoch)
-            for actor in list(self.requests.values())
-            if not actor.over
-            for sequence in actor.sequences
-            if sequence.epoch
-        )
-        return GatewayStatus(len(self.requests), live)
+        """This gateway's load, for heartbeats."""
+        return GatewayStatus(len(self.requests), len(self._parts.dispatcher.queue))
 
     async def drain(self) -> None:
         """Refuses new requests and returns when the running ones have ended."""
@@ -204,7 +269,7 @@ class GatewayActor(Actor):
 
     async def on_crash(self, error: BaseException) -> None:
         """Every request ends with an error that its client can read."""
-        for actor in self.requests.values():
+        for actor in list(self.requests.values()):
             actor.fail(ServiceError("internal_error", "The gateway failed while it served this request."))
 
     # --- inside ---
@@ -217,19 +282,28 @@ class GatewayActor(Actor):
         actor = self.requests.get(request_id)
         return (actor, index) if actor is not None and not actor.over and index < len(actor.sequences) else None
 
-    def _lost(self, beat: Heartbeat) -> None:
-        member = Address(beat.id, beat.boot)
-        self._board.forget(member)
-        for actor in list(self.requests.values()):
-            if not actor.over:
-                actor.on_lost(member)
+    def _ref(self, name: str, engine: Address) -> SequenceRef | None:
+        found = self._find(name)
+        if found is None:
+            self._parts.watch.drop(engine, name)
+            return None
+        return SequenceRef(name, found[0].sequences[found[1]].epoch)
 
-    def _stalled(self, beat: Heartbeat) -> None:
-        """Its work stands still: what runs there goes elsewhere. It lives, so it is told, for when it goes on."""
-        member = Address(beat.id, beat.boot)
+    def _owns(self, ref: SequenceRef, member: Address) -> bool:
+        found = self._find(ref.sequence_id)
+        return found is not None and found[0].owns(found[1], ref.epoch, member)
+
+    def _lost(self, member: Address) -> None:
+        self._parts.router.forget(member)
         for actor in list(self.requests.values()):
-            if not actor.over:
-                actor.on_stalled(member)
+            actor.on_lost(member)
+        self._parts.dispatcher.pump()
+
+    def _stalled(self, engine: Address) -> None:
+        """Its work stands still: what runs there goes elsewhere. It lives, so it is told, for when it goes on."""
+        for actor in list(self.requests.values()):
+            actor.on_stalled(engine)
+        self._parts.dispatcher.pump()
 
     def _follow_link(self, now: float) -> None:
         """While our own link is down nobody is declared dead."""
@@ -237,8 +311,10 @@ class GatewayActor(Actor):
         if connected != self._connected:
             self._connected = connected
             (self.members.resume if connected else self.members.suspend)(now)
-            for actor in self.requests.values() if connected else ():
-                actor.resumed(now)
+            if connected:
+                self._parts.watch.touch_all(now)
+                for actor in self.requests.values():
+                    actor.resumed(now)
 
     def _stood_still(self, now: float) -> bool:
         """Whether this process itself was silent: what others said meanwhile is still to be read, by the next tick."""
@@ -253,3 +329,7 @@ class GatewayActor(Actor):
 
     def _now(self) -> float:
         return self._host.clock.monotonic()
+
+
+def _num_sequences(request: GenerationRequest) -> int:
+    return (len(request.texts) + len(request.token_ids) + bool(request.messages)) * request.n

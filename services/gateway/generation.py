@@ -1,6 +1,6 @@
 """The seam between the HTTP edge and the request actors: what is asked, and what comes back.
 
-The edge (`app`, `openai_api`, `sse`) knows HTTP and nothing of the bus; the actors (`actor`, `owner`, `placement`) know
+The edge (`app`, `openai_api`, `sse`) knows HTTP and nothing of the bus; the actors (`actor`, `request_actor`) know
 the bus and nothing of HTTP. Both know this file.
 """
 

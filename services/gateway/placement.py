@@ -3,25 +3,44 @@
 The cost of an engine is counted in tokens to wait for: prompt tokens that wait there, plus this prompt's tokens that
 its prefix cache will not have, plus a share for each sequence that already runs. The cheapest wins; ties go to the
 least used. Overlap is what this gateway has routed there before, by block hash: a wrong guess only makes it slower.
+
+Only an engine with credit is chosen. Its heartbeat says how many sequences it wants; what this gateway has sent there
+since, or sent before and has no answer for, is subtracted, and what has ended there is added. Other gateways see the
+same credit, so an engine may get more than it wants; it then reports less. So that no gateway starves beside others,
+each may always have a few sequences at an engine (`SHARE`).
 """
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shared import limits
 from shared.messages import EngineStatus, GatewayStatus, Heartbeat, StreamStatus
 
 RUNNING_COST = 16
 """A running sequence delays a newcomer's first token about as much as this many prompt tokens."""
 
 
-@dataclass(slots=True)
-class Sent:
-    """What this gateway placed on one engine since the heartbeat numbered `sequence`."""
+SHARE = 8
+"""One part in so many of an engine's rows that a gateway may fill without credit, one at least."""
 
-    sequence: int = -1
+
+@dataclass(slots=True)
+class EngineLoad:
+    """What this gateway has at one engine, and what changed since the heartbeat numbered `heartbeat`."""
+
+    heartbeat: int = -1
     tokens: int = 0
-    sequences: int = 0
+    sent: int = 0
+    """Sequences sent since, or sent before and not answered when it came: the heartbeat may not count them."""
+    ended: int = 0
+    unanswered: set[str] = field(default_factory=set[str])
+    held: set[str] = field(default_factory=set[str])
+    """Sequences that were sent there and have not ended."""
+    refused: bool = False
+    """It took no more: it gets nothing until its next heartbeat."""
+    silent: bool = False
+    """It did not answer a submit: until it does, it gets one sequence at a time."""
 
 
 @dataclass(slots=True)
@@ -50,79 +69,121 @@ class PrefixIndex:
 
 
 @dataclass(slots=True)
-class PlacementBoard:
+class Router:
     """This gateway's own view of engines and detokenizers between heartbeats."""
 
-    _sent: dict[tuple[str, str], Sent] = field(default_factory=dict)
-    _prefixes: dict[tuple[str, str], PrefixIndex] = field(default_factory=dict)
-    _streams: dict[tuple[str, str], int] = field(default_factory=dict)
+    _loads: dict[tuple[str, str], EngineLoad] = field(default_factory=dict[tuple[str, str], EngineLoad])
+    _prefixes: dict[tuple[str, str], PrefixIndex] = field(default_factory=dict[tuple[str, str], PrefixIndex])
+    _streams: dict[tuple[str, str], set[str]] = field(default_factory=dict[tuple[str, str], set[str]])
 
     def choose_engine(
         self, engines: Sequence[Heartbeat], model: str, num_tokens: int, hashes: Sequence[bytes],
         avoid: Collection[tuple[str, str]] = (), near: Collection[tuple[str, str]] = (),
     ) -> Heartbeat | None:  # fmt: skip
-        """The cheapest ready engine that serves the model; None when there is none.
+        """The cheapest ready engine of the model with credit; None when there is none.
 
-        One of those in `near`, where the prompt is being computed already, goes before the others while it has a row.
+        One of those in `near`, where the prompt is being computed already, goes before the others while it has a row;
+        one of those in `avoid`, where a placement of the sequence failed, only if there is no other.
         """
-        ready = [e for e in ready_members(engines, model) if (e.id, e.boot) not in avoid]
+        ready = [e for e in ready_members(engines, model) if self.credit(e) > 0]
+        ready = [e for e in ready if (e.id, e.boot) not in avoid] or ready
         ready = [e for e in ready if (e.id, e.boot) in near and self._has_row(e)] or ready
         return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes), self._used(e), e.id), default=None)
+
+    def credit(self, engine: Heartbeat) -> int:
+        """How many sequences this gateway may send there now; not positive: none."""
+        load, status = self._load(engine), _engine_status(engine)
+        if load.silent:
+            return 0 if load.refused or load.unanswered else 1
+        if load.refused:
+            return 0
+        share = max(1, status.max_num_seqs // SHARE) - len(load.held)
+        return max(status.credits - load.sent + load.ended, share)
+
+    def can_take(self, engines: Sequence[Heartbeat], model: str) -> bool:
+        """Whether an engine of the model is at work: ready and answering, if only later."""
+        return any(not self._load(e).silent for e in ready_members(engines, model))
 
     def choose_detokenizer(
         self, detokenizers: Sequence[Heartbeat], model: str, avoid: Collection[tuple[str, str]] = ()
     ) -> Heartbeat | None:
-        """The model's ready detokenizer with the fewest streams; None when there is none."""
-        ready = [d for d in ready_members(detokenizers, model) if (d.id, d.boot) not in avoid]
-        return min(ready, key=lambda d: (self._load(d), d.id), default=None)
+        """The model's ready detokenizer with the fewest streams, one of those in `avoid` only if there is no other."""
+        ready = [d for d in ready_members(detokenizers, model) if self._num_streams(d) < limits.STREAMS_MAX]
+        ready = [d for d in ready if (d.id, d.boot) not in avoid] or ready
+        return min(ready, key=lambda d: (self._num_streams(d), d.id), default=None)
 
-    def placed(self, engine: Heartbeat, num_tokens: int, hashes: Sequence[bytes]) -> None:
-        """Remembers what an engine was given."""
-        status = _engine_status(engine)
-        sent = self._since(engine)
-        sent.tokens += num_tokens
-        sent.sequences += 1
-        key = (engine.id, engine.boot)
-        self._prefixes.setdefault(key, PrefixIndex(status.num_blocks)).add(hashes)
+    def record_dispatch(self, engine: Heartbeat, sequence_id: str, num_tokens: int, hashes: Sequence[bytes]) -> None:
+        """A sequence is on its way to an engine."""
+        load, key = self._load(engine), (engine.id, engine.boot)
+        load.tokens += num_tokens
+        load.sent += 1
+        load.unanswered.add(sequence_id)
+        load.held.add(sequence_id)
+        self._prefixes.setdefault(key, PrefixIndex(_engine_status(engine).num_blocks)).add(hashes)
 
-    def stream_opened(self, detokenizer: tuple[str, str]) -> None:
+    def record_answer(self, engine: tuple[str, str], sequence_id: str, *, accepted: bool) -> None:
+        """The engine has accepted or refused a sequence."""
+        load = self._loads.get(engine)
+        if load is not None:
+            load.unanswered.discard(sequence_id)
+            load.silent = False
+            if not accepted:
+                load.refused = True
+                load.held.discard(sequence_id)
+
+    def record_silence(self, engine: tuple[str, str], sequence_id: str) -> None:
+        """The engine has not answered in time."""
+        load = self._loads.get(engine)
+        if load is not None:
+            load.unanswered.discard(sequence_id)
+            load.held.discard(sequence_id)
+            load.silent = load.refused = True
+
+    def record_end(self, engine: tuple[str, str], sequence_id: str) -> None:
+        """A sequence has ended at an engine, or was taken away from it. Harmless when repeated."""
+        load = self._loads.get(engine)
+        if load is not None and sequence_id in load.held:
+            load.held.discard(sequence_id)
+            load.ended += 1
+
+    def stream_opened(self, detokenizer: tuple[str, str], sequence_id: str) -> None:
         """A stream of ours runs there."""
-        self._streams[detokenizer] = self._streams.get(detokenizer, 0) + 1
+        self._streams.setdefault(detokenizer, set()).add(sequence_id)
 
-    def stream_closed(self, detokenizer: tuple[str, str]) -> None:
-        """A stream of ours ended there."""
-        self._streams[detokenizer] = max(0, self._streams.get(detokenizer, 0) - 1)
+    def stream_closed(self, detokenizer: tuple[str, str], sequence_id: str) -> None:
+        """A stream of ours ended there. Harmless when repeated."""
+        self._streams.get(detokenizer, set[str]()).discard(sequence_id)
 
     def forget(self, member: tuple[str, str]) -> None:
         """The member is gone."""
-        for table in (self._sent, self._prefixes, self._streams):
+        for table in (self._loads, self._prefixes, self._streams):
             table.pop(member, None)
 
     def _cost(self, engine: Heartbeat, num_tokens: int, hashes: Sequence[bytes]) -> int:
-        status, sent = _engine_status(engine), self._since(engine)
+        status, load = _engine_status(engine), self._load(engine)
         prefixes = self._prefixes.get((engine.id, engine.boot))
         cached = prefixes.overlap(hashes) * status.block_size if prefixes is not None else 0
-        waiting = status.num_waiting_tokens + sent.tokens + max(0, num_tokens - cached)
-        return waiting + RUNNING_COST * (status.num_running + status.num_waiting + sent.sequences)
+        waiting = status.num_waiting_tokens + load.tokens + max(0, num_tokens - cached)
+        return waiting + RUNNING_COST * (status.num_running + status.num_waiting + load.sent)
 
     def _has_row(self, engine: Heartbeat) -> bool:
         status = _engine_status(engine)
-        return status.num_running + status.num_waiting + self._since(engine).sequences < status.max_num_seqs
+        return status.num_running + status.num_waiting + self._load(engine).sent < status.max_num_seqs
 
     def _used(self, engine: Heartbeat) -> int:
         return _engine_status(engine).prompt_tokens
 
-    def _load(self, detokenizer: Heartbeat) -> int:
+    def _num_streams(self, detokenizer: Heartbeat) -> int:
         # Other gateways' streams are known from the heartbeat, our own at once.
         reported = detokenizer.status.num_streams if isinstance(detokenizer.status, StreamStatus) else 0
-        return max(reported, self._streams.get((detokenizer.id, detokenizer.boot), 0))
+        return max(reported, len(self._streams.get((detokenizer.id, detokenizer.boot), ())))
 
-    def _since(self, engine: Heartbeat) -> Sent:
-        key = (engine.id, engine.boot)
-        sent = self._sent.get(key)
-        if sent is None or sent.sequence != engine.sequence:
-            sent = self._sent[key] = Sent(engine.sequence)
-        return sent
+    def _load(self, engine: Heartbeat) -> EngineLoad:
+        load = self._loads.setdefault((engine.id, engine.boot), EngineLoad())
+        if load.heartbeat != engine.sequence:
+            load.heartbeat, load.tokens, load.sent, load.ended = engine.sequence, 0, len(load.unanswered), 0
+            load.refused = False
+        return load
 
 
 def served_models(engines: Sequence[Heartbeat]) -> Mapping[str, EngineStatus]:

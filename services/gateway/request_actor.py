@@ -1,56 +1,73 @@
 """The request actor: conducts one HTTP request from its tokens to its end, which it reaches exactly once.
 
-It tokenizes, places each sequence on an engine and a detokenizer, takes in text events, repairs streams and placements
-that break, and tells everybody when it is over. The state of each sequence is an `owner.SequenceOwner`, which decides;
-this shell acts. The gateway's actor feeds it events and ticks; the HTTP edge reads its updates.
+It has the prompts tokenized, queues each sequence for a place (`dispatcher`), takes in text events, repairs streams and
+placements that break, and tells everybody when it is over. The state of each sequence is a `SequenceState`, which
+decides; this shell acts. The gateway's actor feeds it events and ticks; the HTTP edge reads its updates.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from services.gateway import orders
+from services.gateway.candidate import Candidate, Failure, candidates_of
+from services.gateway.dispatcher import Dispatcher
 from services.gateway.generation import GenerationRequest, ModelCard, SequenceUpdate
-from services.gateway.owner import Address, Gain, Phase, SequenceOwner, Verdict
+from services.gateway.orders import RequestOrders
 from services.gateway.peers import Peers, PeerUnavailableError
-from services.gateway.placement import PlacementBoard, model_of
-from services.gateway.prompts import Prompt, prepare, sequence_params
+from services.gateway.placement import Router, model_of
+from services.gateway.progress import ProgressWatch
+from services.gateway.prompts import Prompt, prepare
+from services.gateway.sequence_state import Address, ApplyResult, Delta, Phase, SequenceState
 from shared import limits
 from shared.actors.host import Host
 from shared.actors.presence import Members
-from shared.blocks import split_hashes
 from shared.errors import CODES, ServiceError
-from shared.messages import Heartbeat, Retarget, SequenceMark, Submit, TextEvent
-from shared.sampling import SamplingParams
+from shared.messages import SequenceMark, TextEvent
 
-PLACE_PAUSE_S = 0.05
+
+@dataclass(frozen=True, slots=True)
+class GatewayParts:
+    """What all requests of a gateway share."""
+
+    host: Host
+    members: Members
+    router: Router
+    peers: Peers
+    dispatcher: Dispatcher
+    watch: ProgressWatch
 
 
 class RequestActor:
-    """One request. Implements `generation.Generation`."""
+    """One request: a `Generation`, and a `candidate.PlacementClient`. `on_end` is called once, when it is over."""
 
     def __init__(
         self,
-        host: Host,
-        members: Members,
-        board: PlacementBoard,
-        peers: Peers,
+        parts: GatewayParts,
         request: GenerationRequest,
         card: ModelCard,
+        number: int,
+        on_end: Callable[[], None],
     ) -> None:
         self.request = request
-        self.sequences: list[SequenceOwner] = []
+        self.card = card
+        self.sequences: list[SequenceState] = []
         self.prompts: list[Prompt] = []
         self.error: ServiceError | None = None
-        self._host, self._members, self._board, self._peers, self._card = host, members, board, peers, card
+        self._parts, self._peers = parts, parts.peers
+        self._number, self._on_end = number, on_end
+        self._candidates: list[Candidate] = []
         self._updates: deque[SequenceUpdate] = deque()
         self._wake = asyncio.Event()
         self._left = 0
         self._over = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._repairing: set[int] = set()
-        self._streams: dict[int, Address] = {}
+        self._behind: set[int] = set()
+        """Sequences whose engine has tokens that did not come."""
+        self._streamless: dict[int, float] = {}
+        """Sequences whose stream no detokenizer takes, since when."""
 
     # --- Generation ---
 
@@ -76,12 +93,9 @@ class RequestActor:
 
     async def cancel(self, reason: str) -> None:
         """See Generation."""
-        if self._over:
-            return
-        self._finish(ServiceError("client_closed_request", f"The request was cancelled: {reason}."))
-        for index, sequence in enumerate(self.sequences):
-            if sequence.phase is not Phase.DONE:
-                await self._release(index, reason)
+        if not self._over:
+            self._finish(ServiceError("client_closed_request", f"The request was cancelled: {reason}."))
+            await self._tell_release_all(self._leave(), reason)
 
     # --- the gateway's actor calls these ---
 
@@ -95,25 +109,35 @@ class RequestActor:
         self._spawn(self._conduct())
 
     def on_text(self, index: int, event: TextEvent, engine: Address) -> None:
-        """A text event for sequence `index`."""
-        sequence = self.sequences[index]
-        verdict, gain = sequence.take(event, engine, self._now())
-        if verdict is Verdict.GAP:
+        """A text event for sequence `index`. The caller pumps the dispatcher."""
+        sequence, now = self.sequences[index], self._now()
+        result, delta = sequence.apply_event(event, engine, now)
+        if result is ApplyResult.GAP:
             self._repair(index)
-        elif verdict is Verdict.DIVERGED:
-            self._fail(ServiceError("engine_failure", "The engine contradicted its own output."))
-        elif gain is not None:
+        elif result is ApplyResult.DIVERGED:
+            self.fail(ServiceError("engine_failure", "The engine contradicted its own output."))
+        elif delta is not None:
+            if sequence.phase is Phase.RUNNING:
+                self._parts.watch.touch(engine, sequence.sequence_id, now)
             if event.finish_reason == "error":
-                self._fail(_engine_error(event))
+                self.fail(_engine_error(event))
                 return
-            self._emit(index, sequence, event, gain)
+            self._emit(index, sequence, event, delta)
 
-    def on_mark(self, index: int, mark: SequenceMark) -> None:
-        """The engine's heartbeat lists sequence `index`."""
-        self.sequences[index].mark(mark, self._now())
+    def on_mark(self, index: int, mark: SequenceMark, engine: Address) -> None:
+        """The engine says how far sequence `index` is."""
+        sequence = self.sequences[index]
+        if sequence.engine == engine and sequence.report_progress(mark, self._now()):
+            self._behind.add(index)
+
+    def on_missing(self, index: int, epoch: int, engine: Address) -> None:
+        """The engine does not hold sequence `index`. The caller pumps the dispatcher."""
+        sequence = self.sequences[index]
+        if sequence.phase is Phase.RUNNING and (sequence.epoch, sequence.engine) == (epoch, engine):
+            self._place_again(index)
 
     def on_lost(self, member: Address) -> None:
-        """A service died."""
+        """A service died. The caller pumps the dispatcher."""
         for index, sequence in enumerate(self.sequences):
             if sequence.phase is Phase.RUNNING and sequence.engine == member:
                 self._place_again(index)
@@ -121,18 +145,33 @@ class RequestActor:
                 self._repair(index)
 
     def on_stalled(self, engine: Address) -> None:
-        """An engine lives, but its computing stands still."""
+        """An engine lives, but its computing stands still. The caller pumps the dispatcher."""
         for index, sequence in enumerate(self.sequences):
             if sequence.phase is Phase.RUNNING and sequence.engine == engine:
                 self._place_again(index, release="the engine stands still")
 
+    def owns(self, index: int, epoch: int, member: Address) -> bool:
+        """Whether an engine or a detokenizer has to keep sequence `index`."""
+        sequence = self.sequences[index]
+        if sequence.phase not in (Phase.PLACING, Phase.RUNNING) or sequence.epoch != epoch:
+            return False
+        return member in (sequence.engine, sequence.detokenizer) or index in self._repairing
+
     def tick(self, now: float) -> None:
-        """Looks for what has gone silent."""
-        for index, sequence in enumerate(self.sequences):
-            if sequence.stalled(now):
-                self._repair(index)
-            elif sequence.forgotten(now):
-                self._place_again(index)
+        """Rebuilds streams whose tokens do not come, and those that no detokenizer took the last time."""
+        if not self._behind and not self._streamless:
+            return
+        for index in [i for i in self._behind if self.sequences[i].behind_since is None]:
+            self._behind.discard(index)
+        for index in [i for i in self._behind if self.sequences[i].stalled(now)]:
+            self._behind.discard(index)
+            self._repair(index)
+        for index, since in list(self._streamless.items()):
+            if now - since > limits.QUEUE_WAIT_S:
+                told = f"No detokenizer of the model {self.card.name!r} is running. Try again shortly."
+                self.fail(ServiceError("no_detokenizer", told, retry_after_s=2.0))
+                return
+            self._repair(index)
 
     def resumed(self, now: float) -> None:
         """Our own link to the bus was down: nobody's silence counts until now."""
@@ -141,233 +180,188 @@ class RequestActor:
 
     def fail(self, error: ServiceError) -> None:
         """Ends the request with an error, unless it has ended."""
-        self._fail(error)
+        if not self._over:
+            self._finish(error)
+            self._spawn(self._tell_release_all(self._leave(), error.code))
 
     # --- conducting ---
 
     async def _conduct(self) -> None:
-        self.prompts = await prepare(self._peers, self.request, self._card, self._block_size())
-        count = len(self.prompts) * self.request.n
-        self._left = count
-        self.sequences = [SequenceOwner(sequence_id(self.request.request_id, i)) for i in range(count)]
-        for index in range(count):
-            self._spawn(self._place(index))
+        self.prompts = await prepare(self._peers, self.request, self.card, self._block_size())
+        if self._over:
+            return
+        self._orders = RequestOrders(self._parts.host, self.request, self.card, self.prompts)
+        self.sequences = self._orders.sequences
+        self._left = len(self.sequences)
+        self._candidates = candidates_of(self, self._orders, self._number)
+        self._parts.dispatcher.enqueue(self._candidates)
 
-    async def _place(self, index: int) -> None:
-        sequence, refused = self.sequences[index], set[tuple[str, str]]()
-        deadline = self._now() + limits.QUEUE_WAIT_S
-        # A sequence can finish while its submit's answer is on the way or lost: nothing is left to place then.
-        while not self._over and sequence.phase is not Phase.DONE:
-            if sequence.hopeless(self._living_engines()):
-                raise ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
-            pair = self._choose(index, refused)
-            if pair is None:
-                if self._now() > deadline:
-                    raise self._nowhere()
-                refused.clear()
-                await asyncio.sleep(PLACE_PAUSE_S)
-                continue
-            if await self._try_place(index, *pair, refused):
-                return
+    def on_placed(self, index: int, open_failure: Failure | None) -> None:
+        """See PlacementClient."""
+        sequence, now = self.sequences[index], self._now()
+        if self._over:
+            return
+        sequence.accepted(now)
+        if isinstance(open_failure, ServiceError):
+            self.fail(open_failure)
+        elif sequence.phase is Phase.RUNNING:
+            assert sequence.engine is not None
+            assert sequence.detokenizer is not None
+            self._parts.watch.touch(sequence.engine, sequence.sequence_id, now)
+            if open_failure is not None:
+                self._repair(index, {sequence.detokenizer})
 
-    async def _try_place(
-        self, index: int, engine: Heartbeat, detokenizer: Heartbeat, refused: set[tuple[str, str]]
-    ) -> bool:
-        sequence, prompt = self.sequences[index], self._prompt(index)
-        to_engine, to_detokenizer = Address(engine.id, engine.boot), Address(detokenizer.id, detokenizer.boot)
-        sequence.start_placement(to_engine, to_detokenizer, self._now())
-        self._board.placed(engine, prompt.num_tokens, split_hashes(prompt.block_hashes))
-        self._stream_at(index, to_detokenizer)
-        try:
-            await self._open(index, to_detokenizer)
-        except PeerUnavailableError:
-            refused.add(to_detokenizer)
-            return False
-        try:
-            reply = await self._peers.submit(to_engine, self._submit(index), self.request.trace_headers)
-        except PeerUnavailableError:
-            refused.add(to_engine)
-            await self._release(index, "no answer")
-            return False
-        if reply.status in ("accepted", "duplicate"):
-            sequence.accepted(self._now())
-            return True
-        if reply.status == "invalid":
-            raise ServiceError(reply.code, reply.message)
-        refused.add(to_engine)
-        return False
+    def on_unplaced(self, index: int, engine: Address, detokenizer: Address, epoch: int) -> None:
+        """See PlacementClient."""
+        sequence = self.sequences[index]
+        if self._over or sequence.phase is not Phase.PLACING:
+            return
+        sequence.unplaced()
+        self._forget_place(sequence, engine, detokenizer)
+        self._spawn(self._tell_release(sequence.sequence_id, epoch, engine, detokenizer, "no place"))
+        self._parts.dispatcher.requeue(self._candidates[index])
 
-    async def _rebuild(self, index: int) -> None:
+    def _place_again(self, index: int, release: str = "") -> None:
+        """`release`: why the engine, if it lives, is to drop the sequence."""
+        sequence = self.sequences[index]
+        engine, detokenizer, epoch = sequence.engine, sequence.detokenizer, sequence.epoch
+        if index in self._repairing or engine is None:
+            return
+        sequence.lost()
+        self._behind.discard(index)
+        self._streamless.pop(index, None)
+        self._forget_place(sequence, engine, detokenizer)
+        told = engine if release else None
+        self._spawn(self._tell_release(sequence.sequence_id, epoch, told, detokenizer, release))
+        self._parts.dispatcher.requeue(self._candidates[index])
+
+    # --- repairing streams ---
+
+    def _repair(self, index: int, refused: set[Address] | None = None) -> None:
+        if index not in self._repairing and self.sequences[index].phase is Phase.RUNNING:
+            self._repairing.add(index)
+            self._spawn(self._rebuild(index, refused or set()), index)
+
+    async def _rebuild(self, index: int, refused: set[Address]) -> None:
         """Opens the stream anew, here or elsewhere, and has the engine send what is missing."""
         sequence = self.sequences[index]
-        refused = set[tuple[str, str]]()
         while not self._over and sequence.phase is Phase.RUNNING:
             detokenizer = self._detokenizer_for(sequence, refused)
             if detokenizer is None:
-                refused.clear()
-                await asyncio.sleep(PLACE_PAUSE_S)
-                continue
-            assert sequence.engine is not None
+                self._streamless.setdefault(index, self._now())  # the next tick tries again
+                return
             try:
-                await self._open(index, detokenizer)
+                await self._peers.open_stream(detokenizer, self._orders.open_stream(index))
             except PeerUnavailableError:
                 refused.add(detokenizer)
                 continue
-            self._stream_at(index, detokenizer)
-            sequence.moved(detokenizer, self._now())
-            sink = self._host.subjects.detokenizer_tokens(*detokenizer)
-            position = len(sequence.token_ids)
-            try:
-                await self._peers.retarget(
-                    sequence.engine, Retarget(sequence.request_id, sequence.epoch, sink, position)
-                )
-            except (PeerUnavailableError, ServiceError):
-                if sequence.phase is Phase.RUNNING:
-                    sequence.lost()
-                    await self._place(index)
+            if self._over or sequence.phase is not Phase.RUNNING:
+                await self._peers.close_stream(detokenizer, sequence.sequence_id, sequence.epoch)
+                return
+            self._streamless.pop(index, None)
+            self._move_stream(sequence, detokenizer)
+            await self._retarget(index)
             return
 
-    def _repair(self, index: int) -> None:
-        if index not in self._repairing:
-            self._repairing.add(index)
-            self._spawn(self._rebuild(index), index)
-
-    def _place_again(self, index: int, release: str = "") -> None:
-        """`release`: why engine and detokenizer, which live, are to drop the sequence first."""
-        if index not in self._repairing:
-            self._repairing.add(index)
-            self.sequences[index].lost()
-            self._spawn(self._place_elsewhere(index, release), index)
-
-    async def _place_elsewhere(self, index: int, release: str) -> None:
-        if release:
-            await self._release(index, release)
-        await self._place(index)
-
-    async def _open(self, index: int, detokenizer: Address) -> None:
-        message = orders.open_stream(self._host, self.request, self._card, self.sequences[index], self._prompt(index))
-        await self._peers.open_stream(detokenizer, message, self.request.trace_headers)
-
-    def _submit(self, index: int) -> Submit:
-        prompt, params = self._prompt(index), self._params(index)
-        choices = self._choices(index)
-        family = choices[0].request_id if len(choices) > 1 else ""
-        return orders.submit(self._host, self.request, self.sequences[index], prompt, params, family)
-
-    # --- letting go ---
-
-    async def _release(self, index: int, reason: str) -> None:
-        """Engine and detokenizer drop a sequence that will not be finished there."""
+    async def _retarget(self, index: int) -> None:
         sequence = self.sequences[index]
-        if sequence.engine is not None:
-            await self._peers.cancel(sequence.engine, sequence.request_id, sequence.epoch, reason)
-        await self._close(index)
+        assert sequence.engine is not None
+        try:
+            await self._peers.retarget(sequence.engine, self._orders.retarget(index))
+        except (PeerUnavailableError, ServiceError):
+            self._repairing.discard(index)
+            if sequence.phase is Phase.RUNNING and not self._over:
+                self._place_again(index)
+                self._parts.dispatcher.pump()
 
-    async def _settle(self, index: int) -> None:
-        """Engine and detokenizer may forget a finished sequence."""
-        sequence = self.sequences[index]
-        if sequence.engine is not None:
-            await self._peers.done(sequence.engine, sequence.request_id, sequence.epoch)
-        await self._close(index)
-
-    async def _close(self, index: int) -> None:
-        sequence = self.sequences[index]
-        self._stream_at(index, None)
+    def _move_stream(self, sequence: SequenceState, detokenizer: Address) -> None:
         if sequence.detokenizer is not None:
-            await self._peers.close_stream(sequence.detokenizer, sequence.request_id, sequence.epoch)
+            self._parts.router.stream_closed(sequence.detokenizer, sequence.sequence_id)
+        self._parts.router.stream_opened(detokenizer, sequence.sequence_id)
+        sequence.moved(detokenizer, self._now())
 
-    def _stream_at(self, index: int, detokenizer: Address | None) -> None:
-        """Keeps the board's count of our streams at each detokenizer."""
-        before = self._streams.pop(index, None)
-        if before is not None:
-            self._board.stream_closed(before)
-        if detokenizer is not None:
-            self._streams[index] = detokenizer
-            self._board.stream_opened(detokenizer)
-
-    # --- choices ---
-
-    def _choose(self, index: int, refused: set[tuple[str, str]]) -> tuple[Heartbeat, Heartbeat] | None:
-        prompt, now = self._prompt(index), self._now()
-        hashes = split_hashes(prompt.block_hashes)
-        engines = self._members.alive("engine", now)
-        near = {one.engine for one in self._choices(index) if one.engine is not None and one.phase is not Phase.DONE}
-        engine = self._board.choose_engine(engines, self._card.name, prompt.num_tokens, hashes, refused, near)
-        alive = self._members.alive("detokenizer", now)
-        detokenizer = self._board.choose_detokenizer(alive, self._card.name, refused)
-        return (engine, detokenizer) if engine is not None and detokenizer is not None else None
-
-    def _living_engines(self) -> set[Address]:
-        return {Address(engine.id, engine.boot) for engine in self._members.alive("engine", self._now())}
-
-    def _detokenizer_for(self, sequence: SequenceOwner, refused: set[tuple[str, str]]) -> Address | None:
-        alive = self._members.alive("detokenizer", self._now())
+    def _detokenizer_for(self, sequence: SequenceState, refused: set[Address]) -> Address | None:
+        alive = self._parts.members.alive("detokenizer", self._now())
         here = sequence.detokenizer
         if here not in refused and any((d.id, d.boot) == here for d in alive):
             return here
-        chosen = self._board.choose_detokenizer(alive, self._card.name, refused)
-        return Address(chosen.id, chosen.boot) if chosen is not None else None
+        chosen = self._parts.router.choose_detokenizer(alive, self.card.name, refused)
+        address = Address(chosen.id, chosen.boot) if chosen is not None else None
+        return None if address in refused else address
 
-    def _nowhere(self) -> ServiceError:
-        for service in ("detokenizer", "engine"):
-            if all(member.state == "stalled" for member in self._members_of_model(service)):
-                told = f"No {service} of the model {self._card.name!r} is running. Try again shortly."
-                return ServiceError(f"no_{service}", told, retry_after_s=2.0)
-        return ServiceError("server_is_overloaded", "Every engine's queue is full. Try again later.", retry_after_s=2.0)
+    # --- letting others forget ---
+
+    def _forget_place(self, sequence: SequenceState, engine: Address | None, detokenizer: Address | None) -> None:
+        """Takes a sequence out of this gateway's own books of who runs what."""
+        if engine is not None:
+            self._parts.watch.drop(engine, sequence.sequence_id)
+            self._parts.router.record_end(engine, sequence.sequence_id)
+        if detokenizer is not None:
+            self._parts.router.stream_closed(detokenizer, sequence.sequence_id)
+
+    def _leave(self) -> list[SequenceState]:
+        """Every sequence leaves the queue and its place; returns those that are not to be finished at theirs."""
+        unfinished = [s for s in self.sequences if s.phase is not Phase.DONE or s.finish_reason == "error"]
+        for candidate in self._candidates:
+            self._parts.dispatcher.withdraw(candidate)
+        for sequence in unfinished:
+            self._forget_place(sequence, sequence.engine, sequence.detokenizer)
+        self._parts.dispatcher.pump()
+        return unfinished
+
+    async def _tell_release_all(self, sequences: Sequence[SequenceState], reason: str) -> None:
+        """Engines and detokenizers drop the sequences."""
+        for sequence in sequences:
+            place = sequence.engine, sequence.detokenizer
+            await self._tell_release(sequence.sequence_id, sequence.epoch, *place, reason)
+
+    async def _tell_release(
+        self, name: str, epoch: int, engine: Address | None, detokenizer: Address | None, reason: str
+    ) -> None:
+        if engine is not None:
+            await self._peers.cancel(engine, name, epoch, reason)
+        if detokenizer is not None:
+            await self._peers.close_stream(detokenizer, name, epoch)
+
+    async def _settle(self, sequence: SequenceState) -> None:
+        """Engine and detokenizer may forget a finished sequence."""
+        if sequence.engine is not None:
+            await self._peers.done(sequence.engine, sequence.sequence_id, sequence.epoch)
+        if sequence.detokenizer is not None:
+            await self._peers.close_stream(sequence.detokenizer, sequence.sequence_id, sequence.epoch)
 
     def _block_size(self) -> int:
-        for engine in self._members_of_model("engine"):
+        alive = self._parts.members.alive("engine", self._now())
+        for engine in (member for member in alive if model_of(member) == self.card.name):
             block_size = getattr(engine.status, "block_size", 0)
             if block_size:
                 return block_size
         return 0
 
-    def _members_of_model(self, service: str) -> list[Heartbeat]:
-        alive = self._members.alive(service, self._now())
-        return [member for member in alive if model_of(member) == self._card.name]
-
-    def _choices(self, index: int) -> list[SequenceOwner]:
-        """The sequences of the same prompt."""
-        first = index - index % self.request.n
-        return self.sequences[first : first + self.request.n]
-
-    def _prompt(self, index: int) -> Prompt:
-        return self.prompts[index // self.request.n]
-
-    def _params(self, index: int) -> SamplingParams:
-        prompt = self._prompt(index)
-        return sequence_params(self.request.params, index % self.request.n, prompt.num_tokens, self._card)
-
     # --- the end ---
 
-    def _emit(self, index: int, sequence: SequenceOwner, event: TextEvent, gain: Gain) -> None:
+    def _emit(self, index: int, sequence: SequenceState, event: TextEvent, delta: Delta) -> None:
         self._updates.append(
             SequenceUpdate(
-                index, gain.text, gain.token_ids, gain.logprobs, gain.text_offset, event.finish_reason,
+                index, delta.text, delta.token_ids, delta.logprobs, delta.text_offset, event.finish_reason,
                 event.stop_reason, sequence.num_cached_tokens, sequence.cumulative_logprob,
             )
         )  # fmt: skip
         if event.finish_reason is not None:
             self._left -= 1
-            self._spawn(self._settle(index))
+            self._forget_place(sequence, sequence.engine, sequence.detokenizer)
+            self._spawn(self._settle(sequence))
         if self._left == 0:
             self._finish(None)
         elif len(self._updates) > limits.SLOW_CLIENT_EVENTS_MAX:
-            self._fail(ServiceError("timeout", "The client reads too slowly."))
+            self.fail(ServiceError("timeout", "The client reads too slowly."))
         self._wake.set()
-
-    def _fail(self, error: ServiceError) -> None:
-        if self._over:
-            return
-        self._finish(error)
-        for index, sequence in enumerate(self.sequences):
-            if sequence.phase is not Phase.DONE or sequence.finish_reason == "error":
-                self._spawn(self._release(index, error.code))
 
     def _finish(self, error: ServiceError | None) -> None:
         assert not self._over
         self._over, self.error = True, error
         self._wake.set()
+        self._on_end()
 
     def _spawn(self, work: Coroutine[Any, Any, None], repaired: int | None = None) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -383,21 +377,10 @@ class RequestActor:
         if not isinstance(error, ServiceError):
             task.get_loop().call_exception_handler({"message": "a request failed", "exception": error, "task": task})
             error = ServiceError("internal_error", "The request could not be processed.")
-        self._fail(error)
+        self.fail(error)
 
     def _now(self) -> float:
-        return self._host.clock.monotonic()
-
-
-def sequence_id(request_id: str, index: int) -> str:
-    """The bus name of one sequence of a request."""
-    return f"{request_id}-{index}"
-
-
-def split_sequence_id(name: str) -> tuple[str, int]:
-    """The request and index behind a sequence's bus name. Raises ValueError for a foreign name."""
-    request_id, _, index = name.rpartition("-")
-    return request_id, int(index)
+        return self._parts.host.clock.monotonic()
 
 
 def _engine_error(event: TextEvent) -> ServiceError:

@@ -20,9 +20,9 @@ import functools
 import inspect
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from shared import codec, limits
 from shared.actors.transport import Delivery, Headers, NoRespondersError, RequestTimeoutError, Subscription, Transport
@@ -30,6 +30,7 @@ from shared.errors import ServiceError
 from shared.messages import ErrorReply, Message
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 Handler = Callable[[Any, "Envelope"], Awaitable[Message | None] | Message | None]
 
 
@@ -241,6 +242,25 @@ def raise_error_reply(reply: ErrorReply) -> NoReturn:
     raise ServiceError(code, reply.message, param=reply.param, retry_after_s=reply.retry_after_s)
 
 
+async def tell_in_parts(
+    transport: Transport, subject: str, make: Callable[[Sequence[T]], Message], items: Sequence[T]
+) -> None:
+    """Sends `make(items)`, halved as often as needed where the bus does not take it. Raises ServiceError.
+
+    Sends nothing for no items.
+    """
+    if not items:
+        return
+    try:
+        await transport.publish(subject, codec.encode(make(items)))
+    except ServiceError as error:
+        if error.code != "request_too_large" or len(items) == 1:
+            raise
+        half = len(items) // 2
+        await tell_in_parts(transport, subject, make, items[:half])
+        await tell_in_parts(transport, subject, make, items[half:])
+
+
 async def ask(
     transport: Transport,
     subject: str,
@@ -254,7 +274,21 @@ async def ask(
 
     `expected` must include ErrorReply among its types.
     """
-    delivery = await transport.request(subject, codec.encode(message), timeout_s=timeout_s, headers=headers)
+    data = codec.encode(message)
+    return await ask_encoded(transport, subject, data, expected, timeout_s=timeout_s, headers=headers)
+
+
+async def ask_encoded(
+    transport: Transport,
+    subject: str,
+    data: bytes,
+    expected: codec.Decoder[Message],
+    *,
+    timeout_s: float,
+    headers: Headers | None = None,
+) -> Message:
+    """`ask` with a message that is encoded already."""
+    delivery = await transport.request(subject, data, timeout_s=timeout_s, headers=headers)
     reply = expected.decode(delivery.payload)
     if isinstance(reply, ErrorReply):
         raise_error_reply(reply)
@@ -267,7 +301,9 @@ __all__ = [
     "NoRespondersError",
     "RequestTimeoutError",
     "ask",
+    "ask_encoded",
     "error_reply",
     "handles",
     "raise_error_reply",
+    "tell_in_parts",
 ]

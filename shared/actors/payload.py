@@ -1,10 +1,23 @@
 """What both buses say to a message that is too large for them. Called by `nats` and `memory`."""
 
+import logging
+
 from shared.errors import ServiceError
+
+log = logging.getLogger(__name__)
+_num_refused = 0
+
+
+def num_refused() -> int:
+    """Messages of this process that the bus did not take because of their size."""
+    return _num_refused
 
 
 def too_large(size: int, max_payload: int) -> ServiceError:
-    """The error for a message of `size` bytes on a bus that takes at most `max_payload`."""
+    """The error for a message of `size` bytes on a bus that takes at most `max_payload`; it is counted and logged."""
+    global _num_refused
+    _num_refused += 1
+    log.warning("a message of %d bytes exceeds the bus limit of %d (%d so far)", size, max_payload, _num_refused)
     return ServiceError(
         "request_too_large",
         f"The request is too large for the message bus: {size} bytes, and the NATS server's max_payload is "

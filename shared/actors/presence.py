@@ -156,6 +156,8 @@ class HeartbeatTask:
         self._monitor = service if isinstance(service, SelfMonitoring) else None
         self._state: ServiceState = "starting"
         self._sequence = 0
+        self.unsent = 0
+        """Heartbeats that could not be sent."""
         self._task: asyncio.Task[None] | None = None
 
     def set_state(self, state: ServiceState) -> None:
@@ -199,7 +201,8 @@ class HeartbeatTask:
         try:
             await self._transport.publish(self._subject, codec.encode(self._next()))
         except ServiceError as error:
-            log.debug("heartbeat not sent: %s", error)
+            self.unsent += 1
+            log.warning("heartbeat %d of %s not sent: %s", self._sequence, self._host.id, error)
 
     def _next(self) -> Heartbeat:
         self._sequence += 1

@@ -355,7 +355,10 @@ def _identity(service: str, host: Host, namespace: str, model: str) -> Identity:
 def _endpoints(service: str, host: Host, model: str) -> Sequence[Endpoint]:
     subjects, place = host.subjects, (host.id, host.boot)
     known = {
-        "gateway": [Endpoint("text", subjects.gateway_text(*place))],
+        "gateway": [
+            Endpoint("text", subjects.gateway_text(*place)),
+            Endpoint("control", subjects.gateway_control(*place)),
+        ],
         "tokenizer": [Endpoint("tokenize", subjects.tokenize(model), TOKENIZER_QUEUE)],
         "engine": [Endpoint("control", subjects.engine_control(*place))],
         "detokenizer": [

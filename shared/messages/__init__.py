@@ -11,14 +11,29 @@ engine: a request with `n` choices or several prompts is several sequences, each
 the placements of a sequence; the gateway's request actor alone moves it. A token's place in the output is its number.
 """
 
-from shared.messages.base import Ack, ErrorReply, FinishReason, Message, Part, ServiceName, ServiceState
-from shared.messages.detokenizer import CloseStream, OpenStream, PositionLogprobs, TextEvent, TextEvents, TokenText
+from shared.messages.base import Ack, ErrorReply, FinishReason, Message, Part, SequenceRef, ServiceName, ServiceState
+from shared.messages.detokenizer import (
+    CloseStream,
+    OpenBatch,
+    OpenBatchReply,
+    OpenReply,
+    OpenStream,
+    PositionLogprobs,
+    TextEvent,
+    TextEvents,
+    TokenText,
+)
 from shared.messages.engine import (
     Cancel,
     Done,
+    ProgressQuery,
+    ProgressReply,
     Resend,
     Retarget,
+    SequenceMark,
     Submit,
+    SubmitBatch,
+    SubmitBatchReply,
     SubmitReply,
     SubmitStatus,
     TokenEvent,
@@ -26,13 +41,12 @@ from shared.messages.engine import (
     TokenLogprobs,
     TopLogprob,
 )
+from shared.messages.gateway import OwnershipQuery, OwnershipReply
 from shared.messages.presence import (
     EngineStatus,
     GatewayStatus,
     Heartbeat,
-    LiveRequest,
     PoolStatus,
-    SequenceMark,
     StreamStatus,
 )
 from shared.messages.tokenizer import (
@@ -57,19 +71,28 @@ __all__ = [
     "FinishReason",
     "GatewayStatus",
     "Heartbeat",
-    "LiveRequest",
     "Message",
+    "OpenBatch",
+    "OpenBatchReply",
+    "OpenReply",
     "OpenStream",
+    "OwnershipQuery",
+    "OwnershipReply",
     "Part",
     "PoolStatus",
     "PositionLogprobs",
+    "ProgressQuery",
+    "ProgressReply",
     "Resend",
     "Retarget",
     "SequenceMark",
+    "SequenceRef",
     "ServiceName",
     "ServiceState",
     "StreamStatus",
     "Submit",
+    "SubmitBatch",
+    "SubmitBatchReply",
     "SubmitReply",
     "SubmitStatus",
     "TextEvent",

@@ -24,6 +24,36 @@ class OpenStream(Message, frozen=True, array_like=True, tag=True):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     min_tokens: int = 0
+    traceparent: str = ""
+    """W3C trace context of the request, empty without tracing."""
+    tracestate: str = ""
+
+
+class OpenBatch(Message, frozen=True, array_like=True, tag=True):
+    """Open these streams: what one gateway places on one detokenizer at a time. Answered by `OpenBatchReply`.
+
+    At most `limits.OPEN_BATCH_MAX` streams, and `limits.BATCH_BYTES_MAX` bytes unless it is one. It is sent together
+    with the `SubmitBatch` of the same sequences, so tokens may arrive first: a detokenizer holds them for a moment.
+    """
+
+    streams: tuple[OpenStream, ...]
+
+
+class OpenReply(Part, frozen=True, array_like=True):
+    """What became of one stream of an `OpenBatch`: open when `code` is empty, else refused (see `ErrorReply`)."""
+
+    sequence_id: str
+    epoch: int
+    code: str = ""
+    message: str = ""
+    param: str = ""
+    retry_after_s: float = 0.0
+
+
+class OpenBatchReply(Message, frozen=True, array_like=True, tag=True):
+    """One reply for each stream of an `OpenBatch`, in its order."""
+
+    replies: tuple[OpenReply, ...]
 
 
 class CloseStream(Message, frozen=True, array_like=True, tag=True):

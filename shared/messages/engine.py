@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from shared.messages.base import FinishReason, Message, Part
+from shared.messages.base import FinishReason, Message, Part, SequenceRef
 from shared.sampling import SamplingParams
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -28,6 +28,19 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     cache_salt: bytes = b""
     priority: int = 0
     family: str = ""
+    traceparent: str = ""
+    """W3C trace context of the request, empty without tracing. In the message because a batch has many of them."""
+    tracestate: str = ""
+
+
+class SubmitBatch(Message, frozen=True, array_like=True, tag=True):
+    """Run these sequences: what one gateway places on one engine at a time. Answered by `SubmitBatchReply`.
+
+    At most `limits.SUBMIT_BATCH_MAX` sequences, and `limits.BATCH_BYTES_MAX` bytes unless it is one. Each sequence is
+    admitted or refused by itself.
+    """
+
+    submits: tuple[Submit, ...]
 
 
 SubmitStatus = Literal["accepted", "duplicate", "stale_epoch", "tombstoned", "busy", "invalid"]
@@ -44,6 +57,12 @@ class SubmitReply(Message, frozen=True, array_like=True, tag=True):
     code: str = ""
     message: str = ""
     retry_after_s: float = 0.0
+
+
+class SubmitBatchReply(Message, frozen=True, array_like=True, tag=True):
+    """One reply for each sequence of a `SubmitBatch`, in its order."""
+
+    replies: tuple[SubmitReply, ...]
 
 
 class Cancel(Message, frozen=True, array_like=True, tag=True):
@@ -82,7 +101,39 @@ class Retarget(Message, frozen=True, array_like=True, tag=True):
     position: int
 
 
+class ProgressQuery(Message, frozen=True, array_like=True, tag=True):
+    """A gateway asks how far sequences are whose tokens it has not seen for a while. Answered by `ProgressReply`.
+
+    The answer goes to `reply_subject`, the gateway's control subject; a lost one is asked for again. At most
+    `limits.LIVENESS_BATCH_MAX` sequences. A query also confirms that the gateway owns them (see `OwnershipQuery`).
+    """
+
+    gateway_id: str
+    gateway_boot: str
+    reply_subject: str
+    sequences: tuple[SequenceRef, ...]
+
+
 # --- facts ------------------------------------------------------------------------------------------------------------
+
+
+class SequenceMark(Part, frozen=True, array_like=True):
+    """How far a sequence has come: `high_water` is the number of output tokens generated, carried ones included."""
+
+    sequence_id: str
+    epoch: int
+    high_water: int
+    finished: bool = False
+    """It has ended and waits for its owner's `Done`."""
+
+
+class ProgressReply(Message, frozen=True, array_like=True, tag=True):
+    """The engine's answer to a `ProgressQuery`: a mark for each sequence that it holds, and those that it does not."""
+
+    engine_id: str
+    engine_boot: str
+    marks: tuple[SequenceMark, ...] = ()
+    missing: tuple[SequenceRef, ...] = ()
 
 
 class TopLogprob(Part, frozen=True, array_like=True):

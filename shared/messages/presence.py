@@ -1,16 +1,10 @@
-"""That a service is alive, and how much it has to do. See the package."""
+"""That a service is alive, and how much it has to do. See the package.
+
+A heartbeat's size does not depend on the number of live sequences: what concerns single ones is asked for between the
+two services that hold them (`ProgressQuery`, `OwnershipQuery`).
+"""
 
 from shared.messages.base import Message, Part, ServiceName, ServiceState
-
-
-class SequenceMark(Part, frozen=True, array_like=True):
-    """How far a sequence has come: `high_water` is the number of output tokens generated."""
-
-    request_id: str
-    epoch: int
-    high_water: int
-    finished: bool = False
-    """It has ended and waits for its owner's `Done`."""
 
 
 class EngineStatus(Part, frozen=True, array_like=True, tag=True):
@@ -33,7 +27,6 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     preemptions: int = 0
-    sequences: tuple[SequenceMark, ...] = ()
     finished: tuple[tuple[str, int], ...] = ()
     """Requests ended, by finish reason."""
     cached_tokens: int = 0
@@ -45,6 +38,8 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     """Further names that requests may give for `model`."""
     configuration: str = ""
     """Hash of what can change tokens beside the weights: types, computing backend, hardware, software."""
+    credits: int = 0
+    """Sequences that the engine wants now: its rows and as many ahead, minus what it holds. Negative: too many came."""
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):
@@ -66,18 +61,11 @@ class PoolStatus(Part, frozen=True, array_like=True, tag=True):
     """Served name of the model that it tokenizes for."""
 
 
-class LiveRequest(Part, frozen=True, array_like=True):
-    """A sequence that a gateway still owns: an engine frees what no live gateway lists."""
-
-    request_id: str
-    epoch: int
-
-
 class GatewayStatus(Part, frozen=True, array_like=True, tag=True):
-    """A gateway's load and the sequences it owns."""
+    """A gateway's load: requests, and sequences that wait in it for an engine's credit."""
 
     num_requests: int = 0
-    live: tuple[LiveRequest, ...] = ()
+    num_waiting: int = 0
 
 
 class Heartbeat(Message, frozen=True, array_like=True, tag=True):

@@ -20,7 +20,6 @@ from shared.messages import (
     ErrorReply,
     GatewayStatus,
     Heartbeat,
-    LiveRequest,
     OpenStream,
     Resend,
     TextEvent,
@@ -114,8 +113,7 @@ class Rig:
         assert await ask(self.transport, control, message, REPLIES, timeout_s=10) == Ack(owned.request_id)
 
     async def heartbeat(self) -> None:
-        live = tuple(LiveRequest(request_id, 1) for request_id in self.owned)
-        beat = Heartbeat("gateway", "g", "b", 1, "ready", 1, 0.25, GatewayStatus(len(live), live))
+        beat = Heartbeat("gateway", "g", "b", 1, "ready", 1, 0.25, GatewayStatus(len(self.owned)))
         await self.transport.publish(self.subjects.heartbeat("gateway", "g"), encode(beat))
 
     async def step(self) -> None:

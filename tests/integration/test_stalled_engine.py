@@ -16,8 +16,8 @@ import pytest
 
 from services.detokenizer.service import DetokenizerService
 from services.gateway.generation import GenerationRequest
-from services.gateway.owner import Phase
 from services.gateway.request_actor import RequestActor
+from services.gateway.sequence_state import Phase
 from services.tokenizer.service import TokenizerService
 from shared.actors.host import Host, Service
 from shared.actors.presence import HeartbeatTask, interval_of
@@ -58,7 +58,7 @@ class Rig:
         await self.roster.listen(await self.connect("roster"), self.subjects)
 
     async def engine(self, name: str, **environ: str) -> None:
-        """Returns when the gateway knows it."""
+        """Returns when the gateway knows it, and one of everything else."""
         server = self.processes.server
         self.processes.running[name] = await asyncio.create_subprocess_exec(
             sys.executable, str(SCRIPT), f"--nats={server.url}", f"--nats-credentials={server.credentials}",
@@ -67,7 +67,6 @@ class Rig:
             env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[2]), "HANG_S": "60", **environ},
         )  # fmt: skip
         await self.heard(name, "ready")
-        # A request needs the model's tokenizer and detokenizer as well, whose heartbeats come less often.
         while self.gateway.actor.members.get("engine", name) is None or self.gateway.actor.ready():
             await asyncio.sleep(0.01)
 

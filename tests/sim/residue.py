@@ -20,6 +20,8 @@ def _of_member(member: Member) -> list[str]:
         found.append(f"has {member.service._actor.num_streams} streams open")
     elif member.kind == "gateway" and member.service.actor.requests:
         found.append(f"has the requests {list(member.service.actor.requests)}")
+    elif member.kind == "gateway" and (len(member.service.actor._parts.dispatcher.queue) or _watched(member)):
+        found.append(f"has sequences in its queue or on {_watched(member)}")
     extra = len(member.process.tasks()) - member.num_tasks
     if extra > 0:
         names = [task.get_coro().__qualname__ for task in member.process.tasks()[member.num_tasks :]]
@@ -29,12 +31,16 @@ def _of_member(member: Member) -> list[str]:
     return found
 
 
+def _watched(member: Member) -> list[object]:
+    return member.service.actor._parts.watch.engines()
+
+
 def _of_engine(member: Member) -> list[str]:
-    engine, ledger, found = member.service.engine, member.service.actor.ledger, []
+    engine, sequences, found = member.service.engine, member.service.actor.sequences, []
     core = engine.core
     check_core(core)
-    if len(ledger):
-        found.append(f"keeps {[mark.request_id for mark in ledger.marks()]}")
+    if len(sequences):
+        found.append(f"keeps {[entry.sequence_id for entry in sequences.entries()]}")
     counters = core.counters()
     if core.sequences or counters.num_running or counters.num_waiting or core.num_families:
         found.append(f"computes {list(core.sequences)}")

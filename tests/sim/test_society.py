@@ -54,8 +54,8 @@ async def settled(society: Society) -> None:
     """After a run nothing is left anywhere."""
     await asyncio.sleep(3 * limits.ORPHAN_S)
     for engine in society.engines():
-        assert engine.actor.ledger.num_live == 0
-        assert len(engine.actor.ledger) == 0
+        assert engine.actor.sequences.num_live == 0
+        assert len(engine.actor.sequences) == 0
         counters = engine.engine.core.counters()
         assert counters.num_running == counters.num_waiting == 0
         assert counters.num_free_blocks == engine.engine.facts.num_blocks

@@ -29,7 +29,7 @@ def test_streams_of_a_stalled_engine_go_on_elsewhere_and_it_is_used_again_when_i
             stall(society, "engine0", monkeypatch)
             await asyncio.sleep(0.5)
             stalled = society.members["engine0"].service
-            assert len(stalled.actor.ledger) == 0
+            assert len(stalled.actor.sequences) == 0
             await asked
         await asyncio.sleep(0.5)
         before = stalled.engine.counters().generation_tokens
@@ -74,7 +74,7 @@ def test_the_choices_of_a_prompt_move_together(model_dir):
         await asyncio.sleep(0.1)
         with pytest.MonkeyPatch.context() as monkeypatch:
             for name in ("engine0", "engine1"):
-                if len(society.members[name].service.actor.ledger):
+                if len(society.members[name].service.actor.sequences):
                     stall(society, name, monkeypatch)
             answer = await asked
         tokens = list(b"a prompt")

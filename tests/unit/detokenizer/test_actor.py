@@ -20,10 +20,15 @@ from shared.messages import (
     ErrorReply,
     GatewayStatus,
     Heartbeat,
-    LiveRequest,
     Message,
+    OpenBatch,
+    OpenBatchReply,
+    OpenReply,
     OpenStream,
+    OwnershipQuery,
+    OwnershipReply,
     Resend,
+    SequenceRef,
     TextEvents,
     TokenEvent,
     TokenEvents,
@@ -37,7 +42,8 @@ from tests.tokenizer_files import byte_level, decoder_of
 
 ENGINE = Subjects().engine_control("e1", "b1")
 GATEWAY = Subjects().gateway_text("g1", "b1")
-REPLIES = Decoder([Ack, ErrorReply])
+CONTROL = Subjects().gateway_control("g1", "b1")
+REPLIES = Decoder([Ack, OpenBatchReply, ErrorReply])
 
 
 class Clock:
@@ -71,6 +77,7 @@ class Rig:
         self.task = asyncio.create_task(self.actor.run())
         await self.listen(ENGINE, Resend, Cancel)
         await self.listen(GATEWAY, TextEvents)
+        await self.listen(CONTROL, OwnershipQuery)
 
     async def stop(self) -> None:
         await self.actor.stop()
@@ -103,9 +110,8 @@ class Rig:
         await self.peer.publish(self.subjects.detokenizer_tokens("d1", "b1"), encode(message))
         await self.settle()
 
-    async def heartbeat(self, gateway: str, *live: str) -> None:
-        status = GatewayStatus(len(live), tuple(LiveRequest(request_id, 1) for request_id in live))
-        beat = Heartbeat("gateway", gateway, "b1", 1, "ready", 1, 0.25, status)
+    async def heartbeat(self, gateway: str) -> None:
+        beat = Heartbeat("gateway", gateway, "b1", 1, "ready", 1, 0.25, GatewayStatus())
         await self.peer.publish(self.subjects.heartbeat("gateway", gateway), encode(beat))
         await self.settle()
 
@@ -203,7 +209,10 @@ async def test_tokens_of_an_old_epoch_or_another_engine_are_dropped_and_counted(
     await rig.open(epoch=2)
     await rig.tokens(rig.event(0, "x", epoch=1))
     await rig.tokens(rig.event(0, "y", epoch=2), engine="zombie")
+    assert rig.actor.late_events == 2
     await rig.tokens(rig.event(0, "z", request_id="unknown"))
+    rig.clock.now += limits.EARLY_EVENT_S + 0.1
+    await rig.actor.sweep()
     assert rig.actor.late_events == 3
     assert rig.texts() == ""
 
@@ -259,8 +268,7 @@ async def test_a_span_is_recorded_once_when_a_stream_ends(rig: Rig, monkeypatch:
     monkeypatch.setattr(telemetry, "enabled", lambda: True)
     monkeypatch.setattr(telemetry, "record_span", record)
     headers = {"traceparent": "00-1-2-01"}
-    message = OpenStream("r1", 1, "model", GATEWAY, ENGINE)
-    await ask(rig.peer, rig.subjects.detokenizer_control("d1", "b1"), message, REPLIES, timeout_s=5, headers=headers)
+    await rig.open(traceparent=headers["traceparent"])
     await rig.tokens(rig.event(0, "a"))
     rig.clock.now += 1
     await rig.tokens(rig.event(1, "b", finish_reason="length"))
@@ -290,7 +298,7 @@ async def test_streams_of_a_silent_gateway_are_dropped(rig: Rig) -> None:
     await rig.open("r1")
     await rig.open("r2", reply_subject=rig.subjects.gateway_text("g2", "b1"))
     rig.clock.now += limits.ORPHAN_S - 1
-    await rig.heartbeat("g1", "r1")
+    await rig.heartbeat("g1")
     rig.clock.now += 2
     await rig.actor.sweep()
     assert rig.actor.num_streams == 1
@@ -298,21 +306,57 @@ async def test_streams_of_a_silent_gateway_are_dropped(rig: Rig) -> None:
     assert rig.texts() == "a"
 
 
-async def test_a_stream_that_its_gateway_no_longer_lists_is_dropped(rig: Rig) -> None:
-    await rig.open("r1")
-    await rig.open("r2")
-    await rig.heartbeat("g1", "r2")
-    await rig.actor.sweep()
-    assert rig.actor.num_streams == 2, "the heartbeat may be older than the stream"
+async def test_a_gateway_is_asked_about_streams_without_tokens_and_those_it_does_not_own_are_dropped(rig: Rig) -> None:
+    for name in ("r1", "r2", "r3"):
+        await rig.open(name)
     rig.clock.now += limits.ORPHAN_S + 1
-    await rig.heartbeat("g1", "r2")
+    await rig.heartbeat("g1")
+    await rig.tokens(rig.event(0, "a", "r3"))
     await rig.actor.sweep()
-    assert rig.actor.num_streams == 1
+    await rig.settle()
+    (query,) = rig.received[CONTROL]
+    assert isinstance(query, OwnershipQuery)
+    assert [ref.sequence_id for ref in query.sequences] == ["r1", "r2"]
+    assert rig.actor.num_streams == 3, "nothing is dropped before the gateway has said so"
+    released = (SequenceRef("r1", 1), SequenceRef("r2", 7), SequenceRef("unknown", 1))
+    await rig.tell(OwnershipReply("another", "b1", (SequenceRef("r2", 1),)))
+    await rig.tell(OwnershipReply("g1", "b1", released))
+    assert rig.actor.num_streams == 2
+    await rig.tokens(rig.event(0, "b", "r2"))
+    assert rig.texts() == "ab"
+
+
+async def test_tokens_that_come_before_their_stream_are_not_lost(rig: Rig) -> None:
+    await rig.tokens(rig.event(0, "a"))
+    await rig.tokens(rig.event(1, "b", finish_reason="length"))
+    await rig.tokens(rig.event(0, "zombie"), engine="zombie")
+    assert rig.received[GATEWAY] == []
+    await rig.open()
+    assert rig.texts() == "ab"
+    assert rig.actor.num_streams == 0
+    assert rig.actor.late_events == 1
+
+
+async def test_early_tokens_behind_a_gap_have_it_asked_for_as_the_stream_opens(rig: Rig) -> None:
+    await rig.tokens(rig.event(1, "b"))
+    await rig.open()
+    assert rig.received[ENGINE] == [Resend("r1", 1, 0)]
+
+
+async def test_each_stream_of_a_batch_is_opened_or_refused_by_itself(rig: Rig) -> None:
+    good, bad = OpenStream("r1", 1, "model", GATEWAY, ENGINE), OpenStream("r2", 1, "another", GATEWAY, ENGINE)
+    control = rig.subjects.detokenizer_control("d1", "b1")
+    reply = await ask(rig.peer, control, OpenBatch((good, bad)), REPLIES, timeout_s=5)
+    assert isinstance(reply, OpenBatchReply)
+    assert reply.replies[0] == OpenReply("r1", 1)
+    assert (reply.replies[1].code, reply.replies[1].param) == ("model_not_found", "model")
+    await rig.tokens(rig.event(0, "a"))
+    assert rig.texts() == "a"
 
 
 async def test_gateways_are_not_called_silent_while_this_side_is_cut_off(rig: Rig) -> None:
     await rig.open()
-    await rig.heartbeat("g1", "r1")
+    await rig.heartbeat("g1")
     rig.bus.partition("detokenizer")
     for _ in range(3):
         rig.clock.now += limits.ORPHAN_S - 1

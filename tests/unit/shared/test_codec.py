@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared import codec, limits
-from shared.messages import Ack, Cancel, Done, Message, Submit
+from shared.messages import Ack, Cancel, DetokenizeReply, Done, Message, Submit
 from tests.samples import message_types, sample, strategy
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "messages.json"
@@ -148,3 +148,15 @@ def test_packed_token_ids_are_little_endian_u32(ids):
 def test_a_packed_token_list_of_an_odd_length_is_a_decode_error(length):
     with pytest.raises(codec.DecodeError):
         codec.unpack_ids(bytes(length))
+
+
+def test_batches_are_cut_to_their_bound_and_a_single_part_may_be_larger():
+    def pack(items):
+        return DetokenizeReply("r", "".join(items))
+
+    items = ["x" * (limits.BATCH_BYTES_MAX // 3), "y" * (2 * limits.BATCH_BYTES_MAX), "z", "w"]
+    parts = list(codec.encode_split(pack, items))
+    assert [item for part, _ in parts for item in part] == items
+    assert [len(part) for part, _ in parts] == [1, 1, 2]
+    assert all(data == codec.encode(pack(part)) for part, data in parts)
+    assert all(len(data) <= limits.BATCH_BYTES_MAX for part, data in parts if len(part) > 1)

@@ -309,3 +309,19 @@ async def test_a_thread_that_cannot_connect_says_so_at_the_start(subjects, unuse
     with pytest.raises(ServiceError):
         await sender.start("ready")
     await sender.stop()
+
+
+def test_a_heartbeat_that_the_bus_does_not_take_is_counted_and_warned_of(caplog):
+    async def scenario(bus, sender, service, heard):
+        bus.max_payload = 10
+        await sender.start("ready")
+        await asyncio.sleep(0.25)
+        assert sender.unsent == 3
+        bus.max_payload = 2**20
+        await asyncio.sleep(0.1)
+        await sender.stop()
+
+    heard = simulated(scenario)
+    assert [h.sequence for _, h in heard] == [4, 5]
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any("heartbeat 1 of d1 not sent" in message for message in warned)

@@ -1,12 +1,12 @@
-"""One sequence as its owner sees it: a pure state machine over positions, epochs and time.
+"""One sequence as its gateway sees it: a pure state machine over positions, epochs and time.
 
-The owner is the only authority on what the client has been shown. `token_ids` is append-only; a text event is taken in
+The gateway is the only authority on what the client has been shown. `token_ids` is append-only; a text event is applied
 if it comes from the current placement and continues or overlaps what is there, and a gap is reported so that the stream
-is rebuilt from what is known. No bus, no asyncio, no clock: the conductor passes times in and acts on the answers.
+is rebuilt from what is known. No bus, no asyncio, no clock: the request actor passes times in and acts on the answers.
 
-    NEW ──place──► PLACING ──accepted──► RUNNING ──finish──► DONE
-                      ▲                     │
-                      └──────lost───────────┘   (epoch + 1, with the tokens so far)
+    WAITING ──start_placement──► PLACING ──accepted──► RUNNING ──finish──► DONE
+       ▲                            │                     │
+       └──────────────── unplaced ──┴──────── lost ───────┘   (the next placement has epoch + 1 and the tokens so far)
 """
 
 from collections.abc import Set
@@ -21,8 +21,10 @@ from shared.messages import FinishReason, PositionLogprobs, SequenceMark, TextEv
 class Phase(Enum):
     """Where a sequence is in its life."""
 
-    NEW = auto()
+    WAITING = auto()
+    """For its prompt, or in the queue for an engine."""
     PLACING = auto()
+    """Sent to an engine and a detokenizer that have not both answered."""
     RUNNING = auto()
     DONE = auto()
 
@@ -34,10 +36,10 @@ class Address(NamedTuple):
     boot: str
 
 
-class Verdict(Enum):
+class ApplyResult(Enum):
     """What became of a text event."""
 
-    TAKEN = auto()
+    APPLIED = auto()
     STALE = auto()
     """From an older placement, or nothing new in it."""
     GAP = auto()
@@ -47,7 +49,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class Delta:
     """What an event added."""
 
     text: str
@@ -57,11 +59,11 @@ class Gain:
 
 
 @dataclass(slots=True)
-class SequenceOwner:
-    """The owner's record of one sequence."""
+class SequenceState:
+    """The gateway's record of one sequence. `engine` and `detokenizer` are None while it has no placement."""
 
-    request_id: str
-    phase: Phase = Phase.NEW
+    sequence_id: str
+    phase: Phase = Phase.WAITING
     epoch: int = 0
     engine: Address | None = None
     detokenizer: Address | None = None
@@ -76,42 +78,46 @@ class SequenceOwner:
     lost_engines: set[Address] = field(default_factory=set[Address])
     """Engines that were lost while they ran it: dead, or silent for a while."""
     progress_at: float = 0.0
-    listed_at: float = 0.0
     behind_since: float | None = None
     counters: dict[str, int] = field(default_factory=lambda: {"stale": 0, "gap": 0, "diverged": 0, "rebuilt": 0})
 
     def start_placement(self, engine: Address, detokenizer: Address, now: float) -> int:
         """A new epoch on these two; returns it."""
-        assert self.phase is not Phase.DONE
+        assert self.phase is Phase.WAITING, self.phase
         self.phase = Phase.PLACING
         self.epoch += 1
         self.engine, self.detokenizer = engine, detokenizer
         self.carried_logprob = self.cumulative_logprob
         self.behind_since = None
-        self.progress_at = self.listed_at = now
+        self.progress_at = now
         return self.epoch
 
     def accepted(self, now: float) -> None:
         """The engine took the sequence. Its first tokens may have been quicker than its answer."""
         if self.phase is Phase.PLACING:
             self.phase = Phase.RUNNING
-        self.progress_at = self.listed_at = now
+        self.progress_at = now
+
+    def unplaced(self) -> None:
+        """The placement failed: the sequence waits for the next one."""
+        assert self.phase is Phase.PLACING, self.phase
+        self.phase, self.engine, self.detokenizer = Phase.WAITING, None, None
 
     def lost(self) -> None:
-        """The engine is gone, or no longer knows the sequence: it needs a new placement."""
-        assert self.phase is Phase.RUNNING
+        """The engine is gone, or no longer holds the sequence: it waits for a new placement."""
+        assert self.phase is Phase.RUNNING, self.phase
         assert self.engine is not None
-        self.phase = Phase.PLACING
         self.losses += 1
         self.lost_engines.add(self.engine)
+        self.phase, self.engine, self.detokenizer = Phase.WAITING, None, None
 
-    def hopeless(self, alive: Set[Address]) -> bool:
+    def retry_limit_reached(self, alive: Set[Address]) -> bool:
         """Too much was lost under it to try again. An engine that is alive was not dead, only silent."""
         return len(self.lost_engines - alive) >= limits.DEATHS_MAX or self.losses >= limits.LOSSES_MAX
 
     def touch(self, now: float) -> None:
         """Time in which nothing could be heard does not count as silence."""
-        self.progress_at = self.listed_at = now
+        self.progress_at = now
 
     def moved(self, detokenizer: Address, now: float) -> None:
         """The stream was rebuilt there."""
@@ -120,32 +126,32 @@ class SequenceOwner:
         self.behind_since = None
         self.progress_at = now
 
-    def take(self, event: TextEvent, engine: Address, now: float) -> tuple[Verdict, Gain | None]:
+    def apply_event(self, event: TextEvent, engine: Address, now: float) -> tuple[ApplyResult, Delta | None]:
         """Applies one text event."""
-        if self.phase is Phase.DONE or event.epoch != self.epoch or engine != self.engine:
-            return self._count("stale", Verdict.STALE), None
+        if self.phase in (Phase.WAITING, Phase.DONE) or event.epoch != self.epoch or engine != self.engine:
+            return self._count("stale", ApplyResult.STALE), None
         overlap = len(self.token_ids) - event.position
         text_overlap = self.text_length - event.text_offset
         if overlap < 0 or text_overlap < 0:
-            return self._count("gap", Verdict.GAP), None
+            return self._count("gap", ApplyResult.GAP), None
         known = tuple(self.token_ids[event.position : event.position + len(event.token_ids)])
         if event.token_ids[: len(known)] != known:
-            return self._count("diverged", Verdict.DIVERGED), None
-        gain = Gain(event.text[text_overlap:], event.token_ids[overlap:], event.logprobs[overlap:], self.text_length)
-        if not (gain.text or gain.token_ids or event.finish_reason):
-            return self._count("stale", Verdict.STALE), None
-        self._apply(event, gain, now)
-        return Verdict.TAKEN, gain
+            return self._count("diverged", ApplyResult.DIVERGED), None
+        delta = Delta(event.text[text_overlap:], event.token_ids[overlap:], event.logprobs[overlap:], self.text_length)
+        if not (delta.text or delta.token_ids or event.finish_reason):
+            return self._count("stale", ApplyResult.STALE), None
+        self._apply(event, delta, now)
+        return ApplyResult.APPLIED, delta
 
-    def mark(self, mark: SequenceMark, now: float) -> None:
-        """The engine's heartbeat says how far it is."""
-        if mark.epoch != self.epoch or self.phase is Phase.DONE:
-            return
-        self.listed_at = now
+    def report_progress(self, mark: SequenceMark, now: float) -> bool:
+        """The engine says how far the sequence is. True while text of it is missing here."""
+        if mark.epoch != self.epoch or self.phase is not Phase.RUNNING:
+            return False
         if mark.high_water > len(self.token_ids) or mark.finished:
             self.behind_since = now if self.behind_since is None else self.behind_since
         else:
             self.behind_since = None
+        return self.behind_since is not None
 
     def stalled(self, now: float) -> bool:
         """Tokens exist that never came: the stream must be rebuilt."""
@@ -153,15 +159,11 @@ class SequenceOwner:
             return False
         return now - max(self.behind_since, self.progress_at) > limits.STALL_S
 
-    def forgotten(self, now: float) -> bool:
-        """The engine is alive but no longer lists the sequence: it must be placed anew."""
-        return self.phase is Phase.RUNNING and now - max(self.listed_at, self.progress_at) > 2 * limits.LEASE_S
-
-    def _apply(self, event: TextEvent, gain: Gain, now: float) -> None:
-        self.token_ids.extend(gain.token_ids)
-        self.text_length += len(gain.text)
+    def _apply(self, event: TextEvent, delta: Delta, now: float) -> None:
+        self.token_ids.extend(delta.token_ids)
+        self.text_length += len(delta.text)
         self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
-        if gain.token_ids:
+        if delta.token_ids:
             self.cumulative_logprob = self.carried_logprob + event.cumulative_logprob
         self.progress_at = now
         self.behind_since = None
@@ -169,6 +171,6 @@ class SequenceOwner:
             self.phase = Phase.DONE
             self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
 
-    def _count(self, what: str, verdict: Verdict) -> Verdict:
+    def _count(self, what: str, result: ApplyResult) -> ApplyResult:
         self.counters[what] += 1
-        return verdict
+        return result

@@ -1,0 +1,69 @@
+"""Token events whose stream is not open yet: held for a moment, within bounds. Pure.
+
+A gateway opens a stream and submits its sequence at the same time, so the first tokens can overtake the `OpenBatch`.
+Without this buffer they would be asked for again only when the next tokens show the gap, or, for a sequence of one
+step, when its gateway asks how far it is.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from shared import limits
+from shared.messages import TokenEvent
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyEvent:
+    """An event with what its message said of the sender."""
+
+    event: TokenEvent
+    engine_id: str
+    engine_boot: str
+    step: int
+    held_at: float
+
+
+class EarlyEvents:
+    """Holds events by sequence. Recently closed streams are remembered, so that their late tokens are not held."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[str, list[EarlyEvent]] = OrderedDict()
+        self._num_held = 0
+        self._closed: OrderedDict[str, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._num_held
+
+    def hold(self, early: EarlyEvent) -> bool:
+        """False when the event is not held: its stream was closed, or the buffer is full."""
+        sequence_id = early.event.request_id
+        if early.event.epoch <= self._closed.get(sequence_id, 0) or self._num_held >= limits.EARLY_EVENTS_MAX:
+            return False
+        self._held.setdefault(sequence_id, []).append(early)
+        self._num_held += 1
+        return True
+
+    def take(self, sequence_id: str, epoch: int) -> list[EarlyEvent]:
+        """The events of a stream that opens now, in order of arrival; those of other epochs are dropped."""
+        held = self._held.pop(sequence_id, [])
+        self._num_held -= len(held)
+        return [early for early in held if early.event.epoch == epoch]
+
+    def close(self, sequence_id: str, epoch: int) -> None:
+        """A stream has ended."""
+        self._closed[sequence_id] = max(epoch, self._closed.get(sequence_id, 0))
+        self._closed.move_to_end(sequence_id)
+        if len(self._closed) > limits.CLOSED_STREAMS_MAX:
+            self._closed.popitem(last=False)
+
+    def expire(self, now: float) -> int:
+        """Drops the events of sequences whose first one is held for too long; returns how many."""
+        dropped = 0
+        while self._held:
+            sequence_id, held = next(iter(self._held.items()))
+            if now - held[0].held_at <= limits.EARLY_EVENT_S:
+                break
+            del self._held[sequence_id]
+            dropped += len(held)
+        self._num_held -= dropped
+        return dropped

@@ -1,0 +1,170 @@
+"""A sequence's state: which events are applied, what counts as a gap, and when its stream has to be rebuilt."""
+
+from services.gateway.sequence_state import Address, ApplyResult, Phase, SequenceState
+from shared import limits
+from shared.messages import SequenceMark, TextEvent
+
+ENGINE = Address("e1", "aaaa0000")
+OTHER = Address("e2", "bbbb0000")
+DETOKENIZER = Address("d1", "cccc0000")
+
+
+def running() -> SequenceState:
+    sequence = SequenceState("r-0")
+    sequence.start_placement(ENGINE, DETOKENIZER, 0.0)
+    sequence.accepted(0.0)
+    return sequence
+
+
+def event(position: int, token_ids: tuple[int, ...], offset: int, text: str, epoch: int = 1, finish=None) -> TextEvent:
+    return TextEvent("r-0", epoch, position, token_ids, offset, text, finish)
+
+
+def take(sequence: SequenceState, *args, engine: Address = ENGINE, now: float = 1.0, **kwargs):
+    return sequence.apply_event(event(*args, **kwargs), engine, now)
+
+
+def test_events_in_order_append_tokens_and_text():
+    sequence = running()
+    assert take(sequence, 0, (5,), 0, "he")[0] is ApplyResult.APPLIED
+    result, delta = take(sequence, 1, (6,), 2, "llo", finish="stop")
+    assert result is ApplyResult.APPLIED
+    assert delta is not None
+    assert (delta.text, delta.token_ids, delta.text_offset) == ("llo", (6,), 2)
+    assert (sequence.token_ids, sequence.text_length, sequence.phase) == ([5, 6], 5, Phase.DONE)
+
+
+def test_an_overlapping_replay_adds_only_what_is_new():
+    sequence = running()
+    take(sequence, 0, (5, 6), 0, "hello")
+    result, delta = take(sequence, 0, (5, 6, 7), 0, "hello you")
+    assert result is ApplyResult.APPLIED
+    assert delta is not None
+    assert (delta.text, delta.token_ids) == (" you", (7,))
+
+
+def test_a_duplicate_is_stale():
+    sequence = running()
+    take(sequence, 0, (5,), 0, "a")
+    assert take(sequence, 0, (5,), 0, "a") == (ApplyResult.STALE, None)
+    assert sequence.counters["stale"] == 1
+
+
+def test_a_missing_token_is_a_gap():
+    assert take(running(), 1, (5,), 0, "a")[0] is ApplyResult.GAP
+
+
+def test_missing_text_is_a_gap_even_when_tokens_are_complete():
+    sequence = running()
+    take(sequence, 0, (5,), 0, "a")
+    assert take(sequence, 1, (6,), 2, "c")[0] is ApplyResult.GAP
+
+
+def test_an_older_epoch_or_a_foreign_engine_is_stale():
+    sequence = running()
+    assert take(sequence, 0, (5,), 0, "a", engine=OTHER)[0] is ApplyResult.STALE
+    sequence.lost()
+    sequence.start_placement(OTHER, DETOKENIZER, 2.0)
+    assert take(sequence, 0, (5,), 0, "a", epoch=1)[0] is ApplyResult.STALE
+    assert take(sequence, 0, (5,), 0, "a", epoch=2, engine=OTHER)[0] is ApplyResult.APPLIED
+
+
+def test_a_contradiction_diverges_and_what_was_shown_stays():
+    sequence = running()
+    take(sequence, 0, (5,), 0, "a")
+    assert take(sequence, 0, (9, 6), 0, "xb")[0] is ApplyResult.DIVERGED
+    assert sequence.token_ids == [5]
+
+
+def test_nothing_is_taken_after_the_end():
+    sequence = running()
+    take(sequence, 0, (5,), 0, "a", finish="length")
+    assert take(sequence, 1, (6,), 1, "b")[0] is ApplyResult.STALE
+
+
+def test_a_first_token_may_come_before_the_engines_answer():
+    sequence = SequenceState("r-0")
+    sequence.start_placement(ENGINE, DETOKENIZER, 0.0)
+    assert take(sequence, 0, (5,), 0, "a", finish="stop")[0] is ApplyResult.APPLIED
+    sequence.accepted(1.0)
+    assert sequence.phase is Phase.DONE
+
+
+def test_a_high_water_mark_above_what_came_is_a_stall_after_a_while():
+    sequence = running()
+    take(sequence, 0, (5,), 0, "a", now=1.0)
+    sequence.report_progress(SequenceMark("r-0", 1, 2), 1.1)
+    assert not sequence.stalled(1.0 + limits.STALL_S)
+    assert sequence.stalled(1.2 + limits.STALL_S)
+    take(sequence, 1, (6,), 1, "b", now=1.6)
+    assert not sequence.stalled(5.0)
+
+
+def test_a_finished_mark_without_the_end_is_a_stall():
+    sequence = running()
+    take(sequence, 0, (5,), 0, "a", now=1.0)
+    sequence.report_progress(SequenceMark("r-0", 1, 1, finished=True), 1.1)
+    assert sequence.stalled(1.2 + limits.STALL_S)
+
+
+def test_a_sequence_that_is_queued_in_its_engine_is_not_behind():
+    sequence = running()
+    assert not sequence.report_progress(SequenceMark("r-0", 1, 0), 1.0)
+    assert not sequence.stalled(600.0)
+
+
+def test_a_mark_of_another_epoch_says_nothing():
+    sequence = running()
+    assert not sequence.report_progress(SequenceMark("r-0", 2, 9), 1.0)
+    assert not sequence.stalled(600.0)
+
+
+def test_a_sequence_without_a_place_takes_nothing():
+    sequence = running()
+    sequence.lost()
+    assert (sequence.phase, sequence.engine, sequence.detokenizer) == (Phase.WAITING, None, None)
+    assert take(sequence, 0, (5,), 0, "a")[0] is ApplyResult.STALE
+    sequence.start_placement(ENGINE, DETOKENIZER, 2.0)
+    sequence.unplaced()
+    assert sequence.phase is Phase.WAITING
+    assert sequence.start_placement(OTHER, DETOKENIZER, 3.0) == 3
+
+
+def test_the_cumulative_logprob_carries_over_placements():
+    sequence = running()
+    sequence.apply_event(TextEvent("r-0", 1, 0, (5,), 0, "a", cumulative_logprob=-1.5), ENGINE, 1.0)
+    sequence.lost()
+    sequence.start_placement(OTHER, DETOKENIZER, 2.0)
+    sequence.apply_event(TextEvent("r-0", 2, 1, (6,), 1, "b", cumulative_logprob=-0.5), OTHER, 3.0)
+    assert sequence.cumulative_logprob == -2.0
+
+
+def lose(sequence: SequenceState, engine: Address) -> None:
+    sequence.start_placement(engine, DETOKENIZER, 0.0)
+    sequence.accepted(0.0)
+    sequence.lost()
+
+
+def test_engines_that_died_one_after_the_other_under_a_sequence_are_enough():
+    sequence = SequenceState("r-0")
+    for number in range(limits.DEATHS_MAX):
+        assert not sequence.retry_limit_reached(set())
+        lose(sequence, Address("e1", f"boot{number}"))
+    assert sequence.retry_limit_reached(set())
+    assert sequence.retry_limit_reached({OTHER})
+
+
+def test_an_engine_that_was_only_silent_did_not_die():
+    sequence = SequenceState("r-0")
+    for _ in range(limits.DEATHS_MAX):
+        lose(sequence, ENGINE)
+    assert not sequence.retry_limit_reached({ENGINE})
+    assert not sequence.retry_limit_reached(set())
+
+
+def test_a_sequence_that_is_lost_adelta_and_adelta_ends():
+    sequence = SequenceState("r-0")
+    for _ in range(limits.LOSSES_MAX):
+        assert not sequence.retry_limit_reached({ENGINE})
+        lose(sequence, ENGINE)
+    assert sequence.retry_limit_reached({ENGINE})
