@@ -76,6 +76,8 @@ GATEWAY_HEARTBEAT_INTERVAL_S = 0.3
 TOKENIZER_HEARTBEAT_INTERVAL_S = 0.6
 """Whoever asks a tokenizer that has died asks another one: nothing waits for this. All are multiples of the shortest,
 so that processes wake at the same beats."""
+FIRST_HEARTBEATS_S = 1.5 * TOKENIZER_HEARTBEAT_INTERVAL_S
+"""How long a gateway that has started waits for the heartbeats of those that are alive before it answers requests."""
 LEASE_S = 0.6
 LEASE_INTERVALS = 3
 """Silence after which a member counts as dead: this long, and so many of its own intervals. More heartbeats cost a

@@ -6,6 +6,7 @@ engines about sequences without progress, and ticks. What happens within one req
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 
@@ -70,6 +71,7 @@ class GatewayActor(Actor):
         self._ticked_at, self._was_late = self._now(), False
         self._ticked = asyncio.Event()
         self._quiet = asyncio.Event()
+        self._complete = asyncio.Event()
 
     async def listen(self) -> None:
         """Binds this incarnation's subjects and the heartbeats of whom it needs."""
@@ -145,6 +147,15 @@ class GatewayActor(Actor):
         """The engines' last heartbeats, for metrics."""
         return self.members.alive("engine", self._now())
 
+    async def first_heartbeats(self) -> None:
+        """Returns when every model has one of each service, or when whatever is alive has sent a heartbeat.
+
+        Until then a missing service may only not have been heard yet.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limits.FIRST_HEARTBEATS_S):
+                await self._complete.wait()
+
     # --- messages ---
 
     @handles(TextEvents)
@@ -198,6 +209,8 @@ class GatewayActor(Actor):
         self._catalog.observe(beat)
         for lost in self.members.observe(beat, now):
             self._lost(Address(lost.id, lost.boot))
+        if not self._complete.is_set() and self._catalog.is_complete():
+            self._complete.set()
         if beat.state == "stalled" and self.members.get(beat.service, beat.id) is beat:
             self._stalled(Address(beat.id, beat.boot))
         if beat.service != "tokenizer":

@@ -75,6 +75,11 @@ class ModelCatalog:
             return ""
         return f"Waiting for: {'; or '.join(dict.fromkeys(map(', '.join, lacks)))}."
 
+    def is_complete(self) -> bool:
+        """Whether every model of which something was heard has one of each service."""
+        ready, known = self._ready(recent=False), self._known()
+        return bool(known) and not any(_missing(model, ready) for model in known)
+
     def _ready(self, *, recent: bool) -> dict[str, set[str]]:
         """The models that have a ready member of each service. `recent`: or had one not long ago, engines excepted."""
         now = self._now()

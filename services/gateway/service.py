@@ -40,7 +40,7 @@ class GatewayService:
         self._watch_task = asyncio.create_task(self._actor.watch())
         app = create_app(self._actor, self._settings, heartbeats=self._actor.engines)
         self._server = _Server(server_config(app, self._settings))
-        self._server_task = asyncio.create_task(self._server.serve(sockets=[listener]))
+        self._server_task = asyncio.create_task(self._serve(self._actor, listener))
 
     def status(self) -> GatewayStatus:
         """See Service."""
@@ -67,6 +67,12 @@ class GatewayService:
             self._watch_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watch_task
+
+    async def _serve(self, actor: GatewayActor, listener: socket.socket) -> None:
+        # Connections wait in the listener meanwhile: a client that came with the gateway's start must not be told that
+        # a service is missing which was only not heard yet.
+        await actor.first_heartbeats()
+        await self._server.serve(sockets=[listener])
 
 
 class _Server(uvicorn.Server):

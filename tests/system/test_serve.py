@@ -95,6 +95,17 @@ def test_a_killed_process_is_replaced_and_requests_work_again(name: str, served:
     assert after == before
 
 
+def test_a_request_that_comes_while_the_gateway_starts_again_waits_and_is_answered(
+    served: Served, client: openai.OpenAI
+) -> None:
+    before = client.chat.completions.create(model="tiny", **ASK).choices[0].message.content
+    for _ in range(3):
+        killed = served.pids()["gateway-1"]
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: not alive(killed), 5)  # noqa: B023
+        assert client.chat.completions.create(model="tiny", **ASK).choices[0].message.content == before
+
+
 @pytest.mark.parametrize("name", ["engine-1", "gateway-1"])
 def test_a_process_that_stands_still_again_and_again_costs_a_stream_nothing_but_time(
     name: str, served: Served, client: openai.OpenAI
