@@ -19,6 +19,7 @@ from shared.config import (
     SettingsError,
     TokenizerSettings,
     changed,
+    check_engine,
     flag,
 )
 from shared.other_options import VARIABLES
@@ -172,12 +173,9 @@ def check(serve: ServeSettings) -> None:
             raise SettingsError(f"{_COUNTS[name]}: {count} is not between 1 and {REPLICAS_MAX}")
     if not 0 <= serve.port <= 65535:
         raise SettingsError(f"--port: {serve.port} is not between 0 (any free port) and 65535")
-    if serve.use_lookahead and not serve.use_v2_block_manager:
-        raise SettingsError("--use-lookahead needs --use-v2-block-manager: add it")
+    check_engine(serve)
     if serve.nats_credentials and not serve.nats:
         raise SettingsError("--nats-credentials needs --nats: the server that is started here has its own")
-    if serve.use_lookahead and not serve.use_v2_block_manager:
-        raise SettingsError("--use-lookahead needs --use-v2-block-manager: add it")
     tls.check(serve)
 
 

@@ -40,6 +40,7 @@ __all__ = [
     "TokenizerSettings",
     "add_flags",
     "changed",
+    "check_engine",
     "flag",
     "normalise",
     "parse",
@@ -298,6 +299,12 @@ class EngineSettings(ModelSettings):
     max_context_len_to_capture: int | None = flag(
         None, "former name of --max-seq-len-to-capture", rule=AT_LEAST_1, group="engine: execution"
     )
+
+
+def check_engine(settings: EngineSettings) -> None:
+    """Raises SettingsError for settings of an engine that contradict each other, whatever the model."""
+    if settings.use_lookahead and not settings.use_v2_block_manager:
+        raise SettingsError("--use-lookahead needs --use-v2-block-manager: add it")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,8 +58,6 @@ class EngineActor(Actor):
         super().__init__(f"engine {host.id}", host.transport)
         self.sequences = SequenceTable()
         self.finished: dict[str, int] = defaultdict(int)
-        self.unsent = 0
-        """Messages with tokens that could not be sent."""
         self._host = host
         self._add = add
         self._abort = abort

@@ -24,7 +24,7 @@ from services.engine.loop import StepLoop, StepReport
 from services.engine.warmup import warm_up
 from services.engine.worker.seam import ModelWorker
 from shared.clock import Clock, SystemClock
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings, SettingsError, check_engine
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,8 @@ class Engine:
         Raises SettingsError for settings that contradict each other or the model, ServiceError for a model that cannot
         be loaded.
         """
-        settings = with_present_names(check_settings(settings))
+        check_engine(settings)
+        settings = with_present_names(settings)
         worker = (make_worker or load_model)(settings)
         limits = core_limits(settings, worker.facts())
         if settings.use_warmup:
@@ -113,13 +114,6 @@ class Engine:
     def close(self) -> None:
         """Frees the device's memory. The engine cannot be used afterwards."""
         self.executor.close()
-
-
-def check_settings(settings: EngineSettings) -> EngineSettings:
-    """The settings. Raises SettingsError when some contradict each other; reads no file."""
-    if settings.use_lookahead and not settings.use_v2_block_manager:
-        raise SettingsError("--use-lookahead needs --use-v2-block-manager: add it")
-    return settings
 
 
 def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:

@@ -6,7 +6,7 @@ import contextlib
 import msgspec
 
 from services.engine.actor import EngineActor
-from services.engine.engine import Engine, MakeWorker, check_settings
+from services.engine.engine import Engine, MakeWorker
 from services.engine.loop import Driver, StepReport, ThreadedLoop
 from services.engine.progress import ProgressMonitor
 from services.engine.reports import ReportQueue
@@ -15,7 +15,7 @@ from shared import limits
 from shared.actors.host import Host
 from shared.actors.presence import sleep_to_beat
 from shared.clock import Clock
-from shared.config import EngineSettings
+from shared.config import EngineSettings, check_engine
 from shared.messages import EngineStatus, ServiceName
 from shared.model_files import DEMO_NAME, model_aliases, model_name
 
@@ -31,7 +31,8 @@ class EngineService:
     name: ServiceName = "engine"
 
     def __init__(self, settings: EngineSettings, make_worker: MakeWorker | None = None) -> None:
-        self._settings = check_settings(settings)
+        check_engine(settings)
+        self._settings = settings
         self._make_worker = make_worker
         self._status: EngineStatus | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -122,29 +123,29 @@ class EngineService:
         self._refreshed_at = self._clock.monotonic()
         core, facts, settings = self.engine.counters(), self.engine.facts, self._settings
         self._status = EngineStatus(
-            model_name(settings),
-            settings.model or DEMO_NAME,
-            facts.max_model_len,
-            facts.vocab_size,
-            facts.block_size,
-            facts.num_blocks,
-            core.num_free_blocks,
-            self.engine.limits.max_num_seqs,
-            core.num_running,
-            core.num_waiting,
-            core.num_waiting_tokens,
-            core.step,
-            core.prompt_tokens,
-            core.generation_tokens,
-            core.prefix_cache_queries,
-            core.prefix_cache_hits,
-            core.preemptions,
-            tuple(self.actor.finished.items()),
-            core.cached_tokens,
-            core.swapped_out_blocks,
-            core.swapped_in_blocks,
-            core.drafted_tokens,
-            core.accepted_tokens,
-            model_aliases(settings),
-            facts.configuration,
+            model=model_name(settings),
+            model_path=settings.model or DEMO_NAME,
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            block_size=facts.block_size,
+            num_blocks=facts.num_blocks,
+            num_free_blocks=core.num_free_blocks,
+            max_num_seqs=self.engine.limits.max_num_seqs,
+            num_running=core.num_running,
+            num_waiting=core.num_waiting,
+            num_waiting_tokens=core.num_waiting_tokens,
+            step=core.step,
+            prompt_tokens=core.prompt_tokens,
+            generation_tokens=core.generation_tokens,
+            prefix_cache_queries=core.prefix_cache_queries,
+            prefix_cache_hits=core.prefix_cache_hits,
+            preemptions=core.preemptions,
+            finished=tuple(self.actor.finished.items()),
+            cached_tokens=core.cached_tokens,
+            swapped_out_blocks=core.swapped_out_blocks,
+            swapped_in_blocks=core.swapped_in_blocks,
+            drafted_tokens=core.drafted_tokens,
+            accepted_tokens=core.accepted_tokens,
+            model_aliases=model_aliases(settings),
+            configuration=facts.configuration,
         )
