@@ -5,12 +5,12 @@ They are the service's own settings (`shared.config.EngineSettings`), plus names
 
 import difflib
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from antiphon.settings import ServeSettings
 from shared.config import BusSettings, EngineSettings, changed, flag, validated
+from shared.other_options import BY_NAME, Other
 
 _GROUP = "offline"
 _FORMER = "max_context_len_to_capture"
@@ -31,30 +31,34 @@ class EngineArgs(EngineSettings):
         return EngineSettings(**{item.name: getattr(self, item.name) for item in fields(EngineSettings)})
 
 
-_REFUSED: Mapping[str, tuple[Any, str]] = {
-    "tensor_parallel_size": (1, "one process computes on one device: start several engines with `antiphon serve`"),
-    "quantization": (None, "quantized checkpoints are not loaded yet"),
-}
-"""Name -> (the value that asks for nothing, why others are refused)."""
-
-
 def engine_args(**values: Any) -> EngineArgs:
     """Checked arguments; None means the default.
 
     Raises TypeError for an unknown name or a value of another type, ValueError for a value that is not possible here.
     Warns of names that have no effect, and of deprecated ones.
     """
-    known = _names(EngineArgs)
-    without_effect = _names(BusSettings) | (_names(ServeSettings) - known)
-    for name in values:
-        if name not in known | without_effect:
+    known, of_server = _names(EngineArgs), _names(BusSettings) | (_names(ServeSettings) - _names(EngineArgs))
+    for name, value in values.items():
+        other = BY_NAME.get(_option(name))
+        if other is not None:
+            _answer(name, value, other)
+        elif name in of_server and value is not None:
+            warnings.warn(f"{name!r} has no effect: there is no server in this process", stacklevel=3)
+        elif name not in known | of_server:
             near = difflib.get_close_matches(name, sorted(known), n=1)
             raise TypeError(f"unknown argument {name!r}" + (f": did you mean {near[0]!r}?" if near else ""))
-    for name, (harmless, reason) in _REFUSED.items():
-        if values.get(name, harmless) not in (harmless, None):
-            raise ValueError(f"{name}={values[name]!r} is not possible: {reason}.")
-    _warn(values, without_effect)
+    if values.get(_FORMER) is not None:
+        warnings.warn(f"'{_FORMER}' is deprecated: use 'max_seq_len_to_capture'", DeprecationWarning, stacklevel=3)
     return validated(EngineArgs, {name: value for name, value in values.items() if name in known})
+
+
+def _answer(name: str, value: Any, other: Other) -> None:
+    """What the server's command line says about the option of that name."""
+    if value is None or value is False or str(value).lower() in other.asks_nothing:
+        return
+    if other.refused:
+        raise ValueError(f"{name}={value!r} {other.because}.")
+    warnings.warn(f"{name!r} {other.because}", stacklevel=4)
 
 
 _EXTENSIONS = {
@@ -75,10 +79,5 @@ def _names(kind: type[Any]) -> set[str]:
     return {item.name for item in fields(kind)}
 
 
-def _warn(values: Mapping[str, Any], without_effect: set[str]) -> None:
-    for name in sorted(name for name in without_effect & values.keys() if values[name] is not None):
-        warnings.warn(f"{name!r} has no effect: there is no server in this process", stacklevel=4)
-    if values.get("disable_custom_all_reduce"):
-        warnings.warn("'disable_custom_all_reduce' has no effect: the model runs on one device", stacklevel=4)
-    if values.get(_FORMER) is not None:
-        warnings.warn(f"'{_FORMER}' is deprecated: use 'max_seq_len_to_capture'", DeprecationWarning, stacklevel=4)
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -50,13 +50,25 @@ def test_an_unknown_argument_is_a_type_error_with_the_nearest_name() -> None:
         ({"dtype": "float8"}, ValueError, "dtype: 'float8' is not one of auto"),
         ({"max_num_seqs": "4"}, TypeError, "max_num_seqs: '4' is not a value of type int"),
         ({"max_num_seqs": True}, TypeError, "max_num_seqs: True is not a value of type int"),
-        ({"tensor_parallel_size": 2}, ValueError, "tensor_parallel_size=2 is not possible: "),
-        ({"quantization": "awq"}, ValueError, "quantization='awq' is not possible: "),
+        ({"tensor_parallel_size": 2}, ValueError, "tensor_parallel_size=2 is not supported here: "),
+        ({"quantization": "awq"}, ValueError, "quantization='awq' is not supported here: "),
+        ({"enable_lora": True}, ValueError, "enable_lora=True is not supported here: adapters"),
+        ({"guided_decoding_backend": "outlines"}, ValueError, "guided_decoding_backend='outlines' is not supported"),
     ],
 )
 def test_an_impossible_value_is_refused_and_named(values: dict[str, Any], kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=said):
         engine_args(model="m", **values)
+
+
+def test_what_has_no_effect_warns_and_what_asks_for_nothing_passes() -> None:
+    for values in ({"disable_custom_all_reduce": True}, {"preemption_mode": "swap"}, {"host": "0.0.0.0"}):
+        with pytest.warns(UserWarning, match=f"'{next(iter(values))}' has no effect"):
+            engine_args(model="m", **values)
+    nothing = {"tensor_parallel_size": 1, "quantization": None, "enable_lora": False, "speculative_model": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine_args(model="m", **nothing)
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
