@@ -1,4 +1,4 @@
-"""What the comparisons with transformers share: the models' variants, and core and worker in a plain loop."""
+"""What the comparisons with transformers share: the models' variants, and an engine whose plans are kept."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits, StepPlan
-from services.engine.core.request import SequenceSpec
+from services.engine import engine as product
+from services.engine.core.plan import CoreLimits, StepPlan, StepResult
+from services.engine.core.request import Outcome, SequenceSpec
+from services.engine.executor import UniprocExecutor
+from services.engine.loop import StepReport
 from services.engine.worker.seam import ModelWorker
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings
@@ -116,8 +118,31 @@ def make_worker(backend: str, directory: Path, **overrides: Any) -> ModelWorker:
     return make_cpu_worker(directory, chosen, *(() if backend == "native" else (backend,)))
 
 
+class _Recorder:
+    """A worker that keeps the plans it is given and computes each before the next is made."""
+
+    def __init__(self, worker: ModelWorker) -> None:
+        self.plans: list[StepPlan] = []
+        self.facts, self.close = worker.facts, worker.close
+        self._worker = worker
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        return self._worker.run(plan)
+
+
+class _NoClock:
+    """Time that does not pass: whether to guess tokens must not depend on how fast this machine is."""
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def time_ns(self) -> int:
+        return 0
+
+
 class Engine:
-    """Core and worker in a plain loop."""
+    """The product's engine around a worker, stepped by hand."""
 
     def __init__(self, directory: Path, limits: CoreLimits, backend: str = "torch", **overrides: Any) -> None:
         self._start(make_worker(backend, directory, max_num_seqs=limits.max_num_seqs, **overrides), limits)
@@ -130,19 +155,25 @@ class Engine:
         return engine
 
     def _start(self, worker: ModelWorker, limits: CoreLimits) -> None:
-        self.worker = worker
-        self.core = Core(limits, self.worker.facts())
-        self.plans: list[StepPlan] = []
+        recorder = _Recorder(worker)
+        self.worker, self.plans = worker, recorder.plans
+        self._reports: list[StepReport] = []
+        self._engine = product.Engine(UniprocExecutor(recorder), limits, self._reports.append, clock=_NoClock())
+        self.core = self._engine.core
         self.cached: dict[str, int] = {}
+
+    def step(self) -> list[Outcome]:
+        """One step; what it gave."""
+        self._reports.clear()
+        self._engine.step()
+        return [outcome for report in self._reports for outcome in report.outcomes]
 
     def generate(self, prompts: list[list[int]], params: SamplingParams | None = None) -> list[list[int]]:
         output: dict[str, list[int]] = {f"{len(self.plans)}-{i}": [] for i in range(len(prompts))}
         for request_id, prompt in zip(output, prompts, strict=True):
             self.core.add(SequenceSpec(request_id, tuple(prompt), params or greedy()))
         while any(request_id in self.core for request_id in output):
-            plan = self.core.schedule()
-            self.plans.append(plan)
-            for outcome in self.core.apply(plan, self.worker.run(plan)):
+            for outcome in self.step():
                 output[outcome.request_id] += outcome.token_ids
                 self.cached[outcome.request_id] = outcome.num_cached_tokens
         return list(output.values())
@@ -155,9 +186,7 @@ class Engine:
         for request_id, prompt in zip(rows, prompts, strict=True):
             self.core.add(SequenceSpec(request_id, tuple(prompt), params))
         while self.core.sequences:
-            plan = self.core.schedule()
-            self.plans.append(plan)
-            for outcome in self.core.apply(plan, self.worker.run(plan)):
+            for outcome in self.step():
                 for report in outcome.logprobs:
                     row = np.full(vocab_size, np.nan)
                     row[list(report.top_token_ids)] = report.top_logprobs

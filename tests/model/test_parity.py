@@ -103,7 +103,7 @@ def test_an_8_bit_cache_moves_log_probabilities_a_little(models: Models) -> None
     for kind in ("auto", "fp8", "fp8_e4m3", "fp8_e5m2"):
         engine = Engine(models("llama"), CoreLimits(1, 64), kv_cache_dtype=kind)
         engine.core.add(SequenceSpec("a", tuple(prompt), SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)))
-        (outcome,) = engine.core.apply(plan := engine.core.schedule(), engine.worker.run(plan))
+        (outcome,) = engine.step()
         reports[kind] = outcome.logprobs[0].logprob
     assert reports["fp8"] == reports["fp8_e4m3"]
     errors = [abs(reports[kind] - reports["auto"]) for kind in ("fp8_e4m3", "fp8_e5m2")]
@@ -121,9 +121,7 @@ def test_forks_of_a_running_sequence_give_what_they_give_alone(backend: str, mod
     output: dict[str, list[int]] = {str(number): [] for number in range(4)}
     engine.core.add(SequenceSpec("0", tuple(prompt), params[0]))
     while engine.core.sequences or not output["3"]:
-        plan = engine.core.schedule()
-        engine.plans.append(plan)
-        for outcome in engine.core.apply(plan, engine.worker.run(plan)):
+        for outcome in engine.step():
             output[outcome.request_id] += outcome.token_ids
         if len(engine.plans) == 2:
             for number in (1, 2, 3):

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
+from services.engine.engine import Engine
 from services.engine.worker.load import load_worker
 from services.engine.worker.model_files import read_config
 from services.engine.worker.torch_worker import load_model
@@ -75,13 +74,14 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_models_own_code_runs_when_it_is_trusted(own_code: Path) -> None:
     prompt = [5, 6, 7, 8, 9]
     given = {"device": "cpu", "threads": 1, "kv_cache_memory_gb": 0.01, "trust_remote_code": True}
-    worker = load_worker(EngineSettings(model=str(own_code), **given))
-    core = Core(CoreLimits(), worker.facts())
-    core.add(SequenceSpec("r", tuple(prompt), SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)))
     tokens: list[int] = []
-    while core.sequences:
-        plan = core.schedule()
-        tokens += [token for outcome in core.apply(plan, worker.run(plan)) for token in outcome.token_ids]
+    engine = Engine.build(
+        EngineSettings(model=str(own_code), **given),
+        lambda report: tokens.extend(token for outcome in report.outcomes for token in outcome.token_ids),
+    )
+    engine.add(SequenceSpec("r", tuple(prompt), SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)))
+    while engine.has_work:
+        engine.step()
     plain = {**read_config(own_code), "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
     del plain["auto_map"]
     (own_code / "config.json").write_text(json.dumps(plain))

@@ -8,11 +8,10 @@ import pytest
 
 from services.engine import progress
 from services.engine.computing_threads import observe
-from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts, ScheduledSequence, StepPlan, StepResult
+from services.engine.engine import Engine
 from services.engine.executor import UniprocExecutor
 from services.engine.flight import Flight, RunningStep
-from services.engine.loop import StepLoop
 from services.engine.pace import Timing
 from services.engine.progress import ProgressMonitor
 from services.engine.watchdog import Activity, ProgressWatchdog, Stall
@@ -34,7 +33,7 @@ def step(expected_s: float | None = None, start: int = 0, basis_start: int = 0) 
     return RunningStep(1, 0.0, expected_s or 0.0, shares(start), basis)
 
 
-class Engine:
+class WatchedEngine:
     """A watchdog that is asked at every heartbeat, and what it watches."""
 
     def __init__(self, *, on_host: bool = True) -> None:
@@ -67,14 +66,14 @@ class Engine:
 
 
 def test_a_long_step_that_computes_is_no_hang_when_nothing_is_expected() -> None:
-    engine = Engine()
+    engine = WatchedEngine()
     engine.step = step()
     assert engine.first_stall(600.0) is None
 
 
 @pytest.mark.parametrize("expected_s", [None, 0.01, 3.0])
 def test_a_step_that_uses_no_processor_is_seen_well_within_two_seconds(expected_s: float | None) -> None:
-    engine = Engine()
+    engine = WatchedEngine()
     engine.step, engine.busy = step(expected_s), False
     seen_s = engine.first_stall(10.0)
     assert seen_s is not None
@@ -82,7 +81,7 @@ def test_a_step_that_uses_no_processor_is_seen_well_within_two_seconds(expected_
 
 
 def test_a_step_that_hangs_after_it_computed_is_seen_as_soon() -> None:
-    engine = Engine()
+    engine = WatchedEngine()
     engine.step = step()
     assert engine.first_stall(30.0) is None
     hangs_from, engine.busy = engine.now_s, False
@@ -92,13 +91,13 @@ def test_a_step_that_hangs_after_it_computed_is_seen_as_soon() -> None:
 
 
 def test_a_thread_that_waits_for_its_turn_or_for_a_disk_does_not_hang() -> None:
-    engine = Engine()
+    engine = WatchedEngine()
     engine.step, engine.busy, engine.ready = step(), False, True
     assert engine.first_stall(60.0) is None
 
 
 def test_where_threads_cannot_be_read_only_the_expectation_counts() -> None:
-    engine = Engine()
+    engine = WatchedEngine()
     engine.step, engine.busy, engine.readable = step(), False, False
     assert engine.first_stall(60.0) is None
     engine.step = step(0.02)._replace(started_s=engine.now_s)
@@ -110,43 +109,43 @@ def test_where_threads_cannot_be_read_only_the_expectation_counts() -> None:
 
 @pytest.mark.parametrize(("expected_s", "limit_s"), [(0.02, limits.STEP_STALL_S), (0.5, 5.0), (3.0, 30.0)])
 def test_a_step_that_spins_is_seen_when_it_takes_far_longer_than_expected(expected_s: float, limit_s: float) -> None:
-    engine = Engine()
+    engine = WatchedEngine()
     engine.step = step(expected_s)
     assert engine.first_stall(100.0) == pytest.approx(limit_s, abs=1.5 * BEAT_S)
 
 
 def test_a_context_that_is_longer_than_those_before_may_take_longer() -> None:
-    engine = Engine()
+    engine = WatchedEngine()
     engine.step = step(0.5, start=99_999, basis_start=999)
     assert engine.first_stall(600.0) == pytest.approx(500.0, abs=1.5 * BEAT_S)
 
 
 def test_a_shorter_context_changes_nothing() -> None:
-    engine = Engine()
+    engine = WatchedEngine()
     engine.step = step(0.5, start=9, basis_start=99_999)
     assert engine.first_stall(600.0) == pytest.approx(5.0, abs=1.5 * BEAT_S)
 
 
 def test_on_a_device_idle_threads_say_nothing_and_a_first_step_has_a_minute() -> None:
-    engine = Engine(on_host=False)
+    engine = WatchedEngine(on_host=False)
     engine.step, engine.busy = step(), False
     assert engine.first_stall(600.0) == pytest.approx(limits.DEVICE_FIRST_STEP_S, abs=1.5 * BEAT_S)
 
 
 def test_on_a_device_a_step_may_compile_a_kernel() -> None:
-    engine = Engine(on_host=False)
+    engine = WatchedEngine(on_host=False)
     engine.step, engine.busy = step(0.01), False
     assert engine.first_stall(600.0) == pytest.approx(limits.DEVICE_STEP_STALL_S, abs=1.5 * BEAT_S)
 
 
 def test_an_engine_without_work_never_stalls() -> None:
-    engine = Engine()
+    engine = WatchedEngine()
     engine.busy = False
     assert engine.first_stall(600.0) is None
 
 
 def test_steps_that_end_never_stall() -> None:
-    engine = Engine()
+    engine = WatchedEngine()
     engine.busy = False
     for _ in range(50):
         engine.step = step(0.01)._replace(started_s=engine.now_s)
@@ -154,13 +153,13 @@ def test_steps_that_end_never_stall() -> None:
 
 
 def test_a_step_thread_that_sleeps_on_purpose_is_not_idle() -> None:
-    engine = Engine()
+    engine = WatchedEngine()
     engine.step, engine.busy, engine.asleep_until_s = step(10.0), False, 9.0
     assert engine.first_stall(100.0) == pytest.approx(9.0 + limits.STEP_IDLE_S, abs=1.5 * BEAT_S)
 
 
 def test_a_process_that_stood_still_as_a_whole_is_not_stalled_when_it_wakes() -> None:
-    engine = Engine()
+    engine = WatchedEngine()
     engine.step, engine.busy = step(0.02), False
     engine.first_stall(0.5)
     engine.now_s += 3600.0
@@ -171,7 +170,7 @@ def test_a_process_that_stood_still_as_a_whole_is_not_stalled_when_it_wakes() ->
 
 
 def test_a_step_that_hangs_on_after_the_process_stood_still_is_seen() -> None:
-    engine = Engine()
+    engine = WatchedEngine()
     engine.step, engine.busy = step(0.02), False
     engine.judge()
     engine.now_s += 3600.0
@@ -183,7 +182,7 @@ def test_a_step_that_hangs_on_after_the_process_stood_still_is_seen() -> None:
 
 
 def test_a_stall_lasts_until_the_step_ends_and_counts_from_its_first_judgement() -> None:
-    engine = Engine()
+    engine = WatchedEngine()
     engine.step, engine.busy = step(0.02), False
     since_s = engine.first_stall(10.0)
     assert since_s is not None
@@ -197,7 +196,7 @@ def test_a_stall_lasts_until_the_step_ends_and_counts_from_its_first_judgement()
 
 
 def test_time_in_which_the_process_stood_still_does_not_end_it() -> None:
-    engine = Engine()
+    engine = WatchedEngine()
     engine.step, engine.busy = step(0.02), False
     assert engine.first_stall(10.0)
     engine.now_s += 3600.0
@@ -295,7 +294,7 @@ def test_an_engine_that_stays_stalled_ends_with_13_and_says_where_its_threads_ar
 ) -> None:
     clock, codes = Held(), list[int]()
     monkeypatch.setattr(progress.sys, "__stderr__", None)
-    steps = StepLoop(Core(CoreLimits(4, 64), FACTS), UniprocExecutor(Worker()), clock, lambda report: None)
+    steps = Engine(UniprocExecutor(Worker()), CoreLimits(4, 64), lambda report: None, clock=clock).loop
     monitor = ProgressMonitor(steps, clock, on_host=True, end=codes.append)
     steps.flight.running = step(0.02)
     stalled_s = 0.0
@@ -314,7 +313,7 @@ def test_an_engine_that_stays_stalled_ends_with_13_and_says_where_its_threads_ar
 
 def test_an_engine_that_goes_on_says_so(caplog: pytest.LogCaptureFixture) -> None:
     clock = Held()
-    steps = StepLoop(Core(CoreLimits(4, 64), FACTS), UniprocExecutor(Worker()), clock, lambda report: None)
+    steps = Engine(UniprocExecutor(Worker()), CoreLimits(4, 64), lambda report: None, clock=clock).loop
     monitor = ProgressMonitor(steps, clock, on_host=True, end=pytest.fail)
     steps.flight.running = step(0.02)
     while not monitor.check():

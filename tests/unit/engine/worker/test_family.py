@@ -2,9 +2,10 @@
 
 import pytest
 
-from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
+from services.engine.engine import Engine
+from services.engine.loop import StepReport
 from services.engine.worker.load import load_worker
 from services.engine.worker.seam import ModelWorker
 from shared.config import EngineSettings
@@ -17,18 +18,18 @@ SEEDS = (0, 1, 2, 3)
 
 def generate(worker: ModelWorker, together: bool, budget: int) -> tuple[list[list[int]], int]:
     """Each seed's tokens, and the tokens that were computed."""
-    core = Core(CoreLimits(4, budget, enable_prefix_caching=False), worker.facts())
+    reports: list[StepReport] = []
+    engine = Engine.of_worker(worker, CoreLimits(4, budget, enable_prefix_caching=False), reports.append)
     given: dict[str, list[int]] = {}
-    num_tokens = 0
     for seed in SEEDS:
         params = SamplingParams(max_tokens=8, temperature=float(seed > 0), seed=seed, ignore_eos=True)
-        core.add(SequenceSpec(f"{seed}", PROMPT, params, family="r" if together else ""))
+        engine.add(SequenceSpec(f"{seed}", PROMPT, params, family="r" if together else ""))
         given[f"{seed}"] = []
-    while not (plan := core.schedule()).empty:
-        num_tokens += plan.num_tokens
-        for outcome in core.apply(plan, worker.run(plan)):
-            given[outcome.request_id] += outcome.token_ids
-    return list(given.values()), num_tokens
+    while engine.step():
+        pass
+    for outcome in (outcome for report in reports for outcome in report.outcomes):
+        given[outcome.request_id] += outcome.token_ids
+    return list(given.values()), sum(report.num_tokens for report in reports)
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
