@@ -10,16 +10,16 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
-from services.gateway.dispatcher import Dispatcher
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.model_catalog import RETRY_AFTER_S, SERVICES, ModelCatalog
-from services.gateway.orders import split_sequence_id
-from services.gateway.peers import Peers
-from services.gateway.placement import Router
-from services.gateway.progress import ProgressWatch
-from services.gateway.prompts import text_size, tokenize_message
-from services.gateway.request_actor import GatewayParts, RequestActor
-from services.gateway.sequence_state import Address
+from services.gateway.requests.dispatcher import Dispatcher
+from services.gateway.requests.messages import split_sequence_id
+from services.gateway.requests.progress_watch import ProgressWatch
+from services.gateway.requests.prompts import text_size, tokenize_message
+from services.gateway.requests.request_actor import GatewayParts, RequestActor
+from services.gateway.requests.router import Router
+from services.gateway.requests.sequence_state import Address
+from services.gateway.requests.service_clients import ServiceClients
 from shared import limits
 from shared.actors.actor import Actor, Envelope, handles, tell_in_parts
 from shared.actors.host import Host
@@ -58,7 +58,7 @@ class GatewayActor(Actor):
         self.requests: dict[str, RequestActor] = {}
         self.unknown_events = 0
         self._host = host
-        router, peers, watch = Router(), Peers(host, self.members), ProgressWatch()
+        router, peers, watch = Router(), ServiceClients(host, self.members), ProgressWatch()
         self._peers = peers
         self._parts = GatewayParts(
             host, self.members, router, peers, Dispatcher(host, self.members, router, peers), watch

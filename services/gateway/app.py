@@ -5,14 +5,15 @@ from collections.abc import Callable, Sequence
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from services.gateway import http_errors, openapi
-from services.gateway.auth import ApiKeys
-from services.gateway.edge import Edge
 from services.gateway.engine_metrics import EngineCollector
 from services.gateway.generation import Backend
-from services.gateway.generation_endpoints import GenerationEndpoints
+from services.gateway.http import errors as http_errors
+from services.gateway.http.auth import ApiKeys
+from services.gateway.http.edge import Edge
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.service_endpoints import ServiceEndpoints
+from services.gateway.openai import openapi
+from services.gateway.openai.endpoints import GenerationEndpoints
+from services.gateway.openai.service_endpoints import ServiceEndpoints
 from shared.config import GatewaySettings
 from shared.flags import json_words
 from shared.messages import Heartbeat

@@ -1,19 +1,12 @@
 """What the gateway measures, in Prometheus's terms and under vLLM's names where vLLM has one.
 
-Everything here is observed at the HTTP edge: times count from a request's arrival and are differences of one monotonic
-clock. What the engines report about themselves is in `engine_metrics`; no name is in both.
+They are observed at the HTTP edge (`http.edge`, `openai.request_meter`). What the engines report about themselves is in
+`engine_metrics`; no name is in both.
 """
-
-import time
-from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
-
-from services.gateway.exchange import Exchange
-from services.gateway.generation import SequenceUpdate
-from services.gateway.tally import Tally
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _MILLISECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
@@ -85,58 +78,3 @@ class GatewayMetrics:
         self, name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = _MODEL
     ) -> Histogram:
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
-
-
-class RequestMeter:
-    """Measures one generation."""
-
-    def __init__(self, metrics: GatewayMetrics, exchange: Exchange) -> None:
-        self._metrics = metrics
-        self._model = exchange.card.name
-        self._started_s = exchange.arrival.started_s
-        self._first_s = 0.0
-        self._last_s = [0.0] * exchange.num_sequences
-        self._inter_token = metrics.inter_token.labels(self._model)
-        self._generation_tokens = metrics.generation_tokens.labels(self._model)
-        metrics.request_n.labels(self._model).observe(exchange.request.n)
-        if exchange.request.params.max_tokens:
-            metrics.request_max_tokens.labels(self._model).observe(exchange.request.params.max_tokens)
-
-    @property
-    def time_to_first_token_s(self) -> float:
-        """0 while there is none."""
-        return self._first_s - self._started_s if self._first_s else 0.0
-
-    def saw(self, update: SequenceUpdate) -> None:
-        """A sequence gained something."""
-        if not update.token_ids:
-            return
-        now = time.perf_counter()
-        last, self._last_s[update.index] = self._last_s[update.index], now
-        self._generation_tokens.inc(len(update.token_ids))
-        if last:
-            self._inter_token.observe(now - last)
-        elif not self._first_s:
-            self._first_s = now
-            self._metrics.first_token.labels(self._model).observe(now - self._started_s)
-
-    def completed(self, tally: Tally, num_prompt_tokens: int) -> None:
-        """The whole answer is there."""
-        metrics, model = self._metrics, self._model
-        metrics.latency.labels(model).observe(time.perf_counter() - self._started_s)
-        metrics.prompt_tokens.labels(model).inc(num_prompt_tokens)
-        metrics.cached_tokens.labels(model).inc(tally.num_cached_tokens)
-        metrics.request_prompt_tokens.labels(model).observe(num_prompt_tokens)
-        metrics.request_generation_tokens.labels(model).observe(sum(one.num_tokens for one in tally.choices))
-        for seconds in self._mean_times(tally):
-            metrics.per_token.labels(model).observe(seconds)
-
-    def ended(self, tally: Tally, reason_of_the_rest: str) -> None:
-        """Counts how each sequence ended; those without an end of their own for the given reason."""
-        for choice in tally.choices:
-            self._metrics.success.labels(self._model, choice.finish_reason or reason_of_the_rest).inc()
-
-    def _mean_times(self, tally: Tally) -> Iterator[float]:
-        for choice, last in zip(tally.choices, self._last_s, strict=True):
-            if choice.num_tokens > 1:
-                yield (last - self._first_s) / (choice.num_tokens - 1)

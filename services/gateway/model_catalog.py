@@ -8,7 +8,7 @@ feeds it heartbeats and asks it.
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from services.gateway.generation import ModelCard
-from services.gateway.placement import model_of, served_configurations, served_models
+from services.gateway.requests.router import model_of, served_configurations, served_models
 from shared import limits
 from shared.actors.presence import Members
 from shared.clock import Clock

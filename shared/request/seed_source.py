@@ -9,15 +9,15 @@ import hashlib
 import secrets
 from collections.abc import Callable
 
-Draw = Callable[[], int]
+SeedSource = Callable[[], int]
 
 
-def from_chance() -> int:
+def random_seed() -> int:
     """A seed that nobody can foretell, 63 bits."""
     return secrets.randbits(63)
 
 
-class Numbered:
+class SequentialSeeds:
     """Seeds for the first, the second, … request, as a function of the server's seed."""
 
     def __init__(self, seed: int) -> None:
@@ -31,6 +31,6 @@ class Numbered:
         return int.from_bytes(digest[:8], "little") >> 1
 
 
-def seeds_of(seed: int | None) -> Draw:
+def seeds_of(seed: int | None) -> SeedSource:
     """What draws seeds for a server with this seed, or with none."""
-    return from_chance if seed is None else Numbered(seed)
+    return random_seed if seed is None else SequentialSeeds(seed)

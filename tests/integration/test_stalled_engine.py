@@ -16,8 +16,8 @@ import pytest
 
 from services.detokenizer.service import DetokenizerService
 from services.gateway.generation import GenerationRequest
-from services.gateway.request_actor import RequestActor
-from services.gateway.sequence_state import Phase
+from services.gateway.requests.request_actor import RequestActor
+from services.gateway.requests.sequence_state import Phase
 from services.tokenizer.service import TokenizerService
 from shared.actors.host import Host, Service
 from shared.actors.presence import HeartbeatTask, interval_of

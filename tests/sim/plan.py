@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.prompts import sequence_params
+from services.gateway.requests.prompts import sequence_params
 from shared.sampling import SamplingParams
 from tests.sim.model import HashModel, Reference, reference
 

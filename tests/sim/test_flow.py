@@ -8,7 +8,7 @@ import pytest
 
 from services.gateway.actor import GatewayActor
 from services.gateway.generation import GenerationRequest
-from services.gateway.sequence_state import Phase
+from services.gateway.requests.sequence_state import Phase
 from shared import limits
 from shared.actors import payload
 from shared.actors.transport import Delivery

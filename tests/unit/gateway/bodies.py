@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.gateway import chat_schema, completion_schema, parameters, unsupported_params
 from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.openai_api import read_body, read_fields
+from services.gateway.openai import parameters, schemas, unsupported_params
+from services.gateway.openai.body import read_body, read_fields
 from shared.errors import ServiceError
 
 CARD = ModelCard(name="toy", path="/models/toy", max_model_len=512, vocab_size=300, created=1)
@@ -17,15 +17,15 @@ HELLO = [{"role": "user", "content": "hello"}]
 def completion(**fields: Any) -> GenerationRequest:
     """A completion request as the edge reads it. `prompt` has a default."""
     data = json.dumps({"prompt": "hello", **fields}).encode()
-    unsupported_params.check(read_fields(data), completion_schema.CompletionBody)
-    return parameters.completion(read_body(data, completion_schema.DECODER), CARD, "r" * 22)
+    unsupported_params.check(read_fields(data), schemas.CompletionBody)
+    return parameters.completion(read_body(data, schemas.COMPLETION_DECODER), CARD, "r" * 22)
 
 
 def chat(**fields: Any) -> GenerationRequest:
     """A chat request as the edge reads it. `messages` has a default."""
     data = json.dumps({"messages": HELLO, **fields}).encode()
-    unsupported_params.check(read_fields(data), chat_schema.ChatBody)
-    return parameters.chat(read_body(data, chat_schema.DECODER), CARD, "r" * 22)
+    unsupported_params.check(read_fields(data), schemas.ChatBody)
+    return parameters.chat(read_body(data, schemas.CHAT_DECODER), CARD, "r" * 22)
 
 
 def refusal(read: Any, code: str, param: str, **fields: Any) -> ServiceError:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from services.gateway.actor import TICK_S, GatewayActor
-from services.gateway.exchange import system_fingerprint
+from services.gateway.openai.request_context import system_fingerprint
 from shared import limits
 from shared.actors.actor import Envelope
 from shared.actors.host import Host

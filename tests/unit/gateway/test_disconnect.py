@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway import request_body
-from services.gateway.disconnect import ClientGoneError, unless_gone
+from services.gateway.http import request_body
+from services.gateway.http.disconnect import ClientGoneError, unless_gone
 from shared import limits
 from shared.errors import ServiceError
 

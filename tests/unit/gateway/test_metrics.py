@@ -2,10 +2,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.gateway.engine_metrics import EngineCollector
-from services.gateway.metrics import GatewayMetrics, RequestMeter
-from services.gateway.tally import Tally
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai.choices import ChoiceAccumulator
+from services.gateway.openai.request_meter import RequestMeter
 from shared.messages import EngineStatus, GatewayStatus, Heartbeat, ServiceState
-from tests.unit.gateway.exchanges import exchange, update
+from tests.unit.gateway.request_contexts import context, update
 
 ENGINE = EngineStatus(
     model="toy",
@@ -81,8 +82,8 @@ def test_an_engine_whose_computing_stands_still_shows():
 
 
 def test_a_request_is_measured_from_its_arrival():
-    metrics, one = GatewayMetrics(), exchange(n=2)
-    meter, tally = RequestMeter(metrics, one), Tally(1, 2)
+    metrics, one = GatewayMetrics(), context(n=2)
+    meter, accumulator = RequestMeter(metrics, one), ChoiceAccumulator(1, 2)
     for item in (
         update("", 0, token_ids=()),
         update("a", 0),
@@ -90,11 +91,11 @@ def test_a_request_is_measured_from_its_arrival():
         update("c", 1, num_cached_tokens=9),
         update("d", 0),
     ):
-        tally.choices[item.index].add(item)
+        accumulator.choices[item.index].add(item)
         meter.saw(item)
-    tally.choices[0].add(update("", 0, token_ids=(), finish_reason="stop", num_cached_tokens=2))
-    meter.completed(tally, 7)
-    meter.ended(tally, "abort")
+    accumulator.choices[0].add(update("", 0, token_ids=(), finish_reason="stop", num_cached_tokens=2))
+    meter.completed(accumulator, 7)
+    meter.ended(accumulator, "abort")
     seen = samples(metrics)
     model = "{model_name=toy}"
     assert seen[f"vllm:time_to_first_token_seconds_count{model}"] == 1
@@ -115,7 +116,7 @@ def test_a_request_is_measured_from_its_arrival():
 )
 def test_buckets_are_vllm_s(name: str, first: str, last: str):
     metrics = GatewayMetrics()
-    RequestMeter(metrics, exchange()).saw(update("a"))
+    RequestMeter(metrics, context()).saw(update("a"))
     text = metrics.render().decode()
     bounds = [
         line.split('le="')[1].split('"')[0]

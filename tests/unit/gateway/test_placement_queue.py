@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.placement_queue import STALE_ITEMS_MAX, PlacementQueue, Ticket
+from services.gateway.requests.placement_queue import STALE_ITEMS_MAX, PlacementQueue, Ticket
 
 
 def ticket(number: int, priority: int = 0, model: str = "m", index: int = 0) -> Ticket[int]:

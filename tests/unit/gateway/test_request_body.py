@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import pytest
 
-from services.gateway import request_body
+from services.gateway.http import request_body
 from shared import limits
 from shared.errors import ServiceError
 

@@ -1,6 +1,6 @@
 """A sequence's state: which events are applied, what counts as a gap, and when its stream has to be rebuilt."""
 
-from services.gateway.sequence_state import Address, ApplyResult, Phase, SequenceState
+from services.gateway.requests.sequence_state import Address, ApplyResult, Phase, SequenceState
 from shared import limits
 from shared.messages import SequenceMark, TextEvent
 

@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 
-from services.gateway.tally import Tally
-from services.gateway.tracing import RequestTrace
+from services.gateway.openai.choices import ChoiceAccumulator
+from services.gateway.openai.tracing import RequestTrace
 from shared import telemetry
 from shared.telemetry import Names
-from tests.unit.gateway.exchanges import ID, exchange, update
+from tests.unit.gateway.request_contexts import ID, context, update
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -44,12 +44,12 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_the_root_span_says_what_was_asked_and_what_came_of_it(spans: list[Any]):
-    one, tally = exchange(n=2), Tally(1, 2)
+    one, accumulator = context(n=2), ChoiceAccumulator(1, 2)
     trace = RequestTrace(one, {"traceparent": PARENT, "authorization": "Bearer secret"})
     assert one.request.trace_headers == {"traceparent": "child"}
-    tally.choices[0].add(update("hello", 0, finish_reason="stop", num_cached_tokens=3))
+    accumulator.choices[0].add(update("hello", 0, finish_reason="stop", num_cached_tokens=3))
     trace.failed("timeout")
-    trace.end(tally, 7, 0.25)
+    trace.end(accumulator, 7, 0.25)
     span, parent = spans[0]
     assert parent == {"traceparent": PARENT}
     assert span.name == "chat toy"
@@ -67,6 +67,6 @@ def test_the_root_span_says_what_was_asked_and_what_came_of_it(spans: list[Any])
 
 
 def test_without_a_collector_nothing_is_recorded():
-    one = exchange("completion")
-    RequestTrace(one, {"traceparent": PARENT}).end(Tally(1, 1), 0, 0.0)
+    one = context("completion")
+    RequestTrace(one, {"traceparent": PARENT}).end(ChoiceAccumulator(1, 1), 0, 0.0)
     assert one.request.trace_headers == {}

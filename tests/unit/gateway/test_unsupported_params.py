@@ -2,10 +2,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.chat_schema import ChatBody
-from services.gateway.completion_schema import CompletionBody
-from services.gateway.tokenize_schema import DetokenizeBody, TokenizeBody
-from services.gateway.unsupported_params import NO_EFFECT, UNSUPPORTED
+from services.gateway.openai.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from services.gateway.openai.unsupported_params import NO_EFFECT, UNSUPPORTED
 from shared import limits
 from shared.errors import ServiceError
 from tests.unit.gateway.bodies import chat, completion, refusal

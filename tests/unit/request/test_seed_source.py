@@ -2,15 +2,15 @@
 
 import pytest
 
-from services.gateway import chat_schema, completion_schema, parameters
-from shared.request.seed_source import from_chance, seeds_of
+from services.gateway.openai import parameters, schemas
+from shared.request.seed_source import random_seed, seeds_of
 from tests.unit.gateway.bodies import CARD
 
 
 @pytest.mark.spec("S-SRV-031")
 def test_without_a_seed_of_the_server_no_two_requests_have_the_same() -> None:
-    assert seeds_of(None) is from_chance
-    drawn = {from_chance() for _ in range(100)}
+    assert seeds_of(None) is random_seed
+    drawn = {random_seed() for _ in range(100)}
     assert len(drawn) == 100
     assert all(0 <= seed < 2**63 for seed in drawn)
 
@@ -27,11 +27,11 @@ def test_with_a_seed_of_the_server_each_run_draws_the_same_and_each_request_anot
 @pytest.mark.spec("S-SRV-031")
 def test_a_request_with_a_seed_keeps_it_and_takes_none_from_the_others() -> None:
     draw, reference = seeds_of(5), seeds_of(5)
-    bodies = [completion_schema.CompletionBody(prompt="x", seed=seed) for seed in (None, 9, None)]
+    bodies = [schemas.CompletionBody(prompt="x", seed=seed) for seed in (None, 9, None)]
     seeds = [
         parameters.completion(body, CARD, "r", parameters.RequestDefaults(draw_seed=draw)).params.seed
         for body in bodies
     ]
     assert seeds == [reference(), 9, reference()]
-    body = chat_schema.DECODER.decode(b'{"messages": [{"role": "user", "content": "x"}]}')
+    body = schemas.CHAT_DECODER.decode(b'{"messages": [{"role": "user", "content": "x"}]}')
     assert parameters.chat(body, CARD, "r", parameters.RequestDefaults(draw_seed=draw)).params.seed == reference()

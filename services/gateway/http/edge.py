@@ -1,0 +1,95 @@
+"""The outermost layer of the HTTP service: request ids, keys, counting, and the last catch. A plain ASGI application.
+
+It handles nothing of what it passes on, so that neither streaming nor the news of a lost client is held up by it.
+"""
+
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.gateway.http.auth import ApiKeys
+from services.gateway.http.errors import as_service_error, error_response
+from services.gateway.http.request_id import new_id
+from services.gateway.metrics import GatewayMetrics
+
+REQUEST_ID_HEADER = b"x-request-id"
+_POLICY_VIOLATION = 1008
+_CLIENT_CLOSED_REQUEST = 499
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class Edge:
+    """Wraps an application. `prefix`: the path under which a proxy shows the server, whether it cuts it off or not."""
+
+    def __init__(self, app: ASGIApp, *, keys: ApiKeys, metrics: GatewayMetrics, prefix: str = "") -> None:
+        self.app = app
+        self._keys = keys
+        self._metrics = metrics
+        self._prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers, or lets the application answer."""
+        if scope["type"] == "http":
+            scope = {**scope, "root_path": self._prefix}
+            await _Passage(self.app, self._keys, self._metrics, scope, send).run(receive)
+        elif scope["type"] == "websocket":
+            # Nothing here speaks it, and nothing may slip past the keys.
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+        else:
+            await self.app(scope, receive, send)
+
+
+def _route_path(scope: Scope) -> str:
+    """The path as the routes know it: without the prefix under which a proxy shows the server."""
+    path, prefix = scope["path"], scope.get("root_path", "")
+    return path.removeprefix(prefix) if prefix and path.startswith(f"{prefix}/") else path
+
+
+class _Passage:
+    """One request on its way through."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, metrics: GatewayMetrics, scope: Scope, send: Send) -> None:
+        self._app = app
+        self._keys = keys
+        self._metrics = metrics
+        self._scope = scope
+        self._send = send
+        self._status = _CLIENT_CLOSED_REQUEST
+        self._started = False
+        self._request_id = scope.setdefault("state", {}).setdefault("request_id", new_id())
+
+    async def run(self, receive: Receive) -> None:
+        """Answers the request and counts it."""
+        began = time.perf_counter()
+        self._metrics.http_in_progress.inc()
+        try:
+            await self._guarded(receive)
+        finally:
+            self._metrics.http_in_progress.dec()
+            self._metrics.count_http(self._handler(), self._method(), self._status, time.perf_counter() - began)
+
+    async def _guarded(self, receive: Receive) -> None:
+        try:
+            self._keys.check(_route_path(self._scope), self._scope["headers"])
+            await self._app(self._scope, receive, self._forward)
+        except Exception as error:
+            failure = as_service_error(error)
+            self._metrics.count_error(failure.code)
+            if self._started:
+                raise
+            await error_response(failure)(self._scope, receive, self._forward)
+
+    async def _forward(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._started = True
+            self._status = message["status"]
+            named = (REQUEST_ID_HEADER, self._request_id.encode())
+            message = {**message, "headers": [*message.get("headers", ()), named]}
+        await self._send(message)
+
+    def _handler(self) -> str:
+        # The route's pattern and never the path: a label must not grow with what clients ask for.
+        return getattr(self._scope.get("route"), "path", "none")
+
+    def _method(self) -> str:
+        return self._scope["method"] if self._scope["method"] in _METHODS else "OTHER"

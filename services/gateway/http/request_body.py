@@ -1,0 +1,63 @@
+"""Reads a request's body, never more of it than allowed."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+
+from starlette.types import Receive
+
+from services.gateway.http.disconnect import ClientGoneError
+from shared import limits
+from shared.errors import ServiceError
+
+_DISCARD_BYTES_MAX = 2 * limits.BODY_BYTES_MAX
+"""Of a body that is too large, so much is still taken in and thrown away: a client that is sending reads no answer."""
+DISCARD_S = 5.0
+"""Longest time for that, in seconds: what was announced may never come."""
+
+
+async def read(headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> bytes:
+    """The whole body. Raises ServiceError when it is too large or too slow, ClientGoneError when the client leaves."""
+    try:
+        async with asyncio.timeout(limits.BODY_READ_S):
+            return await _read(_announced(headers), receive)
+    except TimeoutError:
+        raise ServiceError(
+            "timeout", f"The request body did not arrive within {limits.BODY_READ_S:g} seconds."
+        ) from None
+
+
+async def _read(announced: int, receive: Receive) -> bytes:
+    if announced > limits.BODY_BYTES_MAX:
+        await _discard(0, receive)
+    body, more = bytearray(), True
+    while more:
+        chunk, more = await _next(receive)
+        body += chunk
+        if len(body) > limits.BODY_BYTES_MAX:
+            size = len(body)
+            body.clear()
+            await _discard(size if more else _DISCARD_BYTES_MAX, receive)
+    return bytes(body)
+
+
+async def _discard(size: int, receive: Receive) -> None:
+    more = True
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            while more and size < _DISCARD_BYTES_MAX:
+                chunk, more = await _next(receive)
+                size += len(chunk)
+    raise ServiceError("request_too_large", f"The request body is larger than {limits.BODY_BYTES_MAX} bytes.")
+
+
+async def _next(receive: Receive) -> tuple[bytes, bool]:
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGoneError
+    return message.get("body", b""), message.get("more_body", False)
+
+
+def _announced(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    value = next((value for name, value in headers if name == b"content-length"), b"0")
+    return int(value) if value.isdigit() else 0

@@ -1,0 +1,80 @@
+"""Server-sent events: framing, and a channel that writes them to a client, keeps it alive and notices that it stalls.
+
+A channel knows nothing of what it carries. Nothing is sent before the first write, so that a request that fails early
+can still be answered with a status; a channel that stays silent for long starts with a comment.
+"""
+
+import asyncio
+import math
+import time
+from typing import NoReturn
+
+from starlette.types import Send
+
+from services.gateway.http.disconnect import ClientGoneError
+from shared import limits
+
+DATA = b"data: "
+END = b"\n\n"
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def event(data: bytes) -> bytes:
+    """One event. `data` has no line breaks."""
+    return DATA + data + END
+
+
+class EventChannel:
+    """A stream of events to one client."""
+
+    def __init__(self, send: Send, *, keep_alive_s: float, stall_s: float = limits.CLIENT_STALL_S) -> None:
+        """`keep_alive_s`: silence before a comment is sent; 0: never."""
+        self.started = False
+        self._send = send
+        self._keep_alive_s = keep_alive_s if keep_alive_s > 0 else math.inf
+        self._stall_s = stall_s
+        self._written_s = time.monotonic()
+        self._writing = 0
+
+    async def write(self, data: bytes) -> None:
+        """Sends events; returns when the client has room for more."""
+        await self._body(data, more=True)
+
+    async def end(self, data: bytes) -> None:
+        """Sends the last events and closes the stream."""
+        await self._body(data, more=False)
+
+    async def mind(self) -> NoReturn:
+        """Sends comments while nothing else is sent. Raises ClientGoneError when the client takes nothing any more."""
+        while True:
+            await asyncio.sleep(min(self._due() - time.monotonic(), self._stall_s))
+            if time.monotonic() < self._due():
+                continue
+            if self._writing:
+                raise ClientGoneError
+            await self._comment()
+
+    async def _comment(self) -> None:
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self.write(KEEP_ALIVE)
+        except TimeoutError:
+            raise ClientGoneError from None
+
+    def _due(self) -> float:
+        return self._written_s + (self._stall_s if self._writing else self._keep_alive_s)
+
+    async def _body(self, data: bytes, *, more: bool) -> None:
+        self._written_s = time.monotonic()
+        self._writing += 1
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._writing -= 1

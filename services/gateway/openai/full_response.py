@@ -1,0 +1,76 @@
+"""Whole answers: the JSON of completions, chat completions and model cards. Pure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from services.gateway.generation import ModelCard
+from services.gateway.openai.choices import Choice, ChoiceAccumulator
+from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs
+from services.gateway.openai.request_context import RequestContext, system_fingerprint
+
+OBJECT = {"completion": "text_completion", "chat": "chat.completion"}
+
+
+def answer(context: RequestContext, accumulator: ChoiceAccumulator, num_prompt_tokens: int) -> bytes:
+    """The body of a finished generation."""
+    choices = [_choice(context, choice) for choice in accumulator.choices]
+    body = {
+        "id": context.id,
+        "object": OBJECT[context.kind],
+        "created": context.arrival.created,
+        "model": context.card.name,
+        "system_fingerprint": system_fingerprint(context.card),
+        "choices": choices,
+        "usage": accumulator.usage(num_prompt_tokens),
+        "sentence_length": choices[0]["sentence_length"],
+        "cum_log_probs": choices[0]["cum_log_probs"],
+    }
+    return msgspec.json.encode(body)
+
+
+def model_list(cards: Sequence[ModelCard]) -> bytes:
+    """The body of `GET /v1/models`."""
+    return msgspec.json.encode({"object": "list", "data": [_model(card) for card in cards]})
+
+
+def model(card: ModelCard) -> bytes:
+    """The body of `GET /v1/models/{id}`."""
+    return msgspec.json.encode(_model(card))
+
+
+def _choice(context: RequestContext, choice: Choice) -> dict[str, Any]:
+    text = context.echo(choice.index) + "".join(choice.text)
+    said = {"text": text} if context.kind == "completion" else {"message": {"role": "assistant", "content": text}}
+    return {
+        "index": choice.index,
+        **said,
+        **({} if choice.token_ids is None else {"token_ids": choice.token_ids}),
+        "logprobs": _logprobs(context, choice),
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "sentence_length": len(text),
+        "cum_log_probs": choice.cumulative_logprob,
+    }
+
+
+def _logprobs(context: RequestContext, choice: Choice) -> dict[str, Any] | None:
+    if context.request.params.logprobs is None:
+        return None
+    if context.kind == "completion":
+        return completion_logprobs(choice.logprobs, 0)[0]
+    return chat_logprobs(choice.logprobs)
+
+
+def _model(card: ModelCard) -> dict[str, Any]:
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "antiphon",
+        "root": card.path,
+        "parent": None,
+        "max_model_len": card.max_model_len,
+        "permission": [],
+    }

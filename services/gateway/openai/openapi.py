@@ -1,0 +1,66 @@
+"""The request bodies in `/openapi.json`: bodies are decoded by hand, so the framework does not know them."""
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+
+from services.gateway.openai.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+
+_BODIES: dict[str, type[msgspec.Struct]] = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
+_REQUIRED = {CompletionBody: ["prompt"], ChatBody: ["messages"]}
+_ERROR: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+            },
+        }
+    },
+}
+
+
+def request_body(path: str) -> dict[str, Any]:
+    """What to add to the description of a POST route."""
+    return {"requestBody": {"required": True, "content": _json_of(_BODIES[path].__name__)}}
+
+
+def error_responses() -> dict[int | str, dict[str, Any]]:
+    """What every route may answer besides success."""
+    return {"default": {"description": "Error", "content": _json_of("Error")}}
+
+
+def add_schemas(app: FastAPI) -> None:
+    """Puts the bodies' schemas into the document that the application generates."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generate()
+        document.setdefault("components", {}).setdefault("schemas", {}).update(_schemas())
+        return document
+
+    app.openapi = openapi
+
+
+def _schemas() -> dict[str, Any]:
+    _, components = msgspec.json.schema_components(_BODIES.values(), ref_template="#/components/schemas/{name}")
+    schemas: dict[str, Any] = {**components, "Error": _ERROR}
+    for body, names in _REQUIRED.items():
+        schemas[body.__name__]["required"] = names
+    return schemas
+
+
+def _json_of(name: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}

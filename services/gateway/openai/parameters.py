@@ -1,0 +1,205 @@
+"""A request body to a `GenerationRequest`: defaults, ranges, limits. Every refusal names the parameter. Pure.
+
+Ranges of sampling parameters are `shared.sampling.check`'s; what is checked here is the rest of a request. Whether the
+prompt leaves room for `max_tokens` is checked where the prompt's length is known, behind the seam.
+"""
+
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.openai.body import SamplingFields
+from services.gateway.openai.schemas import ChatBody, CompletionBody, TokenizeBody
+from shared import limits, sampling
+from shared.errors import ServiceError
+from shared.request import conversation, rules
+from shared.request.checks import check_token_ids, given, missing, refuse, unsupported
+from shared.request.seed_source import SeedSource, random_seed
+from shared.sampling import SamplingParams
+
+COMPLETION_MAX_TOKENS = 16
+AS_MANY_AS_FIT = 0
+_INT32 = 2**31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestDefaults:
+    """What the server's settings say about requests. `draw_seed` is asked where a body has no seed."""
+
+    draw_seed: SeedSource = random_seed
+    chat_temperature: float = 1.0
+    max_logprobs: int = limits.LOGPROBS_MAX
+
+
+_DEFAULTS = RequestDefaults()
+
+
+def completion(
+    body: CompletionBody, card: ModelCard, request_id: str, defaults: RequestDefaults = _DEFAULTS
+) -> GenerationRequest:
+    """Raises ServiceError naming the first parameter that is wrong."""
+    texts, token_ids = prompts(body.prompt, card.vocab_size)
+    logprobs = body.logprobs
+    most = min(defaults.max_logprobs, limits.COMPLETION_LOGPROBS_MAX)
+    if logprobs is not None and not 0 <= logprobs <= most:
+        refuse("logprobs", f"must be between 0 and {most}")
+    if body.echo and logprobs is not None:
+        unsupported("logprobs", "Log probabilities of an echoed prompt ('echo' with 'logprobs') are")
+    params = _params(body, card, (COMPLETION_MAX_TOKENS, 1.0), logprobs, defaults.draw_seed)
+    request = _request(body, card, request_id, params, len(texts) + len(token_ids))
+    special = given(body.add_special_tokens, True)
+    return replace(request, texts=texts, token_ids=token_ids, add_special_tokens=special)
+
+
+def chat(body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults = _DEFAULTS) -> GenerationRequest:
+    """Raises ServiceError naming the first parameter that is wrong."""
+    messages = conversation.messages(body.messages, card.vocab_size)
+    logprobs = _chat_logprobs(body, defaults.max_logprobs)
+    params = _params(body, card, (AS_MANY_AS_FIT, defaults.chat_temperature), logprobs, defaults.draw_seed)
+    return replace(
+        _request(body, card, request_id, params, 1),
+        messages=messages,
+        # A chat template writes the special tokens itself.
+        add_special_tokens=given(body.add_special_tokens, False),
+        add_generation_prompt=given(body.add_generation_prompt, True),
+    )
+
+
+def tokenize(body: TokenizeBody, card: ModelCard, request_id: str) -> GenerationRequest:
+    """Raises ServiceError naming the first parameter that is wrong."""
+    if body.prompt is not None and body.messages is not None:
+        refuse("messages", "cannot be given together with 'prompt'")
+    request = GenerationRequest(request_id, card.name, SamplingParams())
+    if body.messages is None:
+        texts, _ = prompts(body.prompt, card.vocab_size)
+        return replace(request, texts=texts, add_special_tokens=given(body.add_special_tokens, True))
+    return replace(
+        request,
+        messages=conversation.messages(body.messages, card.vocab_size),
+        add_special_tokens=given(body.add_special_tokens, False),
+        add_generation_prompt=given(body.add_generation_prompt, True),
+    )
+
+
+def prompts(
+    prompt: str | list[str | int | list[int]] | None, vocab_size: int
+) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Texts or lists of token ids, one of which is empty. Raises ServiceError."""
+    if prompt is None:
+        missing("prompt")
+    if isinstance(prompt, str):
+        return (prompt,), ()
+    texts = tuple(item for item in prompt if isinstance(item, str))
+    lists = tuple(tuple(item) for item in prompt if isinstance(item, list))
+    ids = tuple(item for item in prompt if isinstance(item, int))
+    if len(prompt) not in (len(texts), len(lists), len(ids)):
+        refuse("prompt", "must hold only texts, only token ids or only lists of token ids")
+    token_ids = (ids,) if ids else lists
+    for one in token_ids:
+        check_token_ids(one, vocab_size, "prompt")
+    _check_number_of_prompts(len(texts) + len(token_ids))
+    return texts, token_ids
+
+
+def _check_number_of_prompts(number: int) -> None:
+    if not 1 <= number <= limits.PROMPTS_MAX:
+        refuse("prompt", f"must hold between 1 and {limits.PROMPTS_MAX} prompts")
+
+
+def _chat_logprobs(body: ChatBody, most: int) -> int | None:
+    top = body.top_logprobs
+    if top is not None and not 0 <= top <= most:
+        refuse("top_logprobs", f"must be between 0 and {most}")
+    if body.logprobs is None or body.logprobs is False:
+        if top:
+            refuse("top_logprobs", "needs 'logprobs' to be true")
+        return None
+    if body.logprobs is True:
+        return top or 0
+    most = min(most, limits.COMPLETION_LOGPROBS_MAX)
+    if not 0 <= body.logprobs <= most:
+        refuse("logprobs", f"must be true, false or between 0 and {most}")
+    return body.logprobs if top is None else top
+
+
+def _params(
+    body: SamplingFields, card: ModelCard, endpoint: tuple[int, float], logprobs: int | None, draw_seed: SeedSource
+) -> SamplingParams:
+    """`endpoint`: its own defaults of max_tokens and temperature."""
+    default_max_tokens, default_temperature = endpoint
+    max_tokens = _max_tokens(body, card, default_max_tokens)
+    params = SamplingParams(
+        max_tokens=max_tokens or card.max_model_len,
+        min_tokens=given(body.min_tokens, 0),
+        temperature=given(body.temperature, default_temperature),
+        top_p=given(body.top_p, 1.0),
+        # More than all tokens is all tokens, and fits into a message.
+        top_k=min(given(body.top_k, -1), card.vocab_size),
+        min_p=given(body.min_p, 0.0),
+        presence_penalty=given(body.presence_penalty, 0.0),
+        frequency_penalty=given(body.frequency_penalty, 0.0),
+        repetition_penalty=given(body.repetition_penalty, 1.0),
+        seed=draw_seed() if body.seed is None else body.seed,
+        stop_token_ids=_stop_token_ids(body),
+        ignore_eos=given(body.ignore_eos, False),
+        logprobs=logprobs,
+    )
+    sampling.check(params)
+    return params if max_tokens else msgspec.structs.replace(params, max_tokens=AS_MANY_AS_FIT)
+
+
+def _max_tokens(body: SamplingFields, card: ModelCard, default: int) -> int:
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    value: int | None = getattr(body, name)
+    if value is None:
+        return default
+    if value < 1:
+        refuse(name, "must be at least 1")
+    if value > card.max_model_len:
+        message = f"'{name}' must not exceed the model's context length of {card.max_model_len} tokens."
+        raise ServiceError("context_length_exceeded", message, param=name)
+    return value
+
+
+def _stop_token_ids(body: SamplingFields) -> tuple[int, ...]:
+    ids = tuple(body.stop_token_ids or ())
+    if any(not 0 <= one < _INT32 for one in ids):
+        refuse("stop_token_ids", "must hold token ids")
+    return ids
+
+
+def _request(
+    body: SamplingFields, card: ModelCard, request_id: str, params: SamplingParams, num_prompts: int
+) -> GenerationRequest:
+    if body.stream_options is not None and not body.stream:
+        refuse("stream_options", "needs 'stream' to be true")
+    n = given(body.n, 1)
+    rules.check_choices(n, body.best_of, params.temperature, params.top_k, num_prompts)
+    return GenerationRequest(
+        request_id=request_id,
+        model=card.name,
+        params=params,
+        n=n,
+        stop=rules.stop_strings(body.stop),
+        include_stop_str_in_output=given(body.include_stop_str_in_output, False),
+        skip_special_tokens=given(body.skip_special_tokens, True),
+        cache_salt=_cache_salt(body),
+        priority=_priority(body),
+    )
+
+
+def _cache_salt(body: SamplingFields) -> bytes:
+    salt = body.cache_salt
+    if salt is None:
+        return b""
+    if not 1 <= len(salt) <= limits.CACHE_SALT_CHARS_MAX:
+        refuse("cache_salt", f"must have between 1 and {limits.CACHE_SALT_CHARS_MAX} characters")
+    return salt.encode()
+
+
+def _priority(body: SamplingFields) -> int:
+    priority = given(body.priority, 0)
+    if not -_INT32 <= priority < _INT32:
+        refuse("priority", "must be a 32-bit integer")
+    return priority

@@ -1,0 +1,93 @@
+"""Everything that does not generate: models, tokens, health, metrics, version."""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.generation import Backend
+from services.gateway.http import request_body
+from services.gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from services.gateway.openai import full_response as responses
+from services.gateway.openai import parameters, schemas, unsupported_params
+from services.gateway.openai.body import SamplingFields, read_body, read_fields
+from shared.errors import ServiceError
+from shared.request.checks import check_token_ids
+from shared.version import __version__
+
+_JSON = "application/json"
+
+
+class ServiceEndpoints:
+    """The endpoints around generation."""
+
+    def __init__(self, backend: Backend, metrics: GatewayMetrics) -> None:
+        self._backend = backend
+        self._metrics = metrics
+
+    async def models(self) -> Response:
+        """Lists the models that can be used now."""
+        return Response(responses.model_list(self._backend.models()), media_type=_JSON)
+
+    async def model(self, model_id: str) -> Response:
+        """Describes one model."""
+        card = self._backend.resolve_model(model_id)
+        if model_id not in (card.name, *card.aliases):
+            # A path or 'default' may stand in a request, but is no id.
+            raise ServiceError("model_not_found", f"The model '{model_id}' does not exist.", param="model")
+        return Response(responses.model(card), media_type=_JSON)
+
+    async def tokenize(self, request: Request) -> Response:
+        """The token ids of a text or a conversation."""
+        data = await request_body.read(request.scope["headers"], request.receive)
+        # Whoever counts tokens sends the request that is to be counted: how tokens are drawn changes nothing.
+        unsupported_params.check(read_fields(data), schemas.TokenizeBody, no_effect=SamplingFields.__struct_fields__)
+        body = read_body(data, schemas.TOKENIZE_DECODER)
+        card = self._backend.resolve_model(body.model)
+        wanted = parameters.tokenize(body, card, request.state.request_id)
+        [(tokens, texts)] = await self._backend.tokenize(wanted, return_tokens=bool(body.return_token_strs))
+        return _json(
+            schemas.TokenizeAnswer(
+                count=len(tokens),
+                max_model_len=card.max_model_len,
+                tokens=tokens,
+                token_strs=texts if body.return_token_strs else None,
+            )
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids."""
+        data = await request_body.read(request.scope["headers"], request.receive)
+        unsupported_params.check(read_fields(data), schemas.DetokenizeBody)
+        body = read_body(data, schemas.DETOKENIZE_DECODER)
+        card = self._backend.resolve_model(body.model)
+        if not body.tokens:
+            return _json(schemas.DetokenizeAnswer(prompt=""))
+        check_token_ids(body.tokens, card.vocab_size, "tokens")
+        text = await self._backend.detokenize(card.name, tuple(body.tokens))
+        return _json(schemas.DetokenizeAnswer(prompt=text))
+
+    async def livez(self) -> Response:
+        """Whether the process works at all."""
+        return _json({"status": "alive"})
+
+    async def readyz(self) -> Response:
+        """Whether requests can be served now; if not, what is missing."""
+        reason = self._backend.ready()
+        if reason:
+            return Response(_encode({"status": "not_ready", "reason": reason}), status_code=503, media_type=_JSON)
+        return _json({"status": "ready"})
+
+    async def metrics(self) -> Response:
+        """Metrics for Prometheus."""
+        return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    async def version(self) -> Response:
+        """The version of this software."""
+        return _json({"version": __version__})
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def _json(value: object) -> Response:
+    return Response(_encode(value), media_type=_JSON)

@@ -1,0 +1,112 @@
+"""Stream chunks as bytes. The hot path of the gateway: each chunk is a join of constants and one encoded string. Pure.
+
+    data: {"id":…,"choices":[{"index":0,"text":   "Good "   ,"logprobs":null,"finish_reason":null}]}
+    └── head: constant for each choice ───────┘ └ encoded ┘ └── tail: constant ──────────────────┘
+
+Chat begins each choice with a chunk that has only the role and ends it with an empty delta. The role chunk has no empty
+`content`: the plainest clients look for that word and expect text behind it, and every other client must do without it
+anyway, for it is missing in the last chunk too. For the same reason no key with that word is ever null.
+"""
+
+from typing import Any
+
+import msgspec
+
+from services.gateway.http import sse
+from services.gateway.openai.choices import Choice, ChoiceAccumulator
+from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs
+from services.gateway.openai.request_context import RequestContext, system_fingerprint
+
+OBJECT = {"completion": "text_completion", "chat": "chat.completion.chunk"}
+_BEFORE_TEXT = {"completion": b',"text":', "chat": b',"delta":{"content":'}
+_AFTER_TEXT = {"completion": b"", "chat": b"}"}
+_ROLE = b',"delta":{"role":"assistant"}'
+_NO_DELTA = b',"delta":{}'
+_GOES_ON = b',"logprobs":null,"finish_reason":null}]'
+_encode = msgspec.json.Encoder().encode
+
+
+class ChunkEncoder:
+    """Encodes the chunks of one response."""
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._chat = context.kind == "chat"
+        self._base = sse.DATA + _encode(_constants(context))[:-1]
+        # While usage is to come, it is null in every chunk before.
+        self._close = b',"usage":null}' + sse.END if context.include_usage else b"}" + sse.END
+        choices = range(context.num_sequences)
+        self._starts = [self._base + b',"choices":[{"index":%d' % index for index in choices]
+        self._heads = [start + _BEFORE_TEXT[context.kind] for start in self._starts]
+        self._after = _AFTER_TEXT[context.kind]
+        self._tail = self._after + _GOES_ON + self._close
+
+    def opening(self) -> bytes:
+        """What comes before any token: the role in chat, and the prompt when it is to be echoed."""
+        parts: list[bytes] = []
+        for index, start in enumerate(self._starts):
+            if self._chat:
+                parts.append(start + _ROLE + _GOES_ON + self._close)
+            if echo := self._context.echo(index):
+                parts.append(self._plain(index, echo))
+        return b"".join(parts)
+
+    def chunk(self, choice: Choice, text: str) -> bytes:
+        """What a choice gained, or nothing when there is nothing to show yet. Takes what waits in the choice."""
+        head = self._head_with_ids(choice) if choice.token_ids else self._heads[choice.index]
+        something = text or head is not self._heads[choice.index]
+        if choice.finish_reason is None:
+            if not something:
+                return b""
+            return self._with_logprobs(choice, head, text) if choice.logprobs else head + _encode(text) + self._tail
+        if self._chat:
+            said = self._with_logprobs(choice, head, text) if something or choice.logprobs else b""
+            return said + self._starts[choice.index] + _NO_DELTA + b',"logprobs":null' + self._finish(choice)
+        return head + _encode(text) + b',"logprobs":' + self._logprobs(choice) + self._finish(choice)
+
+    def usage(self, accumulator: ChoiceAccumulator, num_prompt_tokens: int) -> bytes:
+        """The chunk with the token counts."""
+        return self._base + b',"choices":[],"usage":' + _encode(accumulator.usage(num_prompt_tokens)) + b"}" + sse.END
+
+    def _plain(self, index: int, text: str) -> bytes:
+        return self._heads[index] + _encode(text) + self._tail
+
+    def _head_with_ids(self, choice: Choice) -> bytes:
+        token_ids, choice.token_ids = choice.token_ids, []
+        return self._starts[choice.index] + b',"token_ids":' + _encode(token_ids) + _BEFORE_TEXT[self._context.kind]
+
+    def _with_logprobs(self, choice: Choice, head: bytes, text: str) -> bytes:
+        start = head + _encode(text) + self._after
+        return start + b',"logprobs":' + self._logprobs(choice) + b',"finish_reason":null}]' + self._close
+
+    def _finish(self, choice: Choice) -> bytes:
+        reason, stop = _encode(choice.finish_reason), _encode(choice.stop_reason)
+        told = b',"finish_reason":' + reason + b',"stop_reason":' + stop
+        length = choice.num_characters + len(self._context.echo(choice.index))
+        return (
+            told
+            + b',"sentence_length":%d,"cum_log_probs":' % length
+            + _encode(choice.cumulative_logprob)
+            + b"}]"
+            + self._close
+        )
+
+    def _logprobs(self, choice: Choice) -> bytes:
+        if not choice.logprobs:
+            return b"null"
+        if self._chat:
+            shape = chat_logprobs(choice.logprobs)
+        else:
+            shape, choice.logprobs_offset = completion_logprobs(choice.logprobs, choice.logprobs_offset)
+        choice.logprobs.clear()
+        return _encode(shape)
+
+
+def _constants(context: RequestContext) -> dict[str, Any]:
+    return {
+        "id": context.id,
+        "object": OBJECT[context.kind],
+        "created": context.arrival.created,
+        "model": context.card.name,
+        "system_fingerprint": system_fingerprint(context.card),
+    }

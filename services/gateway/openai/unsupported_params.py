@@ -1,0 +1,176 @@
+"""Every field of a request body that is known: those that act, those without effect, and those refused by name.
+
+So that nobody believes that a field had an effect: a body may hold the fields of its schema, the fields of `NO_EFFECT`,
+and, as long as they ask for nothing, the fields of `UNSUPPORTED`, which exist elsewhere and not here yet. Any other
+name is refused with the nearest known one. null asks for nothing, whatever the name.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from services.gateway.openai.body import RawFields, StreamOptions, read_any
+from shared import limits
+from shared.errors import ServiceError
+
+NO_EFFECT = frozenset(
+    {
+        # bookkeeping of the client's own, which no answer depends on
+        "metadata",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+        # hints for speed: prefixes are cached without a key, drafts come from the request's own text
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        # tools themselves are refused
+        "parallel_tool_calls",
+    }
+)
+"""Fields that are accepted and ignored: leaving them out gives the same answer."""
+
+
+class Unsupported(NamedTuple):
+    """What to say about a field that exists elsewhere."""
+
+    asks_nothing: tuple[Any, ...]
+    """Values that ask for nothing, and pass."""
+    instead: str = ""
+    """What to do instead, as a sentence."""
+
+
+_OFF = Unsupported((None, False))
+_ON = Unsupported((None, True))
+_EMPTY = Unsupported((None, [], {}, ""))
+_NULL = Unsupported((None,))
+_ENGINE = Unsupported((None,), "It belongs to requests of engines.")
+UNSUPPORTED: dict[str, Unsupported] = {
+    "suffix": _EMPTY,
+    "use_beam_search": _OFF,
+    "length_penalty": Unsupported((None, 1)),
+    "early_stopping": _OFF,
+    "structured_outputs": _EMPTY,
+    "response_format": Unsupported((None, {"type": "text"})),
+    "tools": _EMPTY,
+    "tool_choice": Unsupported((None, "none")),
+    "functions": _EMPTY,
+    "function_call": Unsupported((None, "none")),
+    "logit_bias": _EMPTY,
+    "allowed_token_ids": _NULL,
+    "bad_words": _EMPTY,
+    "logits_processors": _EMPTY,
+    "prompt_logprobs": _OFF,
+    "return_tokens_as_token_ids": _OFF,
+    "eos_token_ids": _EMPTY,
+    "truncate_prompt_tokens": _NULL,
+    "detokenize": _ON,
+    "spaces_between_special_tokens": _ON,
+    "reasoning_effort": Unsupported((None, "none")),
+    "include_reasoning": _ON,
+    "verbosity": Unsupported((None, "medium")),
+    "audio": _NULL,
+    "modalities": Unsupported((None, [], ["text"])),
+    "web_search_options": _NULL,
+    "chat_template": _NULL,
+    "chat_template_kwargs": _EMPTY,
+    "continue_final_message": _OFF,
+    "documents": _EMPTY,
+    "multi_modal_inputs": _EMPTY,
+    "mm_processor_kwargs": _EMPTY,
+    "media_io_kwargs": _EMPTY,
+    "prompt_embeds": _NULL,
+    "kv_transfer_params": _EMPTY,
+    "vllm_xargs": _EMPTY,
+    "guided_json": _OFF,
+    "guided_regex": _OFF,
+    "guided_choice": _OFF,
+    "guided_grammar": _OFF,
+    "guided_json_object": _OFF,
+    "guided_decoding_backend": _OFF,
+    "guided_whitespace_pattern": _OFF,
+    "system": Unsupported((None,), "Send a message with the role 'system' to /v1/chat/completions."),
+    "history": Unsupported((None,), "Send the conversation in 'messages' to /v1/chat/completions."),
+    "prompt_token_ids": Unsupported((None,), "Send the token ids in 'prompt' to /v1/completions."),
+    "sampling_params": Unsupported((None,), "Send its members as fields of the request."),
+    "request_id": Unsupported((None,), "Every answer has an id of the server's own, in 'id' and X-Request-Id."),
+    "prompt_token_ids_len": _ENGINE,
+    "arrival_time": _ENGINE,
+    "preprocess_start_time": _ENGINE,
+    "preprocess_end_time": _ENGINE,
+}
+_PREFIXES: Mapping[str, Unsupported] = {"guided_": _OFF, "beam_": _OFF}
+"""Names that are treated as unsupported whatever comes after."""
+_ELSEWHERE: Mapping[str, str] = {
+    "messages": "Conversations go to /v1/chat/completions.",
+    "prompt": "Prompts go to /v1/completions.",
+    "tokens": "Token ids go to /detokenize.",
+}
+"""What to say about a field that is known at another endpoint only."""
+_STREAM_OPTIONS: Mapping[str, Unsupported] = {"continuous_usage_stats": _OFF}
+_STREAM_OPTIONS_NO_EFFECT = frozenset({"include_obfuscation"})
+_NOTHING: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def check(fields: RawFields, body: type[msgspec.Struct], no_effect: Iterable[str] = ()) -> None:
+    """Raises ServiceError('unsupported_parameter') for the first field that the endpoint of `body` cannot follow.
+
+    `no_effect`: fields without effect at this endpoint, beside those of NO_EFFECT.
+    """
+    acting = {*body.__struct_fields__, *no_effect}
+    for name, raw in fields.items():
+        if name not in acting and name not in NO_EFFECT:
+            _check_one(name, raw, UNSUPPORTED, known_fields(body))
+    if "stream_options" in acting and fields.get("stream_options", _NOTHING) != _NOTHING:
+        _check_stream_options(read_any(fields["stream_options"]))
+
+
+def known_fields(body: type[msgspec.Struct]) -> list[str]:
+    """Every name that a body may hold without being refused as unknown."""
+    return [*body.__struct_fields__, *NO_EFFECT, *UNSUPPORTED]
+
+
+def _check_stream_options(options: Any) -> None:
+    # Anything but an object is refused where the body is read.
+    for name, value in options.items() if isinstance(options, dict) else ():
+        if name not in StreamOptions.__struct_fields__ and name not in _STREAM_OPTIONS_NO_EFFECT:
+            path, raw = f"stream_options.{name}", msgspec.Raw(msgspec.json.encode(value))
+            known = {f"stream_options.{key}": value for key, value in _STREAM_OPTIONS.items()}
+            _check_one(path, raw, known, [f"stream_options.{key}" for key in StreamOptions.__struct_fields__])
+
+
+def _check_one(name: str, raw: msgspec.Raw, table: Mapping[str, Unsupported], known: Iterable[str]) -> None:
+    if raw == _NOTHING:
+        return
+    unsupported = table.get(name) or next((_PREFIXES[start] for start in _PREFIXES if name.startswith(start)), None)
+    if unsupported is None:
+        raise _unknown(name, known)
+    value = read_any(raw)
+    if any(_same(value, other) for other in unsupported.asks_nothing):
+        return
+    message = f"The parameter '{_short(name)}' is not supported yet. {unsupported.instead}".rstrip()
+    raise ServiceError("unsupported_parameter", message, param=_short(name))
+
+
+def _unknown(name: str, known: Iterable[str]) -> ServiceError:
+    if not name:
+        return ServiceError("unsupported_parameter", "The request body has a field whose name is empty.")
+    shown = _short(name)
+    near = difflib.get_close_matches(shown, known, n=1)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    hint = f" {_ELSEWHERE[name]}" if name in _ELSEWHERE else hint
+    return ServiceError(
+        "unsupported_parameter", f"Unrecognized request argument supplied: '{shown}'.{hint}", param=shown
+    )
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= limits.FIELD_NAME_CHARS_MAX else name[: limits.FIELD_NAME_CHARS_MAX - 1] + "…"
+
+
+def _same(value: Any, other: Any) -> bool:
+    # False == 0 and True == 1 in Python, but not in JSON.
+    return isinstance(value, bool) == isinstance(other, bool) and value == other

@@ -1,0 +1,289 @@
+"""Places waiting sequences: queue, credits, and the batches that tell engines and detokenizers. One for each gateway.
+
+`pump` takes sequences out of the queue while an engine has credit for the first one, and sends what it took as one
+`SubmitBatch` for each engine and one `OpenBatch` for each detokenizer, all at the same time. Nothing polls: whoever
+changes what `pump` depends on (a sequence is queued or ends, a heartbeat comes, a member is lost) calls it.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+
+from services.gateway.requests.candidate import Candidate, Failure
+from services.gateway.requests.placement_queue import PlacementQueue, Ticket
+from services.gateway.requests.router import Router, model_of, ready_members
+from services.gateway.requests.sequence_state import Address
+from services.gateway.requests.service_clients import PeerUnavailableError, ServiceClients
+from shared import limits
+from shared.actors.host import Host
+from shared.actors.presence import Members
+from shared.codec import encode_split
+from shared.errors import CODES, ServiceError
+from shared.messages import Heartbeat, Message, OpenBatch, OpenReply, OpenStream, Submit, SubmitBatch, SubmitReply
+
+T = TypeVar("T")
+
+
+class Dispatcher:
+    """`router` is shared with those who end sequences and streams."""
+
+    def __init__(self, host: Host, members: Members, router: Router, peers: ServiceClients) -> None:
+        self.queue: PlacementQueue[Candidate] = PlacementQueue()
+        self._host, self._members, self._router, self._peers = host, members, router, peers
+        self._able_at: dict[str, float] = {}
+        """By model: when its members could last take a sequence."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pumping = False
+
+    # --- called by requests and by the gateway's actor ---
+
+    def enqueue(self, candidates: Sequence[Candidate]) -> None:
+        """Queues sequences and places what can be placed at once."""
+        for candidate in candidates:
+            self._push(candidate)
+        self.pump()
+
+    def withdraw(self, candidate: Candidate) -> None:
+        """The sequence is not wanted any more."""
+        self.queue.withdraw(candidate.ticket)
+
+    def requeue(self, candidate: Candidate) -> None:
+        """Queues a sequence again that was placed before. The caller pumps."""
+        self._push(candidate)
+
+    def pump(self) -> None:
+        """Places what can be placed now."""
+        if self._pumping or not len(self.queue) or not self._host.transport.connected:
+            return
+        self._pumping = True  # a request that fails meanwhile calls again: the loop below sees what it changed
+        try:
+            placed = self._place_all(self._now())
+        finally:
+            self._pumping = False
+        self._send(placed)
+
+    def _place_all(self, now: float) -> "list[Placement]":
+        engines, detokenizers = self._members.alive("engine", now), self._members.alive("detokenizer", now)
+        placed: list[Placement] = []
+        for model in self.queue.models():
+            while (ticket := self.queue.first(model)) is not None:
+                placement = self._choose(ticket.claimant, engines, detokenizers, now)
+                if placement is None:
+                    break
+                if not isinstance(placement, ServiceError):
+                    placed.append(placement)
+        return placed
+
+    def expire(self, now: float) -> None:
+        """Refuses sequences that have waited for QUEUE_WAIT_S while no member of their model could take one."""
+        for model in list(self._able_at):
+            if not self._host.transport.connected or self._unable(model, now) is None:
+                self._able_at[model] = now
+            elif now - self._able_at[model] > limits.QUEUE_WAIT_S:
+                for ticket in self.queue.tickets(model):
+                    if (reason := self._overdue(ticket, now)) is not None:
+                        ticket.claimant.client.fail(reason)
+
+    # --- choosing ---
+
+    def _push(self, candidate: Candidate) -> None:
+        now = self._now()
+        self._able_at.setdefault(candidate.ticket.model, now)
+        self.queue.push(candidate.ticket, now)
+
+    def _overdue(self, ticket: Ticket[Candidate], now: float) -> ServiceError | None:
+        """Why a sequence that has waited for QUEUE_WAIT_S while nobody could take it is refused; None if it is not."""
+        since = max(self._able_at[ticket.model], ticket.waits_since or 0.0)
+        return self._unable(ticket.model, now) if now - since > limits.QUEUE_WAIT_S else None
+
+    def _choose(
+        self, candidate: Candidate, engines: Sequence[Heartbeat], detokenizers: Sequence[Heartbeat], now: float
+    ) -> "Placement | ServiceError | None":
+        """Takes the candidate out of the queue and starts its placement, or fails it; None if it has to wait."""
+        sequence, model = candidate.sequence, candidate.ticket.model
+        if sequence.retry_limit_reached({Address(beat.id, beat.boot) for beat in engines}):
+            error = ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
+        else:
+            error = self._overdue(candidate.ticket, now)
+        if error is not None:
+            candidate.client.fail(error)
+            return error
+        engine = self._router.choose_engine(
+            engines, model, candidate.num_tokens, candidate.hashes, candidate.avoid, candidate.near()
+        )
+        detokenizer = self._router.choose_detokenizer(detokenizers, model, candidate.avoid)
+        if engine is None or detokenizer is None:
+            return None
+        self.queue.withdraw(candidate.ticket)
+        to_engine, to_detokenizer = Address(engine.id, engine.boot), Address(detokenizer.id, detokenizer.boot)
+        sequence.start_placement(to_engine, to_detokenizer, now)
+        self._router.record_dispatch(engine, sequence.sequence_id, candidate.num_tokens, candidate.hashes)
+        self._router.stream_opened(to_detokenizer, sequence.sequence_id)
+        return Placement(candidate, to_engine, to_detokenizer, sequence.epoch, self._settled)
+
+    def _unable(self, model: str, now: float) -> ServiceError | None:
+        """Why no sequence of the model can be placed, now or soon; None if one can."""
+        engines = _of_model(self._members.alive("engine", now), model)
+        detokenizers = _of_model(self._members.alive("detokenizer", now), model)
+        if ready_members(detokenizers, model) and self._router.can_take(engines, model):
+            return None
+        for service, members in (("detokenizer", detokenizers), ("engine", engines)):
+            if all(member.state == "stalled" for member in members):
+                told = f"No {service} of the model {model!r} is running. Try again shortly."
+                return ServiceError(f"no_{service}", told, retry_after_s=2.0)
+        told = f"No engine of the model {model!r} takes requests. Try again later."
+        return ServiceError("server_is_overloaded", told, retry_after_s=2.0)
+
+    # --- sending ---
+
+    def _send(self, placed: "Sequence[Placement]") -> None:
+        to_engines: dict[Address, list[tuple[Placement, Submit]]] = defaultdict(list)
+        to_detokenizers: dict[Address, list[tuple[Placement, OpenStream]]] = defaultdict(list)
+        for placement in placed:
+            submit, stream = placement.candidate.messages()
+            to_engines[placement.engine].append((placement, submit))
+            to_detokenizers[placement.detokenizer].append((placement, stream))
+        # Streams first: the tokens of a sequence should find its stream open.
+        for detokenizer, streams in to_detokenizers.items():
+            for part, data in _batches(streams, limits.OPEN_BATCH_MAX, OpenBatch):
+                self._spawn(self._open(detokenizer, part, data))
+        for engine, submits in to_engines.items():
+            for part, data in _batches(submits, limits.SUBMIT_BATCH_MAX, SubmitBatch):
+                self._spawn(self._submit(engine, part, data))
+
+    async def _open(self, detokenizer: Address, items: Sequence[tuple["Placement", OpenStream]], data: bytes) -> None:
+        try:
+            replies = (await self._peers.open_batch(detokenizer, data)).replies
+        except (PeerUnavailableError, ServiceError) as error:
+            if _can_be_halved(error, items):
+                for half, part in _batches(items, len(items) // 2, OpenBatch):
+                    self._spawn(self._open(detokenizer, half, part))
+                return
+            for placement, _ in items:
+                placement.opened(error)
+        else:
+            for (placement, _), reply in zip(items, replies, strict=True):
+                placement.opened(_open_failure(reply))
+        self.pump()
+
+    async def _submit(self, engine: Address, items: Sequence[tuple["Placement", Submit]], data: bytes) -> None:
+        try:
+            replies = (await self._peers.submit_batch(engine, data)).replies
+        except (PeerUnavailableError, ServiceError) as error:
+            if _can_be_halved(error, items):
+                for half, part in _batches(items, len(items) // 2, SubmitBatch):
+                    self._spawn(self._submit(engine, half, part))
+                return
+            for placement, submit in items:
+                if isinstance(error, PeerUnavailableError):
+                    self._router.record_silence(engine, submit.request_id)
+                placement.submitted(error)
+        else:
+            for (placement, _), reply in zip(items, replies, strict=True):
+                failure = _submit_failure(reply)
+                # A sequence that is invalid says nothing about the engine's room.
+                invalid = isinstance(failure, ServiceError)
+                self._router.record_answer(engine, reply.request_id, accepted=failure is None or invalid)
+                placement.submitted(failure)
+        self.pump()
+
+    def _settled(self, placement: "Placement") -> None:
+        """Engine and detokenizer have both answered, or are not going to."""
+        candidate, sequence = placement.candidate, placement.candidate.sequence
+        if sequence.epoch != placement.epoch or sequence.engine != placement.engine:
+            return  # the request has ended meanwhile
+        failure = placement.submit_failure
+        if failure is None:
+            candidate.avoid.clear()
+            candidate.ticket.waits_since = None
+            candidate.client.on_placed(candidate.index, placement.open_failure)
+        elif isinstance(failure, ServiceError):
+            candidate.client.fail(failure)
+        else:
+            candidate.avoid.add(placement.engine)
+            candidate.client.on_unplaced(candidate.index, placement.engine, placement.detokenizer, placement.epoch)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            task.get_loop().call_exception_handler({"message": "a dispatch failed", "exception": error, "task": task})
+
+    def _now(self) -> float:
+        return self._host.clock.monotonic()
+
+
+class Placement:
+    """One try to place a sequence: settled when the outcomes of its open and its submit are both known."""
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        engine: Address,
+        detokenizer: Address,
+        epoch: int,
+        settled: "Callable[[Placement], None]",
+    ) -> None:
+        self.candidate, self.engine, self.detokenizer, self.epoch = candidate, engine, detokenizer, epoch
+        self.open_failure: Failure | None = None
+        self.submit_failure: Failure | None = None
+        self._settled = settled
+        self._outcomes_left = 2
+
+    def opened(self, failure: Failure | None) -> None:
+        """What became of the stream."""
+        self.open_failure = failure
+        self._settle()
+
+    def submitted(self, failure: Failure | None) -> None:
+        """What the engine said. A ServiceError is final, PeerUnavailableError is not."""
+        self.submit_failure = failure
+        self._settle()
+
+    def _settle(self) -> None:
+        self._outcomes_left -= 1
+        if not self._outcomes_left:
+            self._settled(self)
+
+
+def _batches(
+    items: Sequence[tuple[Placement, T]], count_max: int, batch: Callable[[tuple[T, ...]], Message]
+) -> Iterator[tuple[Sequence[tuple[Placement, T]], bytes]]:
+    """Encodes the messages in batches, bounded in count and bytes."""
+
+    def message(part: Sequence[tuple[Placement, T]]) -> Message:
+        return batch(tuple(each for _, each in part))
+
+    for start in range(0, len(items), count_max):
+        yield from encode_split(message, items[start : start + count_max])
+
+
+def _can_be_halved(error: Failure, items: Sequence[object]) -> bool:
+    """A bus of the operator's own may take less than BATCH_BYTES_MAX."""
+    return isinstance(error, ServiceError) and error.code == "request_too_large" and len(items) > 1
+
+
+def _of_model(members: Sequence[Heartbeat], model: str) -> list[Heartbeat]:
+    return [member for member in members if model_of(member) == model]
+
+
+def _open_failure(reply: OpenReply) -> Failure | None:
+    return None if not reply.code else _failure(reply.code, reply.message, reply.param, reply.retry_after_s)
+
+
+def _submit_failure(reply: SubmitReply) -> Failure | None:
+    if reply.status in ("accepted", "duplicate"):
+        return None
+    if reply.status == "invalid":
+        return ServiceError(reply.code if reply.code in CODES else "internal_error", reply.message)
+    return PeerUnavailableError(reply.status)
+
+
+def _failure(code: str, message: str, param: str, retry_after_s: float) -> Failure:
+    error = ServiceError(code if code in CODES else "internal_error", message, param=param, retry_after_s=retry_after_s)
+    return PeerUnavailableError(code) if error.retryable else error

@@ -1,0 +1,388 @@
+"""The request actor: conducts one HTTP request from its tokens to its end, which it reaches exactly once.
+
+It has the prompts tokenized, queues each sequence for a place (`dispatcher`), takes in text events, repairs streams and
+placements that break, and tells everybody when it is over. The state of each sequence is a `SequenceState`, which
+decides; this shell acts. The gateway's actor feeds it events and ticks; the HTTP edge reads its updates.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.gateway.generation import GenerationRequest, ModelCard, SequenceUpdate
+from services.gateway.requests.candidate import Candidate, Failure, candidates_of
+from services.gateway.requests.dispatcher import Dispatcher
+from services.gateway.requests.messages import RequestMessages
+from services.gateway.requests.progress_watch import ProgressWatch
+from services.gateway.requests.prompts import Prompt, prepare
+from services.gateway.requests.router import Router, model_of
+from services.gateway.requests.sequence_state import Address, ApplyResult, Delta, Phase, SequenceState
+from services.gateway.requests.service_clients import PeerUnavailableError, ServiceClients
+from shared import limits
+from shared.actors.host import Host
+from shared.actors.presence import Members
+from shared.errors import CODES, ServiceError
+from shared.messages import SequenceMark, TextEvent
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayParts:
+    """What all requests of a gateway share."""
+
+    host: Host
+    members: Members
+    router: Router
+    peers: ServiceClients
+    dispatcher: Dispatcher
+    watch: ProgressWatch
+
+
+class RequestActor:
+    """One request: a `Generation`, and a `candidate.PlacementClient`. `on_end` is called once, when it is over."""
+
+    def __init__(
+        self,
+        parts: GatewayParts,
+        request: GenerationRequest,
+        card: ModelCard,
+        number: int,
+        on_end: Callable[[], None],
+    ) -> None:
+        self.request = request
+        self.card = card
+        self.sequences: list[SequenceState] = []
+        self.prompts: list[Prompt] = []
+        self.error: ServiceError | None = None
+        self._parts, self._peers = parts, parts.peers
+        self._number, self._on_end = number, on_end
+        self._candidates: list[Candidate] = []
+        self._updates: deque[SequenceUpdate] = deque()
+        self._wake = asyncio.Event()
+        self._left = 0
+        self._over = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._repairing: set[int] = set()
+        self._behind: set[int] = set()
+        """Sequences whose engine has tokens that did not come."""
+        self._streamless: dict[int, float] = {}
+        """Sequences whose stream no detokenizer takes, since when."""
+
+    # --- Generation ---
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """See Generation."""
+        return sum(prompt.num_tokens for prompt in self.prompts)
+
+    async def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
+        """See Generation."""
+        while True:
+            if self._updates:
+                batch = list(self._updates)
+                self._updates.clear()
+                yield batch
+                continue
+            if self._over:
+                break
+            self._wake.clear()
+            await self._wake.wait()
+        if self.error is not None:
+            raise self.error
+
+    async def cancel(self, reason: str) -> None:
+        """See Generation."""
+        if not self._over:
+            self._finish(ServiceError("client_closed_request", f"The request was cancelled: {reason}."))
+            await self._tell_release_all(self._leave(), reason)
+
+    # --- the gateway's actor calls these ---
+
+    @property
+    def over(self) -> bool:
+        """True once the request has ended, whichever way."""
+        return self._over
+
+    def start(self) -> None:
+        """Begins conducting."""
+        self._spawn(self._conduct())
+
+    def on_text(self, index: int, event: TextEvent, engine: Address) -> None:
+        """A text event for sequence `index`. The caller pumps the dispatcher."""
+        sequence, now = self.sequences[index], self._now()
+        result, delta = sequence.apply_event(event, engine, now)
+        if result is ApplyResult.GAP:
+            self._repair(index)
+        elif result is ApplyResult.DIVERGED:
+            self.fail(ServiceError("engine_failure", "The engine contradicted its own output."))
+        elif delta is not None:
+            if sequence.phase is Phase.RUNNING:
+                self._parts.watch.touch(engine, sequence.sequence_id, now)
+            if event.finish_reason == "error":
+                self.fail(_engine_error(event))
+                return
+            self._emit(index, sequence, event, delta)
+
+    def on_mark(self, index: int, mark: SequenceMark, engine: Address) -> None:
+        """The engine says how far sequence `index` is."""
+        sequence = self.sequences[index]
+        if sequence.engine == engine and sequence.report_progress(mark, self._now()):
+            self._behind.add(index)
+
+    def on_missing(self, index: int, epoch: int, engine: Address) -> None:
+        """The engine does not hold sequence `index`. The caller pumps the dispatcher."""
+        sequence = self.sequences[index]
+        if sequence.phase is Phase.RUNNING and (sequence.epoch, sequence.engine) == (epoch, engine):
+            self._place_again(index)
+
+    def on_lost(self, member: Address) -> None:
+        """A service died. The caller pumps the dispatcher."""
+        for index, sequence in enumerate(self.sequences):
+            if sequence.phase is Phase.RUNNING and sequence.engine == member:
+                self._place_again(index)
+            elif sequence.phase is Phase.RUNNING and sequence.detokenizer == member:
+                self._repair(index)
+
+    def on_stalled(self, engine: Address) -> None:
+        """An engine lives, but its computing stands still. The caller pumps the dispatcher."""
+        for index, sequence in enumerate(self.sequences):
+            if sequence.phase is Phase.RUNNING and sequence.engine == engine:
+                self._place_again(index, release="the engine stands still")
+
+    def owns(self, index: int, epoch: int, member: Address) -> bool:
+        """Whether an engine or a detokenizer has to keep sequence `index`."""
+        sequence = self.sequences[index]
+        if sequence.phase not in (Phase.PLACING, Phase.RUNNING) or sequence.epoch != epoch:
+            return False
+        return member in (sequence.engine, sequence.detokenizer) or index in self._repairing
+
+    def tick(self, now: float) -> None:
+        """Rebuilds streams whose tokens do not come, and those that no detokenizer took the last time."""
+        if not self._behind and not self._streamless:
+            return
+        for index in [i for i in self._behind if self.sequences[i].behind_since is None]:
+            self._behind.discard(index)
+        for index in [i for i in self._behind if self.sequences[i].stalled(now)]:
+            self._behind.discard(index)
+            self._repair(index)
+        for index, since in list(self._streamless.items()):
+            if now - since > limits.QUEUE_WAIT_S:
+                told = f"No detokenizer of the model {self.card.name!r} is running. Try again shortly."
+                self.fail(ServiceError("no_detokenizer", told, retry_after_s=2.0))
+                return
+            self._repair(index)
+
+    def resumed(self, now: float) -> None:
+        """Our own link to the bus was down: nobody's silence counts until now."""
+        for sequence in self.sequences:
+            sequence.touch(now)
+
+    def fail(self, error: ServiceError) -> None:
+        """Ends the request with an error, unless it has ended."""
+        if not self._over:
+            self._finish(error)
+            self._spawn(self._tell_release_all(self._leave(), error.code))
+
+    # --- conducting ---
+
+    async def _conduct(self) -> None:
+        self.prompts = await prepare(self._peers, self.request, self.card, self._block_size())
+        if self._over:
+            return
+        self._orders = RequestMessages(self._parts.host, self.request, self.card, self.prompts)
+        self.sequences = self._orders.sequences
+        self._left = len(self.sequences)
+        self._candidates = candidates_of(self, self._orders, self._number)
+        self._parts.dispatcher.enqueue(self._candidates)
+
+    def on_placed(self, index: int, open_failure: Failure | None) -> None:
+        """See PlacementClient."""
+        sequence, now = self.sequences[index], self._now()
+        if self._over:
+            return
+        sequence.accepted(now)
+        if isinstance(open_failure, ServiceError):
+            self.fail(open_failure)
+        elif sequence.phase is Phase.RUNNING:
+            assert sequence.engine is not None
+            assert sequence.detokenizer is not None
+            self._parts.watch.touch(sequence.engine, sequence.sequence_id, now)
+            if open_failure is not None:
+                self._repair(index, {sequence.detokenizer})
+
+    def on_unplaced(self, index: int, engine: Address, detokenizer: Address, epoch: int) -> None:
+        """See PlacementClient."""
+        sequence = self.sequences[index]
+        if self._over or sequence.phase is not Phase.PLACING:
+            return
+        sequence.unplaced()
+        self._forget_place(sequence, engine, detokenizer)
+        self._spawn(self._tell_release(sequence.sequence_id, epoch, engine, detokenizer, "no place"))
+        self._parts.dispatcher.requeue(self._candidates[index])
+
+    def _place_again(self, index: int, release: str = "") -> None:
+        """`release`: why the engine, if it lives, is to drop the sequence."""
+        sequence = self.sequences[index]
+        engine, detokenizer, epoch = sequence.engine, sequence.detokenizer, sequence.epoch
+        if index in self._repairing or engine is None:
+            return
+        sequence.lost()
+        self._behind.discard(index)
+        self._streamless.pop(index, None)
+        self._forget_place(sequence, engine, detokenizer)
+        told = engine if release else None
+        self._spawn(self._tell_release(sequence.sequence_id, epoch, told, detokenizer, release))
+        self._parts.dispatcher.requeue(self._candidates[index])
+
+    # --- repairing streams ---
+
+    def _repair(self, index: int, refused: set[Address] | None = None) -> None:
+        if index not in self._repairing and self.sequences[index].phase is Phase.RUNNING:
+            self._repairing.add(index)
+            self._spawn(self._rebuild(index, refused or set()), index)
+
+    async def _rebuild(self, index: int, refused: set[Address]) -> None:
+        """Opens the stream anew, here or elsewhere, and has the engine send what is missing."""
+        sequence = self.sequences[index]
+        while not self._over and sequence.phase is Phase.RUNNING:
+            detokenizer = self._detokenizer_for(sequence, refused)
+            if detokenizer is None:
+                self._streamless.setdefault(index, self._now())  # the next tick tries again
+                return
+            try:
+                await self._peers.open_stream(detokenizer, self._orders.open_stream(index))
+            except PeerUnavailableError:
+                refused.add(detokenizer)
+                continue
+            if self._over or sequence.phase is not Phase.RUNNING:
+                await self._peers.close_stream(detokenizer, sequence.sequence_id, sequence.epoch)
+                return
+            self._streamless.pop(index, None)
+            self._move_stream(sequence, detokenizer)
+            await self._retarget(index)
+            return
+
+    async def _retarget(self, index: int) -> None:
+        sequence = self.sequences[index]
+        assert sequence.engine is not None
+        try:
+            await self._peers.retarget(sequence.engine, self._orders.retarget(index))
+        except (PeerUnavailableError, ServiceError):
+            self._repairing.discard(index)
+            if sequence.phase is Phase.RUNNING and not self._over:
+                self._place_again(index)
+                self._parts.dispatcher.pump()
+
+    def _move_stream(self, sequence: SequenceState, detokenizer: Address) -> None:
+        if sequence.detokenizer is not None:
+            self._parts.router.stream_closed(sequence.detokenizer, sequence.sequence_id)
+        self._parts.router.stream_opened(detokenizer, sequence.sequence_id)
+        sequence.moved(detokenizer, self._now())
+
+    def _detokenizer_for(self, sequence: SequenceState, refused: set[Address]) -> Address | None:
+        alive = self._parts.members.alive("detokenizer", self._now())
+        here = sequence.detokenizer
+        if here not in refused and any((d.id, d.boot) == here for d in alive):
+            return here
+        chosen = self._parts.router.choose_detokenizer(alive, self.card.name, refused)
+        address = Address(chosen.id, chosen.boot) if chosen is not None else None
+        return None if address in refused else address
+
+    # --- letting others forget ---
+
+    def _forget_place(self, sequence: SequenceState, engine: Address | None, detokenizer: Address | None) -> None:
+        """Takes a sequence out of this gateway's own books of who runs what."""
+        if engine is not None:
+            self._parts.watch.drop(engine, sequence.sequence_id)
+            self._parts.router.record_end(engine, sequence.sequence_id)
+        if detokenizer is not None:
+            self._parts.router.stream_closed(detokenizer, sequence.sequence_id)
+
+    def _leave(self) -> list[SequenceState]:
+        """Every sequence leaves the queue and its place; returns those that are not to be finished at theirs."""
+        unfinished = [s for s in self.sequences if s.phase is not Phase.DONE or s.finish_reason == "error"]
+        for candidate in self._candidates:
+            self._parts.dispatcher.withdraw(candidate)
+        for sequence in unfinished:
+            self._forget_place(sequence, sequence.engine, sequence.detokenizer)
+        self._parts.dispatcher.pump()
+        return unfinished
+
+    async def _tell_release_all(self, sequences: Sequence[SequenceState], reason: str) -> None:
+        """Engines and detokenizers drop the sequences."""
+        for sequence in sequences:
+            place = sequence.engine, sequence.detokenizer
+            await self._tell_release(sequence.sequence_id, sequence.epoch, *place, reason)
+
+    async def _tell_release(
+        self, name: str, epoch: int, engine: Address | None, detokenizer: Address | None, reason: str
+    ) -> None:
+        if engine is not None:
+            await self._peers.cancel(engine, name, epoch, reason)
+        if detokenizer is not None:
+            await self._peers.close_stream(detokenizer, name, epoch)
+
+    async def _settle(self, sequence: SequenceState) -> None:
+        """Engine and detokenizer may forget a finished sequence."""
+        if sequence.engine is not None:
+            await self._peers.done(sequence.engine, sequence.sequence_id, sequence.epoch)
+        if sequence.detokenizer is not None:
+            await self._peers.close_stream(sequence.detokenizer, sequence.sequence_id, sequence.epoch)
+
+    def _block_size(self) -> int:
+        alive = self._parts.members.alive("engine", self._now())
+        for engine in (member for member in alive if model_of(member) == self.card.name):
+            block_size = getattr(engine.status, "block_size", 0)
+            if block_size:
+                return block_size
+        return 0
+
+    # --- the end ---
+
+    def _emit(self, index: int, sequence: SequenceState, event: TextEvent, delta: Delta) -> None:
+        self._updates.append(
+            SequenceUpdate(
+                index, delta.text, delta.token_ids, delta.logprobs, delta.text_offset, event.finish_reason,
+                event.stop_reason, sequence.num_cached_tokens, sequence.cumulative_logprob,
+            )
+        )  # fmt: skip
+        if event.finish_reason is not None:
+            self._left -= 1
+            self._forget_place(sequence, sequence.engine, sequence.detokenizer)
+            self._spawn(self._settle(sequence))
+        if self._left == 0:
+            self._finish(None)
+        elif len(self._updates) > limits.SLOW_CLIENT_EVENTS_MAX:
+            self.fail(ServiceError("timeout", "The client reads too slowly."))
+        self._wake.set()
+
+    def _finish(self, error: ServiceError | None) -> None:
+        assert not self._over
+        self._over, self.error = True, error
+        self._wake.set()
+        self._on_end()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], repaired: int | None = None) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._reap(done, repaired))
+
+    def _reap(self, task: "asyncio.Task[None]", repaired: int | None) -> None:
+        self._tasks.discard(task)
+        if repaired is not None:
+            self._repairing.discard(repaired)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, ServiceError):
+            task.get_loop().call_exception_handler({"message": "a request failed", "exception": error, "task": task})
+            error = ServiceError("internal_error", "The request could not be processed.")
+        self.fail(error)
+
+    def _now(self) -> float:
+        return self._parts.host.clock.monotonic()
+
+
+def _engine_error(event: TextEvent) -> ServiceError:
+    code = event.error_code if event.error_code in CODES else "engine_failure"
+    return ServiceError(code, event.error_message or "The engine could not go on with this request.")

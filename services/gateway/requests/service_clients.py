@@ -1,0 +1,155 @@
+"""What the gateway says to the other services: one typed call for each message, with its time-outs and retries."""
+
+import asyncio
+from collections.abc import Sequence
+
+from services.gateway.requests.router import ready_members
+from services.gateway.requests.sequence_state import Address
+from shared import limits
+from shared.actors.actor import ask, ask_encoded, tell_in_parts
+from shared.actors.host import Host
+from shared.actors.presence import Members
+from shared.actors.transport import Headers, NoRespondersError, RequestTimeoutError
+from shared.codec import Decoder, encode
+from shared.errors import ServiceError
+from shared.messages import (
+    Ack,
+    Cancel,
+    CloseStream,
+    DetokenizeReply,
+    DetokenizeRequest,
+    Done,
+    ErrorReply,
+    Message,
+    OpenBatchReply,
+    OpenStream,
+    ProgressQuery,
+    Retarget,
+    SequenceRef,
+    SubmitBatchReply,
+    TokenizeReply,
+    TokenizeRequest,
+)
+
+_TOKENIZED = Decoder([TokenizeReply, DetokenizeReply, ErrorReply])
+_ACK = Decoder([Ack, ErrorReply])
+_OPENED = Decoder([OpenBatchReply, ErrorReply])
+_SUBMITTED = Decoder([SubmitBatchReply, ErrorReply])
+TOKENIZE_CHARS_PER_S = 250_000
+"""Slower than any tokenizer here: the time-out grows with the text."""
+FIRST_TRY_S = 0.3
+RETRY_PAUSE_S = 0.05
+
+
+class PeerUnavailableError(Exception):
+    """The peer does not answer (it is gone, frozen or cut off) or has no room: another may."""
+
+
+class ServiceClients:
+    """The other services as seen from one gateway."""
+
+    def __init__(self, host: Host, members: Members) -> None:
+        self._host = host
+        self._members = members
+
+    async def tokenizer(
+        self, message: TokenizeRequest | DetokenizeRequest, size: int, headers: Headers | None
+    ) -> Message:
+        """Asks the model's pool; a replica that does not answer costs a retry on one that is known to live.
+
+        `size` is the text's characters or the list's tokens. Raises ServiceError.
+        """
+        deadline = self._now() + limits.QUEUE_WAIT_S
+        subject, attempt, tried = self._host.subjects.tokenize(message.model), 0, set[str]()
+        while True:
+            timeout_s = FIRST_TRY_S * 2 ** min(attempt, 4) + size / TOKENIZE_CHARS_PER_S
+            try:
+                return await ask(
+                    self._host.transport, subject, message, _TOKENIZED, timeout_s=timeout_s, headers=headers
+                )
+            except (NoRespondersError, RequestTimeoutError):
+                attempt += 1
+                if self._now() > deadline:
+                    told = f"No tokenizer of the model {message.model!r} answers. Try again shortly."
+                    raise ServiceError("no_tokenizer", told, retry_after_s=1.0) from None
+                subject = self._another_tokenizer(message.model, tried)
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def open_stream(self, detokenizer: Address, message: OpenStream) -> None:
+        """Raises PeerUnavailableError, or ServiceError when the detokenizer refuses."""
+        await self._ask(self._detokenizer(detokenizer), encode(message), _ACK, limits.OPEN_TIMEOUT_S)
+
+    async def open_batch(self, detokenizer: Address, batch: bytes) -> OpenBatchReply:
+        """Sends an encoded `OpenBatch`. Raises PeerUnavailableError or ServiceError for all of it."""
+        reply = await self._ask(self._detokenizer(detokenizer), batch, _OPENED, limits.OPEN_TIMEOUT_S)
+        assert isinstance(reply, OpenBatchReply)
+        return reply
+
+    async def submit_batch(self, engine: Address, batch: bytes) -> SubmitBatchReply:
+        """Sends an encoded `SubmitBatch`, twice if needed: for a sequence that it has the engine answers `duplicate`.
+
+        Raises PeerUnavailableError or ServiceError for all of it.
+        """
+        timeout_s = limits.SUBMIT_TIMEOUT_S + len(batch) / limits.SUBMIT_BYTES_PER_S
+        try:
+            reply = await self._ask(self._engine(engine), batch, _SUBMITTED, timeout_s)
+        except PeerUnavailableError:
+            reply = await self._ask(self._engine(engine), batch, _SUBMITTED, timeout_s)
+        assert isinstance(reply, SubmitBatchReply)
+        return reply
+
+    async def ask_progress(self, engine: Address, sequences: tuple[SequenceRef, ...]) -> None:
+        """Asks how far these are. The answer is a `ProgressReply` to this gateway's control subject, or is lost."""
+        here = self._host.id, self._host.boot
+        reply_subject = self._host.subjects.gateway_control(*here)
+
+        def query(part: Sequence[SequenceRef]) -> ProgressQuery:
+            return ProgressQuery(*here, reply_subject, tuple(part))
+
+        await tell_in_parts(self._host.transport, self._engine(engine), query, sequences)
+
+    async def retarget(self, engine: Address, message: Retarget) -> None:
+        """Raises PeerUnavailableError, or ServiceError('not_found') when the engine no longer holds the sequence."""
+        await self._ask(self._engine(engine), encode(message), _ACK, limits.OPEN_TIMEOUT_S)
+
+    async def done(self, engine: Address, request_id: str, epoch: int) -> None:
+        """Lets the engine forget a finished sequence."""
+        await self._tell(self._engine(engine), Done(request_id, epoch))
+
+    async def cancel(self, engine: Address, request_id: str, epoch: int, reason: str) -> None:
+        """Ends a sequence on an engine."""
+        await self._tell(self._engine(engine), Cancel(request_id, epoch, reason))
+
+    async def close_stream(self, detokenizer: Address, request_id: str, epoch: int) -> None:
+        """Lets a detokenizer forget a stream."""
+        await self._tell(self._detokenizer(detokenizer), CloseStream(request_id, epoch))
+
+    async def _tell(self, subject: str, message: Message) -> None:
+        await self._host.transport.publish(subject, encode(message))
+
+    async def _ask(self, subject: str, data: bytes, expected: Decoder[Message], timeout_s: float) -> Message:
+        try:
+            return await ask_encoded(self._host.transport, subject, data, expected, timeout_s=timeout_s)
+        except (NoRespondersError, RequestTimeoutError) as error:
+            raise PeerUnavailableError(subject) from error
+        except ServiceError as error:
+            if not error.retryable:
+                raise
+            raise PeerUnavailableError(subject) from error
+
+    def _engine(self, engine: Address) -> str:
+        return self._host.subjects.engine_control(*engine)
+
+    def _detokenizer(self, detokenizer: Address) -> str:
+        return self._host.subjects.detokenizer_control(*detokenizer)
+
+    def _another_tokenizer(self, model: str, tried: set[str]) -> str:
+        alive = ready_members(self._members.alive("tokenizer", self._now()), model)
+        fresh = [m for m in alive if m.id not in tried] or alive
+        if not fresh:
+            return self._host.subjects.tokenize(model)
+        tried.add(fresh[0].id)
+        return self._host.subjects.tokenizer_direct(fresh[0].id, fresh[0].boot)
+
+    def _now(self) -> float:
+        return self._host.clock.monotonic()

@@ -1,0 +1,53 @@
+"""Exchanges and updates for the tests of answers."""
+
+from typing import Any
+
+from services.gateway.generation import GenerationRequest, SequenceUpdate
+from services.gateway.openai.request_context import Arrival, Kind, RequestContext
+from shared.messages import ChatMessage, PositionLogprobs, TokenText
+from shared.sampling import SamplingParams
+from tests.unit.gateway.bodies import CARD
+
+ID = "A" * 22
+
+
+def context(
+    kind: Kind = "chat",
+    *,
+    n: int = 1,
+    prompts: int = 1,
+    stream: bool = True,
+    include_usage: bool = False,
+    echoes: tuple[str, ...] = (),
+    logprobs: int | None = None,
+    return_token_ids: bool = False,
+) -> RequestContext:
+    """An context of id `AAA…` that came at second 1700000000."""
+    params = SamplingParams(logprobs=logprobs)
+    asked: dict[str, Any] = (
+        {"messages": (ChatMessage("user", "hi"),)} if kind == "chat" else {"texts": ("hi",) * prompts}
+    )
+    return RequestContext(
+        kind=kind,
+        arrival=Arrival(1_700_000_000, 0.0),
+        card=CARD,
+        request=GenerationRequest(ID, CARD.name, params, n=n, **asked),
+        stream=stream,
+        include_usage=include_usage,
+        echoes=echoes or ("",) * prompts,
+        return_token_ids=return_token_ids,
+    )
+
+
+def update(text: str = "", index: int = 0, **fields: Any) -> SequenceUpdate:
+    """An update of one token."""
+    return SequenceUpdate(index=index, text=text, **{"token_ids": (1,), **fields})
+
+
+def position(token: str, logprob: float, *top: tuple[str, float]) -> PositionLogprobs:
+    """The log probabilities of one token."""
+
+    def text(token: str, logprob: float) -> TokenText:
+        return TokenText(1, token, token.encode(), logprob)
+
+    return PositionLogprobs(text(token, logprob), tuple(text(*one) for one in top))

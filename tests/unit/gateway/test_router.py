@@ -1,0 +1,168 @@
+"""Where sequences go: load, prefix overlap, and what was sent since the last heartbeat."""
+
+from services.gateway.requests.router import SHARE, PrefixIndex, Router, served_models
+from shared import limits
+from shared.messages import EngineStatus, Heartbeat, StreamStatus
+
+
+def engine(name: str, sequence: int = 1, model: str = "m", state="ready", **status) -> Heartbeat:
+    facts = EngineStatus(model, "/m", 2048, 100, 16, 64, 64, 8, **{"credits": 16, **status})
+    return Heartbeat("engine", name, "boot", 1, state, sequence, 0.1, facts)
+
+
+def detokenizer(name: str, streams: int = 0, model: str = "m") -> Heartbeat:
+    return Heartbeat("detokenizer", name, "boot", 1, "ready", 1, 0.1, StreamStatus(streams, model=model))
+
+
+HASHES = [bytes([i]) * 16 for i in range(8)]
+
+
+def test_the_least_loaded_engine_is_chosen():
+    busy, idle = engine("a", num_running=4), engine("b")
+    assert Router().choose_engine([busy, idle], "m", 10, []) is idle
+
+
+def test_draining_engines_and_other_models_are_left_out():
+    router = Router()
+    assert router.choose_engine([engine("a", state="draining"), engine("b", model="x")], "m", 10, []) is None
+
+
+def test_what_was_sent_since_the_heartbeat_counts():
+    router, first, second = Router(), engine("a"), engine("b")
+    chosen = []
+    for number in range(4):
+        pick = router.choose_engine([first, second], "m", 10, [])
+        assert pick is not None
+        router.record_dispatch(pick, f"s{number}", 10, [])
+        chosen.append(pick.id)
+    assert chosen == ["a", "b", "a", "b"]
+    assert router.choose_engine([engine("a", 2), engine("b", 2)], "m", 10, []) is not None
+
+
+def test_a_shared_prefix_draws_a_prompt_to_the_engine_that_has_it():
+    router, first, second = Router(), engine("a"), engine("b")
+    router.record_dispatch(second, "s0", 128, HASHES)
+    fresh = [engine("a", 2), engine("b", 2)]
+    pick = router.choose_engine(fresh, "m", 130, HASHES)
+    assert pick is not None
+    assert pick.id == "b"
+    assert first.id == "a"
+
+
+def test_the_prefix_index_forgets_the_oldest():
+    index = PrefixIndex(2)
+    index.add(HASHES[:3])
+    assert index.overlap(HASHES[:3]) == 0
+    assert index.overlap(HASHES[1:3]) == 2
+
+
+def test_streams_spread_over_detokenizers_at_once():
+    router, members = Router(), [detokenizer("a"), detokenizer("b")]
+    for number, expected in enumerate(("a", "b", "a")):
+        pick = router.choose_detokenizer(members, "m")
+        assert pick is not None
+        assert pick.id == expected
+        router.stream_opened((pick.id, pick.boot), f"s{number}")
+    for name in ("s0", "s0", "s2"):
+        router.stream_closed(("a", "boot"), name)
+    pick = router.choose_detokenizer(members, "m", {("a", "boot")})
+    assert pick is not None
+    assert pick.id == "b"
+
+
+def test_a_stream_goes_to_a_detokenizer_of_its_model_however_many_streams_that_one_has():
+    router, members = Router(), [detokenizer("a", model="other"), detokenizer("b", 9)]
+    assert router.choose_detokenizer(members, "m") is members[1]
+    assert router.choose_detokenizer(members, "none") is None
+
+
+ENGINE = ("a", "boot")
+
+
+def send(router: Router, beat: Heartbeat, *names: str) -> None:
+    for name in names:
+        router.record_dispatch(beat, name, 10, [])
+
+
+def answer(router: Router, *names: str) -> None:
+    for name in names:
+        router.record_answer(ENGINE, name, accepted=True)
+
+
+def test_an_engine_without_credit_gets_nothing():
+    router, full = Router(), engine("a", credits=2)
+    send(router, full, "s0", "s1")
+    assert router.credit(full) == 0
+    assert router.choose_engine([full], "m", 10, []) is None
+    other = engine("b", num_running=8, credits=1)
+    assert router.choose_engine([full, other], "m", 10, []) is other
+
+
+def test_a_sequence_that_ends_gives_its_credit_back_at_once_and_once():
+    router, beat = Router(), engine("a", credits=2)
+    send(router, beat, "s0", "s1")
+    router.record_end(ENGINE, "s0")
+    router.record_end(ENGINE, "s0")
+    assert router.credit(beat) == 1
+
+
+def test_a_heartbeat_may_not_count_what_the_engine_has_not_answered():
+    router = Router()
+    send(router, engine("a", credits=4), "s0", "s1", "s2")
+    answer(router, "s0", "s1")
+    assert router.credit(engine("a", 2, credits=2)) == 1
+    answer(router, "s2")
+    assert router.credit(engine("a", 3, credits=1)) == 1
+
+
+def test_a_gateway_that_finds_an_engine_full_of_others_sequences_still_gets_its_share():
+    router, full = Router(), engine("a", credits=-20)
+    assert router.credit(full) == 8 // SHARE
+    send(router, full, "s0")
+    assert router.credit(full) == 0
+
+
+def test_an_engine_that_refused_gets_nothing_until_its_next_heartbeat():
+    router, beat = Router(), engine("a")
+    send(router, beat, "s0")
+    router.record_answer(ENGINE, "s0", accepted=False)
+    assert router.credit(beat) == 0
+    assert router.can_take([beat], "m")
+    assert router.credit(engine("a", 2)) == 16
+
+
+def test_an_engine_that_does_not_answer_gets_one_sequence_a_heartbeat_until_it_does():
+    router = Router()
+    send(router, engine("a"), "s0", "s1")
+    router.record_silence(ENGINE, "s0")
+    router.record_silence(ENGINE, "s1")
+    beat = engine("a", 2)
+    assert not router.can_take([beat], "m")
+    assert router.credit(beat) == 1
+    send(router, beat, "s2")
+    assert router.credit(beat) == router.credit(engine("a", 3)) == 0
+    answer(router, "s2")
+    assert router.can_take([beat], "m")
+    assert router.credit(engine("a", 4)) == 16
+
+
+def test_where_a_placement_failed_is_only_tried_again_if_there_is_nothing_else():
+    router, first, second = Router(), engine("a"), engine("b", num_running=8)
+    assert router.choose_engine([first, second], "m", 10, [], {ENGINE}) is second
+    assert router.choose_engine([first], "m", 10, [], {ENGINE}) is first
+
+
+def test_the_choices_of_a_prompt_go_where_it_is_computed_while_there_is_a_row():
+    router, busy, idle = Router(), engine("a", num_running=7), engine("b")
+    assert router.choose_engine([busy, idle], "m", 10, [], near={ENGINE}) is busy
+    send(router, busy, "s0")
+    assert router.choose_engine([busy, idle], "m", 10, [], near={ENGINE}) is idle
+
+
+def test_a_detokenizer_that_is_full_gets_no_more_streams():
+    full = detokenizer("a", limits.STREAMS_MAX)
+    assert Router().choose_detokenizer([full], "m") is None
+
+
+def test_served_models_lists_ready_engines_only():
+    assert set(served_models([engine("a"), engine("b", model="x", state="starting")])) == {"m"}

@@ -1,0 +1,54 @@
+"""Whom a gateway asks: the tokenizers of the request's model and no others."""
+
+import asyncio
+
+import pytest
+
+from services.gateway.requests.service_clients import ServiceClients
+from shared import limits
+from shared.actors.host import Host
+from shared.actors.presence import Members
+from shared.actors.transport import Delivery
+from shared.codec import encode
+from shared.errors import ServiceError
+from shared.messages import Heartbeat, PoolStatus, TokenizeReply, TokenizeRequest
+from shared.subjects import Subjects
+from tests.support.memory import MemoryBus
+from tests.support.simulation import SimClock, run_simulation
+
+
+def test_a_retry_goes_to_a_tokenizer_of_the_same_model_and_never_to_another_one_s() -> None:
+    async def main() -> None:
+        bus, subjects, clock = MemoryBus(0), Subjects(), SimClock()
+        own, pool = bus.connect("gateway"), bus.connect("pool")
+        members, heard = Members(), list[str]()
+        peers = ServiceClients(Host(own, subjects, clock, "gateway", "b0"), members)
+
+        async def answer(delivery: Delivery) -> None:
+            heard.append(delivery.subject)
+            await pool.publish(delivery.reply, encode(TokenizeReply("r", ())))
+
+        async def listen(subject: str) -> None:
+            await pool.subscribe(subject, lambda delivery: tasks.append(loop.create_task(answer(delivery))))
+
+        loop, tasks = asyncio.get_running_loop(), list[asyncio.Task[None]]()
+        for name, model in (("t-a", "org/a"), ("t-b", "b")):
+            status = PoolStatus(model=model)
+            members.observe(Heartbeat("tokenizer", name, "b1", 2, "ready", 1, 100.0, status), clock.monotonic())
+        # Nobody listens to the pool of the first model: the replica that heartbeats tell of is asked directly.
+        for subject in (
+            subjects.tokenize("b"),
+            subjects.tokenizer_direct("t-a", "b1"),
+            subjects.tokenizer_direct("t-b", "b1"),
+        ):
+            await listen(subject)
+        await peers.tokenizer(TokenizeRequest("r", "org/a", ("text",)), 4, None)
+        await peers.tokenizer(TokenizeRequest("r", "b", ("text",)), 4, None)
+        assert heard == [subjects.tokenizer_direct("t-a", "b1"), subjects.tokenize("b")]
+        began = clock.monotonic()
+        with pytest.raises(ServiceError, match="No tokenizer of the model 'c' answers"):
+            await peers.tokenizer(TokenizeRequest("r", "c", ("text",)), 4, None)
+        assert clock.monotonic() - began >= limits.QUEUE_WAIT_S
+        assert len(heard) == 2
+
+    run_simulation(main, 0)

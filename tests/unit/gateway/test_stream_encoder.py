@@ -1,0 +1,184 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.generation import SequenceUpdate
+from services.gateway.openai.choices import ChoiceAccumulator
+from services.gateway.openai.request_context import Kind, RequestContext
+from services.gateway.openai.stream_encoder import ChunkEncoder
+from tests.unit.gateway.request_contexts import ID, context, position, update
+
+
+def play(one: RequestContext, *updates: SequenceUpdate) -> list[Any]:
+    """The chunks of a stream, decoded."""
+    encoder, accumulator = (
+        ChunkEncoder(one),
+        ChoiceAccumulator(len(one.echoes), one.request.n, keep_token_ids=one.return_token_ids),
+    )
+    data = encoder.opening()
+    for item in updates:
+        choice = accumulator.choices[item.index]
+        choice.add(item)
+        data += encoder.chunk(choice, item.text)
+    if one.include_usage:
+        data += encoder.usage(accumulator, 3)
+    return decode(data)
+
+
+def decode(data: bytes) -> list[Any]:
+    assert not data or data.endswith(b"\n\n")
+    events = data.decode().split("\n\n")[:-1]
+    assert all(event.startswith("data: ") and "\n" not in event for event in events)
+    # Some clients cut off five characters and parse the rest.
+    return [json.loads(event[5:]) for event in events]
+
+
+def deltas(chunks: list[Any]) -> list[Any]:
+    return [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+
+
+@pytest.mark.spec("S-API-086", "S-API-087", "S-API-089", "S-API-091")
+def test_a_chat_begins_with_the_role_and_ends_with_an_empty_delta():
+    chunks = play(context(), update("Good "), update("day"), update(finish_reason="stop"))
+    assert deltas(chunks) == [{"role": "assistant"}, {"content": "Good "}, {"content": "day"}, {}]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "stop"]
+    for chunk in chunks:
+        assert chunk["id"] == f"chatcmpl-{ID}"
+        assert chunk["object"] == "chat.completion.chunk"
+        assert (chunk["created"], chunk["model"]) == (1_700_000_000, "toy")
+        assert "usage" not in chunk
+
+
+@pytest.mark.spec("S-API-001", "S-API-071", "S-API-089")
+def test_a_completion_carries_text_and_its_end_together():
+    chunks = play(context("completion"), update("Good "), update("day", finish_reason="length"))
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["Good ", "day"]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, "length"]
+    assert {(chunk["id"], chunk["object"]) for chunk in chunks} == {(f"cmpl-{ID}", "text_completion")}
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_token_ids_come_with_their_text_or_without_any_when_they_are_asked_for(kind: Kind):
+    updates = [
+        update("Good", token_ids=(5, 6)),
+        update("", token_ids=(7,), logprobs=(position("", -1.0),)),
+        update("", token_ids=()),
+        update("", token_ids=(8,), finish_reason="length"),
+    ]
+    chunks = play(context(kind, return_token_ids=True, logprobs=0), *updates)
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert [choice["token_ids"] for choice in choices if "token_ids" in choice] == [[5, 6], [7], [8]]
+    assert choices[-1]["finish_reason"] == "length"
+    assert all("token_ids" not in choice for chunk in play(context(kind), *updates) for choice in chunk["choices"])
+
+
+@pytest.mark.spec("S-API-077", "S-API-078")
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_the_end_of_each_choice_tells_length_and_log_probability_unasked(kind: Kind):
+    updates = [
+        update("kö", 0, cumulative_logprob=-1.0),
+        update("😀", 1, finish_reason="stop", cumulative_logprob=-2.5),
+        update("ln", 0, finish_reason="length", cumulative_logprob=-3.0),
+    ]
+    choices = [choice for chunk in play(context(kind, n=2), *updates) for choice in chunk["choices"]]
+    told = {one["index"]: (one["sentence_length"], one["cum_log_probs"]) for one in choices if one["finish_reason"]}
+    assert told == {0: (4, -3.0), 1: (1, -2.5)}
+    assert all(("sentence_length" in one) == (one["finish_reason"] is not None) for one in choices)
+    [*_, last] = play(context("completion", echoes=("abc",)), update("d", finish_reason="stop"))
+    assert last["choices"][0]["sentence_length"] == 4
+
+
+def test_the_last_chunk_names_the_stop_string():
+    chunks = play(context("completion"), update("x", finish_reason="stop", stop_reason="\n"))
+    assert chunks[0]["choices"][0]["stop_reason"] == "\n"
+    assert deltas(play(context(), update("x", finish_reason="stop", stop_reason=7)))[1:] == [{"content": "x"}, {}]
+
+
+def test_an_update_without_text_is_not_sent():
+    assert play(context("completion"), update(""), update("a")) == play(context("completion"), update("a"))
+
+
+@pytest.mark.spec("S-API-035", "S-API-090")
+def test_usage_comes_last_and_is_null_before():
+    chunks = play(context(include_usage=True), update("a", num_cached_tokens=2), update("b", finish_reason="stop"))
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "total_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+@pytest.mark.spec("S-API-087", "S-API-091")
+def test_no_chunk_mentions_content_without_text_behind_it():
+    encoder, accumulator = ChunkEncoder(context(include_usage=True)), ChoiceAccumulator(1, 1)
+    accumulator.choices[0].add(update("", finish_reason="stop"))
+    data = encoder.opening() + encoder.chunk(accumulator.choices[0], "") + encoder.usage(accumulator, 1)
+    assert b"content" not in data
+
+
+def test_each_choice_has_a_role_an_index_and_an_end():
+    updates = [
+        update("a", 0),
+        update("b", 1),
+        update("c", 1, finish_reason="stop"),
+        update("", 0, finish_reason="stop"),
+    ]
+    chunks = play(context(n=2), *updates)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    for index, text in ((0, "a"), (1, "bc")):
+        own = [choice for choice in choices if choice["index"] == index]
+        assert own[0]["delta"] == {"role": "assistant"}
+        assert "".join(choice["delta"].get("content", "") for choice in own) == text
+        assert own[-1]["delta"] == {}
+
+
+@pytest.mark.spec("S-API-027")
+def test_an_echo_comes_before_the_text():
+    one = context("completion", n=2, prompts=2, echoes=("p", "q"))
+    chunks = play(one, *(update("a", index, finish_reason="stop") for index in range(4)))
+    texts = ["".join(c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == i) for i in range(4)]
+    assert texts == ["pa", "pa", "qa", "qa"]
+
+
+def test_logprobs_of_tokens_without_text_wait_for_the_next_text():
+    one = context("completion", logprobs=1)
+    first, second = position("a", -1.0, ("a", -1.0)), position("b", -2.0, ("c", -0.5))
+    chunks = play(one, update("", logprobs=(first,)), update("ab", logprobs=(second,)), update(finish_reason="stop"))
+    assert chunks[0]["choices"][0]["logprobs"] == {
+        "tokens": ["a", "b"],
+        "token_logprobs": [-1.0, -2.0],
+        "top_logprobs": [{"a": -1.0}, {"c": -0.5, "b": -2.0}],
+        "text_offset": [0, 1],
+    }
+    assert chunks[1]["choices"][0]["logprobs"] is None
+
+
+def test_offsets_go_on_from_chunk_to_chunk():
+    one = context("completion", logprobs=0)
+    updates = [update(text, logprobs=(position(text, -1.0),)) for text in ("abc", "d", "e")]
+    chunks = play(one, *updates)
+    assert [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks] == [[0], [3], [4]]
+
+
+def test_logprobs_that_are_left_at_the_end_are_sent():
+    chunks = play(context(logprobs=0), update("", logprobs=(position("é", -1.0),), finish_reason="length"))
+    assert chunks[1]["choices"][0]["logprobs"] == {
+        "content": [{"token": "é", "logprob": -1.0, "bytes": [0xC3, 0xA9], "top_logprobs": []}]
+    }
+    assert deltas(chunks)[-1] == {}
+
+
+@given(st.lists(st.text(max_size=8), max_size=8), st.sampled_from(["completion", "chat"]), st.booleans())
+def test_the_texts_of_the_chunks_are_the_text(pieces: list[str], kind: Any, include_usage: bool):
+    one = context(kind, include_usage=include_usage)
+    chunks = play(one, *(update(piece) for piece in pieces), update(finish_reason="stop"))
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(c.get("text", "") or c.get("delta", {}).get("content", "") for c in choices) == "".join(pieces)
+    assert choices[-1]["finish_reason"] == "stop"
