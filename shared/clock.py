@@ -12,7 +12,7 @@ class Clock(Protocol):
         ...
 
     def time_ns(self) -> int:
-        """Nanoseconds since the epoch, for humans and traces."""
+        """Nanoseconds since the attempt, for humans and traces."""
         ...
 
 

@@ -1,20 +1,20 @@
 """The grammar of subjects: the only file that spells one.
 
-`{namespace}.v{major}.` starts each. A stateful service is addressed by id and boot, so that nothing sent to a dead
-incarnation is ever received by its successor; the stateless tokenizers of a model are one queue group. `<model>` is
-`model_token` of the served name.
+`{namespace}.v{major}.` starts each. A stateful service is addressed by id and instance id, so that nothing sent to a
+process that has ended is ever received by its successor; the stateless tokenizers of a model are one queue group.
+`<model>` is `model_token` of the served name.
 
-| subject                 | from          | carries                                      |
-|-------------------------|---------------|----------------------------------------------|
-| `tok.<model>.req`       | gateway       | TokenizeRequest, DetokenizeRequest (request) |
-| `tok.<id>.<boot>.req`   | gateway       | the same, to one replica: retries                |
-| `eng.<id>.<boot>.ctl`   | gateway, detokenizer | SubmitBatch, Retarget (request); Cancel, Done, Resend |
-|                         | gateway       | ProgressQuery, OwnershipReply                |
-| `det.<id>.<boot>.ctl`   | gateway       | OpenBatch, OpenStream (request); CloseStream, OwnershipReply |
-| `det.<id>.<boot>.tok`   | engine        | TokenEvents                                  |
-| `gw.<id>.<boot>.txt`    | detokenizer   | TextEvents                                   |
-| `gw.<id>.<boot>.ctl`    | engine, detokenizer | ProgressReply, OwnershipQuery          |
-| `hb.<service>.<id>`     | every service | Heartbeat                                    |
+| subject                      | from                 | carries                                                      |
+|------------------------------|----------------------|--------------------------------------------------------------|
+| `tok.<model>.req`            | gateway              | TokenizeRequest, DetokenizeRequest (request)                 |
+| `tok.<id>.<instance_id>.req` | gateway              | the same, to one replica: retries                            |
+| `eng.<id>.<instance_id>.ctl` | gateway, detokenizer | SubmitBatch, Retarget (request); Cancel, Done, Resend        |
+|                              | gateway              | ProgressQuery, OwnershipReply                                |
+| `det.<id>.<instance_id>.ctl` | gateway              | OpenBatch, OpenStream (request); CloseStream, OwnershipReply |
+| `det.<id>.<instance_id>.tok` | engine               | TokenEvents                                                  |
+| `gw.<id>.<instance_id>.txt`  | detokenizer          | TextEvents                                                   |
+| `gw.<id>.<instance_id>.ctl`  | engine, detokenizer  | ProgressReply, OwnershipQuery                                |
+| `hb.<service>.<id>`          | every service        | Heartbeat                                                    |
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _HASH_CHARS = 8
 _HASHED = re.compile(rf"-[0-9a-f]{{{_HASH_CHARS}}}$")
 
 
-def new_boot() -> str:
+def new_instance_id() -> str:
     """A fresh incarnation: 8 hexadecimal digits, drawn at process start."""
     return secrets.token_hex(4)
 
@@ -49,29 +49,29 @@ class Subjects:
         """Where the tokenizers of a model listen. `model`: the served name as it is."""
         return self._join("tok", model_token(model), "req")
 
-    def tokenizer_direct(self, tokenizer_id: str, boot: str) -> str:
+    def tokenizer_direct(self, tokenizer_id: str, instance_id: str) -> str:
         """One incarnation of a tokenizer: a retry avoids a frozen member of the queue group."""
-        return self._join("tok", tokenizer_id, boot, "req")
+        return self._join("tok", tokenizer_id, instance_id, "req")
 
-    def engine_control(self, engine_id: str, boot: str) -> str:
+    def engine_control(self, engine_id: str, instance_id: str) -> str:
         """Commands to one incarnation of an engine."""
-        return self._join("eng", engine_id, boot, "ctl")
+        return self._join("eng", engine_id, instance_id, "ctl")
 
-    def detokenizer_control(self, detokenizer_id: str, boot: str) -> str:
+    def detokenizer_control(self, detokenizer_id: str, instance_id: str) -> str:
         """Commands to one incarnation of a detokenizer."""
-        return self._join("det", detokenizer_id, boot, "ctl")
+        return self._join("det", detokenizer_id, instance_id, "ctl")
 
-    def detokenizer_tokens(self, detokenizer_id: str, boot: str) -> str:
+    def detokenizer_tokens(self, detokenizer_id: str, instance_id: str) -> str:
         """Token events to one incarnation of a detokenizer."""
-        return self._join("det", detokenizer_id, boot, "tok")
+        return self._join("det", detokenizer_id, instance_id, "tok")
 
-    def gateway_text(self, gateway_id: str, boot: str) -> str:
+    def gateway_text(self, gateway_id: str, instance_id: str) -> str:
         """Text events to one incarnation of a gateway."""
-        return self._join("gw", gateway_id, boot, "txt")
+        return self._join("gw", gateway_id, instance_id, "txt")
 
-    def gateway_control(self, gateway_id: str, boot: str) -> str:
+    def gateway_control(self, gateway_id: str, instance_id: str) -> str:
         """Questions and answers about sequences to one incarnation of a gateway."""
-        return self._join("gw", gateway_id, boot, "ctl")
+        return self._join("gw", gateway_id, instance_id, "ctl")
 
     def heartbeat(self, service: str, member_id: str) -> str:
         """One member's heartbeat."""

@@ -89,7 +89,7 @@ class Span:
         """Marks the span as failed. `message` is a code or a type, never content."""
 
     def end(self, end_ns: int | None = None) -> None:
-        """Ends the span, now or at a time in nanoseconds since the epoch."""
+        """Ends the span, now or at a time in nanoseconds since the attempt."""
 
     def __enter__(self) -> "Span":
         return self
@@ -162,7 +162,7 @@ def record_span(
     kind: Kind = "internal",
     attributes: Attributes | None = None,
 ) -> None:
-    """Reports a span that is over. Times are nanoseconds since the epoch."""
+    """Reports a span that is over. Times are nanoseconds since the attempt."""
     if _tracing is not None:
         _tracing.start(name, kind, parent, attributes, start_ns).end(end_ns)
 

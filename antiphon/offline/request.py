@@ -134,8 +134,8 @@ class LiveRequest:
         submitted = self.submitted
         params = submitted.params
         message = OpenStream(
-            request_id=self.sequence_ids[choice],
-            epoch=1,
+            sequence_id=self.sequence_ids[choice],
+            attempt=1,
             model="",
             reply_subject="",
             engine_subject="",

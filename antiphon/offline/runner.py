@@ -182,12 +182,12 @@ class Runner:
                 found[0].fail(error, at)
                 changed[found[0].submitted.request_id] = found[0]
         for outcome in report.outcomes:
-            found = self._found(outcome.request_id)
+            found = self._found(outcome.sequence_id)
             if found is None:
                 continue
             request, choice = found
             if request.take(choice, outcome, at, self._step_s):
-                self.engine.abort(outcome.request_id)
+                self.engine.abort(outcome.sequence_id)
             changed[request.submitted.request_id] = request
         self._end_failed(changed)
 

@@ -93,7 +93,7 @@ class DetokenizerActor(Actor):
 
     async def listen(self) -> None:
         """Binds this incarnation's subjects and the gateways' heartbeats."""
-        subjects, here = self._host.subjects, (self._host.id, self._host.boot)
+        subjects, here = self._host.subjects, (self._host.id, self._host.instance_id)
         await self.bind(subjects.detokenizer_control(*here), OpenBatch, OpenStream, CloseStream, OwnershipReply)
         await self.bind(subjects.detokenizer_tokens(*here), TokenEvents)
         await self.bind(subjects.heartbeats("gateway"), Heartbeat)
@@ -118,15 +118,15 @@ class DetokenizerActor(Actor):
         message = envelope.message
         assert isinstance(message, OpenStream)
         await self._open(message)
-        return Ack(message.request_id)
+        return Ack(message.sequence_id)
 
     @handles(CloseStream)
     def on_close(self, envelope: Envelope) -> None:
         """Forgets a stream."""
         message = envelope.message
         assert isinstance(message, CloseStream)
-        entry = self._streams.get(message.request_id)
-        if entry is not None and entry.stream.epoch <= message.epoch:
+        entry = self._streams.get(message.sequence_id)
+        if entry is not None and entry.stream.attempt <= message.attempt:
             self._forget(entry)
 
     @handles(OwnershipReply)
@@ -134,10 +134,10 @@ class DetokenizerActor(Actor):
         """Forgets streams that their gateway does not own any more."""
         reply = envelope.message
         assert isinstance(reply, OwnershipReply)
-        gateway = self._host.subjects.gateway_text(reply.gateway_id, reply.gateway_boot)
+        gateway = self._host.subjects.gateway_text(reply.gateway_id, reply.gateway_instance_id)
         for ref in reply.released:
             entry = self._streams.get(ref.sequence_id)
-            if entry is not None and entry.stream.epoch == ref.epoch and entry.reply_subject == gateway:
+            if entry is not None and entry.stream.attempt == ref.attempt and entry.reply_subject == gateway:
                 self._forget(entry)
 
     @handles(Heartbeat)
@@ -145,7 +145,7 @@ class DetokenizerActor(Actor):
         """A gateway is alive."""
         beat = envelope.message
         assert isinstance(beat, Heartbeat)
-        subjects, gateway = self._host.subjects, (beat.id, beat.boot)
+        subjects, gateway = self._host.subjects, (beat.id, beat.instance_id)
         self._gateways[subjects.gateway_text(*gateway)] = _Gateway(subjects.gateway_control(*gateway), self._now())
 
     # --- tokens to text ---
@@ -155,16 +155,16 @@ class DetokenizerActor(Actor):
         """One engine step: one message to each gateway that owns some of its sequences."""
         message = envelope.message
         assert isinstance(message, TokenEvents)
-        engine_subject = self._host.subjects.engine_control(message.engine_id, message.engine_boot)
+        engine_subject = self._host.subjects.engine_control(message.engine_id, message.engine_instance_id)
         outbox: dict[str, list[TextEvent]] = {}
         gaps: list[_OpenStream] = []
         ended: list[_OpenStream] = []
         for event in message.events:
-            entry = self._streams.get(event.request_id)
-            if entry is None or entry.stream.epoch < event.epoch:
+            entry = self._streams.get(event.sequence_id)
+            if entry is None or entry.stream.attempt < event.attempt:
                 self._hold(event, message)
                 continue
-            if entry.stream.epoch != event.epoch or entry.engine_subject != engine_subject:
+            if entry.stream.attempt != event.attempt or entry.engine_subject != engine_subject:
                 self.late_events += 1
                 continue
             texts = self._push(entry, event)
@@ -176,7 +176,7 @@ class DetokenizerActor(Actor):
             elif entry.stream.gap is not None:
                 gaps.append(entry)
         for reply_subject, events in outbox.items():
-            await self._send_texts(reply_subject, (message.engine_id, message.engine_boot, message.step), events)
+            await self._send_texts(reply_subject, (message.engine_id, message.engine_instance_id, message.step), events)
         for entry in ended:
             await self._tell_engine(entry)
         for entry in gaps:
@@ -204,19 +204,19 @@ class DetokenizerActor(Actor):
             await self._open(message)
         except ServiceError as error:
             told = error.code, error.message, error.param, error.retry_after_s
-            return OpenReply(message.request_id, message.epoch, *told)
-        return OpenReply(message.request_id, message.epoch)
+            return OpenReply(message.sequence_id, message.attempt, *told)
+        return OpenReply(message.sequence_id, message.attempt)
 
     async def _open(self, message: OpenStream) -> None:
         """Raises ServiceError."""
-        old = self._streams.get(message.request_id)
-        if old is not None and old.stream.epoch > message.epoch:
+        old = self._streams.get(message.sequence_id)
+        if old is not None and old.stream.attempt > message.attempt:
             return  # a delayed copy: nobody waits for it, and the newer stream must live
         if old is None and len(self._streams) >= self._streams_max:
             raise ServiceError(
                 "server_is_overloaded", "The detokenizer has too many streams open.", retry_after_s=RETRY_AFTER_S
             )
-        entry = self._streams[message.request_id] = self._make(message)
+        entry = self._streams[message.sequence_id] = self._make(message)
         self.idle.clear()
         await self._push_early(entry)
 
@@ -235,13 +235,13 @@ class DetokenizerActor(Actor):
         return _OpenStream(stream, message.reply_subject, message.engine_subject, now, clock.time_ns(), headers, now)
 
     def _hold(self, event: TokenEvent, source: TokenEvents) -> None:
-        early = EarlyEvent(event, source.engine_id, source.engine_boot, source.step, self._now())
+        early = EarlyEvent(event, source.engine_id, source.engine_instance_id, source.step, self._now())
         self.late_events += not self._early.hold(early)
 
     async def _push_early(self, entry: _OpenStream) -> None:
         """Takes in the tokens that came before their stream was open."""
-        for early in self._early.take(entry.stream.request_id, entry.stream.epoch):
-            engine = early.engine_id, early.engine_boot
+        for early in self._early.take(entry.stream.sequence_id, entry.stream.attempt):
+            engine = early.engine_id, early.engine_instance_id
             if entry.stream.finished or self._host.subjects.engine_control(*engine) != entry.engine_subject:
                 self.late_events += 1
                 continue
@@ -261,12 +261,12 @@ class DetokenizerActor(Actor):
         except AssertionError:
             raise
         except Exception:
-            log.exception("%s: stream %s failed", self.name, event.request_id)
+            log.exception("%s: stream %s failed", self.name, event.sequence_id)
             return [entry.stream.fail("internal_error", "The text could not be made.")]
 
     async def _send_texts(self, reply_subject: str, source: tuple[str, str, int], events: Sequence[TextEvent]) -> None:
-        """`source`: the engine's id, its boot, and the step."""
-        message = TextEvents(self._host.id, self._host.boot, *source, tuple(events))
+        """`source`: the engine's id, its instance id, and the step."""
+        message = TextEvents(self._host.id, self._host.instance_id, *source, tuple(events))
         try:
             await self._publish(reply_subject, encode(message))
         except ServiceError:
@@ -281,7 +281,7 @@ class DetokenizerActor(Actor):
     async def _tell_engine(self, entry: _OpenStream) -> None:
         stream = entry.stream
         if stream.stopped:
-            await self._publish(entry.engine_subject, encode(Cancel(stream.request_id, stream.epoch, "stop")))
+            await self._publish(entry.engine_subject, encode(Cancel(stream.sequence_id, stream.attempt, "stop")))
 
     async def _ask_again(self, entry: _OpenStream) -> None:
         """Asks the engine for what a stream misses, not too often."""
@@ -291,7 +291,7 @@ class DetokenizerActor(Actor):
         entry.resent_at = now
         self.resends += 1
         stream = entry.stream
-        await self._publish(entry.engine_subject, encode(Resend(stream.request_id, stream.epoch, gap)))
+        await self._publish(entry.engine_subject, encode(Resend(stream.sequence_id, stream.attempt, gap)))
 
     async def _publish(self, subject: str, data: bytes) -> None:
         """Raises ServiceError('request_too_large'): such a message can be sent in parts."""
@@ -323,14 +323,14 @@ class DetokenizerActor(Actor):
             if entry.reply_subject in self._gateways and len(asked) < limits.LIVENESS_BATCH_MAX:
                 asked.append(entry)
                 entry.confirmed_at = now
-        here = self._host.id, self._host.boot
+        here = self._host.id, self._host.instance_id
         control = self._host.subjects.detokenizer_control(*here)
 
         def query(part: Sequence[SequenceRef]) -> OwnershipQuery:
             return OwnershipQuery("detokenizer", *here, control, tuple(part))
 
         for reply_subject, entries in due.items():
-            refs = [SequenceRef(entry.stream.request_id, entry.stream.epoch) for entry in entries]
+            refs = [SequenceRef(entry.stream.sequence_id, entry.stream.attempt) for entry in entries]
             if refs:
                 await self._ask_owner(self._gateways[reply_subject].control_subject, query, refs)
 
@@ -344,9 +344,9 @@ class DetokenizerActor(Actor):
             log.warning("%s could not send to %s: %s", self.name, subject, error)
 
     def _forget(self, entry: _OpenStream, reason: str | None = None) -> None:
-        if self._streams.get(entry.stream.request_id) is entry:
-            del self._streams[entry.stream.request_id]
-            self._early.close(entry.stream.request_id, entry.stream.epoch)
+        if self._streams.get(entry.stream.sequence_id) is entry:
+            del self._streams[entry.stream.sequence_id]
+            self._early.close(entry.stream.sequence_id, entry.stream.attempt)
             if not self._streams:
                 self.idle.set()
         if telemetry.enabled() and entry.headers:

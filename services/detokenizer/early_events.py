@@ -18,7 +18,7 @@ class EarlyEvent:
 
     event: TokenEvent
     engine_id: str
-    engine_boot: str
+    engine_instance_id: str
     step: int
     held_at: float
 
@@ -36,22 +36,22 @@ class EarlyEvents:
 
     def hold(self, early: EarlyEvent) -> bool:
         """False when the event is not held: its stream was closed, or the buffer is full."""
-        sequence_id = early.event.request_id
-        if early.event.epoch <= self._closed.get(sequence_id, 0) or self._num_held >= limits.EARLY_EVENTS_MAX:
+        sequence_id = early.event.sequence_id
+        if early.event.attempt <= self._closed.get(sequence_id, 0) or self._num_held >= limits.EARLY_EVENTS_MAX:
             return False
         self._held.setdefault(sequence_id, []).append(early)
         self._num_held += 1
         return True
 
-    def take(self, sequence_id: str, epoch: int) -> list[EarlyEvent]:
-        """The events of a stream that opens now, in order of arrival; those of other epochs are dropped."""
+    def take(self, sequence_id: str, attempt: int) -> list[EarlyEvent]:
+        """The events of a stream that opens now, in order of arrival; those of other attempts are dropped."""
         held = self._held.pop(sequence_id, [])
         self._num_held -= len(held)
-        return [early for early in held if early.event.epoch == epoch]
+        return [early for early in held if early.event.attempt == attempt]
 
-    def close(self, sequence_id: str, epoch: int) -> None:
+    def close(self, sequence_id: str, attempt: int) -> None:
         """A stream has ended."""
-        self._closed[sequence_id] = max(epoch, self._closed.get(sequence_id, 0))
+        self._closed[sequence_id] = max(attempt, self._closed.get(sequence_id, 0))
         self._closed.move_to_end(sequence_id)
         if len(self._closed) > limits.CLOSED_STREAMS_MAX:
             self._closed.popitem(last=False)

@@ -72,7 +72,7 @@ class EngineActor(Actor):
     async def listen(self) -> None:
         """Binds the control subject and the gateways' heartbeats."""
         subjects = self._host.subjects
-        control = subjects.engine_control(self._host.id, self._host.boot)
+        control = subjects.engine_control(self._host.id, self._host.instance_id)
         await self.bind(control, SubmitBatch, Cancel, Done, Resend, Retarget, ProgressQuery, OwnershipReply)
         await self.bind(subjects.heartbeats("gateway"), Heartbeat)
 
@@ -80,7 +80,7 @@ class EngineActor(Actor):
 
     @handles(SubmitBatch)
     def on_submit(self, envelope: Envelope) -> SubmitBatchReply:
-        """Admits each sequence once for each epoch."""
+        """Admits each sequence once for each attempt."""
         batch = envelope.message
         assert isinstance(batch, SubmitBatch)
         return SubmitBatchReply(tuple(self._submit(submit) for submit in batch.submits))
@@ -91,26 +91,26 @@ class EngineActor(Actor):
         cancel = envelope.message
         assert isinstance(cancel, Cancel)
         if cancel.reason == "stop":
-            if self.sequences.end_by_stop_string(cancel.request_id, cancel.epoch):
-                self._end(cancel.request_id, cancel.epoch, "stop")
+            if self.sequences.end_by_stop_string(cancel.sequence_id, cancel.attempt):
+                self._end(cancel.sequence_id, cancel.attempt, "stop")
             return
-        if self.sequences.release(cancel.request_id, cancel.epoch, self._now()):
-            self._end(cancel.request_id, cancel.epoch, "abort")
+        if self.sequences.release(cancel.sequence_id, cancel.attempt, self._now()):
+            self._end(cancel.sequence_id, cancel.attempt, "abort")
 
     @handles(Done)
     async def on_done(self, envelope: Envelope) -> None:
         """The owner has everything."""
         done = envelope.message
         assert isinstance(done, Done)
-        if self.sequences.release(done.request_id, done.epoch, self._now()):
-            self._end(done.request_id, done.epoch, "abort")
+        if self.sequences.release(done.sequence_id, done.attempt, self._now()):
+            self._end(done.sequence_id, done.attempt, "abort")
 
     @handles(Resend)
     async def on_resend(self, envelope: Envelope) -> None:
         """Publishes the tokens behind a gap again."""
         resend = envelope.message
         assert isinstance(resend, Resend)
-        entry = self.sequences.get(resend.request_id, resend.epoch)
+        entry = self.sequences.get(resend.sequence_id, resend.attempt)
         if entry is not None:
             await self._replay(entry, resend.position)
 
@@ -119,22 +119,22 @@ class EngineActor(Actor):
         """Sends a sequence's tokens to another detokenizer from now on."""
         retarget = envelope.message
         assert isinstance(retarget, Retarget)
-        entry = self.sequences.get(retarget.request_id, retarget.epoch)
+        entry = self.sequences.get(retarget.sequence_id, retarget.attempt)
         if entry is None:
             raise ServiceError("not_found", "The engine does not hold this sequence.")
         entry.sink = retarget.sink
         await self._replay(entry, retarget.position)
-        return Ack(retarget.request_id)
+        return Ack(retarget.sequence_id)
 
     @handles(ProgressQuery)
     async def on_progress_query(self, envelope: Envelope) -> None:
         """Tells a gateway how far sequences are that it has not heard of for a while."""
         query = envelope.message
         assert isinstance(query, ProgressQuery)
-        gateway = query.gateway_id, query.gateway_boot
+        gateway = query.gateway_id, query.gateway_instance_id
         self.sequences.renew_leases(gateway, query.sequences, self._now())
         marks, missing = self.sequences.progress(query.sequences)
-        here = self._host.id, self._host.boot
+        here = self._host.id, self._host.instance_id
         await self._send(query.reply_subject, lambda part: ProgressReply(*here, marks=tuple(part)), marks)
         await self._send(query.reply_subject, lambda part: ProgressReply(*here, missing=tuple(part)), missing)
 
@@ -143,14 +143,14 @@ class EngineActor(Actor):
         """Drops sequences that their gateway does not own any more."""
         reply = envelope.message
         assert isinstance(reply, OwnershipReply)
-        self._drop(self.sequences.disowned((reply.gateway_id, reply.gateway_boot), reply.released))
+        self._drop(self.sequences.disowned((reply.gateway_id, reply.gateway_instance_id), reply.released))
 
     @handles(Heartbeat)
     def on_heartbeat(self, envelope: Envelope) -> None:
         """A gateway is alive."""
         beat = envelope.message
         assert isinstance(beat, Heartbeat)
-        self._gateways[beat.id, beat.boot] = self._now()
+        self._gateways[beat.id, beat.instance_id] = self._now()
 
     # --- facts ---
 
@@ -158,8 +158,8 @@ class EngineActor(Actor):
         """Publishes what a step gave: one message for each detokenizer."""
         self._traces.step(report)
         by_sink: dict[str, list[TokenEvent]] = defaultdict(list)
-        for request_id, error in report.refused:
-            self._take(_refusal(request_id, error, self.sequences), by_sink)
+        for sequence_id, error in report.refused:
+            self._take(_refusal(sequence_id, error, self.sequences), by_sink)
         for outcome in report.outcomes:
             self._take(_token_event(outcome, self.sequences), by_sink)
         for sink, events in by_sink.items():
@@ -182,7 +182,7 @@ class EngineActor(Actor):
         self._drop(self.sequences.expire(now, self._gateways))
         if not self.sequences.num_live:
             self._quiet.set()
-        here = self._host.id, self._host.boot
+        here = self._host.id, self._host.instance_id
         control = self._host.subjects.engine_control(*here)
 
         def query(part: Sequence[SequenceRef]) -> OwnershipQuery:
@@ -200,8 +200,8 @@ class EngineActor(Actor):
     async def on_crash(self, error: BaseException) -> None:
         """Tells every owner that its sequence is lost; they place it elsewhere or fail it."""
         for entry in list(self.sequences.entries()):
-            self._abort(core_id(entry.sequence_id, entry.epoch))
-            self.sequences.release(entry.sequence_id, entry.epoch, self._now())
+            self._abort(core_id(entry.sequence_id, entry.attempt))
+            self.sequences.release(entry.sequence_id, entry.attempt, self._now())
 
     # --- inside ---
 
@@ -225,7 +225,7 @@ class EngineActor(Actor):
         check(submit.params)
         output = tuple(unpack_ids(submit.output_token_ids))
         spec = SequenceSpec(
-            core_id(submit.request_id, submit.epoch),
+            core_id(submit.sequence_id, submit.attempt),
             tuple(unpack_ids(submit.prompt_token_ids)),
             submit.params,
             output,
@@ -236,17 +236,17 @@ class EngineActor(Actor):
             submit.family,
         )
         self._arrivals += 1
-        if self.sequences.release(submit.request_id, submit.epoch - 1, self._now()):
-            self._abort(core_id(submit.request_id, submit.epoch - 1))
+        if self.sequences.release(submit.sequence_id, submit.attempt - 1, self._now()):
+            self._abort(core_id(submit.sequence_id, submit.attempt - 1))
         self.sequences.register(submit, len(output), self._now())
         headers = telemetry.trace_headers(submit.traceparent, submit.tracestate)
-        self._traces.submitted(spec.request_id, len(spec.prompt_token_ids), headers)
+        self._traces.submitted(spec.sequence_id, len(spec.prompt_token_ids), headers)
         self._add(spec)
 
     def _drop(self, entries: list[Entry]) -> None:
         for entry in entries:
-            if self.sequences.release(entry.sequence_id, entry.epoch, self._now()):
-                self._end(entry.sequence_id, entry.epoch, "abort")
+            if self.sequences.release(entry.sequence_id, entry.attempt, self._now()):
+                self._end(entry.sequence_id, entry.attempt, "abort")
 
     def _take(self, event: TokenEvent | None, by_sink: dict[str, list[TokenEvent]]) -> None:
         entry = self.sequences.append(event) if event is not None else None
@@ -254,15 +254,15 @@ class EngineActor(Actor):
             return
         by_sink[entry.sink].append(event)
         if event.finish_reason is not None:
-            self._count_end(entry.sequence_id, entry.epoch, event.finish_reason)
+            self._count_end(entry.sequence_id, entry.attempt, event.finish_reason)
 
-    def _end(self, request_id: str, epoch: int, reason: FinishReason) -> None:
-        self._abort(core_id(request_id, epoch))
-        self._count_end(request_id, epoch, reason)
+    def _end(self, sequence_id: str, attempt: int, reason: FinishReason) -> None:
+        self._abort(core_id(sequence_id, attempt))
+        self._count_end(sequence_id, attempt, reason)
 
-    def _count_end(self, request_id: str, epoch: int, reason: FinishReason) -> None:
+    def _count_end(self, sequence_id: str, attempt: int, reason: FinishReason) -> None:
         self.finished[reason] += 1
-        self._traces.ended(core_id(request_id, epoch), reason)
+        self._traces.ended(core_id(sequence_id, attempt), reason)
 
     async def _replay(self, entry: Entry, position: int) -> None:
         event = self.sequences.replay(entry, position)
@@ -274,7 +274,7 @@ class EngineActor(Actor):
 
         Events that cannot be sent count as lost on the way: the table has the tokens, and the owner notices the gap.
         """
-        message: Message = TokenEvents(self._host.id, self._host.boot, step, events)
+        message: Message = TokenEvents(self._host.id, self._host.instance_id, step, events)
         try:
             await self.tell(sink, message)
         except ServiceError as error:
@@ -295,39 +295,39 @@ class EngineActor(Actor):
             log.warning("%s could not send to %s: %s", self.name, subject, error)
 
     def _submit_reply(self, submit: Submit, status: SubmitStatus, error: ServiceError | None = None) -> SubmitReply:
-        here = (self._host.id, self._host.boot)
+        here = (self._host.id, self._host.instance_id)
         if error is None:
-            return SubmitReply(submit.request_id, submit.epoch, status, *here)
+            return SubmitReply(submit.sequence_id, submit.attempt, status, *here)
         return SubmitReply(
-            submit.request_id, submit.epoch, status, *here, error.code, error.message, error.retry_after_s
+            submit.sequence_id, submit.attempt, status, *here, error.code, error.message, error.retry_after_s
         )
 
     def _now(self) -> float:
         return self._host.clock.monotonic()
 
 
-def core_id(request_id: str, epoch: int) -> str:
-    """A sequence's name inside the core: each epoch is a sequence of its own; an older one may still be in flight."""
-    return f"{request_id}#{epoch}"
+def core_id(sequence_id: str, attempt: int) -> str:
+    """A sequence's name inside the core: each attempt is a sequence of its own; an older one may still be in flight."""
+    return f"{sequence_id}#{attempt}"
 
 
-def _split(core_request_id: str) -> tuple[str, int]:
-    request_id, _, epoch = core_request_id.rpartition("#")
-    return request_id, int(epoch)
+def _split(core_sequence_id: str) -> tuple[str, int]:
+    sequence_id, _, attempt = core_sequence_id.rpartition("#")
+    return sequence_id, int(attempt)
 
 
 def _token_event(outcome: Outcome, table: SequenceTable) -> TokenEvent | None:
-    request_id, epoch = _split(outcome.request_id)
-    if table.get(request_id, epoch) is None:
+    sequence_id, attempt = _split(outcome.sequence_id)
+    if table.get(sequence_id, attempt) is None:
         return None
-    return token_event(outcome, request_id, epoch)
+    return token_event(outcome, sequence_id, attempt)
 
 
-def _refusal(core_request_id: str, error: ServiceError, table: SequenceTable) -> TokenEvent | None:
-    request_id, epoch = _split(core_request_id)
-    entry = table.get(request_id, epoch)
+def _refusal(core_sequence_id: str, error: ServiceError, table: SequenceTable) -> TokenEvent | None:
+    sequence_id, attempt = _split(core_sequence_id)
+    entry = table.get(sequence_id, attempt)
     if entry is None:
         return None
     return TokenEvent(
-        request_id, epoch, entry.last_position, (), "error", error_code=error.code, error_message=error.message
+        sequence_id, attempt, entry.last_position, (), "error", error_code=error.code, error_message=error.message
     )

@@ -5,11 +5,11 @@ from services.engine.core.request import Outcome
 from shared.messages import TokenEvent, TokenLogprobs, TopLogprob
 
 
-def token_event(outcome: Outcome, sequence_id: str, epoch: int) -> TokenEvent:
+def token_event(outcome: Outcome, sequence_id: str, attempt: int) -> TokenEvent:
     """The event of one outcome. The core knows each attempt under a name of its own, so both parts are given."""
     return TokenEvent(
         sequence_id,
-        epoch,
+        attempt,
         outcome.position,
         outcome.token_ids,
         outcome.finish_reason,

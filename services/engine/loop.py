@@ -85,9 +85,9 @@ class StepLoop:
         self._inbox.append(spec)
         self._work.set()
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, sequence_id: str) -> None:
         """Ends a sequence; harmless when it is gone."""
-        self._inbox.append(request_id)
+        self._inbox.append(sequence_id)
         self._work.set()
 
     def wake(self) -> None:
@@ -158,13 +158,13 @@ class StepLoop:
             try:
                 self.core.add(command)
             except ServiceError as error:
-                refused.append((command.request_id, error))
+                refused.append((command.sequence_id, error))
         return refused
 
     def _summary(
         self, plan: StepPlan, outcomes: list[Outcome], refused: list[tuple[str, ServiceError]], started_ns: int
     ) -> StepReport:
-        joined = tuple(new.request_id for new in plan.new)
+        joined = tuple(new.sequence_id for new in plan.new)
         ended_ns = self._clock.time_ns()
         return StepReport(plan.step, tuple(outcomes), tuple(refused), joined, plan.num_tokens, started_ns, ended_ns)
 
@@ -172,8 +172,8 @@ class StepLoop:
 def _put_together(reports: list[StepReport]) -> StepReport:
     outcomes: dict[str, Outcome] = {}
     for outcome in (outcome for report in reports for outcome in report.outcomes):
-        earlier = outcomes.get(outcome.request_id)
-        outcomes[outcome.request_id] = outcome if earlier is None else _join(earlier, outcome)
+        earlier = outcomes.get(outcome.sequence_id)
+        outcomes[outcome.sequence_id] = outcome if earlier is None else _join(earlier, outcome)
     return StepReport(
         step=reports[-1].step,
         outcomes=tuple(outcomes.values()),

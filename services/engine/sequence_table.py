@@ -1,6 +1,6 @@
-"""What the engine knows of each sequence beyond the core: epoch, gateway, sink, and every token it gave. Pure.
+"""What the engine knows of each sequence beyond the core: attempt, gateway, sink, and every token it gave. Pure.
 
-It is the replay buffer (`Resend`, `Retarget`), the fence (an epoch below the highest seen is refused, a cancelled
+It is the replay buffer (`Resend`, `Retarget`), the fence (an attempt below the highest seen is refused, a cancelled
 sequence leaves a tombstone) and the list of leases: an entry belongs to a gateway, which confirms it now and then. The
 actor calls it on its event loop; the core is told by the commands that the actor derives from the answers.
 """
@@ -15,15 +15,15 @@ from shared import limits
 from shared.messages import SequenceMark, SequenceRef, Submit, SubmitStatus, TokenEvent, TokenLogprobs
 
 GatewayKey = tuple[str, str]
-"""Id and boot of a gateway."""
+"""Id and instance id of a gateway."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """One sequence at one epoch. `token_ids[i]` is the output token at position `first_position + i`."""
+    """One sequence at one attempt. `token_ids[i]` is the output token at position `first_position + i`."""
 
     sequence_id: str
-    epoch: int
+    attempt: int
     gateway: GatewayKey
     sink: str
     first_position: int
@@ -65,36 +65,36 @@ class SequenceTable:
         """Every entry."""
         return iter(self._entries.values())
 
-    def get(self, sequence_id: str, epoch: int) -> Entry | None:
-        """The entry of a sequence at exactly this epoch."""
+    def get(self, sequence_id: str, attempt: int) -> Entry | None:
+        """The entry of a sequence at exactly this attempt."""
         entry = self._entries.get(sequence_id)
-        return entry if entry is not None and entry.epoch == epoch else None
+        return entry if entry is not None and entry.attempt == attempt else None
 
     # --- life of an entry ---
 
     def admit(self, submit: Submit) -> SubmitStatus:
         """Whether a submit may run. `accepted` does not enter it yet: see `register`."""
-        tombstone = self._tombstones.get(submit.request_id)
-        if tombstone is not None and submit.epoch <= tombstone[0]:
+        tombstone = self._tombstones.get(submit.sequence_id)
+        if tombstone is not None and submit.attempt <= tombstone[0]:
             return "tombstoned"
-        entry = self._entries.get(submit.request_id)
-        if entry is not None and submit.epoch <= entry.epoch:
-            return "duplicate" if submit.epoch == entry.epoch else "stale_epoch"
+        entry = self._entries.get(submit.sequence_id)
+        if entry is not None and submit.attempt <= entry.attempt:
+            return "duplicate" if submit.attempt == entry.attempt else "stale_attempt"
         if self.num_live >= limits.ENGINE_WAITING_MAX or len(self._entries) >= limits.RETAINED_SEQUENCES_MAX:
             return "busy"
         return "accepted"
 
     def register(self, submit: Submit, first_position: int, now: float) -> None:
-        """Starts an entry; the caller has released an older epoch's."""
-        assert submit.request_id not in self._entries, submit.request_id
-        gateway = submit.gateway_id, submit.gateway_boot
-        entry = Entry(submit.request_id, submit.epoch, gateway, submit.sink, first_position, now)
+        """Starts an entry; the caller has released an older attempt's."""
+        assert submit.sequence_id not in self._entries, submit.sequence_id
+        gateway = submit.gateway_id, submit.gateway_instance_id
+        entry = Entry(submit.sequence_id, submit.attempt, gateway, submit.sink, first_position, now)
         self._entries[entry.sequence_id] = entry
         self._touch(entry, now)
 
     def append(self, event: TokenEvent) -> Entry | None:
         """Takes in what a step gave. None when the sequence is gone or was already ended by a stop string."""
-        entry = self.get(event.request_id, event.epoch)
+        entry = self.get(event.sequence_id, event.attempt)
         if entry is None or entry.finished:
             return None
         assert event.position == entry.last_position, (event, entry.last_position)
@@ -104,26 +104,26 @@ class SequenceTable:
         self._finished += entry.finished
         return entry
 
-    def end_by_stop_string(self, sequence_id: str, epoch: int) -> bool:
+    def end_by_stop_string(self, sequence_id: str, attempt: int) -> bool:
         """Ends a sequence but keeps its tokens. True when it was still running."""
-        entry = self.get(sequence_id, epoch)
+        entry = self.get(sequence_id, attempt)
         if entry is None or entry.finished:
             return False
-        end = TokenEvent(sequence_id, epoch, entry.last_position, (), "abort")
+        end = TokenEvent(sequence_id, attempt, entry.last_position, (), "abort")
         entry.last = end if entry.last is None else _with_end(entry.last, end)
         self._finished += 1
         return True
 
-    def release(self, sequence_id: str, epoch: int, now: float) -> bool:
-        """Forgets a sequence at this epoch or below and refuses it from now on. True when it was still running."""
+    def release(self, sequence_id: str, attempt: int, now: float) -> bool:
+        """Forgets a sequence at this attempt or below and refuses it from now on. True when it was still running."""
         entry = self._entries.get(sequence_id)
         running = False
-        if entry is not None and entry.epoch <= epoch:
+        if entry is not None and entry.attempt <= attempt:
             running = not entry.finished
             self._finished -= entry.finished
             del self._entries[sequence_id]
             self._drop_lease(entry)
-        self._tombstones[sequence_id] = (max(epoch, self._tombstones.get(sequence_id, (0, 0.0))[0]), now)
+        self._tombstones[sequence_id] = (max(attempt, self._tombstones.get(sequence_id, (0, 0.0))[0]), now)
         self._tombstones.move_to_end(sequence_id)
         return running
 
@@ -137,7 +137,7 @@ class SequenceTable:
         last = entry.last
         return TokenEvent(
             entry.sequence_id,
-            entry.epoch,
+            entry.attempt,
             entry.first_position + start,
             tuple(entry.token_ids[start:]),
             last.finish_reason,
@@ -154,7 +154,7 @@ class SequenceTable:
     def renew_leases(self, gateway: GatewayKey, refs: Iterable[SequenceRef], now: float) -> None:
         """The gateway has confirmed that it owns these."""
         for ref in refs:
-            entry = self.get(ref.sequence_id, ref.epoch)
+            entry = self.get(ref.sequence_id, ref.attempt)
             if entry is not None and entry.gateway == gateway:
                 self._touch(entry, now)
 
@@ -171,7 +171,7 @@ class SequenceTable:
             for sequence_id, touched_at in leases.items():
                 if now - touched_at <= limits.OWNERSHIP_CHECK_S or len(due) >= limits.LIVENESS_BATCH_MAX:
                     break
-                due.append(SequenceRef(sequence_id, self._entries[sequence_id].epoch))
+                due.append(SequenceRef(sequence_id, self._entries[sequence_id].attempt))
             for ref in due:
                 self._touch(self._entries[ref.sequence_id], now)
             if due:
@@ -180,7 +180,7 @@ class SequenceTable:
 
     def disowned(self, gateway: GatewayKey, refs: Iterable[SequenceRef]) -> list[Entry]:
         """Those of the sequences that are this gateway's: it has said that it does not own them."""
-        found = (self.get(ref.sequence_id, ref.epoch) for ref in refs)
+        found = (self.get(ref.sequence_id, ref.attempt) for ref in refs)
         return [entry for entry in found if entry is not None and entry.gateway == gateway]
 
     def expire(self, now: float, heard: Mapping[GatewayKey, float]) -> list[Entry]:
@@ -206,11 +206,11 @@ class SequenceTable:
         marks: list[SequenceMark] = []
         missing: list[SequenceRef] = []
         for ref in refs:
-            entry = self.get(ref.sequence_id, ref.epoch)
+            entry = self.get(ref.sequence_id, ref.attempt)
             if entry is None:
                 missing.append(ref)
             else:
-                marks.append(SequenceMark(entry.sequence_id, entry.epoch, entry.last_position, entry.finished))
+                marks.append(SequenceMark(entry.sequence_id, entry.attempt, entry.last_position, entry.finished))
         return tuple(marks), tuple(missing)
 
     def _touch(self, entry: Entry, now: float) -> None:
@@ -239,8 +239,8 @@ def split(events: tuple[TokenEvent, ...]) -> tuple[tuple[TokenEvent, ...], tuple
         return None
     later = event.logprobs[half:]
     first = TokenEvent(
-        event.request_id,
-        event.epoch,
+        event.sequence_id,
+        event.attempt,
         event.position,
         event.token_ids[:half],
         logprobs=event.logprobs[:half],
@@ -255,6 +255,6 @@ def split(events: tuple[TokenEvent, ...]) -> tuple[tuple[TokenEvent, ...], tuple
 
 def _with_end(last: TokenEvent, end: TokenEvent) -> TokenEvent:
     return TokenEvent(
-        end.request_id, end.epoch, end.position, (), end.finish_reason, None, (), last.num_cached_tokens,
+        end.sequence_id, end.attempt, end.position, (), end.finish_reason, None, (), last.num_cached_tokens,
         last.cumulative_logprob,
     )  # fmt: skip

@@ -41,7 +41,7 @@ class SequenceTraces:
             if life is not None and not life.scheduled_ns:
                 life.scheduled_ns = report.started_ns
         for outcome in report.outcomes:
-            life = self._lives.get(outcome.request_id)
+            life = self._lives.get(outcome.sequence_id)
             if life is not None:
                 life.first_token_ns = life.first_token_ns or report.ended_ns
                 life.num_tokens += len(outcome.token_ids)

@@ -75,7 +75,7 @@ class GatewayActor(Actor):
 
     async def listen(self) -> None:
         """Binds this incarnation's subjects and the heartbeats of whom it needs."""
-        subjects, here = self._host.subjects, (self._host.id, self._host.boot)
+        subjects, here = self._host.subjects, (self._host.id, self._host.instance_id)
         await self.bind(subjects.gateway_text(*here), TextEvents)
         await self.bind(subjects.gateway_control(*here), ProgressReply, OwnershipQuery)
         for service in SERVICES:
@@ -163,9 +163,9 @@ class GatewayActor(Actor):
         """Hands each event to its request."""
         message = envelope.message
         assert isinstance(message, TextEvents)
-        engine = Address(message.engine_id, message.engine_boot)
+        engine = Address(message.engine_id, message.engine_instance_id)
         for event in message.events:
-            found = self._find(event.request_id)
+            found = self._find(event.sequence_id)
             if found is None:
                 self.unknown_events += 1
                 continue
@@ -178,13 +178,13 @@ class GatewayActor(Actor):
         """An engine says how far sequences are, and which of them it does not hold."""
         reply = envelope.message
         assert isinstance(reply, ProgressReply)
-        engine = Address(reply.engine_id, reply.engine_boot)
+        engine = Address(reply.engine_id, reply.engine_instance_id)
         for mark in reply.marks:
             if found := self._find(mark.sequence_id):
                 found[0].on_mark(found[1], mark, engine)
         for ref in reply.missing:
             if found := self._find(ref.sequence_id):
-                found[0].on_missing(found[1], ref.epoch, engine)
+                found[0].on_missing(found[1], ref.attempt, engine)
         self._parts.dispatcher.pump()
 
     @handles(OwnershipQuery)
@@ -192,27 +192,30 @@ class GatewayActor(Actor):
         """Tells an engine or a detokenizer which sequences it need not keep."""
         query = envelope.message
         assert isinstance(query, OwnershipQuery)
-        member = Address(query.member_id, query.member_boot)
+        member = Address(query.member_id, query.member_instance_id)
         released = [ref for ref in query.sequences if not self._owns(ref, member)]
 
         def reply(part: Sequence[SequenceRef]) -> OwnershipReply:
-            return OwnershipReply(self._host.id, self._host.boot, tuple(part))
+            return OwnershipReply(self._host.id, self._host.instance_id, tuple(part))
 
         await tell_in_parts(self.transport, query.reply_subject, reply, released)
 
     @handles(Heartbeat)
     def on_heartbeat(self, envelope: Envelope) -> None:
-        """Keeps the table of members; a new boot means that the old one is lost."""
+        """Keeps the table of members.
+
+        A new instance id means that the process was restarted: what ran on the old one is lost.
+        """
         beat = envelope.message
         assert isinstance(beat, Heartbeat)
         now = self._now()
         self._catalog.observe(beat)
         for lost in self.members.observe(beat, now):
-            self._lost(Address(lost.id, lost.boot))
+            self._lost(Address(lost.id, lost.instance_id))
         if not self._complete.is_set() and self._catalog.is_complete():
             self._complete.set()
         if beat.state == "stalled" and self.members.get(beat.service, beat.id) is beat:
-            self._stalled(Address(beat.id, beat.boot))
+            self._stalled(Address(beat.id, beat.instance_id))
         if beat.service != "tokenizer":
             self._parts.dispatcher.pump()
         if now - self._ticked_at >= TICK_S / 2:
@@ -237,7 +240,7 @@ class GatewayActor(Actor):
         self._follow_link(now)
         if not self._stood_still(now):
             for lost in self.members.expire(now):
-                self._lost(Address(lost.id, lost.boot))
+                self._lost(Address(lost.id, lost.instance_id))
             self._tick_requests(now)
             self._parts.dispatcher.expire(now)
         if not self.requests:
@@ -253,7 +256,7 @@ class GatewayActor(Actor):
         now, watch = self._now(), self._parts.watch
         if not self._connected or self._was_late:
             return
-        alive = {Address(beat.id, beat.boot) for beat in self.engines()}
+        alive = {Address(beat.id, beat.instance_id) for beat in self.engines()}
         for engine in watch.engines():
             if engine not in alive:
                 # It was lost between its answer and now; nothing it holds can be asked for.
@@ -300,11 +303,11 @@ class GatewayActor(Actor):
         if found is None:
             self._parts.watch.drop(engine, name)
             return None
-        return SequenceRef(name, found[0].sequences[found[1]].epoch)
+        return SequenceRef(name, found[0].sequences[found[1]].attempt)
 
     def _owns(self, ref: SequenceRef, member: Address) -> bool:
         found = self._find(ref.sequence_id)
-        return found is not None and found[0].owns(found[1], ref.epoch, member)
+        return found is not None and found[0].owns(found[1], ref.attempt, member)
 
     def _lost(self, member: Address) -> None:
         self._parts.router.forget(member)

@@ -70,7 +70,9 @@ class TokenizerActor(Actor):
         """Joins the model's pool, and listens on a subject of its own for requests that another one did not answer."""
         subjects = self._host.subjects
         await self.bind(subjects.tokenize(self._model), TokenizeRequest, DetokenizeRequest, queue=TOKENIZER_QUEUE)
-        await self.bind(subjects.tokenizer_direct(self._host.id, self._host.boot), TokenizeRequest, DetokenizeRequest)
+        await self.bind(
+            subjects.tokenizer_direct(self._host.id, self._host.instance_id), TokenizeRequest, DetokenizeRequest
+        )
 
     @handles(TokenizeRequest)
     def on_tokenize(self, envelope: Envelope) -> TokenizeReply | None:

@@ -22,7 +22,7 @@ class Host:
     subjects: Subjects
     clock: Clock
     id: str
-    boot: str
+    instance_id: str
 
 
 class Service(Protocol):

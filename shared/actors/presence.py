@@ -1,6 +1,6 @@
 """Who is alive: the table of members that heartbeats fill (`Members`, pure), and the senders of one's own heartbeats.
 
-A member is one incarnation of a service: an id and a boot. It counts as alive for one lease after its last heartbeat;
+A member is one run of a service: an id and an instance id. It counts as alive for one lease after its last heartbeat;
 one that sends them more rarely has a longer lease.
 Safety never depends on the lease; a wrong suspicion costs work done twice.
 """
@@ -22,7 +22,7 @@ from shared.errors import ServiceError
 from shared.messages import Heartbeat, ServiceName, ServiceState
 
 log = logging.getLogger(__name__)
-REPLACED_BOOTS_MAX = 16
+REPLACED_INSTANCES_MAX = 16
 """Former incarnations of one id whose late heartbeats are recognised."""
 THREAD_END_S = 5.0
 
@@ -56,16 +56,16 @@ class Members:
         """
         key = (heartbeat.service, heartbeat.id)
         known = self._members.get(key)
-        if heartbeat.boot in self._replaced.get(key, ()):
+        if heartbeat.instance_id in self._replaced.get(key, ()):
             return []
-        if known is not None and known.heartbeat.boot == heartbeat.boot:
+        if known is not None and known.heartbeat.instance_id == heartbeat.instance_id:
             if heartbeat.sequence > known.heartbeat.sequence:
                 known.heartbeat, known.heard_at = heartbeat, now
             return []
         self._members[key] = _Member(heartbeat, now)
         if known is None:
             return []
-        self._replaced.setdefault(key, deque(maxlen=REPLACED_BOOTS_MAX)).append(known.heartbeat.boot)
+        self._replaced.setdefault(key, deque(maxlen=REPLACED_INSTANCES_MAX)).append(known.heartbeat.instance_id)
         return [known.heartbeat]
 
     def alive(self, service: str, now: float) -> list[Heartbeat]:
@@ -83,10 +83,10 @@ class Members:
         overdue = [key for key, member in self._members.items() if not self._lives(member, now)]
         return [self._members.pop(key).heartbeat for key in overdue]
 
-    def forget(self, service: str, member_id: str, boot: str) -> bool:
+    def forget(self, service: str, member_id: str, instance_id: str) -> bool:
         """Removes an incarnation that was found dead in another way. Returns whether it was known."""
         member = self._members.get((service, member_id))
-        if member is None or member.heartbeat.boot != boot:
+        if member is None or member.heartbeat.instance_id != instance_id:
             return False
         del self._members[service, member_id]
         return True
@@ -209,7 +209,7 @@ class HeartbeatTask:
         return Heartbeat(
             service=self._service.name,
             id=self._host.id,
-            boot=self._host.boot,
+            instance_id=self._host.instance_id,
             protocol=limits.PROTOCOL_VERSION,
             state="stalled" if self._monitor is not None and self._monitor.stalled() else self._state,
             sequence=self._sequence,

@@ -37,7 +37,7 @@ from shared.clock import SystemClock
 from shared.config import BusSettings, SettingsError, add_flags, normalise, parse
 from shared.errors import ServiceError
 from shared.other_options import take
-from shared.subjects import TOKENIZER_QUEUE, Subjects, check_id, new_boot
+from shared.subjects import TOKENIZER_QUEUE, Subjects, check_id, new_instance_id
 from shared.version import __version__
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class _Process:
             member_id = _member_id(self._settings, self._service.name)
             subjects = _subjects(self._settings.namespace)
             transport = self._transport = await self._connect(subjects, member_id, member_id)
-            host = Host(transport, subjects, SystemClock(), member_id, new_boot())
+            host = Host(transport, subjects, SystemClock(), member_id, new_instance_id())
             await self._service.start(host)
         except SettingsError as error:
             raise _Unusable(str(error)) from error
@@ -347,13 +347,18 @@ def _subjects(namespace: str) -> Subjects:
 
 
 def _identity(service: str, host: Host, namespace: str, model: str) -> Identity:
-    metadata = {"boot": host.boot, "namespace": namespace, "protocol": str(limits.PROTOCOL_VERSION), "model": model}
+    metadata = {
+        "instance_id": host.instance_id,
+        "namespace": namespace,
+        "protocol": str(limits.PROTOCOL_VERSION),
+        "model": model,
+    }
     endpoints = _endpoints(service, host, model)
     return Identity(f"{namespace}-{service}", host.id, __version__, f"Antiphon {service}", metadata, endpoints)
 
 
 def _endpoints(service: str, host: Host, model: str) -> Sequence[Endpoint]:
-    subjects, place = host.subjects, (host.id, host.boot)
+    subjects, place = host.subjects, (host.id, host.instance_id)
     known = {
         "gateway": [
             Endpoint("text", subjects.gateway_text(*place)),

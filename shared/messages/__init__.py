@@ -7,7 +7,7 @@ ever appended, with a default, so that an older reader skips what it does not kn
 subject (`shared.subjects`). Token lists of unbounded length travel as `bytes`: little-endian u32 (`codec.pack_ids`).
 
 Names: a command is imperative (`Submit`), a fact is a noun (`TokenEvents`). `request_id` names one sequence on one
-engine: a request with `n` choices or several prompts is several sequences, each with an id of its own. `epoch` counts
+engine: a request with `n` choices or several prompts is several sequences, each with an id of its own. `attempt` counts
 the placements of a sequence; the gateway's request actor alone moves it. A token's place in the output is its number.
 """
 

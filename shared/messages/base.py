@@ -31,11 +31,11 @@ class ErrorReply(Message, frozen=True, array_like=True, tag=True):
 class Ack(Message, frozen=True, array_like=True, tag=True):
     """The answer to a command that was carried out and has nothing to return."""
 
-    request_id: str
+    sequence_id: str
 
 
 class SequenceRef(Part, frozen=True, array_like=True):
     """One sequence at one placement, for queries about many of them."""
 
     sequence_id: str
-    epoch: int
+    attempt: int

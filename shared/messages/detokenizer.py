@@ -10,8 +10,8 @@ class OpenStream(Message, frozen=True, array_like=True, tag=True):
     in first, and text is sent from character `text_offset` on, so that a stream can move to another detokenizer.
     """
 
-    request_id: str
-    epoch: int
+    sequence_id: str
+    attempt: int
     model: str
     reply_subject: str
     engine_subject: str
@@ -43,7 +43,7 @@ class OpenReply(Part, frozen=True, array_like=True):
     """What became of one stream of an `OpenBatch`: open when `code` is empty, else refused (see `ErrorReply`)."""
 
     sequence_id: str
-    epoch: int
+    attempt: int
     code: str = ""
     message: str = ""
     param: str = ""
@@ -57,10 +57,10 @@ class OpenBatchReply(Message, frozen=True, array_like=True, tag=True):
 
 
 class CloseStream(Message, frozen=True, array_like=True, tag=True):
-    """Forget a stream at this epoch or below. Idempotent."""
+    """Forget a stream at this attempt or below. Idempotent."""
 
-    request_id: str
-    epoch: int
+    sequence_id: str
+    attempt: int
 
 
 class TokenText(Part, frozen=True, array_like=True):
@@ -85,8 +85,8 @@ class TextEvent(Part, frozen=True, array_like=True):
     Text may lag behind tokens (an unfinished character, a possible stop string); the last event has all of it.
     """
 
-    request_id: str
-    epoch: int
+    sequence_id: str
+    attempt: int
     position: int
     token_ids: tuple[int, ...]
     text_offset: int
@@ -105,8 +105,8 @@ class TextEvents(Message, frozen=True, array_like=True, tag=True):
     """The text of one `TokenEvents` message for one gateway. `step`: the engine step it came from."""
 
     detokenizer_id: str
-    detokenizer_boot: str
+    detokenizer_instance_id: str
     engine_id: str
-    engine_boot: str
+    engine_instance_id: str
     step: int
     events: tuple[TextEvent, ...]

@@ -15,10 +15,10 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     positions), and generation goes on behind them. A `family` begins alike and is computed once: choices of a prompt.
     """
 
-    request_id: str
-    epoch: int
+    sequence_id: str
+    attempt: int
     gateway_id: str
-    gateway_boot: str
+    gateway_instance_id: str
     sink: str
     """The detokenizer's token subject."""
     prompt_token_ids: bytes
@@ -43,17 +43,17 @@ class SubmitBatch(Message, frozen=True, array_like=True, tag=True):
     submits: tuple[Submit, ...]
 
 
-SubmitStatus = Literal["accepted", "duplicate", "stale_epoch", "tombstoned", "busy", "invalid"]
+SubmitStatus = Literal["accepted", "duplicate", "stale_attempt", "tombstoned", "busy", "invalid"]
 
 
 class SubmitReply(Message, frozen=True, array_like=True, tag=True):
     """What became of a `Submit`. `code` and `message` say why when it is `busy` or `invalid`."""
 
-    request_id: str
-    epoch: int
+    sequence_id: str
+    attempt: int
     status: SubmitStatus
     engine_id: str
-    engine_boot: str
+    engine_instance_id: str
     code: str = ""
     message: str = ""
     retry_after_s: float = 0.0
@@ -66,37 +66,37 @@ class SubmitBatchReply(Message, frozen=True, array_like=True, tag=True):
 
 
 class Cancel(Message, frozen=True, array_like=True, tag=True):
-    """Stop a sequence at this epoch or below and refuse late submits of it. Idempotent.
+    """Stop a sequence at this attempt or below and refuse late submits of it. Idempotent.
 
     With the reason `stop` (a detokenizer found a stop string) the engine keeps the tokens until the owner says `Done`;
     with any other it forgets them. Apart from that the reason is for the trace.
     """
 
-    request_id: str
-    epoch: int
+    sequence_id: str
+    attempt: int
     reason: str = ""
 
 
 class Done(Message, frozen=True, array_like=True, tag=True):
     """The owner has every token of a finished sequence: the engine may forget it."""
 
-    request_id: str
-    epoch: int
+    sequence_id: str
+    attempt: int
 
 
 class Resend(Message, frozen=True, array_like=True, tag=True):
     """A gap was seen: publish the tokens from `position` on again, to the sequence's sink."""
 
-    request_id: str
-    epoch: int
+    sequence_id: str
+    attempt: int
     position: int
 
 
 class Retarget(Message, frozen=True, array_like=True, tag=True):
     """Send a sequence's tokens to another detokenizer, from `position` on. Answered by `Ack`."""
 
-    request_id: str
-    epoch: int
+    sequence_id: str
+    attempt: int
     sink: str
     position: int
 
@@ -109,7 +109,7 @@ class ProgressQuery(Message, frozen=True, array_like=True, tag=True):
     """
 
     gateway_id: str
-    gateway_boot: str
+    gateway_instance_id: str
     reply_subject: str
     sequences: tuple[SequenceRef, ...]
 
@@ -121,7 +121,7 @@ class SequenceMark(Part, frozen=True, array_like=True):
     """How far a sequence has come: `high_water` is the number of output tokens generated, carried ones included."""
 
     sequence_id: str
-    epoch: int
+    attempt: int
     high_water: int
     finished: bool = False
     """It has ended and waits for its owner's `Done`."""
@@ -131,7 +131,7 @@ class ProgressReply(Message, frozen=True, array_like=True, tag=True):
     """The engine's answer to a `ProgressQuery`: a mark for each sequence that it holds, and those that it does not."""
 
     engine_id: str
-    engine_boot: str
+    engine_instance_id: str
     marks: tuple[SequenceMark, ...] = ()
     missing: tuple[SequenceRef, ...] = ()
 
@@ -153,8 +153,8 @@ class TokenLogprobs(Part, frozen=True, array_like=True):
 class TokenEvent(Part, frozen=True, array_like=True):
     """The tokens that one step gave one sequence, at output positions [position, position + len(token_ids))."""
 
-    request_id: str
-    epoch: int
+    sequence_id: str
+    attempt: int
     position: int
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
@@ -173,6 +173,6 @@ class TokenEvents(Message, frozen=True, array_like=True, tag=True):
     """One engine step's tokens for one detokenizer."""
 
     engine_id: str
-    engine_boot: str
+    engine_instance_id: str
     step: int
     events: tuple[TokenEvent, ...]

@@ -13,7 +13,7 @@ class OwnershipQuery(Message, frozen=True, array_like=True, tag=True):
     service: str
     """`engine` or `detokenizer`."""
     member_id: str
-    member_boot: str
+    member_instance_id: str
     reply_subject: str
     """The asker's control subject."""
     sequences: tuple[SequenceRef, ...]
@@ -26,5 +26,5 @@ class OwnershipReply(Message, frozen=True, array_like=True, tag=True):
     """
 
     gateway_id: str
-    gateway_boot: str
+    gateway_instance_id: str
     released: tuple[SequenceRef, ...]

@@ -69,11 +69,11 @@ class GatewayStatus(Part, frozen=True, array_like=True, tag=True):
 
 
 class Heartbeat(Message, frozen=True, array_like=True, tag=True):
-    """A service is alive. `boot` is drawn anew at each process start, so that a restart is a new address."""
+    """A service is alive. `instance_id` is drawn anew at each process start, so that a restart is a new address."""
 
     service: ServiceName
     id: str
-    boot: str
+    instance_id: str
     protocol: int
     state: ServiceState
     sequence: int

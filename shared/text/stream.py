@@ -28,13 +28,13 @@ class TextStream:
 
     __slots__ = (
         "_detokenizer", "_min_tokens", "_pending", "_position", "_stop_reason", "_stops", "_text_length", "_vocabulary",
-        "epoch", "finish_reason", "request_id", "sequencer", "stopped",
+        "attempt", "finish_reason", "sequence_id", "sequencer", "stopped",
     )  # fmt: skip
 
     def __init__(self, message: OpenStream, vocabulary: Vocabulary) -> None:
         output = unpack_ids(message.output_token_ids)
         tail = unpack_ids(message.prompt_token_ids)
-        self.request_id, self.epoch = message.request_id, message.epoch
+        self.sequence_id, self.attempt = message.sequence_id, message.attempt
         self.finish_reason: FinishReason | None = None
         self.stopped = False
         self.sequencer = Sequencer(output)
@@ -83,8 +83,8 @@ class TextStream:
         self.finish_reason, self.stopped = "error", True
         offset, text = self._show(self._stops.finish() if self._stops else "")
         return TextEvent(
-            self.request_id,
-            self.epoch,
+            self.sequence_id,
+            self.attempt,
             self._position,
             (),
             offset,
@@ -98,7 +98,7 @@ class TextStream:
         """The owner's own tokens hold the stop string: the end is said as soon as the engine is heard."""
         self.finish_reason, self.stopped = "stop", True
         offset, text = self._show("")
-        return TextEvent(self.request_id, self.epoch, self._position, (), offset, text, "stop", stop)
+        return TextEvent(self.sequence_id, self.attempt, self._position, (), offset, text, "stop", stop)
 
     def _take(self, event: TokenEvent, skip: int, texts: list[TextEvent]) -> None:
         end = len(event.token_ids)
@@ -120,8 +120,8 @@ class TextStream:
         position, self._position = self._position, self._position + used
         offset, text = self._show(text)
         return TextEvent(
-            self.request_id,
-            self.epoch,
+            self.sequence_id,
+            self.attempt,
             position,
             event.token_ids[start:end],
             offset,

@@ -53,15 +53,15 @@ class Subject(Actor):
 
     @handles(Cancel)
     async def on_command(self, envelope: Envelope) -> None:
-        await self.act(envelope.message.request_id)
+        await self.act(envelope.message.sequence_id)
 
     @handles(Done)
     def on_plain(self, envelope: Envelope) -> None:
-        self.note(f"plain {envelope.message.request_id}")
+        self.note(f"plain {envelope.message.sequence_id}")
 
     @handles(CloseStream)
     def on_too_much(self, envelope: Envelope) -> Message:
-        return DetokenizeReply(envelope.message.request_id, "x" * limits.BUS_PAYLOAD_BYTES)
+        return DetokenizeReply(envelope.message.sequence_id, "x" * limits.BUS_PAYLOAD_BYTES)
 
     async def on_stop(self) -> None:
         self.note("stop")

@@ -42,7 +42,7 @@ STOP = " STOP"
 class Owned:
     """One sequence: what its engine generates, and what its owner has."""
 
-    request_id: str
+    sequence_id: str
     truth: list[int]
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -81,14 +81,14 @@ class Rig:
             message = control.decode(delivery.payload)
             if isinstance(message, Resend):
                 self.resends += 1
-                self.replays.put_nowait((message.request_id, message.position))
+                self.replays.put_nowait((message.sequence_id, message.position))
             else:
-                self.owned[message.request_id].cancelled = True
+                self.owned[message.sequence_id].cancelled = True
             self.progress.set()
 
         def on_text(delivery: Delivery) -> None:
             for event in texts.decode(delivery.payload).events:
-                self.owned[event.request_id].take(event)
+                self.owned[event.sequence_id].take(event)
             self.progress.set()
 
         await self.transport.subscribe(self.subjects.engine_control("e", "b"), on_control)
@@ -106,11 +106,11 @@ class Rig:
     async def open(self, owned: Owned, **options: Any) -> None:
         assert self.detokenizer is not None
         message = OpenStream(
-            owned.request_id, 1, "m", self.subjects.gateway_text("g", "b"), self.subjects.engine_control("e", "b"),
+            owned.sequence_id, 1, "m", self.subjects.gateway_text("g", "b"), self.subjects.engine_control("e", "b"),
             output_token_ids=pack_ids(owned.token_ids), text_offset=len(owned.text), stop=(STOP,), **options,
         )  # fmt: skip
-        control = self.subjects.detokenizer_control(self.detokenizer.id, self.detokenizer.boot)
-        assert await ask(self.transport, control, message, REPLIES, timeout_s=10) == Ack(owned.request_id)
+        control = self.subjects.detokenizer_control(self.detokenizer.id, self.detokenizer.instance_id)
+        assert await ask(self.transport, control, message, REPLIES, timeout_s=10) == Ack(owned.sequence_id)
 
     async def heartbeat(self) -> None:
         beat = Heartbeat("gateway", "g", "b", 1, "ready", 1, 0.25, GatewayStatus(len(self.owned)))
@@ -127,17 +127,17 @@ class Rig:
         while not self.replays.empty():
             await self.replay(*self.replays.get_nowait())
 
-    async def replay(self, request_id: str, position: int) -> None:
-        owned = self.owned[request_id]
+    async def replay(self, sequence_id: str, position: int) -> None:
+        owned = self.owned[sequence_id]
         await self.publish(self.event(owned, position, owned.generated))
 
     def event(self, owned: Owned, start: int, end: int) -> TokenEvent:
         finish = "length" if end == len(owned.truth) else None
-        return TokenEvent(owned.request_id, 1, start, tuple(owned.truth[start:end]), finish)
+        return TokenEvent(owned.sequence_id, 1, start, tuple(owned.truth[start:end]), finish)
 
     async def publish(self, *events: TokenEvent) -> None:
         assert self.detokenizer is not None
-        sink = self.subjects.detokenizer_tokens(self.detokenizer.id, self.detokenizer.boot)
+        sink = self.subjects.detokenizer_tokens(self.detokenizer.id, self.detokenizer.instance_id)
         await self.transport.publish(sink, encode(TokenEvents("e", "b", 1, events)))
 
     async def run_until(self, share: float) -> None:
@@ -220,7 +220,7 @@ async def test_streams_of_a_dead_or_frozen_detokenizer_go_on_elsewhere(rig: Rig,
     await rig.run_until(0.6)
     await rig.use(await rig.roster.wait_for("d2"))
     for owned in rig.owned.values():
-        await rig.replay(owned.request_id, len(owned.token_ids))
+        await rig.replay(owned.sequence_id, len(owned.token_ids))
     if fault == signal.SIGSTOP:
         rig.processes.signal("d1", signal.SIGCONT)
     await rig.finish()

@@ -17,7 +17,7 @@ from shared.actors.host import Host, Service
 from shared.actors.presence import HeartbeatTask, interval_of
 from shared.clock import SystemClock
 from shared.config import DetokenizerSettings, EngineSettings, GatewaySettings, TokenizerSettings
-from shared.subjects import Subjects, new_boot
+from shared.subjects import Subjects, new_instance_id
 from tests.conftest import Connect, NatsServer
 from tests.integration.edge import call
 from tests.sim.society import HashWorker, make_tokenizer
@@ -44,7 +44,7 @@ async def port(
     tasks: list[asyncio.Task[None]] = []
     for service in services:
         transport = await nats_connect(nats_server, service.name)
-        host = Host(transport, subjects, SystemClock(), service.name, new_boot())
+        host = Host(transport, subjects, SystemClock(), service.name, new_instance_id())
         await service.start(host)
         await transport.barrier()
         beats = HeartbeatTask(host, service, interval_s=interval_of(service.name))

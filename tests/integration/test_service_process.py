@@ -77,9 +77,9 @@ async def launch(nats_server, nats_connect, subjects, namespace):
         await process.process.communicate()
 
 
-async def tell_it(process: Process, heartbeat: Heartbeat, request_id: str = "r"):
-    subject = process.subjects.detokenizer_control(heartbeat.id, heartbeat.boot)
-    return await ask(process.transport, subject, CloseStream(request_id, 1), REPLIES, timeout_s=10)
+async def tell_it(process: Process, heartbeat: Heartbeat, sequence_id: str = "r"):
+    subject = process.subjects.detokenizer_control(heartbeat.id, heartbeat.instance_id)
+    return await ask(process.transport, subject, CloseStream(sequence_id, 1), REPLIES, timeout_s=10)
 
 
 @pytest.mark.parametrize("behaviour", ["good", "threaded"])
@@ -90,7 +90,7 @@ async def test_a_signal_drains_the_service_and_it_exits_with_0(launch, behaviour
     assert await tell_it(process, ready) == Ack("r")
     process.process.send_signal(number)
     draining = await process.heartbeat("draining")
-    assert (draining.id, draining.boot) == (ready.id, ready.boot)
+    assert (draining.id, draining.instance_id) == (ready.id, ready.instance_id)
     assert await tell_it(process, ready, "while draining") == Ack("while draining")
     assert await process.exit_code() == 0
     with pytest.raises(NoRespondersError):
@@ -140,7 +140,7 @@ async def test_a_signal_before_it_is_ready_ends_it_at_once(launch):
 async def test_a_service_that_cannot_go_on_exits_with_13(launch):
     process = await launch()
     ready = await process.heartbeat("ready")
-    subject = process.subjects.detokenizer_control(ready.id, ready.boot)
+    subject = process.subjects.detokenizer_control(ready.id, ready.instance_id)
     await process.transport.publish(subject, codec.encode(Done("r", 1)))
     assert await process.exit_code() == 13
     assert any("AssertionError: told to break" in line for line in process.lines)
@@ -208,8 +208,8 @@ async def test_it_answers_the_discovery_of_nats(launch):
             answers[verb] = json.loads(delivery.payload)
             assert answers[verb]["type"] == f"io.nats.micro.v1.{verb.lower()}_response"
             assert (answers[verb]["name"], answers[verb]["id"]) == (name, "tiny-2")
-    assert answers["PING"]["metadata"]["boot"] == ready.boot
-    control = process.subjects.detokenizer_control("tiny-2", ready.boot)
+    assert answers["PING"]["metadata"]["instance_id"] == ready.instance_id
+    control = process.subjects.detokenizer_control("tiny-2", ready.instance_id)
     assert answers["INFO"]["endpoints"][0]["subject"] == control
     assert answers["STATS"]["endpoints"][0]["num_requests"] == 1
     assert answers["STATS"]["endpoints"][0]["data"]["num_streams"] == 7

@@ -25,7 +25,7 @@ from shared.clock import SystemClock
 from shared.config import DetokenizerSettings, TokenizerSettings
 from shared.messages import Heartbeat
 from shared.sampling import SamplingParams
-from shared.subjects import Subjects, new_boot
+from shared.subjects import Subjects, new_instance_id
 from tests.conftest import Connect, NatsServer
 from tests.service_processes import START_S, Processes, Roster
 from tests.sim.society import Gateway, make_tokenizer, next_token
@@ -70,10 +70,14 @@ class Rig:
         while self.gateway.actor.members.get("engine", name) is None or self.gateway.actor.ready():
             await asyncio.sleep(0.01)
 
-    async def heard(self, name: str, state: str, boot: str = "") -> Heartbeat:
-        """Waits until a member has said that this is its state; `boot`: and that it is another incarnation."""
+    async def heard(self, name: str, state: str, instance_id: str = "") -> Heartbeat:
+        """Waits until a member has said that this is its state; `instance_id`: and that it is another incarnation."""
         async with asyncio.timeout(START_S):
-            while (entry := self.roster.heard.get(name)) is None or entry[0].state != state or entry[0].boot == boot:
+            while (
+                (entry := self.roster.heard.get(name)) is None
+                or entry[0].state != state
+                or entry[0].instance_id == instance_id
+            ):
                 self.roster.changed.clear()
                 await self.roster.changed.wait()
         return entry[0]
@@ -96,7 +100,7 @@ class Rig:
 
     async def _start(self, service: Service) -> None:
         transport = await self.connect(service.name)
-        host = Host(transport, self.subjects, SystemClock(), service.name, new_boot())
+        host = Host(transport, self.subjects, SystemClock(), service.name, new_instance_id())
         await service.start(host)
         await transport.barrier()
         beats = HeartbeatTask(host, service, interval_s=interval_of(service.name))
@@ -165,7 +169,7 @@ async def test_streams_go_on_on_another_engine_while_a_step_hangs(rig: Rig, envi
     assert {actor.sequences[0].engine.id for actor in actors} == {"e2"} | {
         actor.sequences[0].engine.id for actor in actors if actor not in on_e1
     }
-    assert all(actor.sequences[0].epoch == 2 for actor in on_e1)
+    assert all(actor.sequences[0].attempt == 2 for actor in on_e1)
     assert (await rig.heard("e1", "stalled")).state == "stalled"
     # Nothing new is placed there.
     actor, answer = rig.ask(9)
@@ -183,7 +187,7 @@ async def test_the_only_engine_goes_on_when_its_step_has_ended(rig: Rig) -> None
         while rig.gateway.actor.ready() != "Waiting for: engine.":
             await asyncio.sleep(0.01)
     assert await answer == expected(1)
-    assert actor.sequences[0].epoch == 2
+    assert actor.sequences[0].attempt == 2
     assert (await rig.heard("e1", "ready")).state == "ready"
 
 
@@ -191,7 +195,7 @@ async def test_an_engine_that_stays_stalled_exits_with_13_and_the_stream_goes_on
     await rig.engine("e1", STALL_EXIT_S="0.5")
     actor, answer = rig.ask(1)
     await running([actor])
-    boot = (await rig.heard("e1", "ready")).boot
+    instance_id = (await rig.heard("e1", "ready")).instance_id
     process = rig.processes.running["e1"]
     rig.processes.signal("e1", signal.SIGUSR1)
     said = (await asyncio.wait_for(process.stderr.read(), START_S)).decode()
@@ -199,7 +203,7 @@ async def test_an_engine_that_stays_stalled_exits_with_13_and_the_stream_goes_on
     assert "the engine ends: step" in said
     assert 'hanging_engine.py", line' in said
     await rig.engine("e1")
-    assert (await rig.heard("e1", "ready", boot)).boot != boot
+    assert (await rig.heard("e1", "ready", instance_id)).instance_id != instance_id
     assert await answer == expected(1)
 
 
@@ -207,7 +211,7 @@ async def test_a_long_first_step_that_computes_is_no_hang(rig: Rig) -> None:
     await rig.engine("e1", FIRST_STEP_S="4")
     actor, answer = rig.ask(1)
     assert await answer == expected(1)
-    assert actor.sequences[0].epoch == 1
+    assert actor.sequences[0].attempt == 1
 
 
 async def test_a_process_that_was_stopped_as_a_whole_is_not_stalled_when_it_goes_on(rig: Rig) -> None:

@@ -44,7 +44,7 @@ class Pool:
                 timeout_s *= 2
                 alive = self.roster.alive()
                 if alive:
-                    subject = self.subjects.tokenizer_direct(alive[0].id, alive[0].boot)
+                    subject = self.subjects.tokenizer_direct(alive[0].id, alive[0].instance_id)
 
     async def check(self, n: int) -> None:
         text = f"{SENTENCES[n % len(SENTENCES)]} {n}"

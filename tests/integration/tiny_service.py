@@ -26,7 +26,7 @@ class TinyActor(Actor):
 
     @handles(CloseStream)
     def on_close(self, envelope: Envelope) -> Message:
-        return Ack(envelope.message.request_id)
+        return Ack(envelope.message.sequence_id)
 
     @handles(Done)
     def on_done(self, envelope: Envelope) -> None:
@@ -52,7 +52,7 @@ class TinyService:
             logging.getLogger(__name__).info("loading")
             await asyncio.sleep(3600)
         self.actor = TinyActor("tiny", host.transport)
-        await self.actor.bind(host.subjects.detokenizer_control(host.id, host.boot), CloseStream, Done)
+        await self.actor.bind(host.subjects.detokenizer_control(host.id, host.instance_id), CloseStream, Done)
 
     def status(self) -> StreamStatus:
         return StreamStatus(num_streams=7)

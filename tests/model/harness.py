@@ -170,12 +170,12 @@ class Engine:
 
     def generate(self, prompts: list[list[int]], params: SamplingParams | None = None) -> list[list[int]]:
         output: dict[str, list[int]] = {f"{len(self.plans)}-{i}": [] for i in range(len(prompts))}
-        for request_id, prompt in zip(output, prompts, strict=True):
-            self.core.add(SequenceSpec(request_id, tuple(prompt), params or greedy()))
-        while any(request_id in self.core for request_id in output):
+        for sequence_id, prompt in zip(output, prompts, strict=True):
+            self.core.add(SequenceSpec(sequence_id, tuple(prompt), params or greedy()))
+        while any(sequence_id in self.core for sequence_id in output):
             for outcome in self.step():
-                output[outcome.request_id] += outcome.token_ids
-                self.cached[outcome.request_id] = outcome.num_cached_tokens
+                output[outcome.sequence_id] += outcome.token_ids
+                self.cached[outcome.sequence_id] = outcome.num_cached_tokens
         return list(output.values())
 
     def log_probabilities(self, prompts: list[list[int]], num_tokens: int) -> list[NDArray[np.float64]]:
@@ -183,12 +183,12 @@ class Engine:
         vocab_size = self.worker.facts().vocab_size
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, logprobs=vocab_size)
         rows: dict[str, list[NDArray[np.float64]]] = {f"p{i}": [] for i in range(len(prompts))}
-        for request_id, prompt in zip(rows, prompts, strict=True):
-            self.core.add(SequenceSpec(request_id, tuple(prompt), params))
+        for sequence_id, prompt in zip(rows, prompts, strict=True):
+            self.core.add(SequenceSpec(sequence_id, tuple(prompt), params))
         while self.core.sequences:
             for outcome in self.step():
                 for report in outcome.logprobs:
                     row = np.full(vocab_size, np.nan)
                     row[list(report.top_token_ids)] = report.top_logprobs
-                    rows[outcome.request_id].append(row)
+                    rows[outcome.sequence_id].append(row)
         return [np.stack(each) for each in rows.values()]

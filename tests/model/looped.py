@@ -21,9 +21,9 @@ class Output:
     def report(self, report: StepReport) -> None:
         assert not report.refused
         for outcome in report.outcomes:
-            assert outcome.position == len(self.tokens[outcome.request_id])
-            self.tokens[outcome.request_id] += outcome.token_ids
-            self.logprobs[outcome.request_id] += outcome.logprobs
+            assert outcome.position == len(self.tokens[outcome.sequence_id])
+            self.tokens[outcome.sequence_id] += outcome.token_ids
+            self.logprobs[outcome.sequence_id] += outcome.logprobs
 
 
 def run(

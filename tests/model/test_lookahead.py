@@ -77,7 +77,7 @@ def ask_an_oracle(engine: Engine, whole: list[int], most: int) -> None:
 
     def add_with_oracle(spec: SequenceSpec) -> None:
         add(spec)
-        sequence = engine.core.sequences[spec.request_id]
+        sequence = engine.core.sequences[spec.sequence_id]
         if sequence.lookahead is not None and tuple(whole[: len(spec.prompt_token_ids)]) == spec.prompt_token_ids:
             sequence.lookahead = Oracle(whole, most)
 

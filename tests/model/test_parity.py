@@ -63,7 +63,7 @@ def test_preemption_gives_the_same_tokens(backend: str, variant: str, models: Mo
     limits = CoreLimits(4, 64, enable_prefix_caching=False)
     engine = Engine(models(variant), limits, backend, num_gpu_blocks_override=11, swap_space=0.0)
     assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
-    joined = [sequence.request_id for plan in engine.plans for sequence in plan.new]
+    joined = [sequence.sequence_id for plan in engine.plans for sequence in plan.new]
     assert len(joined) > len(prompts), "nothing was preempted"
 
 
@@ -122,7 +122,7 @@ def test_forks_of_a_running_sequence_give_what_they_give_alone(backend: str, mod
     engine.core.add(SequenceSpec("0", tuple(prompt), params[0]))
     while engine.core.sequences or not output["3"]:
         for outcome in engine.step():
-            output[outcome.request_id] += outcome.token_ids
+            output[outcome.sequence_id] += outcome.token_ids
         if len(engine.plans) == 2:
             for number in (1, 2, 3):
                 engine.core.fork("0", SequenceSpec(str(number), tuple(prompt), params[number]))

@@ -25,7 +25,7 @@ SAMPLED = (EOS, STOP, *range(10, 20))
 class Row:
     """A row of the worker's state table; `prefixes[i]` stands for the tokens up to and including the i-th."""
 
-    request_id: str
+    sequence_id: str
     salt: bytes
     tokens: list[int] = field(default_factory=list)
     prefixes: list[int] = field(default_factory=list)
@@ -60,7 +60,7 @@ class ModelWorker:
             del self.rows[row]
         self.copy(plan)
         for new in plan.new:
-            self.fill(new, salts[new.request_id])
+            self.fill(new, salts[new.sequence_id])
         assert len({share.row for share in plan.scheduled}) == len(plan.scheduled), "a row twice in one plan"
         for share in plan.scheduled:
             self.rows[share.row].blocks += share.new_block_ids
@@ -110,7 +110,7 @@ class ModelWorker:
     def fill(self, new: NewSequence, salt: bytes) -> None:
         assert 0 <= new.row < self.max_num_seqs
         assert new.row not in self.rows, "the row is taken"
-        row = self.rows[new.row] = Row(new.request_id, salt, blocks=list(new.block_ids))
+        row = self.rows[new.row] = Row(new.sequence_id, salt, blocks=list(new.block_ids))
         row.append(new.token_ids)
 
     def write(self, share: ScheduledSequence, readers: dict[int, int]) -> None:

@@ -153,12 +153,12 @@ class EngineCoreMachine(RuleBasedStateMachine):
         hashes = split_hashes(chain_hashes(pack_ids([*prompt, *output]), self.facts.block_size, salt))
         related = f"family {len(self.salts)}" if choices > 1 and forked is None else ""
         for number in range(choices if related else 1):
-            request_id = f"s{len(self.salts)}"
-            self.salts[request_id] = salt
+            sequence_id = f"s{len(self.salts)}"
+            self.salts[sequence_id] = salt
             given = tuple(hashes[:num_hashes])
             rank = priority + number * spread
             self.enter(
-                SequenceSpec(request_id, prompt, params, tuple(output), given, salt, rank, arrival, related), forked
+                SequenceSpec(sequence_id, prompt, params, tuple(output), given, salt, rank, arrival, related), forked
             )
 
     def room(self) -> int:
@@ -174,16 +174,16 @@ class EngineCoreMachine(RuleBasedStateMachine):
         except ServiceError:
             assert not prompt or len(prompt) + len(output) >= self.room() or len(output) >= spec.params.max_tokens
         else:
-            self.live[spec.request_id] = Known(spec, list(output))
+            self.live[spec.sequence_id] = Known(spec, list(output))
 
     @precondition(lambda self: self.live)
     @rule(pick=st.integers(0, 1000))
     def abort(self, pick: int) -> None:
-        request_id = sorted(self.live)[pick % len(self.live)]
-        del self.live[request_id]
+        sequence_id = sorted(self.live)[pick % len(self.live)]
+        del self.live[sequence_id]
         self.ended["abort"] += 1
-        assert self.core.abort(request_id)
-        assert not self.core.abort(request_id)
+        assert self.core.abort(sequence_id)
+        assert not self.core.abort(sequence_id)
 
     @precondition(lambda self: len(self.in_flight) < self.depth)
     @rule(seed=st.integers(0, 2**16))
@@ -207,7 +207,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
     def apply(self) -> None:
         plan, result = self.in_flight.popleft()
         outcomes = self.core.apply(plan, result, self.now_s)
-        assert len({each.request_id for each in outcomes}) == len(outcomes)
+        assert len({each.sequence_id for each in outcomes}) == len(outcomes)
         for outcome in outcomes:
             self.check_outcome(outcome)
 
@@ -232,7 +232,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         assert dict(counters.finished) == {reason: self.ended[reason] for reason in ("stop", "length", "abort")}
         assert counters.generation_tokens == self.num_generated
         for sequence in self.core.sequences.values():
-            packed, salt = pack_ids(sequence.tokens), self.salts[sequence.request_id]
+            packed, salt = pack_ids(sequence.tokens), self.salts[sequence.sequence_id]
             chain = split_hashes(chain_hashes(packed, self.facts.block_size, salt))
             assert sequence.block_hashes == chain[: len(sequence.block_hashes)], "a hash of other tokens"
 
@@ -242,17 +242,17 @@ class EngineCoreMachine(RuleBasedStateMachine):
         self.num_copies += len(plan.copies)
         by_row = {share.row: share for share in plan.scheduled}
         for new in plan.new:
-            assert list(new.token_ids) == [*self.live[new.request_id].spec.prompt_token_ids, *self.output_of(new)]
+            assert list(new.token_ids) == [*self.live[new.sequence_id].spec.prompt_token_ids, *self.output_of(new)]
             assert by_row[new.row].samples or self.limits.enable_chunked_prefill, "a part of a prompt was planned"
         if plan.num_tokens > self.limits.max_num_batched_tokens:
             assert not self.limits.enable_chunked_prefill
             assert len(plan.scheduled) == len(plan.new) == 1, "more than the budget, and not one sequence alone"
 
     def output_of(self, new: NewSequence) -> list[int]:
-        return self.live[new.request_id].output
+        return self.live[new.sequence_id].output
 
     def check_outcome(self, outcome: Outcome) -> None:
-        known = self.live[outcome.request_id]
+        known = self.live[outcome.sequence_id]
         params = known.spec.params
         assert outcome.position == len(known.output), "a gap or a repeat"
         assert outcome.token_ids
@@ -267,7 +267,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         assert outcome.finish_reason == ends[-1]
         if outcome.finish_reason:
             self.ended[outcome.finish_reason] += 1
-            del self.live[outcome.request_id]
+            del self.live[outcome.sequence_id]
 
     def ending(self, known: Known, position: int) -> str | None:
         params, token_id = known.spec.params, known.output[position]

@@ -138,14 +138,14 @@ class Society:
         await self.connectable.wait()
         process = SimProcess(name)
         self._numbers += 1
-        return await process.spawn(self._boot(kind, name, model, process, f"{self._numbers:08x}", engine))
+        return await process.spawn(self._instance_id(kind, name, model, process, f"{self._numbers:08x}", engine))
 
-    async def _boot(
-        self, kind: str, name: str, model: int, process: SimProcess, boot: str, engine: dict[str, object]
+    async def _instance_id(
+        self, kind: str, name: str, model: int, process: SimProcess, instance_id: str, engine: dict[str, object]
     ) -> Member:
         transport = self.bus.connect(name, inbox_prefix=self.subjects.inbox(name))
         service = self._make(kind, model, **engine)
-        host = Host(transport, self.subjects, SimClock(), name, boot)
+        host = Host(transport, self.subjects, SimClock(), name, instance_id)
         await service.start(host)
         run = asyncio.create_task(service.run())
         await transport.barrier()

@@ -210,7 +210,7 @@ class Swarm:
         options = self.plan.worker if place.kind == "engine" else {}
         member = await self.society.start(place.kind, name, place.model, **options)
         self._starting.discard(name)
-        self.event(f"{name} runs as {member.host.boot}")
+        self.event(f"{name} runs as {member.host.instance_id}")
 
     async def _calm(self, faults: "list[asyncio.Task[None]]") -> None:
         """Waits for the ends of all faults: a drain may take longer than the others."""

@@ -46,7 +46,7 @@ class Tap:
         if kind == "eng.ctl" and delivery.payload[2:].startswith(b"SubmitBatch"):
             batch = self._batches.decode(delivery.payload)
             assert isinstance(batch, SubmitBatch)
-            self.placed += [submit.request_id for submit in batch.submits]
+            self.placed += [submit.sequence_id for submit in batch.submits]
         return False
 
     def num_without_heartbeats(self) -> int:

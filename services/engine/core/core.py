@@ -1,8 +1,8 @@
 """The façade: sequences in, plans out, results in, outcomes out.
 
     core.add(spec)                    queue a sequence
-    core.fork(request_id, spec)       queue one that shares the computed tokens of another
-    core.abort(request_id)            end one, at any moment
+    core.fork(sequence_id, spec)       queue one that shares the computed tokens of another
+    core.abort(sequence_id)            end one, at any moment
     plan = core.schedule()            decide the next step
     outcomes = core.apply(plan, r)    take in what the worker gave
 
@@ -46,9 +46,9 @@ class Core:
         self._num_added = 0
         self._num_applied = 0
 
-    def __contains__(self, request_id: str) -> bool:
+    def __contains__(self, sequence_id: str) -> bool:
         """True from `add` to the outcome with a finish reason, or to `abort`."""
-        return request_id in self.sequences
+        return sequence_id in self.sequences
 
     @property
     def num_families(self) -> int:
@@ -61,14 +61,14 @@ class Core:
         Raises ServiceError ('invalid_value', 'context_length_exceeded') for one that could never run. An id that is
         in use is the caller's mistake; the id of an aborted sequence is free again at once.
         """
-        assert spec.request_id not in self.sequences, f"{spec.request_id} was added twice"
+        assert spec.sequence_id not in self.sequences, f"{spec.sequence_id} was added twice"
         self._check(spec)
         rules = rules_for(spec.params, len(spec.prompt_token_ids), self.max_model_len, self.facts.eos_token_ids)
         sequence = from_spec(spec, rules, self._num_added, self.facts.block_size)
         if self.num_speculative_tokens:
             sequence.lookahead = Lookahead(self.num_speculative_tokens)
         self._num_added += 1
-        self.sequences[spec.request_id] = sequence
+        self.sequences[spec.sequence_id] = sequence
         if spec.family:
             sequence.relatives = self._families.setdefault((spec.family, spec.cache_salt), [])
             sequence.relatives.append(sequence)
@@ -85,14 +85,14 @@ class Core:
         assert source.cache_salt == spec.cache_salt, "a fork across cache salts"
         assert not spec.family, "a fork has its source"
         self.add(spec)
-        self.sequences[spec.request_id].relatives = [source]
+        self.sequences[spec.sequence_id].relatives = [source]
 
-    def abort(self, request_id: str) -> bool:
+    def abort(self, sequence_id: str) -> bool:
         """Ends a sequence without an outcome; False if there is none of this id.
 
         If a plan in flight names it, its blocks and row are kept until that plan is applied and its result is ignored.
         """
-        sequence = self.sequences.pop(request_id, None)
+        sequence = self.sequences.pop(sequence_id, None)
         if sequence is None:
             return False
         self._leave_family(sequence)
@@ -167,7 +167,7 @@ class Core:
         self, sequence: Sequence, token_ids: tuple[int, ...], logprobs: tuple[SampledLogprobs, ...]
     ) -> Outcome:
         # A plan made ahead counted on exactly one token.
-        assert len(token_ids) == 1 or sequence.num_in_flight == 0, f"{sequence.request_id} was planned ahead"
+        assert len(token_ids) == 1 or sequence.num_in_flight == 0, f"{sequence.sequence_id} was planned ahead"
         position = sequence.num_output_tokens
         verdict = _append(sequence, token_ids)
         count = sequence.num_output_tokens - position
@@ -179,7 +179,7 @@ class Core:
         if verdict is not None:
             self._end(sequence, verdict)
         return Outcome(
-            request_id=sequence.request_id,
+            sequence_id=sequence.sequence_id,
             position=position,
             token_ids=token_ids,
             logprobs=logprobs if sequence.params.logprobs is not None else (),
@@ -196,7 +196,7 @@ class Core:
             self.tally.prompt_tokens += sequence.num_prompt_tokens
 
     def _end(self, sequence: Sequence, verdict: Verdict) -> None:
-        del self.sequences[sequence.request_id]
+        del self.sequences[sequence.sequence_id]
         self._leave_family(sequence)
         self.scheduler.finish(sequence)
         self.tally.finished[verdict.reason] += 1
@@ -240,7 +240,7 @@ class Core:
 
 def _append(sequence: Sequence, token_ids: tuple[int, ...]) -> Verdict | None:
     """Appends sampled tokens up to the one that ends the sequence, if one does; returns why it ends."""
-    assert token_ids, f"nothing was sampled for {sequence.request_id}"
+    assert token_ids, f"nothing was sampled for {sequence.sequence_id}"
     for position, token_id in enumerate(token_ids, sequence.num_output_tokens):
         sequence.tokens.append(token_id)
         if verdict := sequence.rules.verdict(token_id, position):

@@ -36,7 +36,7 @@ def check_idle(core: Core, now_s: float) -> None:
     gathering = math.isfinite(core.seconds_to_batch(now_s))
     assert gathering or not core.sequences, f"{len(core.sequences)} sequences wait although nothing runs"
     held = list(scheduler.rows.holders())
-    assert not held, f"rows are held by {[sequence.request_id for sequence in held]}"
+    assert not held, f"rows are held by {[sequence.sequence_id for sequence in held]}"
     num_held = core.pool.num_blocks - core.pool.num_free
     assert not num_held, f"{num_held} blocks are held by no sequence"
     if not core.sequences:
@@ -62,10 +62,10 @@ def _check_references(core: Core) -> None:
     held: Counter[int] = Counter()
     block_size = core.facts.block_size
     for sequence in core.scheduler.rows.holders():
-        assert len(set(sequence.block_table)) == len(sequence.block_table), f"{sequence.request_id}: a block twice"
+        assert len(set(sequence.block_table)) == len(sequence.block_table), f"{sequence.sequence_id}: a block twice"
         held.update(sequence.block_table)
         for block in sequence.block_table[sequence.num_scheduled_tokens // block_size :]:
-            assert core.pool.ref_count(block) == 1, f"{sequence.request_id} writes into block {block}, which is shared"
+            assert core.pool.ref_count(block) == 1, f"{sequence.sequence_id} writes into block {block}, which is shared"
     for block in range(core.pool.num_blocks):
         count = core.pool.ref_count(block)
         assert count == held[block], f"block {block}: {count} references, in {held[block]} tables"
@@ -77,8 +77,8 @@ def _check_host(core: Core) -> None:
     for sequence in core.sequences.values():
         held.update(sequence.host_blocks)
         num_blocks = -(-sequence.num_host_tokens // core.facts.block_size)
-        assert len(sequence.host_blocks) == num_blocks, f"{sequence.request_id}: {num_blocks} blocks on the host"
-        assert not num_blocks or sequence.status is Status.PREEMPTED, f"{sequence.request_id}: on the host and runs"
+        assert len(sequence.host_blocks) == num_blocks, f"{sequence.sequence_id}: {num_blocks} blocks on the host"
+        assert not num_blocks or sequence.status is Status.PREEMPTED, f"{sequence.sequence_id}: on the host and runs"
     for block in range(core.swap.pool.num_blocks):
         assert core.swap.pool.ref_count(block) == held[block], f"host block {block} is held {held[block]} times"
 
@@ -94,8 +94,8 @@ def _check_names(core: Core) -> None:
         for index, block in enumerate(sequence.block_table):
             name = pool.hash_of(block)
             if name is not None:
-                assert name == sequence.block_hashes[index], f"{sequence.request_id}: wrong content in block {block}"
-                assert index < sequence.num_published_blocks, f"{sequence.request_id}: block {block} named too early"
+                assert name == sequence.block_hashes[index], f"{sequence.sequence_id}: wrong content in block {block}"
+                assert index < sequence.num_published_blocks, f"{sequence.sequence_id}: block {block} named too early"
 
 
 def _check_rows(core: Core) -> None:
@@ -106,9 +106,9 @@ def _check_rows(core: Core) -> None:
         f"{len(holders)} rows held, {rows.num_free} free, {len(rows)} in all"
     )
     for sequence in holders:
-        assert rows[sequence.row] is sequence, f"{sequence.request_id} does not know its row"
+        assert rows[sequence.row] is sequence, f"{sequence.sequence_id} does not know its row"
         leaving = sequence.status is Status.FINISHED and sequence.num_in_flight > 0
-        assert leaving or sequence.status is Status.RUNNING, f"{sequence.request_id}: {sequence.status} with a row"
+        assert leaving or sequence.status is Status.RUNNING, f"{sequence.sequence_id}: {sequence.status} with a row"
 
 
 def _check_queues(core: Core) -> None:
@@ -123,19 +123,19 @@ def _check_queues(core: Core) -> None:
     live = Counter(map(id, core.sequences.values()))
     assert queued == live, "the queues do not hold exactly the live sequences"
     for sequence in running:
-        assert sequence.status is Status.RUNNING, f"{sequence.request_id} runs as {sequence.status}"
+        assert sequence.status is Status.RUNNING, f"{sequence.sequence_id} runs as {sequence.status}"
     for sequence in waiting:
         assert sequence.status in (Status.WAITING, Status.PREEMPTED), (
-            f"{sequence.request_id} waits as {sequence.status}"
+            f"{sequence.sequence_id} waits as {sequence.status}"
         )
-        assert not sequence.block_table, f"{sequence.request_id} waits with blocks"
-        assert sequence.row < 0, f"{sequence.request_id} waits with a row"
-        assert sequence.num_scheduled_tokens == 0, f"{sequence.request_id} waits with scheduled tokens"
+        assert not sequence.block_table, f"{sequence.sequence_id} waits with blocks"
+        assert sequence.row < 0, f"{sequence.sequence_id} waits with a row"
+        assert sequence.num_scheduled_tokens == 0, f"{sequence.sequence_id} waits with scheduled tokens"
 
 
 def _check_counters(core: Core, sequence: Sequence) -> None:
     """Counters are in order, and the table has the blocks of the scheduled tokens and of guesses at most."""
-    name, block_size = sequence.request_id, core.facts.block_size
+    name, block_size = sequence.sequence_id, core.facts.block_size
     computed, scheduled = sequence.num_computed_tokens, sequence.num_scheduled_tokens
     assert 0 <= computed <= scheduled, f"{name}: {computed} computed, {scheduled} scheduled"
     assert (computed == scheduled) == (sequence.num_in_flight == 0), f"{name}: {scheduled - computed} tokens in flight"

@@ -39,7 +39,7 @@ class NewSequence(msgspec.Struct, frozen=True):
     """
 
     row: int
-    request_id: str
+    sequence_id: str
     token_ids: tuple[int, ...]
     num_prompt_tokens: int
     block_ids: tuple[int, ...]

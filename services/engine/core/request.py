@@ -17,7 +17,7 @@ class SequenceSpec:
     is missing. `arrival` orders the queue within a priority (lower runs first).
     """
 
-    request_id: str
+    sequence_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     output_token_ids: tuple[int, ...] = ()
@@ -32,7 +32,7 @@ class SequenceSpec:
 class Outcome(msgspec.Struct, frozen=True, gc=False):
     """What a step gave one sequence: tokens at output positions [position, position + len(token_ids))."""
 
-    request_id: str
+    sequence_id: str
     position: int
     token_ids: tuple[int, ...]
     logprobs: tuple[SampledLogprobs, ...] = ()

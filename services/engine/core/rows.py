@@ -42,7 +42,7 @@ class RowTable:
 
     def give_back(self, sequence: Sequence) -> None:
         """Frees the sequence's row; the next plan announces it."""
-        assert self[sequence.row] is sequence, f"row {sequence.row} is not of {sequence.request_id}"
+        assert self[sequence.row] is sequence, f"row {sequence.row} is not of {sequence.sequence_id}"
         self._holders[sequence.row] = None
         heapq.heappush(self._free, sequence.row)
         self._freed.append(sequence.row)

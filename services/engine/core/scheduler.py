@@ -196,8 +196,8 @@ class Scheduler:
 
     def _judge(self, sequence: Sequence, num_guesses: int, num_right: int) -> int:
         """Takes in how many guesses were right; returns how many were wrong."""
-        assert 0 <= num_right <= num_guesses, f"{sequence.request_id}: {num_right} of {num_guesses} guesses right"
-        assert sequence.lookahead is not None, f"{sequence.request_id} does not guess"
+        assert 0 <= num_right <= num_guesses, f"{sequence.sequence_id}: {num_right} of {num_guesses} guesses right"
+        assert sequence.lookahead is not None, f"{sequence.sequence_id} does not guess"
         sequence.lookahead.judge(num_guesses, num_right)
         sequence.num_drafted_tokens = 0
         self._tally.accepted_tokens += num_right
@@ -369,7 +369,7 @@ class Scheduler:
 
     def _leave_running(self, sequence: Sequence) -> None:
         index = bisect_left(self.running, sequence.age, key=_AGE)
-        assert self.running[index] is sequence, f"{sequence.request_id} is not among the running sequences"
+        assert self.running[index] is sequence, f"{sequence.sequence_id} is not among the running sequences"
         del self.running[index]
 
     def _release_unless_in_flight(self, sequence: Sequence) -> None:
@@ -387,7 +387,7 @@ class Scheduler:
 def _joining(sequence: Sequence) -> NewSequence:
     return NewSequence(
         row=sequence.row,
-        request_id=sequence.request_id,
+        sequence_id=sequence.sequence_id,
         token_ids=tuple(sequence.tokens),
         num_prompt_tokens=sequence.num_prompt_tokens,
         block_ids=tuple(sequence.block_table),

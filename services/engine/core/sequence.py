@@ -43,7 +43,7 @@ _LEGAL = {
 class Sequence:
     """Mutable state of one sequence. `tokens` (prompt, then output) only ever grows."""
 
-    request_id: str
+    sequence_id: str
     params: SamplingParams
     rules: StopRules
     tokens: "array[int]"
@@ -102,12 +102,12 @@ class Sequence:
 
     def move_to(self, status: Status) -> None:
         """Changes the status; an illegal transition is a broken invariant."""
-        assert (self.status, status) in _LEGAL, f"{self.request_id}: {self.status} -> {status}"
+        assert (self.status, status) in _LEGAL, f"{self.sequence_id}: {self.status} -> {status}"
         self.status = status
 
     def start_at(self, num_tokens: int) -> None:
         """Sets the counters of a sequence whose first `num_tokens` are in its blocks, and that no plan holds."""
-        assert self.num_in_flight == 0, self.request_id
+        assert self.num_in_flight == 0, self.sequence_id
         self.num_computed_tokens = self.num_scheduled_tokens = num_tokens
         self.num_pending_tokens = 0
 
@@ -117,7 +117,7 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
     tokens = array("I", spec.prompt_token_ids)
     tokens.extend(spec.output_token_ids)
     return Sequence(
-        request_id=spec.request_id,
+        sequence_id=spec.sequence_id,
         params=spec.params,
         rules=rules,
         tokens=tokens,

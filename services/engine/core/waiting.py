@@ -49,7 +49,7 @@ class WaitingQueue:
 
     def forget(self, sequence: Sequence) -> None:
         """Takes out a sequence whose status has just become finished."""
-        assert sequence.status is Status.FINISHED, sequence.request_id
+        assert sequence.status is Status.FINISHED, sequence.sequence_id
         self._count(sequence, -1)
         if len(self._heap) - self.num_waiting > max(self.num_waiting, _DEAD_ENTRIES_MIN):
             self._heap = [entry for entry in self._heap if _alive(entry)]

@@ -23,7 +23,7 @@ class PlacementClient(Protocol):
         """The engine has it. If the stream could not be opened, it has to be rebuilt elsewhere."""
         ...
 
-    def on_unplaced(self, index: int, engine: Address, detokenizer: Address, epoch: int) -> None:
+    def on_unplaced(self, index: int, engine: Address, detokenizer: Address, attempt: int) -> None:
         """The placement failed; both members may be told to forget it. The sequence has to be queued again."""
         ...
 

@@ -102,7 +102,7 @@ class Dispatcher:
     ) -> "Placement | ServiceError | None":
         """Takes the candidate out of the queue and starts its placement, or fails it; None if it has to wait."""
         sequence, model = candidate.sequence, candidate.ticket.model
-        if sequence.retry_limit_reached({Address(beat.id, beat.boot) for beat in engines}):
+        if sequence.retry_limit_reached({Address(beat.id, beat.instance_id) for beat in engines}):
             error = ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
         else:
             error = self._overdue(candidate.ticket, now)
@@ -116,11 +116,14 @@ class Dispatcher:
         if engine is None or detokenizer is None:
             return None
         self.queue.withdraw(candidate.ticket)
-        to_engine, to_detokenizer = Address(engine.id, engine.boot), Address(detokenizer.id, detokenizer.boot)
+        to_engine, to_detokenizer = (
+            Address(engine.id, engine.instance_id),
+            Address(detokenizer.id, detokenizer.instance_id),
+        )
         sequence.start_placement(to_engine, to_detokenizer, now)
         self._router.record_dispatch(engine, sequence.sequence_id, candidate.num_tokens, candidate.hashes)
         self._router.stream_opened(to_detokenizer, sequence.sequence_id)
-        return Placement(candidate, to_engine, to_detokenizer, sequence.epoch, self._settled)
+        return Placement(candidate, to_engine, to_detokenizer, sequence.attempt, self._settled)
 
     def _unable(self, model: str, now: float) -> ServiceError | None:
         """Why no sequence of the model can be placed, now or soon; None if one can."""
@@ -177,21 +180,21 @@ class Dispatcher:
                 return
             for placement, submit in items:
                 if isinstance(error, PeerUnavailableError):
-                    self._router.record_silence(engine, submit.request_id)
+                    self._router.record_silence(engine, submit.sequence_id)
                 placement.submitted(error)
         else:
             for (placement, _), reply in zip(items, replies, strict=True):
                 failure = _submit_failure(reply)
                 # A sequence that is invalid says nothing about the engine's room.
                 invalid = isinstance(failure, ServiceError)
-                self._router.record_answer(engine, reply.request_id, accepted=failure is None or invalid)
+                self._router.record_answer(engine, reply.sequence_id, accepted=failure is None or invalid)
                 placement.submitted(failure)
         self.pump()
 
     def _settled(self, placement: "Placement") -> None:
         """Engine and detokenizer have both answered, or are not going to."""
         candidate, sequence = placement.candidate, placement.candidate.sequence
-        if sequence.epoch != placement.epoch or sequence.engine != placement.engine:
+        if sequence.attempt != placement.attempt or sequence.engine != placement.engine:
             return  # the request has ended meanwhile
         failure = placement.submit_failure
         if failure is None:
@@ -202,7 +205,7 @@ class Dispatcher:
             candidate.client.fail(failure)
         else:
             candidate.avoid.add(placement.engine)
-            candidate.client.on_unplaced(candidate.index, placement.engine, placement.detokenizer, placement.epoch)
+            candidate.client.on_unplaced(candidate.index, placement.engine, placement.detokenizer, placement.attempt)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -226,10 +229,10 @@ class Placement:
         candidate: Candidate,
         engine: Address,
         detokenizer: Address,
-        epoch: int,
+        attempt: int,
         settled: "Callable[[Placement], None]",
     ) -> None:
-        self.candidate, self.engine, self.detokenizer, self.epoch = candidate, engine, detokenizer, epoch
+        self.candidate, self.engine, self.detokenizer, self.attempt = candidate, engine, detokenizer, attempt
         self.open_failure: Failure | None = None
         self.submit_failure: Failure | None = None
         self._settled = settled

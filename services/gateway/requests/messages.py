@@ -35,9 +35,9 @@ class RequestMessages:
         assert sequence.engine is not None
         return OpenStream(
             sequence.sequence_id,
-            sequence.epoch,
+            sequence.attempt,
             self.card.name,
-            host.subjects.gateway_text(host.id, host.boot),
+            host.subjects.gateway_text(host.id, host.instance_id),
             host.subjects.engine_control(*sequence.engine),
             self.prompt(index).packed[-PROMPT_TAIL_BYTES:],
             pack_ids(sequence.token_ids),
@@ -57,9 +57,9 @@ class RequestMessages:
         choices = self.choices(index)
         return Submit(
             sequence.sequence_id,
-            sequence.epoch,
+            sequence.attempt,
             host.id,
-            host.boot,
+            host.instance_id,
             host.subjects.detokenizer_tokens(*sequence.detokenizer),
             prompt.packed,
             sequence_params(request.params, index % request.n, prompt.num_tokens, self.card),
@@ -77,7 +77,7 @@ class RequestMessages:
         sequence = self.sequences[index]
         assert sequence.detokenizer is not None
         sink = self._host.subjects.detokenizer_tokens(*sequence.detokenizer)
-        return Retarget(sequence.sequence_id, sequence.epoch, sink, len(sequence.token_ids))
+        return Retarget(sequence.sequence_id, sequence.attempt, sink, len(sequence.token_ids))
 
 
 def sequence_id(request_id: str, index: int) -> str:

@@ -130,10 +130,10 @@ class RequestActor:
         if sequence.engine == engine and sequence.report_progress(mark, self._now()):
             self._behind.add(index)
 
-    def on_missing(self, index: int, epoch: int, engine: Address) -> None:
+    def on_missing(self, index: int, attempt: int, engine: Address) -> None:
         """The engine does not hold sequence `index`. The caller pumps the dispatcher."""
         sequence = self.sequences[index]
-        if sequence.phase is Phase.RUNNING and (sequence.epoch, sequence.engine) == (epoch, engine):
+        if sequence.phase is Phase.RUNNING and (sequence.attempt, sequence.engine) == (attempt, engine):
             self._place_again(index)
 
     def on_lost(self, member: Address) -> None:
@@ -150,10 +150,10 @@ class RequestActor:
             if sequence.phase is Phase.RUNNING and sequence.engine == engine:
                 self._place_again(index, release="the engine stands still")
 
-    def owns(self, index: int, epoch: int, member: Address) -> bool:
+    def owns(self, index: int, attempt: int, member: Address) -> bool:
         """Whether an engine or a detokenizer has to keep sequence `index`."""
         sequence = self.sequences[index]
-        if sequence.phase not in (Phase.PLACING, Phase.RUNNING) or sequence.epoch != epoch:
+        if sequence.phase not in (Phase.PLACING, Phase.RUNNING) or sequence.attempt != attempt:
             return False
         return member in (sequence.engine, sequence.detokenizer) or index in self._repairing
 
@@ -211,20 +211,20 @@ class RequestActor:
             if open_failure is not None:
                 self._repair(index, {sequence.detokenizer})
 
-    def on_unplaced(self, index: int, engine: Address, detokenizer: Address, epoch: int) -> None:
+    def on_unplaced(self, index: int, engine: Address, detokenizer: Address, attempt: int) -> None:
         """See PlacementClient."""
         sequence = self.sequences[index]
         if self._over or sequence.phase is not Phase.PLACING:
             return
         sequence.unplaced()
         self._forget_place(sequence, engine, detokenizer)
-        self._spawn(self._tell_release(sequence.sequence_id, epoch, engine, detokenizer, "no place"))
+        self._spawn(self._tell_release(sequence.sequence_id, attempt, engine, detokenizer, "no place"))
         self._parts.dispatcher.requeue(self._candidates[index])
 
     def _place_again(self, index: int, release: str = "") -> None:
         """`release`: why the engine, if it lives, is to drop the sequence."""
         sequence = self.sequences[index]
-        engine, detokenizer, epoch = sequence.engine, sequence.detokenizer, sequence.epoch
+        engine, detokenizer, attempt = sequence.engine, sequence.detokenizer, sequence.attempt
         if index in self._repairing or engine is None:
             return
         sequence.lost()
@@ -232,7 +232,7 @@ class RequestActor:
         self._streamless.pop(index, None)
         self._forget_place(sequence, engine, detokenizer)
         told = engine if release else None
-        self._spawn(self._tell_release(sequence.sequence_id, epoch, told, detokenizer, release))
+        self._spawn(self._tell_release(sequence.sequence_id, attempt, told, detokenizer, release))
         self._parts.dispatcher.requeue(self._candidates[index])
 
     # --- repairing streams ---
@@ -256,7 +256,7 @@ class RequestActor:
                 refused.add(detokenizer)
                 continue
             if self._over or sequence.phase is not Phase.RUNNING:
-                await self._peers.close_stream(detokenizer, sequence.sequence_id, sequence.epoch)
+                await self._peers.close_stream(detokenizer, sequence.sequence_id, sequence.attempt)
                 return
             self._streamless.pop(index, None)
             self._move_stream(sequence, detokenizer)
@@ -283,10 +283,10 @@ class RequestActor:
     def _detokenizer_for(self, sequence: SequenceState, refused: set[Address]) -> Address | None:
         alive = self._parts.members.alive("detokenizer", self._now())
         here = sequence.detokenizer
-        if here not in refused and any((d.id, d.boot) == here for d in alive):
+        if here not in refused and any((d.id, d.instance_id) == here for d in alive):
             return here
         chosen = self._parts.router.choose_detokenizer(alive, self.card.name, refused)
-        address = Address(chosen.id, chosen.boot) if chosen is not None else None
+        address = Address(chosen.id, chosen.instance_id) if chosen is not None else None
         return None if address in refused else address
 
     # --- letting others forget ---
@@ -313,22 +313,22 @@ class RequestActor:
         """Engines and detokenizers drop the sequences."""
         for sequence in sequences:
             place = sequence.engine, sequence.detokenizer
-            await self._tell_release(sequence.sequence_id, sequence.epoch, *place, reason)
+            await self._tell_release(sequence.sequence_id, sequence.attempt, *place, reason)
 
     async def _tell_release(
-        self, name: str, epoch: int, engine: Address | None, detokenizer: Address | None, reason: str
+        self, name: str, attempt: int, engine: Address | None, detokenizer: Address | None, reason: str
     ) -> None:
         if engine is not None:
-            await self._peers.cancel(engine, name, epoch, reason)
+            await self._peers.cancel(engine, name, attempt, reason)
         if detokenizer is not None:
-            await self._peers.close_stream(detokenizer, name, epoch)
+            await self._peers.close_stream(detokenizer, name, attempt)
 
     async def _settle(self, sequence: SequenceState) -> None:
         """Engine and detokenizer may forget a finished sequence."""
         if sequence.engine is not None:
-            await self._peers.done(sequence.engine, sequence.sequence_id, sequence.epoch)
+            await self._peers.done(sequence.engine, sequence.sequence_id, sequence.attempt)
         if sequence.detokenizer is not None:
-            await self._peers.close_stream(sequence.detokenizer, sequence.sequence_id, sequence.epoch)
+            await self._peers.close_stream(sequence.detokenizer, sequence.sequence_id, sequence.attempt)
 
     def _block_size(self) -> int:
         alive = self._parts.members.alive("engine", self._now())

@@ -86,8 +86,8 @@ class Router:
         one of those in `avoid`, where a placement of the sequence failed, only if there is no other.
         """
         ready = [e for e in ready_members(engines, model) if self.credit(e) > 0]
-        ready = [e for e in ready if (e.id, e.boot) not in avoid] or ready
-        ready = [e for e in ready if (e.id, e.boot) in near and self._has_row(e)] or ready
+        ready = [e for e in ready if (e.id, e.instance_id) not in avoid] or ready
+        ready = [e for e in ready if (e.id, e.instance_id) in near and self._has_row(e)] or ready
         return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes), self._used(e), e.id), default=None)
 
     def credit(self, engine: Heartbeat) -> int:
@@ -109,12 +109,12 @@ class Router:
     ) -> Heartbeat | None:
         """The model's ready detokenizer with the fewest streams, one of those in `avoid` only if there is no other."""
         ready = [d for d in ready_members(detokenizers, model) if self._num_streams(d) < limits.STREAMS_MAX]
-        ready = [d for d in ready if (d.id, d.boot) not in avoid] or ready
+        ready = [d for d in ready if (d.id, d.instance_id) not in avoid] or ready
         return min(ready, key=lambda d: (self._num_streams(d), d.id), default=None)
 
     def record_dispatch(self, engine: Heartbeat, sequence_id: str, num_tokens: int, hashes: Sequence[bytes]) -> None:
         """A sequence is on its way to an engine."""
-        load, key = self._load(engine), (engine.id, engine.boot)
+        load, key = self._load(engine), (engine.id, engine.instance_id)
         load.tokens += num_tokens
         load.sent += 1
         load.unanswered.add(sequence_id)
@@ -161,7 +161,7 @@ class Router:
 
     def _cost(self, engine: Heartbeat, num_tokens: int, hashes: Sequence[bytes]) -> int:
         status, load = _engine_status(engine), self._load(engine)
-        prefixes = self._prefixes.get((engine.id, engine.boot))
+        prefixes = self._prefixes.get((engine.id, engine.instance_id))
         cached = prefixes.overlap(hashes) * status.block_size if prefixes is not None else 0
         waiting = status.num_waiting_tokens + load.tokens + max(0, num_tokens - cached)
         return waiting + RUNNING_COST * (status.num_running + status.num_waiting + load.sent)
@@ -176,10 +176,10 @@ class Router:
     def _num_streams(self, detokenizer: Heartbeat) -> int:
         # Other gateways' streams are known from the heartbeat, our own at once.
         reported = detokenizer.status.num_streams if isinstance(detokenizer.status, StreamStatus) else 0
-        return max(reported, len(self._streams.get((detokenizer.id, detokenizer.boot), ())))
+        return max(reported, len(self._streams.get((detokenizer.id, detokenizer.instance_id), ())))
 
     def _load(self, engine: Heartbeat) -> EngineLoad:
-        load = self._loads.setdefault((engine.id, engine.boot), EngineLoad())
+        load = self._loads.setdefault((engine.id, engine.instance_id), EngineLoad())
         if load.heartbeat != engine.sequence:
             load.heartbeat, load.tokens, load.sent, load.ended = engine.sequence, 0, len(load.unanswered), 0
             load.refused = False

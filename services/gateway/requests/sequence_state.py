@@ -1,4 +1,4 @@
-"""One sequence as its gateway sees it: a pure state machine over positions, epochs and time.
+"""One sequence as its gateway sees it: a pure state machine over positions, attempts and time.
 
 The gateway is the only authority on what the client has been shown. `token_ids` is append-only; a text event is applied
 if it comes from the current placement and continues or overlaps what is there, and a gap is reported so that the stream
@@ -6,7 +6,7 @@ is rebuilt from what is known. No bus, no asyncio, no clock: the request actor p
 
     WAITING ──start_placement──► PLACING ──accepted──► RUNNING ──finish──► DONE
        ▲                            │                     │
-       └──────────────── unplaced ──┴──────── lost ───────┘   (the next placement has epoch + 1 and the tokens so far)
+       └──────────────── unplaced ──┴──────── lost ───────┘   (the next placement has attempt + 1 and the tokens so far)
 """
 
 from collections.abc import Set
@@ -33,7 +33,7 @@ class Address(NamedTuple):
     """One incarnation of a service."""
 
     id: str
-    boot: str
+    instance_id: str
 
 
 class ApplyResult(Enum):
@@ -64,7 +64,7 @@ class SequenceState:
 
     sequence_id: str
     phase: Phase = Phase.WAITING
-    epoch: int = 0
+    attempt: int = 0
     engine: Address | None = None
     detokenizer: Address | None = None
     token_ids: list[int] = field(default_factory=list)
@@ -82,15 +82,15 @@ class SequenceState:
     counters: dict[str, int] = field(default_factory=lambda: {"stale": 0, "gap": 0, "diverged": 0, "rebuilt": 0})
 
     def start_placement(self, engine: Address, detokenizer: Address, now: float) -> int:
-        """A new epoch on these two; returns it."""
+        """A new attempt on these two; returns it."""
         assert self.phase is Phase.WAITING, self.phase
         self.phase = Phase.PLACING
-        self.epoch += 1
+        self.attempt += 1
         self.engine, self.detokenizer = engine, detokenizer
         self.carried_logprob = self.cumulative_logprob
         self.behind_since = None
         self.progress_at = now
-        return self.epoch
+        return self.attempt
 
     def accepted(self, now: float) -> None:
         """The engine took the sequence. Its first tokens may have been quicker than its answer."""
@@ -128,7 +128,7 @@ class SequenceState:
 
     def apply_event(self, event: TextEvent, engine: Address, now: float) -> tuple[ApplyResult, Delta | None]:
         """Applies one text event."""
-        if self.phase in (Phase.WAITING, Phase.DONE) or event.epoch != self.epoch or engine != self.engine:
+        if self.phase in (Phase.WAITING, Phase.DONE) or event.attempt != self.attempt or engine != self.engine:
             return self._count("stale", ApplyResult.STALE), None
         overlap = len(self.token_ids) - event.position
         text_overlap = self.text_length - event.text_offset
@@ -145,7 +145,7 @@ class SequenceState:
 
     def report_progress(self, mark: SequenceMark, now: float) -> bool:
         """The engine says how far the sequence is. True while text of it is missing here."""
-        if mark.epoch != self.epoch or self.phase is not Phase.RUNNING:
+        if mark.attempt != self.attempt or self.phase is not Phase.RUNNING:
             return False
         if mark.high_water > len(self.token_ids) or mark.finished:
             self.behind_since = now if self.behind_since is None else self.behind_since

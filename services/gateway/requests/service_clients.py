@@ -100,7 +100,7 @@ class ServiceClients:
 
     async def ask_progress(self, engine: Address, sequences: tuple[SequenceRef, ...]) -> None:
         """Asks how far these are. The answer is a `ProgressReply` to this gateway's control subject, or is lost."""
-        here = self._host.id, self._host.boot
+        here = self._host.id, self._host.instance_id
         reply_subject = self._host.subjects.gateway_control(*here)
 
         def query(part: Sequence[SequenceRef]) -> ProgressQuery:
@@ -112,17 +112,17 @@ class ServiceClients:
         """Raises PeerUnavailableError, or ServiceError('not_found') when the engine no longer holds the sequence."""
         await self._ask(self._engine(engine), encode(message), _ACK, limits.OPEN_TIMEOUT_S)
 
-    async def done(self, engine: Address, request_id: str, epoch: int) -> None:
+    async def done(self, engine: Address, sequence_id: str, attempt: int) -> None:
         """Lets the engine forget a finished sequence."""
-        await self._tell(self._engine(engine), Done(request_id, epoch))
+        await self._tell(self._engine(engine), Done(sequence_id, attempt))
 
-    async def cancel(self, engine: Address, request_id: str, epoch: int, reason: str) -> None:
+    async def cancel(self, engine: Address, sequence_id: str, attempt: int, reason: str) -> None:
         """Ends a sequence on an engine."""
-        await self._tell(self._engine(engine), Cancel(request_id, epoch, reason))
+        await self._tell(self._engine(engine), Cancel(sequence_id, attempt, reason))
 
-    async def close_stream(self, detokenizer: Address, request_id: str, epoch: int) -> None:
+    async def close_stream(self, detokenizer: Address, sequence_id: str, attempt: int) -> None:
         """Lets a detokenizer forget a stream."""
-        await self._tell(self._detokenizer(detokenizer), CloseStream(request_id, epoch))
+        await self._tell(self._detokenizer(detokenizer), CloseStream(sequence_id, attempt))
 
     async def _tell(self, subject: str, message: Message) -> None:
         await self._host.transport.publish(subject, encode(message))
@@ -149,7 +149,7 @@ class ServiceClients:
         if not fresh:
             return self._host.subjects.tokenize(model)
         tried.add(fresh[0].id)
-        return self._host.subjects.tokenizer_direct(fresh[0].id, fresh[0].boot)
+        return self._host.subjects.tokenizer_direct(fresh[0].id, fresh[0].instance_id)
 
     def _now(self) -> float:
         return self._host.clock.monotonic()

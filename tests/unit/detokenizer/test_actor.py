@@ -94,12 +94,12 @@ class Rig:
         await self.peer.subscribe(subject, receive)
         await self.peer.barrier()
 
-    async def open(self, request_id: str = "r1", epoch: int = 1, model: str = "model", **options: Any) -> None:
+    async def open(self, sequence_id: str = "r1", attempt: int = 1, model: str = "model", **options: Any) -> None:
         options = {"reply_subject": GATEWAY, "engine_subject": ENGINE, **options}
-        message = OpenStream(request_id, epoch, model, **options)
+        message = OpenStream(sequence_id, attempt, model, **options)
         control = self.subjects.detokenizer_control("d1", "b1")
         reply = await ask(self.peer, control, message, REPLIES, timeout_s=5)
-        assert reply == Ack(request_id)
+        assert reply == Ack(sequence_id)
 
     async def tell(self, message: Message) -> None:
         await self.peer.publish(self.subjects.detokenizer_control("d1", "b1"), encode(message))
@@ -131,8 +131,8 @@ class Rig:
     def letters(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.token_to_id(c) for c in text)
 
-    def event(self, position: int, text: str, request_id: str = "r1", epoch: int = 1, **options: Any) -> TokenEvent:
-        return TokenEvent(request_id, epoch, position, self.letters(text), **options)
+    def event(self, position: int, text: str, sequence_id: str = "r1", attempt: int = 1, **options: Any) -> TokenEvent:
+        return TokenEvent(sequence_id, attempt, position, self.letters(text), **options)
 
     def texts(self, subject: str = GATEWAY) -> str:
         messages = self.received[subject]
@@ -157,9 +157,9 @@ async def test_one_step_gives_one_message_to_each_gateway(rig: Rig) -> None:
     (mine,), (others,) = rig.received[GATEWAY], rig.received[other]
     assert isinstance(mine, TextEvents)
     assert isinstance(others, TextEvents)
-    assert (mine.detokenizer_id, mine.engine_id, mine.engine_boot, mine.step) == ("d1", "e1", "b1", 7)
-    assert [(e.request_id, e.text) for e in mine.events] == [("r1", "a"), ("r3", "c")]
-    assert [(e.request_id, e.text) for e in others.events] == [("r2", "b")]
+    assert (mine.detokenizer_id, mine.engine_id, mine.engine_instance_id, mine.step) == ("d1", "e1", "b1", 7)
+    assert [(e.sequence_id, e.text) for e in mine.events] == [("r1", "a"), ("r3", "c")]
+    assert [(e.sequence_id, e.text) for e in others.events] == [("r2", "b")]
 
 
 async def test_a_gap_is_asked_for_at_most_every_interval_and_repaired(rig: Rig) -> None:
@@ -205,12 +205,12 @@ async def test_events_behind_the_end_in_the_same_message_change_nothing(rig: Rig
     assert rig.received[ENGINE] == [Cancel("r1", 1, "stop")]
 
 
-async def test_tokens_of_an_old_epoch_or_another_engine_are_dropped_and_counted(rig: Rig) -> None:
-    await rig.open(epoch=2)
-    await rig.tokens(rig.event(0, "x", epoch=1))
-    await rig.tokens(rig.event(0, "y", epoch=2), engine="zombie")
+async def test_tokens_of_an_old_attempt_or_another_engine_are_dropped_and_counted(rig: Rig) -> None:
+    await rig.open(attempt=2)
+    await rig.tokens(rig.event(0, "x", attempt=1))
+    await rig.tokens(rig.event(0, "y", attempt=2), engine="zombie")
     assert rig.actor.late_events == 2
-    await rig.tokens(rig.event(0, "z", request_id="unknown"))
+    await rig.tokens(rig.event(0, "z", sequence_id="unknown"))
     rig.clock.now += limits.EARLY_EVENT_S + 0.1
     await rig.actor.sweep()
     assert rig.actor.late_events == 3
@@ -218,16 +218,16 @@ async def test_tokens_of_an_old_epoch_or_another_engine_are_dropped_and_counted(
 
 
 async def test_opening_again_replaces_the_stream_but_an_old_copy_does_not(rig: Rig) -> None:
-    await rig.open(epoch=2)
-    await rig.tokens(rig.event(0, "ab", epoch=2))
-    await rig.open(epoch=3, output_token_ids=pack_ids(rig.letters("ab")), text_offset=2)
-    await rig.open(epoch=2)
-    await rig.tokens(rig.event(2, "c", epoch=3))
+    await rig.open(attempt=2)
+    await rig.tokens(rig.event(0, "ab", attempt=2))
+    await rig.open(attempt=3, output_token_ids=pack_ids(rig.letters("ab")), text_offset=2)
+    await rig.open(attempt=2)
+    await rig.tokens(rig.event(2, "c", attempt=3))
     assert rig.texts() == "abc"
 
 
-async def test_a_close_is_idempotent_and_spares_a_newer_epoch(rig: Rig) -> None:
-    await rig.open(epoch=2)
+async def test_a_close_is_idempotent_and_spares_a_newer_attempt(rig: Rig) -> None:
+    await rig.open(attempt=2)
     await rig.tell(CloseStream("r1", 1))
     assert rig.actor.num_streams == 1
     await rig.tell(CloseStream("r1", 2))
@@ -242,7 +242,7 @@ async def test_a_bad_token_ends_its_own_stream_only(rig: Rig) -> None:
     await rig.tokens(TokenEvent("bad", 1, 0, (10**6,)), rig.event(0, "a", "good"))
     (message,) = rig.received[GATEWAY]
     assert isinstance(message, TextEvents)
-    assert [(e.request_id, e.finish_reason, e.text) for e in message.events] == [
+    assert [(e.sequence_id, e.finish_reason, e.text) for e in message.events] == [
         ("bad", "error", ""),
         ("good", None, "a"),
     ]
@@ -286,7 +286,7 @@ async def test_streams_are_bounded_and_one_more_is_refused() -> None:
     await rig.start(streams_max=2)
     await rig.open("r1")
     await rig.open("r2")
-    await rig.open("r2", epoch=2)
+    await rig.open("r2", attempt=2)
     with pytest.raises(ServiceError) as full:
         await rig.open("r3")
     assert (full.value.code, full.value.retryable) == ("server_is_overloaded", True)

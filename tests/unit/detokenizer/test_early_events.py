@@ -5,13 +5,13 @@ from shared import limits
 from shared.messages import TokenEvent
 
 
-def early(name: str, position: int = 0, epoch: int = 1, at: float = 0.0) -> EarlyEvent:
-    return EarlyEvent(TokenEvent(name, epoch, position, (1,)), "e", "b", 1, at)
+def early(name: str, position: int = 0, attempt: int = 1, at: float = 0.0) -> EarlyEvent:
+    return EarlyEvent(TokenEvent(name, attempt, position, (1,)), "e", "b", 1, at)
 
 
-def test_a_stream_gets_what_came_for_its_epoch_in_order():
+def test_a_stream_gets_what_came_for_its_attempt_in_order():
     events = EarlyEvents()
-    for event in (early("a"), early("b"), early("a", 1), early("a", 0, epoch=2)):
+    for event in (early("a"), early("b"), early("a", 1), early("a", 0, attempt=2)):
         assert events.hold(event)
     assert [each.event.position for each in events.take("a", 1)] == [0, 1]
     assert events.take("a", 1) == []
@@ -38,7 +38,7 @@ def test_late_tokens_of_a_closed_stream_are_not_held_but_those_of_its_next_place
     events = EarlyEvents()
     events.close("a", 1)
     assert not events.hold(early("a"))
-    assert events.hold(early("a", epoch=2))
+    assert events.hold(early("a", attempt=2))
 
 
 def test_the_memory_of_closed_streams_is_bounded():

@@ -56,13 +56,13 @@ def test_outputs_do_not_depend_on_how_many_steps_share_a_report(steps_a_report: 
     ends: dict[str, str] = {}
     for report in reports:
         for outcome in report.outcomes:
-            assert outcome.position == len(output[outcome.request_id])
+            assert outcome.position == len(output[outcome.sequence_id])
             assert len(outcome.logprobs) == len(outcome.token_ids)
-            output[outcome.request_id] += outcome.token_ids
-            ends |= {outcome.request_id: outcome.finish_reason} if outcome.finish_reason else {}
+            output[outcome.sequence_id] += outcome.token_ids
+            ends |= {outcome.sequence_id: outcome.finish_reason} if outcome.finish_reason else {}
     assert output == {"a": [*range(1, 10)], "b": [*range(1, 7)]}
     assert ends == {"a": "length", "b": "length"}
-    last = {outcome.request_id: outcome for report in reports for outcome in report.outcomes}
+    last = {outcome.sequence_id: outcome for report in reports for outcome in report.outcomes}
     assert {name: outcome.cumulative_logprob for name, outcome in last.items()} == {"a": -9.0, "b": -6.0}
 
 
@@ -75,7 +75,7 @@ def test_tokens_of_several_steps_leave_together_and_a_first_token_at_once() -> N
     add(loop, "b", 1)
     loop.step()
     loop.step()
-    given = [[(each.request_id, each.token_ids) for each in report.outcomes] for report in reports]
+    given = [[(each.sequence_id, each.token_ids) for each in report.outcomes] for report in reports]
     assert given == [[("a", (1,))], [("a", (2, 3, 4))], [("a", (5,)), ("b", (5,))], [("a", (6, 7, 8))]]
 
 

@@ -1,4 +1,4 @@
-"""The engine's table of sequences: fencing by epoch, replay, stop strings, leases."""
+"""The engine's table of sequences: fencing by attempt, replay, stop strings, leases."""
 
 import pytest
 
@@ -8,20 +8,20 @@ from shared.messages import SequenceMark, SequenceRef, Submit, TokenEvent, Token
 from shared.sampling import SamplingParams
 
 
-def submit(epoch: int = 1, request_id: str = "r-0") -> Submit:
-    return Submit(request_id, epoch, "g", "boot", "sink", b"", SamplingParams())
+def submit(attempt: int = 1, sequence_id: str = "r-0") -> Submit:
+    return Submit(sequence_id, attempt, "g", "instance_id", "sink", b"", SamplingParams())
 
 
-def running(epoch: int = 1) -> SequenceTable:
+def running(attempt: int = 1) -> SequenceTable:
     table = SequenceTable()
-    table.register(submit(epoch), 0, 0.0)
+    table.register(submit(attempt), 0, 0.0)
     return table
 
 
-def test_a_submit_runs_once_for_each_epoch():
+def test_a_submit_runs_once_for_each_attempt():
     table = running(2)
     assert table.admit(submit(2)) == "duplicate"
-    assert table.admit(submit(1)) == "stale_epoch"
+    assert table.admit(submit(1)) == "stale_attempt"
     assert table.admit(submit(3)) == "accepted"
 
 
@@ -97,7 +97,7 @@ def test_several_events_are_cut_between_events_and_a_single_token_is_not() -> No
     assert split(events[:1]) is None
 
 
-GATEWAY = ("g", "boot")
+GATEWAY = ("g", "instance_id")
 REF = SequenceRef("r-0", 1)
 
 
@@ -114,7 +114,7 @@ def test_a_sequence_is_asked_about_when_its_gateway_has_not_confirmed_it_for_a_w
 def test_queries_are_bounded_and_reach_every_sequence_in_turn():
     table, count = SequenceTable(), 2 * limits.LIVENESS_BATCH_MAX + 10
     for number in range(count):
-        table.register(submit(request_id=f"r-{number}"), 0, 0.0)
+        table.register(submit(sequence_id=f"r-{number}"), 0, 0.0)
     asked: list[str] = []
     for beat in range(3):
         refs = table.unconfirmed(10.0 + beat / 10, {GATEWAY: 10.0})[GATEWAY]

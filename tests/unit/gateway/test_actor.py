@@ -109,7 +109,7 @@ def announce(
     for beat in (
         Heartbeat("tokenizer", f"t-{model}", "boot0001", 1, "ready", next(SEQUENCE), TICK_S, PoolStatus(model=model)),
         Heartbeat("detokenizer", f"d-{model}", "boot01", 1, "ready", next(SEQUENCE), TICK_S, StreamStatus(model=model)),
-        Heartbeat("engine", name, f"boot-{name}", 1, "ready", next(SEQUENCE), TICK_S, status),
+        Heartbeat("engine", name, f"instance_id-{name}", 1, "ready", next(SEQUENCE), TICK_S, status),
     ):
         actor.on_heartbeat(Envelope(beat, "heartbeat"))
 

@@ -4,7 +4,7 @@ from services.gateway.requests.progress_watch import ProgressWatch
 from services.gateway.requests.sequence_state import Address
 from shared import limits
 
-A, B = Address("a", "boot"), Address("b", "boot")
+A, B = Address("a", "instance_id"), Address("b", "instance_id")
 LATER = limits.STALL_S + 0.01
 
 

@@ -7,11 +7,11 @@ from shared.messages import EngineStatus, Heartbeat, StreamStatus
 
 def engine(name: str, sequence: int = 1, model: str = "m", state="ready", **status) -> Heartbeat:
     facts = EngineStatus(model, "/m", 2048, 100, 16, 64, 64, 8, **{"credits": 16, **status})
-    return Heartbeat("engine", name, "boot", 1, state, sequence, 0.1, facts)
+    return Heartbeat("engine", name, "instance_id", 1, state, sequence, 0.1, facts)
 
 
 def detokenizer(name: str, streams: int = 0, model: str = "m") -> Heartbeat:
-    return Heartbeat("detokenizer", name, "boot", 1, "ready", 1, 0.1, StreamStatus(streams, model=model))
+    return Heartbeat("detokenizer", name, "instance_id", 1, "ready", 1, 0.1, StreamStatus(streams, model=model))
 
 
 HASHES = [bytes([i]) * 16 for i in range(8)]
@@ -62,10 +62,10 @@ def test_streams_spread_over_detokenizers_at_once():
         pick = router.choose_detokenizer(members, "m")
         assert pick is not None
         assert pick.id == expected
-        router.stream_opened((pick.id, pick.boot), f"s{number}")
+        router.stream_opened((pick.id, pick.instance_id), f"s{number}")
     for name in ("s0", "s0", "s2"):
-        router.stream_closed(("a", "boot"), name)
-    pick = router.choose_detokenizer(members, "m", {("a", "boot")})
+        router.stream_closed(("a", "instance_id"), name)
+    pick = router.choose_detokenizer(members, "m", {("a", "instance_id")})
     assert pick is not None
     assert pick.id == "b"
 
@@ -76,7 +76,7 @@ def test_a_stream_goes_to_a_detokenizer_of_its_model_however_many_streams_that_o
     assert router.choose_detokenizer(members, "none") is None
 
 
-ENGINE = ("a", "boot")
+ENGINE = ("a", "instance_id")
 
 
 def send(router: Router, beat: Heartbeat, *names: str) -> None:

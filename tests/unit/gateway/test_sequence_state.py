@@ -16,8 +16,10 @@ def running() -> SequenceState:
     return sequence
 
 
-def event(position: int, token_ids: tuple[int, ...], offset: int, text: str, epoch: int = 1, finish=None) -> TextEvent:
-    return TextEvent("r-0", epoch, position, token_ids, offset, text, finish)
+def event(
+    position: int, token_ids: tuple[int, ...], offset: int, text: str, attempt: int = 1, finish=None
+) -> TextEvent:
+    return TextEvent("r-0", attempt, position, token_ids, offset, text, finish)
 
 
 def take(sequence: SequenceState, *args, engine: Address = ENGINE, now: float = 1.0, **kwargs):
@@ -60,13 +62,13 @@ def test_missing_text_is_a_gap_even_when_tokens_are_complete():
     assert take(sequence, 1, (6,), 2, "c")[0] is ApplyResult.GAP
 
 
-def test_an_older_epoch_or_a_foreign_engine_is_stale():
+def test_an_older_attempt_or_a_foreign_engine_is_stale():
     sequence = running()
     assert take(sequence, 0, (5,), 0, "a", engine=OTHER)[0] is ApplyResult.STALE
     sequence.lost()
     sequence.start_placement(OTHER, DETOKENIZER, 2.0)
-    assert take(sequence, 0, (5,), 0, "a", epoch=1)[0] is ApplyResult.STALE
-    assert take(sequence, 0, (5,), 0, "a", epoch=2, engine=OTHER)[0] is ApplyResult.APPLIED
+    assert take(sequence, 0, (5,), 0, "a", attempt=1)[0] is ApplyResult.STALE
+    assert take(sequence, 0, (5,), 0, "a", attempt=2, engine=OTHER)[0] is ApplyResult.APPLIED
 
 
 def test_a_contradiction_diverges_and_what_was_shown_stays():
@@ -113,7 +115,7 @@ def test_a_sequence_that_is_queued_in_its_engine_is_not_behind():
     assert not sequence.stalled(600.0)
 
 
-def test_a_mark_of_another_epoch_says_nothing():
+def test_a_mark_of_another_attempt_says_nothing():
     sequence = running()
     assert not sequence.report_progress(SequenceMark("r-0", 2, 9), 1.0)
     assert not sequence.stalled(600.0)
@@ -149,7 +151,7 @@ def test_engines_that_died_one_after_the_other_under_a_sequence_are_enough():
     sequence = SequenceState("r-0")
     for number in range(limits.DEATHS_MAX):
         assert not sequence.retry_limit_reached(set())
-        lose(sequence, Address("e1", f"boot{number}"))
+        lose(sequence, Address("e1", f"instance_id{number}"))
     assert sequence.retry_limit_reached(set())
     assert sequence.retry_limit_reached({OTHER})
 

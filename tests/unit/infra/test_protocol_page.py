@@ -19,7 +19,7 @@ from shared.messages import Ack, ErrorReply
 SERVICE = """
 class Example:
     async def start(self):
-        control = self._host.subjects.engine_control(self._id, self._boot)
+        control = self._host.subjects.engine_control(self._id, self._instance_id)
         await self.bind(control, Submit, Cancel)
         await self.bind(subjects.tokenize(), TokenizeRequest, queue=QUEUE)
 
@@ -45,7 +45,7 @@ def test_who_listens_and_what_is_answered_is_read_from_the_source() -> None:
 
 
 def test_fields_are_listed_with_type_and_default() -> None:
-    assert fields_of(Ack) == "`request_id: str`"
+    assert fields_of(Ack) == "`sequence_id: str`"
     assert fields_of(ErrorReply).endswith("`param: str = ''`<br>`retry_after_s: float = 0.0`")
 
 

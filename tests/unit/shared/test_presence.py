@@ -21,12 +21,12 @@ from tests.support.simulation import SimClock, run_simulation
 LEASE_S = 0.6
 
 
-def beat(member_id: str = "d1", boot: str = "b1", sequence: int = 1, service: str = "detokenizer") -> Heartbeat:
-    return Heartbeat(service, member_id, boot, 1, "ready", sequence, 0.1, StreamStatus())
+def beat(member_id: str = "d1", instance_id: str = "b1", sequence: int = 1, service: str = "detokenizer") -> Heartbeat:
+    return Heartbeat(service, member_id, instance_id, 1, "ready", sequence, 0.1, StreamStatus())
 
 
 def ids(heartbeats: list[Heartbeat]) -> list[tuple[str, str]]:
-    return [(heartbeat.id, heartbeat.boot) for heartbeat in heartbeats]
+    return [(heartbeat.id, heartbeat.instance_id) for heartbeat in heartbeats]
 
 
 @pytest.fixture
@@ -69,16 +69,16 @@ def test_members_are_kept_by_service_and_sorted_by_id(members):
 
 
 def test_a_new_boot_replaces_the_old_one_and_reports_it_as_lost(members):
-    members.observe(beat(boot="b1", sequence=50), 1.0)
-    assert ids(members.observe(beat(boot="b2", sequence=1), 1.1)) == [("d1", "b1")]
+    members.observe(beat(instance_id="b1", sequence=50), 1.0)
+    assert ids(members.observe(beat(instance_id="b2", sequence=1), 1.1)) == [("d1", "b1")]
     assert ids(members.alive("detokenizer", 1.1)) == [("d1", "b2")]
     assert members.expire(1.1) == []
 
 
 def test_a_late_heartbeat_of_a_replaced_incarnation_changes_nothing(members):
-    members.observe(beat(boot="b1"), 1.0)
-    members.observe(beat(boot="b2"), 1.1)
-    assert members.observe(beat(boot="b1", sequence=99), 1.2) == []
+    members.observe(beat(instance_id="b1"), 1.0)
+    members.observe(beat(instance_id="b2"), 1.1)
+    assert members.observe(beat(instance_id="b1", sequence=99), 1.2) == []
     assert ids(members.alive("detokenizer", 1.2)) == [("d1", "b2")]
 
 
@@ -96,7 +96,7 @@ def test_a_member_that_was_only_silent_comes_back(members):
 
 
 def test_a_member_found_dead_in_another_way_is_forgotten_unless_it_restarted_meanwhile(members):
-    members.observe(beat(boot="b1"), 1.0)
+    members.observe(beat(instance_id="b1"), 1.0)
     assert not members.forget("detokenizer", "d1", "b0")
     assert members.forget("detokenizer", "d1", "b1")
     assert not members.forget("detokenizer", "d1", "b1")
@@ -143,16 +143,20 @@ def test_an_incarnation_is_lost_once_and_a_replaced_one_never_comes_back(events)
     for sequence, (event, name, number, pause_s) in enumerate(events, 1):
         now += pause_s
         if event == "beat":
-            boot = f"b{number}"
-            lost = members.observe(beat(name, boot, sequence), now)
-            expected = [] if (name, boot) in replaced or known.get(name) in (None, boot) else [(name, known[name])]
+            instance_id = f"b{number}"
+            lost = members.observe(beat(name, instance_id, sequence), now)
+            expected = (
+                []
+                if (name, instance_id) in replaced or known.get(name) in (None, instance_id)
+                else [(name, known[name])]
+            )
             assert ids(lost) == expected
             replaced.update(expected)
-            if (name, boot) not in replaced:
-                known[name] = boot
+            if (name, instance_id) not in replaced:
+                known[name] = instance_id
         elif event == "expire":
-            for lost_id, lost_boot in ids(members.expire(now)):
-                assert known.pop(lost_id) == lost_boot
+            for lost_id, lost_instance_id in ids(members.expire(now)):
+                assert known.pop(lost_id) == lost_instance_id
         else:
             getattr(members, event)(now)
         assert dict(ids(members.alive("detokenizer", now))).items() <= known.items()
@@ -203,7 +207,7 @@ def test_heartbeats_come_at_once_and_then_at_their_interval_with_state_and_load(
     assert [h.sequence for _, h in heard] == [1, 2, 3, 4]
     assert [h.status.num_streams for _, h in heard] == [0, 0, 3, 3]
     assert [h.state for _, h in heard] == ["ready", "ready", "ready", "draining"]
-    assert {(h.service, h.id, h.boot, h.protocol, h.interval_s) for _, h in heard} == {
+    assert {(h.service, h.id, h.instance_id, h.protocol, h.interval_s) for _, h in heard} == {
         ("detokenizer", "d1", "b1", limits.PROTOCOL_VERSION, 0.1)
     }
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.limits import MODEL_TOKEN_CHARS_MAX, PROTOCOL_VERSION
-from shared.subjects import Subjects, check_id, model_token, new_boot, safe_token
+from shared.subjects import Subjects, check_id, model_token, new_instance_id, safe_token
 from tests.support.memory import matches
 
 TOKEN = re.compile(r"[A-Za-z0-9_-]+")
@@ -75,9 +75,9 @@ def test_an_unsafe_name_can_still_be_read_in_its_token():
 
 
 def test_boots_differ():
-    boots = {new_boot() for _ in range(200)}
-    assert len(boots) == 200
-    assert all(re.fullmatch("[0-9a-f]{8}", boot) for boot in boots)
+    instance_ids = {new_instance_id() for _ in range(200)}
+    assert len(instance_ids) == 200
+    assert all(re.fullmatch("[0-9a-f]{8}", instance_id) for instance_id in instance_ids)
 
 
 @pytest.mark.parametrize("member_id", ["", "a.b", "a b", "*", ">", "a\n", "x" * 65, "é"])

@@ -42,7 +42,7 @@ def prompt_of(length: int, first: int = 100) -> tuple[int, ...]:
 
 
 def spec(
-    request_id: str,
+    sequence_id: str,
     prompt: tuple[int, ...],
     *,
     max_tokens: int = 50,
@@ -55,7 +55,7 @@ def spec(
     **params: object,
 ) -> SequenceSpec:
     return SequenceSpec(
-        request_id=request_id,
+        sequence_id=sequence_id,
         prompt_token_ids=prompt,
         params=SamplingParams(max_tokens=max_tokens, **params),  # type: ignore[arg-type]
         output_token_ids=output,
@@ -91,4 +91,4 @@ def shares(plan: StepPlan) -> list[tuple[int, int, int, bool]]:
 
 def joined(plan: StepPlan) -> dict[str, tuple[int, ...]]:
     """The block tables of the sequences that join, by request id."""
-    return {new.request_id: new.block_ids for new in plan.new}
+    return {new.sequence_id: new.block_ids for new in plan.new}

@@ -79,7 +79,7 @@ def test_end_tokens_and_stop_tokens_end_with_stop_and_only_the_latter_is_named()
     core.add(spec("c", prompt_of(3, 300), ignore_eos=True))
     core.add(spec("d", prompt_of(3, 400), min_tokens=1))
     _, outcomes = step(core, EOS, 9, EOS, EOS)
-    told = [(each.request_id, each.token_ids, each.finish_reason, each.stop_token_id) for each in outcomes]
+    told = [(each.sequence_id, each.token_ids, each.finish_reason, each.stop_token_id) for each in outcomes]
     assert told == [
         ("a", (EOS,), "stop", None),
         ("b", (9,), "stop", 9),
@@ -87,7 +87,7 @@ def test_end_tokens_and_stop_tokens_end_with_stop_and_only_the_latter_is_named()
         ("d", (EOS,), None, None),
     ]
     _, outcomes = step(core, EOS)
-    assert [(each.request_id, each.finish_reason) for each in outcomes] == [("c", None), ("d", "stop")]
+    assert [(each.sequence_id, each.finish_reason) for each in outcomes] == [("c", None), ("d", "stop")]
 
 
 def test_several_tokens_of_one_step_are_judged_one_by_one_and_the_rest_is_dropped() -> None:
@@ -196,7 +196,7 @@ def test_a_sequence_in_flight_keeps_its_blocks_until_its_step_is_applied_and_its
     assert core.counters().num_running == 1
     outcomes = core.apply(plan, answer(plan))
     invariants.check(core)
-    assert [each.request_id for each in outcomes] == ["b"]
+    assert [each.sequence_id for each in outcomes] == ["b"]
     assert core.pool.num_free == 32 - 1
     plan, _ = step(core)
     assert plan.freed_rows == (0,)

@@ -112,6 +112,6 @@ def test_a_copy_is_not_taken_from_the_target_of_another_copy() -> None:
     core.add(spec("c2", prompt_of(10), family="f", priority=-1))
     step(core)
     plan, _ = step(core)
-    assert [new.request_id for new in plan.new] == ["c1", "c0"]
+    assert [new.sequence_id for new in plan.new] == ["c1", "c0"]
     targets = {target for _, target in plan.copies}
     assert not targets & {source for source, _ in plan.copies}

@@ -27,9 +27,9 @@ def run_out(core: Core) -> None:
         step(core)
 
 
-def cached_tokens_of(core: Core, request_id: str) -> int:
+def cached_tokens_of(core: Core, sequence_id: str) -> int:
     _, outcomes = step(core)
-    return next(each.num_cached_tokens for each in outcomes if each.request_id == request_id)
+    return next(each.num_cached_tokens for each in outcomes if each.sequence_id == sequence_id)
 
 
 @pytest.mark.spec("S-SRV-046")
@@ -49,9 +49,9 @@ def test_a_shared_prefix_is_reused_block_by_block_and_reported() -> None:
 @pytest.mark.spec("S-SRV-046")
 def test_without_prefix_caching_nothing_is_reused_or_hashed(hashed: list[tuple[bytes, bytes]]) -> None:
     core = make_core(caching=False)
-    for request_id in ("a", "b"):
-        core.add(spec(request_id, prompt_of(12), max_tokens=3))
-        assert cached_tokens_of(core, request_id) == 0
+    for sequence_id in ("a", "b"):
+        core.add(spec(sequence_id, prompt_of(12), max_tokens=3))
+        assert cached_tokens_of(core, sequence_id) == 0
         run_out(core)
     assert hashed == []
     assert core.pool.num_named == 0

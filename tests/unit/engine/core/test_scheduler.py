@@ -29,7 +29,7 @@ def test_a_plan_names_everything_of_a_sequence_that_joins_and_then_only_what_is_
     add(core, 6)
     plan, _ = step(core)
     (new,) = plan.new
-    assert (new.row, new.request_id, new.token_ids, new.num_prompt_tokens) == (0, "a", prompt_of(6), 6)
+    assert (new.row, new.sequence_id, new.token_ids, new.num_prompt_tokens) == (0, "a", prompt_of(6), 6)
     assert new.block_ids == (0, 1)
     assert plan.scheduled == (ScheduledSequence(0, 0, 6, True),)
     followers = [step(core)[0].scheduled[0] for _ in range(4)]
@@ -152,7 +152,7 @@ def test_a_row_is_freed_and_filled_again_in_one_plan() -> None:
     core.abort("b")
     plan, _ = step(core)
     assert plan.freed_rows == (1,)
-    assert [(new.row, new.request_id) for new in plan.new] == [(1, "c")]
+    assert [(new.row, new.sequence_id) for new in plan.new] == [(1, "c")]
     assert shares(plan) == [(0, 3, 1, True), (1, 0, 3, True)]
     assert step(core)[0].freed_rows == ()
 
@@ -193,7 +193,7 @@ def test_a_head_without_blocks_is_looked_up_again_only_when_it_could_fit(monkeyp
     add(core, 12, 24, max_tokens=20)
     looked_up: list[str] = []
     lookup = core.prefix_cache.lookup
-    monkeypatch.setattr(core.prefix_cache, "lookup", lambda each: (looked_up.append(each.request_id), lookup(each))[1])
+    monkeypatch.setattr(core.prefix_cache, "lookup", lambda each: (looked_up.append(each.sequence_id), lookup(each))[1])
     for _ in range(10):
         step(core)
     assert looked_up == ["a", "b"]
@@ -234,8 +234,8 @@ def test_the_lowest_priority_is_preempted_whenever_it_came() -> None:
     step(core)
     step(core)
     plan, _ = step(core)
-    assert [core.scheduler.rows[share.row].request_id for share in plan.scheduled] == ["high"]
-    assert [each.request_id for each in core.scheduler.waiting] == ["low"]
+    assert [core.scheduler.rows[share.row].sequence_id for share in plan.scheduled] == ["high"]
+    assert [each.sequence_id for each in core.scheduler.waiting] == ["low"]
 
 
 def test_the_youngest_preempts_itself_when_it_is_the_one_without_a_block() -> None:
@@ -278,11 +278,11 @@ def test_a_preempted_sequence_comes_back_before_older_ones_that_never_ran_and_go
     core.apply(plan := core.schedule(), answer(plan, 31, 41))
     core.apply(plan := core.schedule(), answer(plan, 32, 42))
     core.add(spec("c", prompt_of(7, 700), arrival=0))
-    outcomes = {each.request_id: each for _ in range(2) for each in step(core)[1]}
+    outcomes = {each.sequence_id: each for _ in range(2) for each in step(core)[1]}
     assert outcomes["a"].finish_reason == "length"
     plan = core.schedule()
     (new,) = plan.new
-    assert (new.request_id, new.token_ids) == ("b", (*prompt_of(7, 500), 41, 42))
+    assert (new.sequence_id, new.token_ids) == ("b", (*prompt_of(7, 500), 41, 42))
     (outcome,) = core.apply(plan, answer(plan, 43))
     assert (outcome.position, outcome.token_ids, outcome.first_scheduled_step) == (2, (43,), 1)
 
@@ -296,8 +296,8 @@ def test_the_oldest_sequence_advances_in_every_step_under_the_tightest_pool() ->
             break
         oldest = min(core.sequences.values(), key=lambda each: each.age)
         _, outcomes = step(core)
-        assert oldest.request_id in {each.request_id for each in outcomes}
-        order += [each.request_id for each in outcomes if each.finish_reason]
+        assert oldest.sequence_id in {each.sequence_id for each in outcomes}
+        order += [each.sequence_id for each in outcomes if each.finish_reason]
     assert order == ["a", "b", "c", "d"]
     assert core.counters().preemptions > 0
     assert core.pool.num_free == 8

@@ -19,7 +19,7 @@ def preempted(number: int, *, priority: int = 0, arrival: int = 0) -> Sequence:
 
 
 def drained(queue: WaitingQueue) -> list[str]:
-    return [queue.pop().request_id for _ in range(queue.num_waiting)]
+    return [queue.pop().sequence_id for _ in range(queue.num_waiting)]
 
 
 def test_lower_priority_value_first_then_arrival_then_order_of_adding() -> None:
@@ -50,7 +50,7 @@ def test_aborted_sequences_are_neither_counted_nor_found() -> None:
         each.move_to(Status.FINISHED)
         queue.forget(each)
     assert (queue.num_waiting, queue.num_tokens) == (2, 2 + 4)
-    assert {each.request_id for each in queue} == {"s1", "s3"}
+    assert {each.sequence_id for each in queue} == {"s1", "s3"}
     assert drained(queue) == ["s1", "s3"]
     assert queue.head() is None
     assert queue.num_tokens == 0

@@ -28,7 +28,7 @@ def generate(worker: ModelWorker, together: bool, budget: int) -> tuple[list[lis
     while engine.step():
         pass
     for outcome in (outcome for report in reports for outcome in report.outcomes):
-        given[outcome.request_id] += outcome.token_ids
+        given[outcome.sequence_id] += outcome.token_ids
     return list(given.values()), sum(report.num_tokens for report in reports)
 
 
