@@ -63,7 +63,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class SeedSource:
+class DrawnPrompts:
     """The prompts of one load, in the order in which they are sent."""
 
     prime: list[Prompt]
@@ -84,7 +84,7 @@ class Prompts:
         if len(self._words) < WORDS_MIN:
             raise SystemExit(f"{model}: only {len(self._words)} words of one token; {WORDS_MIN} are needed")
 
-    def draw(self, load: Load, seed: int) -> SeedSource:
+    def draw(self, load: Load, seed: int) -> DrawnPrompts:
         """All prompts of a load; the same ones for the same seed."""
         shared = self._some(f"{seed}/shared", load.shared)
 
@@ -92,7 +92,7 @@ class Prompts:
             return [self._prompt(shared + self._some(f"{seed}/{kind}/{i}", load.prompt)) for i in range(count)]
 
         prime = several("prime", int(load.shared > 0))
-        return SeedSource(prime, several("warm", load.warmup), several("measured", load.requests))
+        return DrawnPrompts(prime, several("warm", load.warmup), several("measured", load.requests))
 
     def _some(self, key: str, count: int) -> list[tuple[str, int]]:
         draw = random.Random(key)
