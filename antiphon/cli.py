@@ -95,6 +95,7 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     _chat_flags(add("chat", "talk to a server in the terminal", _chat))
     _complete_flags(add("complete", "continue a text with a model in this process", _complete))
     _batch_flags(add("run-batch", "answer a file of requests in OpenAI's batch format", _run_batch))
+    _bench_kinds(add("bench", "measure latency, throughput, or a server", _bench))
     _doctor_flags(add("doctor", "check that this machine has what is needed", _doctor))
     return parser, made
 
@@ -154,6 +155,13 @@ def _batch_flags(parser: Parser) -> None:
     parser.add_argument("--model", default="", help="model of the server that is started (default: the demo model)")
     parser.add_argument("--token", default=None, help="API key (default: none is sent)")
     parser.add_argument("--concurrency", type=int, default=64, help="requests at once (default: %(default)s)")
+
+
+def _bench_kinds(parser: Parser) -> None:
+    from antiphon.benchmark.command import add_kinds
+
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, parser_class=Parser)
+    add_kinds(lambda name, help: kinds.add_parser(name, help=help, description=help, allow_abbrev=False))
 
 
 def _doctor_flags(parser: Parser) -> None:
@@ -220,6 +228,12 @@ def _run_batch(options: argparse.Namespace) -> int:
     if options.concurrency < 1:
         raise SettingsError(f"--concurrency: {options.concurrency} is not at least 1")
     return batch.run(options.input, options.output, options.server, options.token, options.concurrency, options.model)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from antiphon.benchmark import command
+
+    return command.run(options)
 
 
 def _doctor(options: argparse.Namespace) -> int:

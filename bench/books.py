@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from antiphon.benchmark.client import Clock
 from bench import processes
 
 P = TypeVar("P")
 T = TypeVar("T")
-Clock = Callable[[], float]
 FOREIGN_CORES_MAX = 0.1
 
 

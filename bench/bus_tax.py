@@ -12,7 +12,7 @@ import random
 import statistics
 from pathlib import Path
 
-from bench.client import run
+from antiphon.benchmark.client import run
 from bench.engine_stream import EngineAlone, Work
 from bench.serving import ROOT, Serving
 

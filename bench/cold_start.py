@@ -7,7 +7,7 @@ import json
 import statistics
 import time
 
-from bench.client import Result, stream
+from antiphon.benchmark.client import Result, stream
 from bench.serving import ROOT, Serving
 from services.engine.cpu.packed import START_S
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
+from antiphon.benchmark.client import Result, run
 from bench import books, probe, roofline
-from bench.client import Result, run
 from bench.loads import Load, Prompt, Prompts
 from bench.moments import Moments
 from bench.sample import Sample, latencies, rounded

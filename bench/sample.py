@@ -4,8 +4,8 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from antiphon.benchmark.client import Result
 from bench.books import Cpu
-from bench.client import Result
 
 
 @dataclass(frozen=True, slots=True)

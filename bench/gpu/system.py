@@ -10,7 +10,7 @@ import random
 import statistics
 from pathlib import Path
 
-from bench.client import Result, run
+from antiphon.benchmark.client import Result, run
 from bench.serving import Serving, end_in_order
 
 

@@ -1,22 +1,23 @@
-"""A lean load on an OpenAI-compatible server: raw sockets, so that the client takes little of a small machine.
+"""Sends streamed requests to an OpenAI-compatible server and measures them.
 
-Closed loop: `concurrency` workers, each sends its next streamed request when the last one has ended. Tokens are counted
-by the server's own usage figures; a stream without them, or with others than asked for, is an error. Each request has a
-connection of its own: some servers close a kept one just as it is used again. Used by the other scripts here.
+It works on raw sockets, so that the client takes little of a small machine. `run` is a closed loop: `concurrency`
+workers, each of which sends its next request when its last one has ended. `run_open` sends requests at given moments,
+whatever the server does. Tokens are counted by the server's own usage figures; a stream without them is an error. Each
+request has a connection of its own, because some servers close a kept connection at the moment in which it is used.
 """
 
 import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from bench.books import Clock
-
+Clock = Callable[[], float]
+"""Seconds of some clock that does not go backwards."""
 READ_LIMIT = 2**20
 ERROR_CHARS = 500
 
@@ -104,12 +105,49 @@ async def run(
     return result
 
 
-async def stream(host: str, port: int, path: str, body: dict[str, Any], result: Result) -> None:
-    """One streamed request on a connection of its own."""
+async def run_open(
+    host: str,
+    port: int,
+    bodies: Sequence[dict[str, Any]],
+    starts_s: Sequence[float],
+    *,
+    concurrency: int | None = None,
+    path: str = "/v1/completions",
+    token: str | None = None,
+) -> Result:
+    """Sends body i at second `starts_s[i]`.
+
+    `concurrency`: most requests at once; a later one waits, and its times include that wait. Returns when all have
+    ended. A connection that fails is an error of that request.
+    """
+    result = Result()
+    room = asyncio.Semaphore(concurrency or len(bodies) or 1)
+    started = result.clock()
+
+    async def one(body: dict[str, Any], start_s: float) -> None:
+        await asyncio.sleep(max(0.0, started + start_s - result.clock()))
+        due = result.clock()
+        async with room:
+            try:
+                await stream(host, port, path, body, result, token=token, sent=due)
+            except OSError as error:
+                result.errors.append(f"{type(error).__name__}: {error}")
+
+    await asyncio.gather(*(one(body, start_s) for body, start_s in zip(bodies, starts_s, strict=True)))
+    result.wall_s = result.clock() - started
+    return result
+
+
+async def stream(
+    host: str, port: int, path: str, body: dict[str, Any], result: Result, *, token: str | None = None,
+    sent: float | None = None,
+) -> None:  # fmt: skip
+    """One streamed request on a connection of its own. `sent`: the moment from which its times count (default: now)."""
     data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     reader, writer = await asyncio.open_connection(host, port, limit=READ_LIMIT)
     head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-    sent = result.clock()
+    head += f"Authorization: Bearer {token}\r\n" if token else ""
+    sent = result.clock() if sent is None else sent
     writer.write(head.encode() + b"Connection: close\r\n\r\n" + data)
     try:
         status = await reader.readline()

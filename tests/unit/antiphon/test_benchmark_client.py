@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bench.client import Result, run
+from antiphon.benchmark.client import Result, run
 from bench.loads import Load
 from bench.measure import LoadFailed, check
 
