@@ -6,7 +6,7 @@
     for output in llm.generate(["What is 12 + 7?"], SamplingParams(temperature=0, max_tokens=32)):
         print(output.outputs[0].text)
 
-A name is imported when it is first used: `import antiphon` itself takes no time.
+Each public name is imported when a program first uses it, so `import antiphon` alone is fast.
 """
 
 import importlib

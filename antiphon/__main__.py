@@ -1,4 +1,4 @@
-"""`python -m antiphon` is the command `antiphon`."""
+"""Runs the command `antiphon` as `python -m antiphon`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""How long to wait before a crashed process is started again, and when to give up. Pure; used by `antiphon.fleet`."""
+"""Decides how long to wait before a crashed process is restarted, and when to give up. Used by `antiphon.fleet`."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 class Backoff:
     """Counts the crashes of one process.
 
-    The wait starts at `first_s` and doubles with every crash of the last `window_s` seconds, up to `max_s`. More than
-    `crashes_max` crashes within the window mean that starting again does not help.
+    The wait is `first_s` seconds after one crash within the last `window_s` seconds and doubles with each further crash
+    in this window, up to `max_s`. After more than `crashes_max` crashes in the window the process is given up.
     """
 
     first_s: float = 0.1
@@ -19,7 +19,7 @@ class Backoff:
     _crashes: deque[float] = field(default_factory=deque[float], repr=False)
 
     def crashed(self, now: float) -> float | None:
-        """Notes a crash at `now` (monotonic seconds). Returns the seconds to wait, or None: give up."""
+        """Records a crash at `now` (monotonic seconds). Returns the seconds to wait, or None to give up."""
         while self._crashes and self._crashes[0] <= now - self.window_s:
             self._crashes.popleft()
         self._crashes.append(now)

@@ -1,8 +1,8 @@
-"""`antiphon run-batch IN.jsonl OUT.jsonl`: the requests of a file in OpenAI's batch format, answered into another.
+"""`antiphon run-batch IN.jsonl OUT.jsonl`: sends the requests of a file in OpenAI's batch format, writes the answers.
 
-The requests go to a server, one that runs already or one that is started for them, so that each answer is the server's
-own. Answers are written in the order of the requests. An output file that exists is continued: requests that it answers
-are not made again.
+The requests are sent over HTTP to a server that is already running or is started for the batch. Answers are written in
+the order of the requests. If the output file exists, the batch is continued: requests that the file already answers are
+not sent again.
 
 A request line:  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
 An answer line:  {"id": "batch_req_…", "custom_id": "a", "response": {"status_code", "request_id", "body"}, "error"}
@@ -26,9 +26,12 @@ from shared.config import SettingsError
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 CONCURRENCY = 64
-"""Requests at the server at once: more than an engine's batch gains little."""
+"""Default number of requests in flight. More than an engine's batch size gains little."""
 TRIES, PAUSE_S = 8, 0.5
-"""For a server that is overloaded or not reached; the pause doubles each time."""
+"""Tries of a request, and seconds before the second one, if the server is overloaded or cannot be reached.
+
+The pause doubles after each try.
+"""
 RETRIED = (429, 503)
 TIMEOUT_S = 3600.0
 
@@ -43,9 +46,10 @@ class BatchRequest:
 
 
 def run(source: Path, target: Path, server: str, token: str | None, concurrency: int, model: str) -> int:
-    """Answers every request that `target` does not answer yet; 0 when all have an answer with status 200, else 1.
+    """Sends every request of `source` that `target` does not answer yet, and appends the answers to `target`.
 
-    Raises SettingsError for a file that cannot be read or has a wrong line; nothing is requested then.
+    Returns 0 if all requests have an answer with status 200, else 1. Raises SettingsError, before any request is sent,
+    for a file that cannot be read or has an invalid line.
     """
     requests = read_requests(source)
     answered = keep_whole_lines(target)
@@ -69,7 +73,7 @@ def run(source: Path, target: Path, server: str, token: str | None, concurrency:
 
 
 def read_requests(source: Path) -> list[BatchRequest]:
-    """The requests of a file. Raises SettingsError that names the first wrong line."""
+    """Returns the requests of a file. Raises SettingsError that names the first invalid line."""
     try:
         lines = source.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -84,9 +88,9 @@ def read_requests(source: Path) -> list[BatchRequest]:
 
 
 def keep_whole_lines(target: Path) -> dict[str, bool]:
-    """custom_id -> whether its answer is good, of the answers in a file; a last line that was cut off is removed.
+    """Returns, for each custom_id that the file answers, whether the answer has status 200.
 
-    Raises SettingsError for a file that holds something else.
+    An incomplete last line is removed from the file. Raises SettingsError if a line is not a batch answer.
     """
     if not target.exists():
         return {}
@@ -124,7 +128,7 @@ def _request(line: str, where: str) -> BatchRequest:
 def _answers(
     requests: Sequence[BatchRequest], url: str, token: str | None, concurrency: int
 ) -> Iterator[dict[str, Any]]:
-    """The answers in the order of the requests."""
+    """Yields the answer lines in the order of the requests, with at most `concurrency` requests in flight."""
     with ThreadPoolExecutor(concurrency, "batch") as pool:
         futures: list[Future[dict[str, Any]]] = [pool.submit(_ask, request, url, token) for request in requests]
         try:
@@ -177,14 +181,14 @@ def _is_good(answer: dict[str, Any]) -> bool:
 
 @contextmanager
 def _server(server: str, model: str) -> Iterator[str]:
-    """The URL of the server that was named, or of one that is started for the batch."""
+    """Context manager that gives the URL of `server`, or of a server that runs for the duration of the context."""
     if server:
         if model:
             raise SettingsError("--model is for a server that is started here: leave it out beside --server")
         yield server.rstrip("/").removesuffix("/v1")
         return
     argv = [sys.executable, "-m", "antiphon", "serve", "--port=0", *([f"--model={model}"] if model else [])]
-    # Its messages go to this program's standard error; the address comes on its standard output.
+    # The server's log goes to this program's standard error; its address is read from its standard output.
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
         yield _address(process)

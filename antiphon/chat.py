@@ -1,6 +1,7 @@
-"""`antiphon chat`: a conversation in the terminal with any server that speaks OpenAI's chat protocol.
+"""`antiphon chat`: a conversation in the terminal with any server that implements OpenAI's chat completions API.
 
-Uses the standard library's HTTP client only. Always streams; keeps the whole conversation and sends it each time.
+Uses only the HTTP client of the standard library. Answers are always streamed. The whole conversation is kept and sent
+with each request.
 """
 
 import argparse
@@ -19,11 +20,14 @@ _JSON_MAX = 1 << 20
 
 
 class ServerError(Exception):
-    """The server answered with an error; the text is what it said."""
+    """The server answered with an error, whose body is the text of the exception, or could not be reached."""
 
 
 class Client:
-    """Speaks to one server, given as `http://HOST:PORT`, with or without `/v1`."""
+    """An HTTP client for one server, which is given as `http://HOST:PORT`, with or without `/v1`.
+
+    `token` is sent as API key. Raises SettingsError for an invalid URL.
+    """
 
     def __init__(self, server: str, token: str | None = None) -> None:
         url = urllib.parse.urlsplit(server if "//" in server else f"http://{server}")
@@ -36,12 +40,12 @@ class Client:
             self._headers["Authorization"] = f"Bearer {token}"
 
     def first_model(self) -> str:
-        """The name of the server's first model. Raises ServerError."""
+        """Returns the name of the server's first model. Raises ServerError."""
         with self._ask("GET", "/v1/models", None) as response:
             return str(json.loads(response.read(_JSON_MAX))["data"][0]["id"])
 
     def stream(self, body: dict[str, Any]) -> Iterator[str]:
-        """The pieces of one answer. Raises ServerError, also in the middle of the answer."""
+        """Yields the pieces of text of one answer. Raises ServerError, also in the middle of the answer."""
         with self._ask("POST", "/v1/chat/completions", {**body, "stream": True}) as response:
             yield from pieces(response)
 
@@ -62,7 +66,7 @@ class Client:
 
 
 def pieces(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[str]:
-    """The text pieces of a server-sent event stream, until `[DONE]`. Raises ServerError for an error event."""
+    """Yields the pieces of text of a server-sent event stream until `[DONE]`. Raises ServerError for an error event."""
     for line in lines:
         if not line.startswith(b"data:"):
             continue
@@ -78,7 +82,7 @@ def pieces(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[str]:
 
 
 def readable(body: bytes) -> str:
-    """An error's body as indented JSON, or as it is."""
+    """Returns the body of an error as indented JSON, or unchanged if the body is not JSON."""
     try:
         return json.dumps(json.loads(body), indent=2, ensure_ascii=False)
     except ValueError:
@@ -86,7 +90,7 @@ def readable(body: bytes) -> str:
 
 
 def run(client: Client, options: argparse.Namespace, read: Callable[[str], str] = input) -> int:
-    """Talks until the end of the input; 1 after an error of the server."""
+    """Runs the conversation until the end of the input or Ctrl-C. Returns 0, or 1 after an error of the server."""
     messages: list[dict[str, str]] = [{"role": "system", "content": options.system}] if options.system else []
     try:
         body = {

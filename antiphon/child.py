@@ -1,10 +1,12 @@
 """Runs a command that must not outlive its parent: `python -I -S child.py PARENT_PID COMMAND ARGUMENT…`.
 
-The kernel is asked to kill this process when its parent ends, however the parent ends, and not to put another process
-aside at once when this one wakes up: all share a machine's cores, and what waits for a computing thread that was put
-aside is the whole step. Computing threads take that back for themselves. Then the command takes the process over. A
-small program of its own because code between fork and exec is unsafe in a process with threads.
-Imports little on purpose: it runs before every child.
+Before it executes the command in this process, the program makes two requests to the kernel. (1) Kill this process when
+its parent ends for any reason. (2) Schedule this process as SCHED_BATCH, so that its wake-ups do not preempt a thread
+that computes a step: all threads of the step would have to wait for the preempted one. The engine's computing threads
+leave this class themselves.
+
+This is a program of its own because running code between fork and exec is unsafe in a process with threads. It imports
+little because it runs before every child.
 """
 
 import contextlib
@@ -17,7 +19,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Asks for SIGKILL at the parent's end; leaves at once when the parent has ended already."""
+    """Makes the kernel send SIGKILL to this process when its parent ends. Exits with 1 if the parent has ended already.
+
+    Raises OSError if the kernel refuses. Does nothing on systems other than Linux.
+    """
     if sys.platform != "linux":
         return
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -27,9 +32,10 @@ def die_with_parent(parent: int) -> None:
 
 
 def wait_for_a_turn() -> None:
-    """Waking up does not take a core from anybody from now on; the share of the cores stays the same.
+    """Puts this process into the scheduling class SCHED_BATCH: its wake-ups do not preempt other processes.
 
-    A sandbox may refuse it: then this is a little slower and nothing else.
+    The process's share of the cores stays the same. If a sandbox refuses the change, the system only gets a little
+    slower.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
@@ -37,7 +43,7 @@ def wait_for_a_turn() -> None:
 
 
 def main() -> None:
-    """Never returns."""
+    """Replaces this process by the command. Does not return."""
     die_with_parent(int(sys.argv[1]))
     wait_for_a_turn()
     try:

@@ -1,6 +1,7 @@
-"""The command `antiphon`: parses the command line and hands over. Imports little, so that `--help` is instant.
+"""The command `antiphon`: parses the command line and calls the chosen subcommand.
 
-Flags are spelt as in vLLM; '-' and '_' are the same in their names; a mistyped one is answered with the nearest.
+Modules of the subcommands are imported only when they run, so that `--help` is fast. Flags have the names that vLLM
+uses; '-' and '_' are interchangeable in them. The error for an unknown flag suggests the most similar known flag.
 """
 
 import argparse
@@ -23,14 +24,14 @@ _DESCRIPTION = "Serves language models: `antiphon serve` starts everything on th
 
 
 class Parser(argparse.ArgumentParser):
-    """Suggests the nearest word for one it does not know."""
+    """An ArgumentParser whose error for an invalid choice suggests the most similar valid choice."""
 
     def error(self, message: str) -> NoReturn:
-        """See ArgumentParser; adds the suggestion."""
+        """Prints the error with the suggestion and exits with code 2."""
         self.exit(2, f"{self.prog}: {message}{self._suggestion(message)}\nTry `{self.prog} --help`.\n")
 
     def options(self) -> list[str]:
-        """All long options."""
+        """Returns all long options of this parser, with their leading `--`."""
         return [text for action in self._actions for text in action.option_strings if text.startswith("--")]
 
     def _suggestion(self, message: str) -> str:
@@ -43,7 +44,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; its exit code."""
+    """Runs one command and returns its exit code. `argv` defaults to the arguments of the process."""
     words = normalise(sys.argv[1:] if argv is None else argv)
     parser, commands = make_parser()
     starts_everything = words[:1] in (["serve"], ["run"])
@@ -55,9 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded(run: Callable[[], int], taken: Taken) -> int:
-    """What `run` returns, or the exit code of the way it ends; settings that cannot be are printed.
+    """Prints the notices of `taken`, calls `run` and returns an exit code.
 
-    `taken`: options that are no settings; nothing runs when one of them is refused.
+    The exit code is what `run` returns, 78 after a SettingsError (whose message is printed) and 130 after Ctrl-C.
+    `taken` holds options of other servers that are no settings here. If one of them is refused, `run` is not called.
     """
     try:
         for notice in taken.notices():
@@ -71,7 +73,7 @@ def guarded(run: Callable[[], int], taken: Taken) -> int:
 
 
 def make_parser() -> tuple[Parser, dict[str, Parser]]:
-    """The parser, and that of each command."""
+    """Returns the parser of the whole command line, and the subparser of each command by the command's name."""
     parser = Parser(prog="antiphon", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"antiphon {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
@@ -101,7 +103,10 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
 
 
 def unknown_words(words: Sequence[str], known: Sequence[str]) -> str:
-    """What to say about words that no option takes."""
+    """Returns the error message for arguments that the parser did not recognise; it names the first of `words`.
+
+    `known` is the list of options from which the message may suggest the most similar one.
+    """
     word = words[0].partition("=")[0]
     near = difflib.get_close_matches(word, [*known, *BY_NAME], n=1) if word.startswith("-") else []
     if word in SERVICES:
@@ -176,7 +181,7 @@ def _serve(options: argparse.Namespace) -> int:
         raise SettingsError("the model is named twice, as MODEL and with --model")
     names = getattr(options, "served_model_name_words", ())
     if len(names) > 1 and not (options.directory or options.model):
-        # The option takes every word up to the next option, also one that was meant to be MODEL.
+        # The option consumes every word up to the next option, including a word that was meant as MODEL.
         raise SettingsError(
             f"--served-model-name took all of {', '.join(names)} as names: write MODEL before it, or use --model"
         )

@@ -1,4 +1,4 @@
-"""`antiphon complete PROMPT`: loads a model in this process, continues a text, prints it as it comes."""
+"""`antiphon complete PROMPT`: loads a model in this process and prints the continuation of a text piece by piece."""
 
 import asyncio
 import sys
@@ -8,7 +8,11 @@ from antiphon import AsyncLLMEngine, SamplingParams
 
 
 def run(prompt: str, model: str, params: SamplingParams, *, chat: bool, **settings: Any) -> int:
-    """Prints the text to standard output; the exit code. Raises ValueError for settings or a model that cannot work."""
+    """Prints the generated text to standard output. Returns 0, or 1 if generation failed.
+
+    With `chat`, `prompt` is a user message to answer instead of a text to continue. Raises ValueError for settings or a
+    model that cannot be used.
+    """
     return asyncio.run(_run(prompt, model, params, chat=chat, **settings))
 
 

@@ -1,6 +1,7 @@
-"""The machine's GPUs, counted without loading what computes on them, and which engine gets which.
+"""Counts the machine's GPUs without importing a GPU library, and assigns a GPU to each engine.
 
-Called by the launcher before anything starts. An engine that is started alone chooses by itself.
+Called by the launcher before it starts any process. An engine that is started alone (`antiphon service engine`) chooses
+its device itself.
 """
 
 import re
@@ -16,17 +17,21 @@ _DEVICE_FILE = re.compile(r"nvidia\d+")
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """`ids`: the GPU of each engine as the variable names it; empty where engines choose by themselves."""
+    """Which engine uses which GPU.
+
+    `ids` has the value of CUDA_VISIBLE_DEVICES for each engine; it is empty if engines choose their device themselves.
+    `notices` are messages for the user.
+    """
 
     ids: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
 
 
 def visible(environ: Mapping[str, str], files: Path = Path("/dev")) -> list[str]:
-    """The GPUs that a process with this environment may use, by number or by id."""
+    """Returns the number or id of each GPU that a process with this environment may use."""
     if VARIABLE in environ:
         named = [word.strip() for word in environ[VARIABLE].split(",")]
-        # The first that is none ends the list: so CUDA reads it.
+        # As in CUDA, the first invalid entry ends the list.
         end = next((index for index, word in enumerate(named) if word in ("", "-1")), len(named))
         return named[:end]
     found = [path for path in files.glob("nvidia*") if _DEVICE_FILE.fullmatch(path.name)]
@@ -34,14 +39,15 @@ def visible(environ: Mapping[str, str], files: Path = Path("/dev")) -> list[str]
 
 
 def on_cpu(device: str, environ: Mapping[str, str]) -> bool:
-    """Whether engines compute on the CPU. `device` is the setting."""
+    """Whether engines compute on the CPU. `device` is the value of the setting `--device`."""
     return device == "cpu" or (device == "auto" and not visible(environ))
 
 
 def for_engines(engines: int, device: str, gpus: Sequence[str]) -> Assignment:
-    """One GPU for each engine, of whatever model. Raises SettingsError when there are fewer GPUs than engines.
+    """Assigns one GPU to each of `engines` engines (of all models). Raises SettingsError if there are too few GPUs.
 
-    `device` is the setting. Without GPUs, or on a CPU by choice, and with one engine, there is nothing to share out.
+    `device` is the value of the setting `--device`. With `--device=cpu`, without GPUs, or with a single engine, no GPU
+    is assigned and `ids` is empty.
     """
     if device == "cpu" or not gpus:
         return Assignment()

@@ -1,6 +1,7 @@
-"""`antiphon doctor`: looks at this machine and says what is missing and what to do about it.
+"""`antiphon doctor`: checks whether this machine can run Antiphon, and prints advice for each problem.
 
-Each check is a function that returns one line. torch is imported in a process of its own: a broken one crashes there.
+Each check is a function that returns one finding. torch is imported in a separate process, because a broken
+installation may crash the process that imports it.
 """
 
 import os
@@ -28,7 +29,7 @@ _TORCH = "import torch; print(torch.__version__, torch.cuda.device_count() if to
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. `advice` says what to do; it is empty when all is well."""
+    """One finding. `advice` says what the user can do; it is empty if there is nothing to do."""
 
     state: State
     subject: str
@@ -37,7 +38,7 @@ class Check:
 
 
 def run(model: str = "", port: int = 8000) -> int:
-    """Prints all findings; 1 when one of them keeps `antiphon serve` from working."""
+    """Prints all findings. Returns 1 if one of them prevents `antiphon serve` from working, else 0."""
     checks = [check() for check in all_checks(model, port)]
     for check in checks:
         print(f"{check.state:<5} {check.subject:<12} {check.finding}")
@@ -49,7 +50,7 @@ def run(model: str = "", port: int = 8000) -> int:
 
 
 def all_checks(model: str, port: int) -> list[Callable[[], Check]]:
-    """The checks in the order of printing."""
+    """Returns the checks in the order in which their findings are printed."""
     return [
         python_version,
         torch_import,
@@ -66,7 +67,7 @@ def all_checks(model: str, port: int) -> list[Callable[[], Check]]:
 
 
 def python_version() -> Check:
-    """3.11 or newer."""
+    """Checks that Python is version 3.11 or newer."""
     found = platform.python_version()
     if sys.version_info >= _PYTHON_MIN:
         return Check("ok", "Python", found)
@@ -74,7 +75,7 @@ def python_version() -> Check:
 
 
 def torch_import() -> Check:
-    """Imports torch and counts GPUs."""
+    """Checks that torch can be imported, and counts the GPUs that torch can use."""
     code, output = _command([sys.executable, "-c", _TORCH])
     if code == 0:
         version, gpus = output.split()
@@ -84,7 +85,7 @@ def torch_import() -> Check:
 
 
 def processor(flags: frozenset[str], machine: str) -> Check:
-    """What the CPU's vector units mean for speed."""
+    """Reports which vector and matrix instructions the CPU has and what they mean for speed."""
     if {"amx_tile", "amx_bf16"} <= flags:
         return Check("ok", "CPU", "AMX and AVX-512: matrix units, bfloat16 is the fastest")
     if {"avx512f", "avx512_bf16"} <= flags:
@@ -99,7 +100,7 @@ def processor(flags: frozenset[str], machine: str) -> Check:
 
 
 def cpu_backend() -> Check:
-    """What an engine computes with where there is no GPU."""
+    """Checks whether an engine on this CPU can use the compiled C++ backend or has to use PyTorch's operations."""
     code, output = _command([sys.executable, "-m", "services.engine.cpu", "--which"])
     found = output.strip().splitlines()[-1] if output.strip() else f"exit code {code}"
     if code == 0:
@@ -109,7 +110,7 @@ def cpu_backend() -> Check:
 
 
 def cores() -> Check:
-    """Cores this process may use."""
+    """Reports the number of cores that this process may use; warns below two."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if count >= 2:
         return Check("ok", "cores", str(count))
@@ -117,7 +118,7 @@ def cores() -> Check:
 
 
 def memory(available: int) -> Check:
-    """Free memory in bytes."""
+    """Reports the available memory, given in bytes; warns below 2 GiB."""
     found = f"{available / GIB:.1f} GiB available"
     if available >= _MEMORY_LOW:
         return Check("ok", "memory", found)
@@ -126,7 +127,7 @@ def memory(available: int) -> Check:
 
 
 def nats_server() -> Check:
-    """The bus's binary is found and runs."""
+    """Checks that the nats-server binary is found and runs."""
     try:
         binary = find_binary()
     except SettingsError as error:
@@ -143,9 +144,9 @@ def nats_server() -> Check:
 
 
 def model_files(model: str) -> Check:
-    """The model's directory has what a model consists of."""
+    """Checks that the model's directory has a config, a tokenizer and weights."""
     try:
-        # Of a model on the hub only the small files: this is a look, not an installation.
+        # For a model on the hub only the small files are fetched, not the weights.
         path = model_directory(ModelSettings(model=model), weights=False)
     except SettingsError as error:
         return Check("fail", "model", str(error), _model_advice(model))
@@ -158,7 +159,7 @@ def model_files(model: str) -> Check:
 
 
 def free_port(port: int) -> Check:
-    """The port of the HTTP server."""
+    """Checks that the port of the HTTP server is free on 127.0.0.1."""
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
@@ -168,7 +169,7 @@ def free_port(port: int) -> Check:
 
 
 def disk() -> Check:
-    """Space where models and temporary files go."""
+    """Reports the free disk space of the current directory; warns below 2 GiB."""
     free = shutil.disk_usage(Path.cwd()).free
     found = f"{free / GIB:.1f} GiB free here"
     if free >= _DISK_LOW:
@@ -177,7 +178,7 @@ def disk() -> Check:
 
 
 def docker() -> Check:
-    """Only for running in containers."""
+    """Checks whether Docker runs, which only containers need."""
     if not shutil.which("docker"):
         return Check("ok", "docker", "not installed; only `make up` needs it")
     code, output = _command(["docker", "version", "--format", "{{.Server.Version}}"])
@@ -187,7 +188,7 @@ def docker() -> Check:
 
 
 def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """The CPU's features as the kernel names them; empty where there is no such file."""
+    """Returns the CPU's features by the names that the kernel uses; empty if `path` does not exist."""
     if not path.is_file():
         return frozenset()
     for line in path.read_text().splitlines():
@@ -198,7 +199,10 @@ def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def available_memory(path: Path = Path("/proc/meminfo")) -> int:
-    """Bytes that programs can still get."""
+    """Returns the memory that programs can still allocate, in bytes.
+
+    Without `path` (MemAvailable), returns the size of the whole memory.
+    """
     if path.is_file():
         for line in path.read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -1,6 +1,6 @@
-"""Keeps the children running: restarts one that ends, gives up on one that cannot stay up, stops all in an order.
+"""Supervises child processes: restarts a child that ends, gives up on one that keeps crashing, stops them in order.
 
-Knows nothing of what the children do. Used by `antiphon.launcher`.
+The module does not depend on what the children do. Used by `antiphon.launcher`.
 """
 
 import asyncio
@@ -14,25 +14,25 @@ from antiphon.backoff import Backoff
 from antiphon.processes import Child, ChildSpec, Sink
 
 CONFIGURATION_ERROR = 78
-"""Exit code of a service that was told something impossible: starting it again cannot help."""
+"""Exit code of a service whose settings are invalid. Such a service is not restarted."""
 STABLE_S = 5.0
-"""A child that lived this long had started well."""
+"""A child that ran for this many seconds had started successfully."""
 CRASHES_MAX, WINDOW_S = 20, 600.0
-"""More crashes than this in the window are too many, even when each start went well."""
+"""A child with more crashes than this in the window (seconds) is given up, even if every start was successful."""
 KILL_WAIT_S = 5.0
-"""For the kernel to clear away a killed process."""
+"""Longest wait in seconds for the end of a process after SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the fleet cannot go on, for the user, and the exit code that says so."""
+    """The message for the user that says why the fleet cannot continue, and the launcher's exit code for it."""
 
     message: str
     exit_code: int
 
 
 class RestartPolicy:
-    """What to do when one child ends: wait some seconds and start it again, or give up."""
+    """Decides for one child, when it ends, whether to restart it after some seconds or to give up."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -40,9 +40,10 @@ class RestartPolicy:
         self._crashes = Backoff(crashes_max=CRASHES_MAX, window_s=WINDOW_S, max_s=1.0)
 
     def after(self, exit_code: int, uptime_s: float, now: float, last_error: str = "") -> float | Failure:
-        """Seconds to wait before the next start, or why there is none.
+        """Returns the seconds to wait before the next start, or a Failure if the child is given up.
 
-        `now`: monotonic seconds. `last_error`: what the child said last, so that it stands below all other output.
+        `now` is in monotonic seconds. `last_error` is the child's last error message, which the failure repeats so that
+        the user finds it at the end of the output.
         """
         if exit_code == CONFIGURATION_ERROR:
             why = last_error or "see its message above"
@@ -65,7 +66,7 @@ class _Member:
 
 
 class Fleet:
-    """The children of one launcher. `failed` completes when the fleet cannot go on."""
+    """The children of one launcher. The future `failed` completes when the fleet cannot continue."""
 
     def __init__(self, sink: Sink) -> None:
         self.killed = False
@@ -74,18 +75,21 @@ class Fleet:
         self._members: list[_Member] = []
 
     def start(self, specs: Iterable[ChildSpec]) -> None:
-        """Starts children, all at once, and keeps them running."""
+        """Starts the children concurrently and restarts them as `RestartPolicy` decides."""
         for spec in specs:
             member = _Member(spec)
             member.task = asyncio.create_task(self._keep(member))
             self._members.append(member)
 
     def pids(self) -> dict[str, int]:
-        """Process ids of the children that run now, by name."""
+        """Returns the process ids of the running children by name."""
         return {m.spec.name: m.child.pid for m in self._members if m.child is not None and m.child.running}
 
     async def stop(self, services: Iterable[str], grace_s: float) -> None:
-        """Ends the children of these services: SIGTERM, and SIGKILL after `grace_s`. Returns when they have ended."""
+        """Stops the children of these services with SIGTERM, and with SIGKILL after `grace_s` seconds.
+
+        Returns when they have ended, or `KILL_WAIT_S` after SIGKILL.
+        """
         wanted = set(services)
         members = [m for m in self._members if m.spec.service in wanted]
         for member in members:
@@ -98,7 +102,7 @@ class Fleet:
         await _wait(late, KILL_WAIT_S)
 
     def kill(self) -> None:
-        """Ends everything at once; `stop` then returns soon."""
+        """Kills all children. A running `stop` then returns soon."""
         self.killed |= any(m.child is not None and m.child.running for m in self._members)
         for member in self._members:
             member.stopping.set()
@@ -145,7 +149,7 @@ class Fleet:
 
 
 def describe(exit_code: int) -> str:
-    """An exit code in words."""
+    """Returns an exit code in words; a negative one is the number of a signal."""
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:
@@ -160,7 +164,7 @@ def _signal(member: _Member, number: signal.Signals) -> None:
 
 
 async def _wait(members: list[_Member], timeout_s: float) -> list[_Member]:
-    """Those that have not ended in time."""
+    """Waits up to `timeout_s` seconds and returns the members that have not ended."""
     tasks = [m.task for m in members if m.task is not None]
     if tasks:
         await asyncio.wait(tasks, timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""The launcher's HTTP client: one GET, answered or not. No library, so that the command starts fast."""
+"""The launcher's HTTP client, which makes one GET request. It uses no library, so that the command starts fast."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ _BODY_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A status (0: nobody answered) and the body."""
+    """The HTTP status and the body of an answer. Status 0 means that there was no answer."""
 
     status: int
     body: bytes = b""
@@ -22,7 +22,10 @@ class Answer:
 async def get(
     host: str, port: int, path: str, *, token: str = "", https: bool = False, timeout_s: float = 2.0
 ) -> Answer:
-    """One GET. Whatever goes wrong on the way is status 0. With `https` any certificate is accepted."""
+    """Sends one GET request and returns the answer. Any failure or a timeout gives status 0.
+
+    With `https`, any certificate is accepted.
+    """
     with contextlib.suppress(OSError, TimeoutError, ValueError, IndexError):
         async with asyncio.timeout(timeout_s):
             return await _get(host, port, path, token, https)
@@ -33,7 +36,7 @@ async def _get(host: str, port: int, path: str, token: str, https: bool) -> Answ
     reader, writer = await asyncio.open_connection(host, port, ssl=_any_certificate() if https else None)
     try:
         authorization = f"Authorization: Bearer {token}\r\n" if token else ""
-        # HTTP/1.0: the answer ends with the connection and is never chunked.
+        # With HTTP/1.0 the answer ends when the connection is closed and is never chunked.
         writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n{authorization}\r\n".encode())
         await writer.drain()
         status = int((await reader.readline()).split()[1])
@@ -50,7 +53,10 @@ async def _get(host: str, port: int, path: str, token: str, https: bool) -> Answ
 
 
 def _any_certificate() -> "ssl.SSLContext":
-    """For a server of our own on this machine, whose certificate is made out to another name."""
+    """Returns a context that accepts any certificate.
+
+    The server is this launcher's own on this machine; its certificate has another host name.
+    """
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -1,8 +1,9 @@
 """`antiphon serve`: the bus, the gateways and three services for each model as child processes of one command.
 
-Starts everything at once, says when it is ready, keeps it running (`antiphon.fleet`), and stops it in order: gateways
-first, so that nothing new comes in; then the services, which finish what they hold; the bus last. No service is
-imported here: the command stays light, and a service that crashes takes nobody with it.
+Starts all processes at once, prints a message when the server is ready, restarts processes that end
+(`antiphon.fleet`), and stops them in order: gateways first, so that no new requests arrive; then the other services,
+which finish the work they have; the bus last. This module imports no service, so that the command starts fast and a
+crash of a service does not affect the launcher.
 """
 
 import asyncio
@@ -29,18 +30,18 @@ from shared.model_files import located, model_name
 from shared.subjects import model_token, safe_token
 
 GRACE_S = limits.DRAIN_S + 5.0
-"""For a service to drain before it is killed."""
+"""Seconds that a service has to drain before it is killed."""
 FAILURE_GRACE_S = 5.0
-"""The same when the fleet has failed: there is nothing left to finish well."""
+"""The same limit in seconds after a failure of the fleet, when running requests cannot be completed any more."""
 BUS_GRACE_S = 3.0
 BACK_SERVICES = ("tokenizer", "engine", "detokenizer")
 FORCED = 130
-"""Exit code after a second Ctrl-C."""
+"""Exit code after a second Ctrl-C, which kills the children."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to start, and where it will be found."""
+    """The children to start, and the address and models of the resulting server."""
 
     specs: list[ChildSpec]
     host: str
@@ -48,12 +49,15 @@ class Plan:
     models: list[str]
     """Served names, the default one first."""
     token: str
-    """A key that the launcher's own requests can use; empty when none is needed."""
+    """An API key for the launcher's own requests; empty if the server needs none."""
     https: bool = False
 
 
 def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
-    """Runs until it is told to stop; the exit code. Raises SettingsError before anything has started."""
+    """Runs the server until it is told to stop or fails, and returns the exit code.
+
+    Raises SettingsError before any process has started.
+    """
     models = models_of(settings)
     for model in models:
         check(model)
@@ -71,7 +75,7 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the children of one launcher meet. `prefix` starts their names on the bus."""
+    """The bus that the children of one launcher use. `prefix` is the beginning of their member ids on this bus."""
 
     nats: str
     credentials: str
@@ -86,10 +90,11 @@ def make_plan(
     nats_binary: str,
     gpus: Sequence[str] = (),
 ) -> Plan:
-    """All children. `models`: the settings of each, which differ in nothing that concerns gateways or the bus.
+    """Returns the specifications of all children and the address of the server.
 
-    `nats_binary` is empty when the bus is somewhere else already; `gpus`: one for each engine that does not compute on
-    a CPU by choice.
+    `models` has the settings of each model; settings of gateways and of the bus are the same in all of them.
+    `nats_binary` is empty if an existing bus is used. `gpus` has one GPU for each engine that is not set to
+    `--device=cpu`.
     """
     specs: list[ChildSpec] = []
     first, names = models[0], [model_name(model) for model in models]
@@ -115,7 +120,7 @@ def _gateway_spec(
     settings = models[0]
     changes: dict[str, object] = {"listen_fd": listen_fd, "api_keys": ""}
     changes |= {"default_model": settings.default_model or model_name(settings)}
-    # Gateways with the same seed would give their first requests the same one.
+    # Gateways with the same seed would derive the same seeds for their requests.
     changes |= {"seed": None if settings.seed is None else settings.seed + index}
     changes |= {"return_token_ids": settings.return_token_ids or any(model.skip_tokenizer_init for model in models)}
     secret = {"OPENAI_API_KEYS": settings.api_keys} if settings.api_keys else {}
@@ -126,7 +131,10 @@ def _gateway_spec(
 def _model_specs(
     models: Sequence[ServeSettings], environ: Mapping[str, str], place: _Place, gpus: Sequence[str]
 ) -> Iterator[ChildSpec]:
-    """The processes of each model. Those of the first have plain names, the others' begin with the model's."""
+    """Yields the tokenizers, engines and detokenizers of each model.
+
+    The processes of the first model have plain names (`engine-1`); for other models the model's name comes first.
+    """
     free = iter(gpus)
     engines = sum(model.engines for model in models)
     for number, model in enumerate(models):
@@ -152,7 +160,8 @@ def _service_spec(
     secret: Mapping[str, str] | None = None,
 ) -> ChildSpec:
     member_id = safe_token(place.prefix + name, limits.MEMBER_ID_CHARS_MAX)
-    # Keys, and an URL with a password, go through the environment: every user of the machine can read command lines.
+    # API keys, and a URL with a password, are passed in the environment, because every user of the machine can read
+    # command lines.
     where: dict[str, object] = {"service_id": member_id, "nats": "", "nats_credentials": place.credentials}
     flags = to_argv(of_service(settings, SERVICES[service], **where, **changes))
     argv = [sys.executable, "-m", f"services.{service}", *flags]
@@ -160,15 +169,16 @@ def _service_spec(
 
 
 def assign_gpus(models: Sequence[ServeSettings], visible: Sequence[str]) -> devices.Assignment:
-    """A GPU for each engine of all models that do not compute on a CPU by choice. Raises SettingsError."""
+    """Assigns a GPU to each engine of all models that are not set to `--device=cpu`. Raises SettingsError."""
     engines = sum(model.engines for model in models if model.device != "cpu")
     return devices.for_engines(engines, "auto" if engines else "cpu", visible)
 
 
 def engine_threads(settings: ServeSettings, engines: int) -> int:
-    """Threads of each of a model's engines: as told, else an equal share of the cores; 0 lets a single engine decide.
+    """Returns the number of threads for each engine of a model: `--threads`, or an equal share of the cores.
 
-    `engines`: those of all models.
+    `engines` is the number of engines of all models. Returns 0 for a single engine without `--threads`, which then
+    decides itself.
     """
     if settings.threads or engines == 1:
         return settings.threads
@@ -176,7 +186,7 @@ def engine_threads(settings: ServeSettings, engines: int) -> int:
 
 
 def _member_prefix() -> str:
-    """Tells this launcher's members from others' on a shared bus."""
+    """Returns the prefix that distinguishes this launcher's member ids from those of others on a shared bus."""
     return f"{re.sub(r'[^A-Za-z0-9_-]', '-', socket.gethostname())[:32]}-{os.getpid()}-"
 
 
@@ -210,7 +220,7 @@ async def _shut_down(fleet: Fleet, failure: Failure | None) -> None:
 
 
 async def _signalled(fleet: Fleet) -> None:
-    """Returns at the first signal to stop; at the next one the children are killed."""
+    """Waits for the first signal to stop. Every further signal kills the children."""
     first = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -225,6 +235,6 @@ async def _signalled(fleet: Fleet) -> None:
 
 
 def _print_line(name: str, line: str) -> None:
-    # Whoever read the output may have gone; the servers must not stop for that.
+    # The reader of the output may have ended (closed pipe), which must not stop the server.
     with contextlib.suppress(OSError):
         print(f"{name:<13} | {line}", file=sys.stderr, flush=True)

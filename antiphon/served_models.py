@@ -1,7 +1,8 @@
-"""The models that one launcher serves: that of the command line, those of `--also`, and those of a file (`--models`).
+"""The models that one launcher serves: the model of the command line, those of `--also`, and those of `--models`.
 
-Each becomes whole settings, as if it alone were served: a further model has the command line's settings except those
-that name the first model or its files, and on top what its entry says. Called by the launcher.
+Each model gets complete settings, as if it were the only model. A model of `--also` or of the file given by `--models`
+has the settings of the command line, except those that name the first model or its files (`OF_ONE_MODEL`), and its own
+entry overrides them. Called by the launcher.
 """
 
 import json
@@ -34,14 +35,15 @@ OF_ONE_MODEL = (
     "tokenizer_extension_path",
     "chat_template",
 )
-"""Settings that name a model or its files: those of the command line are the first model's alone."""
+"""Settings that name a model or its files. Their values on the command line apply only to the first model."""
 _COUNTS = frozenset({"tokenizers", "engines", "detokenizers"})
 
 
 def models_of(serve: S) -> list[S]:
-    """The settings of each model, in the order in which they are named. Raises SettingsError.
+    """Returns the settings of each model, in the order in which the models are named. Raises SettingsError.
 
-    The command line's model comes first; with `--models` only if it is named, so that the file alone decides.
+    The model of the command line comes first. With `--models`, that model is included only if the command line names
+    it; the default model is not added to the models of the file.
     """
     entries = [*map(_also, serve.also), *(_of_file(Path(serve.models).expanduser()) if serve.models else ())]
     defaults: dict[str, Any] = {item.name: item.default for item in fields(serve) if item.name in OF_ONE_MODEL}
@@ -55,7 +57,7 @@ def models_of(serve: S) -> list[S]:
 
 
 def _also(word: str) -> dict[str, Any]:
-    """`DIR=NAME`; a directory may have `=` in its name."""
+    """Returns the settings of one `--also DIR=NAME`. The last `=` separates, so that DIR may contain `=`."""
     model, _, name = word.rpartition("=")
     if not model or not name:
         raise SettingsError(f"--also: {word!r} is not DIR=NAME, a model's directory or hub name and its served name")
@@ -101,7 +103,7 @@ def _entry(table: Any, source: str) -> dict[str, Any]:
 
 
 def _word(value: Any, source: str) -> str:
-    """A value of the file as the flag would be given it."""
+    """Returns a value of the file as the text that the corresponding flag would get on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None or isinstance(value, str | int | float):
@@ -122,7 +124,7 @@ def _check_together(models: Sequence[ServeSettings], default_model: str, *, shar
     names = [model_name(model) for model in models]
     for name in _repeated([*names, *(alias for model in models for alias in model_aliases(model))]):
         raise SettingsError(f"two models are called {name!r}: give each a served name of its own")
-    # On a bus that is shared the default may be another launcher's.
+    # On a shared bus the default model may be served by another launcher.
     if default_model and default_model not in names and not shared_bus:
         raise SettingsError(f"--default-model: {default_model!r} is not served. Served: {', '.join(map(repr, names))}")
 

@@ -1,8 +1,8 @@
-"""The settings of `antiphon serve`: those of all four services plus how many of each to start.
+"""The settings of `antiphon serve`: the settings of all four services, plus the number of processes of each service.
 
-Not a settings model of its own: each service still parses its own flags, and `of_service` says which values it gets.
-The two other ways to start everything, `antiphon run` and the direct entry point, differ in their defaults alone.
-Called by the command line and the launcher.
+Each service parses its own flags; `of_service` extracts the settings of one service from those of the whole server.
+The two other ways to start everything, `antiphon run` and the entry point `antiphon.entrypoints.openai.api_server`,
+have other defaults. Called by the command line and the launcher.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from shared.other_options import VARIABLES
 
 T = TypeVar("T", bound=BusSettings)
 REPLICAS_MAX = 64
-"""Of one service on one machine."""
+"""Largest number of processes of one service (and one model) on one machine."""
 SERVICES: dict[str, type[BusSettings]] = {
     "gateway": GatewaySettings,
     "tokenizer": TokenizerSettings,
@@ -37,7 +37,7 @@ SERVICES: dict[str, type[BusSettings]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, GatewaySettings):
-    """Everything on one machine."""
+    """The settings of a server whose processes all run on this machine."""
 
     host: str = changed(
         GatewaySettings, "host", "127.0.0.1", "address to listen on (0.0.0.0: every network of this machine)"
@@ -68,7 +68,10 @@ class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, Gate
 
 @dataclass(frozen=True, kw_only=True)
 class DirectSettings(ServeSettings):
-    """The direct entry point: a server for every network, with the model always named and reproducible draws."""
+    """The settings of the entry point `api_server`: it listens on every network and seeds requests without a seed.
+
+    The entry point also requires that a model is named.
+    """
 
     host: str = changed(GatewaySettings, "host", "0.0.0.0")
     seed: int | None = changed(
@@ -80,12 +83,15 @@ class DirectSettings(ServeSettings):
 
 
 RUN_ALIAS = "model"
-"""A name that requests to `antiphon run` may always give: clients of such containers know no other."""
+"""A model name that requests to `antiphon run` may always use. Clients of such containers know no other name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(ServeSettings):
-    """`antiphon run`: what a container starts, mostly told by variables. `completed` makes the settings to serve."""
+    """The settings of `antiphon run`, which a container starts; they usually come from environment variables.
+
+    `completed` turns these settings into those that are served.
+    """
 
     backend: str = flag("vllm", "whose defaults to take", choices=("vllm", "deepspeed"), group="processes")
     host: str = changed(GatewaySettings, "host", "0.0.0.0")
@@ -126,12 +132,15 @@ class RunSettings(ServeSettings):
 _CONCURRENCY = {"vllm": 128, "deepspeed": 32}
 _DEEPSPEED_BATCH_SIZE, _DEEPSPEED_BATCH_WAIT_S = 16, 0.1
 NOT_FOR_USERS = frozenset({"listen_fd", "service_id"})
-"""Settings that a launcher sets itself."""
+"""Settings that only the launcher sets. They are not offered as flags to users."""
 
 
 def completed(run: RunSettings, on_cpu: bool) -> RunSettings:
-    """The settings with what the backend, the device and lookahead imply. Raises SettingsError."""
-    # float16 is slow on CPUs, which have faster backends for other types.
+    """Returns the settings with the defaults that follow from `--backend`, the device and `--use-lookahead`.
+
+    Raises SettingsError for a `--ds-dtype` that is int8 or is given without `--backend=deepspeed`.
+    """
+    # float16 is slow on a CPU; other types have a faster backend there.
     unnamed_dtype = "auto" if on_cpu else "float16"
     aliases = [name for name in run.served_model_alias.split(",") if name and name != RUN_ALIAS]
     limit = run.limit_worker_concurrency or _CONCURRENCY[run.backend]
@@ -147,7 +156,7 @@ def completed(run: RunSettings, on_cpu: bool) -> RunSettings:
         return replace(run, dtype=run.dtype or unnamed_dtype)
     if run.ds_dtype == "int8":
         raise SettingsError("--ds-dtype: int8 weights are not supported; use float16 or bfloat16")
-    # Weights are read straight into the type that computes: there is no loading precision beside it.
+    # Weights are loaded directly in the computing type, so `--dtype` as a separate loading type has no meaning here.
     return replace(
         run,
         dtype=run.ds_dtype or unnamed_dtype,
@@ -157,7 +166,7 @@ def completed(run: RunSettings, on_cpu: bool) -> RunSettings:
 
 
 def of_service(serve: ServeSettings, kind: type[T], **changes: object) -> T:
-    """One service's part of the settings, with `changes` on top."""
+    """Returns the settings of one service (of class `kind`), with `changes` overriding single values."""
     values: dict[str, Any] = {item.name: changes.get(item.name, getattr(serve, item.name)) for item in fields(kind)}
     return kind(**values)
 
@@ -166,7 +175,10 @@ _COUNTS = {name: f"--{name}s" for name in SERVICES} | {"engine": "--engines (--w
 
 
 def check(serve: ServeSettings) -> None:
-    """Refuses what no service would be asked about. Raises SettingsError."""
+    """Checks the settings before any process starts. Raises SettingsError.
+
+    Covers the number of processes, the port, the engine's settings, NATS credentials and TLS files.
+    """
     for name in SERVICES:
         count = getattr(serve, f"{name}s")
         if not 1 <= count <= REPLICAS_MAX:
@@ -180,9 +192,10 @@ def check(serve: ServeSettings) -> None:
 
 
 def child_environment(environ: Mapping[str, str], **extra: str) -> dict[str, str]:
-    """The environment of a child whose settings all come as flags: without the variables that settings read.
+    """Returns the environment of a child process: `environ` without the variables that settings read, plus `extra`.
 
-    Otherwise a variable would fill in where the user chose a default by a flag.
+    A child gets its settings as flags, but only those that differ from the defaults (`to_argv`). Without this filter a
+    variable could override a value that the user's flag set to the default.
     """
     known = {item.metadata["env"] for kind in SERVICES.values() for item in fields(kind)}
     known |= {variable.name for variable in VARIABLES}

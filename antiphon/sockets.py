@@ -1,8 +1,9 @@
-"""The listening sockets of the gateways, opened by the launcher and inherited by them.
+"""The listening sockets of the gateways, which the launcher opens and the gateways inherit.
 
 The launcher keeps its own copies open: while a gateway starts or restarts, connections wait in the backlog instead of
-being refused. One gateway has the port to itself. Several have one socket each on the same port (SO_REUSEPORT), and the
-kernel spreads new connections over them; a single shared socket would let the first to wake take a whole burst.
+being refused. A single gateway has the port exclusively. Several gateways have one socket each on the same port
+(SO_REUSEPORT), and the kernel distributes new connections over these sockets. With one shared socket, the first gateway
+to wake up could accept a whole burst of connections.
 """
 
 import errno
@@ -14,17 +15,20 @@ BACKLOG = 2048
 
 
 def listen(host: str, port: int, count: int) -> list[socket.socket]:
-    """One listening socket for each of `count` gateways; port 0 chooses a free one. Raises SettingsError."""
+    """Opens and returns one listening socket for each of `count` gateways. Raises SettingsError.
+
+    Port 0 selects a free port.
+    """
     family, address = _resolve(host, port)
     if count == 1:
         return [_open(family, address, shared=False)]
     with _open(family, address, shared=False) as probe:
-        # Another launcher of the same user would be allowed to share the port: ask for it alone first.
+        # SO_REUSEPORT would let another launcher of the same user share the port: open it exclusively first.
         address = (address[0], probe.getsockname()[1], *address[2:])
     sockets: list[socket.socket] = []
     try:
         for _ in range(count):
-            sockets.append(_open(family, address, shared=True))  # noqa: PERF401 - what is open must be closed on failure
+            sockets.append(_open(family, address, shared=True))  # noqa: PERF401 - on failure open sockets are closed
     except SettingsError:
         close(sockets)
         raise
@@ -32,7 +36,7 @@ def listen(host: str, port: int, count: int) -> list[socket.socket]:
 
 
 def close(sockets: list[socket.socket]) -> None:
-    """Closes and forgets them."""
+    """Closes the sockets and removes them from the list."""
     while sockets:
         sockets.pop().close()
 

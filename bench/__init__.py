@@ -1,6 +1,7 @@
 """Benchmarks: one script for each claim in docs/performance.md and its pages.
 
-`make bench` runs `bench.run` (a table for each model), `make bench-peers` `bench.peers` (beside other systems in turn).
-Both send the loads of `bench.loads` with the product's own client (`antiphon.benchmark.client`), book the processor
-with `bench.books`, and compare with the floor of `bench.roofline` at the limits that `bench.probe` has just measured.
+`make bench` runs `bench.run` (one table for each model); `make bench-peers` runs `bench.peers`, which alternates
+between this system and other serving systems. Both send the loads of `bench.loads` with the product's own client
+(`antiphon.benchmark.client`), account for CPU time with `bench.books`, and compare the measured time with the floor: the
+shortest time (`bench.roofline`) that the machine's limits, measured around the load by `bench.probe`, allow.
 """

@@ -1,7 +1,7 @@
-"""Who used the processor while something was measured, and measuring again when somebody else did.
+"""Accounts for CPU time during a measurement, and repeats a measurement that other programs disturbed.
 
-On a machine of two cores one foreign busy thread halves a server, so a figure without these books says nothing. Called
-by `bench.measure` and `bench.run`.
+On a machine with two cores, one busy thread of another program can halve the speed of a server, so a figure is
+meaningful only together with this account. Called by `bench.measure` and `bench.run`.
 """
 
 import resource
@@ -20,20 +20,20 @@ FOREIGN_CORES_MAX = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How hard to try for a measurement that nobody disturbs."""
+    """How often an undisturbed measurement is tried, and how long each try waits for an idle machine."""
 
     tries: int = 3
     idle_wait_s: float = 30.0
-    """Longest wait for an idle machine before each try."""
+    """Longest wait in seconds for an idle machine before each try."""
 
 
 HURRY = Patience(tries=1, idle_wait_s=0.0)
-"""For a rehearsal."""
+"""For a rehearsal: one try, without waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """CPU seconds a second (cores): of this process, of the parts that were asked about, of everything else."""
+    """CPU use in cores (CPU seconds per second): of this process, of named parts, and of all other programs."""
 
     client: float
     parts: dict[str, float]
@@ -41,7 +41,7 @@ class Cpu:
 
     @property
     def noisy(self) -> bool:
-        """Others used more than a measurement can bear."""
+        """Whether other programs used more than `FOREIGN_CORES_MAX` cores."""
         return self.foreign > FOREIGN_CORES_MAX
 
 
@@ -52,9 +52,10 @@ def quietly(
     act: Callable[[P], T],
     clock: Clock = time.perf_counter,
 ) -> tuple[T, Cpu]:
-    """Acts on an idle machine, and again while others come in between: the last try is kept, noisy or not.
+    """Runs `act` on an idle machine and repeats it while other programs disturb it, up to `patience.tries` times.
 
-    `prepare` comes before each try and is not booked; `act` gets what it gave.
+    Returns the value and CPU use of the last try, which may be disturbed. `prepare` runs before each try, outside the
+    account; its result is passed to `act`. `parts` and `clock`: see `booked`.
     """
     tries = 0
     while True:
@@ -69,7 +70,11 @@ def quietly(
 def booked(
     parts: Callable[[], Mapping[str, float]], act: Callable[[], T], clock: Clock = time.perf_counter
 ) -> tuple[T, Cpu]:
-    """Acts once. `parts`: CPU seconds so far of each part whose use is to be told apart. By seconds of `clock`."""
+    """Runs `act` once. Returns its value and the CPU use during the run.
+
+    `parts` returns the CPU seconds used so far by each part that is accounted for separately. Wall time is measured
+    with `clock`.
+    """
     before, client, busy, started = dict(parts()), time.process_time(), processes.machine_busy_s(), clock()
     value = act()
     wall = clock() - started
@@ -79,6 +84,6 @@ def booked(
 
 
 def children() -> dict[str, float]:
-    """CPU seconds of the processes that this one has started and seen end."""
+    """Returns the CPU seconds of child processes of this process that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {"children": used.ru_utime + used.ru_stime}

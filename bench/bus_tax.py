@@ -1,8 +1,8 @@
-"""The bus tax: output tokens/s through gateway, NATS and detokenizer against the same engine driven in process.
+"""The bus tax: how many output tokens/s the gateway, NATS and the detokenizer cost, compared with the engine alone.
 
-Both sides get the same requests, a given number at a time, on the same threads, in turn (A B B A …: a machine that
-becomes slower meanwhile slows both); the figure is the median of the ratios pair by pair. Beside it, the CPU time that
-each process took for a token: where the tax goes.
+Both sides get the same requests, a given number at a time, with the same number of threads, in alternating order
+(A B B A …), so that a machine that becomes slower affects both. The figure is the median over the pairs of the relative
+loss. The CPU time of each process per token is reported too.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from bench.serving import ROOT, Serving
 
 
 def workload(options: argparse.Namespace, vocab: int, seed: int) -> Work:
-    """Random ids, so that no two requests share a prefix, and mixed output lengths."""
+    """Returns requests with random prompt ids, so that no two share a prefix, and with mixed output lengths."""
     draw = random.Random(seed)
     low, high = options.output // 2, options.output * 3 // 2
     return [
@@ -30,7 +30,7 @@ def workload(options: argparse.Namespace, vocab: int, seed: int) -> Work:
 def through_the_bus(
     serving: Serving, options: argparse.Namespace, seed: int, vocab: int
 ) -> tuple[float, dict[str, float]]:
-    """Tokens/s, and CPU microseconds a token by process."""
+    """Runs the load through the whole system. Returns tokens/s, and CPU microseconds per token for each process."""
     bodies = [
         {"prompt": ids, "max_tokens": length, "ignore_eos": True, "temperature": 0}
         for ids, length in workload(options, vocab, seed)
@@ -44,7 +44,7 @@ def through_the_bus(
 
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
-    """Pairs in turn, after one that is not counted. While one side has its turn the other is idle."""
+    """Measures the pairs, after one pair that is not counted. While one side runs, the other is idle."""
     config = Path(options.model or ROOT / "antiphon" / "demo") / "config.json"
     vocab = json.loads(config.read_text(encoding="utf-8"))["vocab_size"]
     bus, alone, profiles = [], [], []
@@ -65,7 +65,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
 def summary(
     options: argparse.Namespace, bus: list[float], alone: list[float], profiles: list[dict[str, float]]
 ) -> dict[str, object]:
-    """Medians, and the ratios pair by pair."""
+    """Returns the median rates and CPU times, and median and quartiles of the tax of each pair."""
     taxes = sorted(100 * (1 - b / a) for b, a in zip(bus, alone, strict=True))
     names = sorted({name for profile in profiles for name in profile})
     return {
@@ -79,7 +79,7 @@ def summary(
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parses the command-line options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="", help="model directory (default: the demo model)")
     parser.add_argument("--streams", type=int, default=32)

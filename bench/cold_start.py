@@ -1,4 +1,4 @@
-"""Cold start: from the command `antiphon serve` to the first token of a streamed answer."""
+"""Cold start: the time from the command `antiphon serve` to the first token of a streamed answer."""
 
 import argparse
 import asyncio
@@ -12,12 +12,15 @@ from bench.serving import ROOT, Serving
 from services.engine.cpu.packed import START_S
 
 WRITING_S = 10.0
-"""For a gigabyte of packed weights."""
+"""Seconds allowed for writing a gigabyte of packed weights."""
 BODY = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8, "temperature": 0}
 
 
 def once(model: str) -> dict[str, float]:
-    """One start. Seconds. `model`: a directory, empty for the demo model."""
+    """Starts the server once. Returns the seconds until it is ready and until the first token.
+
+    `model` is a directory; empty means the demo model.
+    """
     with Serving(f"--model={model}") as serving:
         result, body = Result(), {**BODY, "model": serving.model_name()}
         sent = time.perf_counter()
@@ -28,13 +31,16 @@ def once(model: str) -> dict[str, float]:
 
 
 def leave_weights(model: str) -> None:
-    """One start that lasts until it has kept its packed weights; see `services/engine/cpu/packed.py`."""
+    """Starts the server once and waits until it has stored its packed weights; see `services/engine/cpu/packed.py`."""
     with Serving(f"--model={model}"):
         time.sleep(START_S + WRITING_S)
 
 
 def measure(runs: int, model: str = "") -> dict[str, float]:
-    """Medians, with everything as any start but a machine's very first finds it."""
+    """Returns the median times of `runs` starts.
+
+    Compiled Python modules and packed weights exist already, as for every start except the first one on a machine.
+    """
     for package in ("antiphon", "services", "shared"):
         compileall.compile_dir(ROOT / package, quiet=1)
     leave_weights(model)

@@ -1,7 +1,8 @@
-"""What one step of the engine's core costs the host: planning it, and taking in its result.
+"""The host time that the engine's core needs for one step: planning the step and applying its result.
 
-The worker is absent: results are made up, so that only the core is timed. Three sweeps, each with the other two numbers
-held: running sequences, waiting sequences, context length. A planning cost that grows with the last two is a defect.
+There is no worker: results are invented, so that only the core is timed. Three sweeps vary the number of running
+sequences, the number of waiting sequences, and the context length, with the other two numbers fixed. Planning time
+should not grow with the number of waiting sequences or the context length.
 
     python -m bench.core_planning [--steps 200]
 """
@@ -25,7 +26,7 @@ _LOGPROB = (SampledLogprobs(-1.0),)
 
 @dataclass(frozen=True)
 class Cost:
-    """Microseconds a step: median and 99th percentile of planning, median of applying."""
+    """Microseconds per step: median and 99th percentile of planning, median of applying."""
 
     plan_us: float
     plan_p99_us: float
@@ -38,7 +39,7 @@ def result_of(plan: StepPlan) -> StepResult:
 
 
 def core_with(running: int, waiting: int, context: int, steps: int) -> Core:
-    """A core in steady decode: `running` sequences past their prefill, the queue behind them out of rows."""
+    """Returns a core in which `running` sequences decode in all batch slots, and `waiting` sequences are queued."""
     blocks_each = (context + steps + 64) // BLOCK_SIZE + 2
     limits = CoreLimits(max_num_seqs=running, max_num_batched_tokens=BUDGET, enable_chunked_prefill=True)
     core = Core(limits, EngineFacts(running * blocks_each, BLOCK_SIZE, context + steps + 128, VOCAB_SIZE))

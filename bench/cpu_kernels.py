@@ -1,13 +1,13 @@
-"""The CPU library's matrices, one by one: what each kind of weights costs beside bfloat16, without a model around it.
+"""Times single matrix products of the CPU library, for each kind of weights (bfloat16 and quantized), without a model.
 
     python bench/cpu_kernels.py [--rows 1 8 32 256] [--shapes 4864x896 896x4864 151936x896] [--kinds …] [--variant amx]
 
-Every kind has copies of a matrix until they fill more memory than caches hold; calls go through them in turn, kinds
-alternate, and the best call of each counts. Probes of the machine's own limits run in between.
+Each kind of weights has so many copies of a matrix that they do not fit into the caches. The calls cycle through the
+copies, the kinds alternate, and the fastest call of each kind counts. The machine's own limits are measured in between.
 
-    GB/s      bytes of packed weights, scales included / time
-    of bf16   those as a share of the bytes a second of the bfloat16 kernel at one row: a bandwidth that was reached
-    GFLOP/s   2 x out x in x rows / time
+    GB/s      bytes of packed weights, including scales / time
+    of bf16   the same as a share of the rate of the bfloat16 kernel with one row, a bandwidth that is known to be
+    reached GFLOP/s   2 x out x in x rows / time
 """
 
 import argparse
@@ -39,18 +39,18 @@ COPIES_MAX = 24
 TRIES = 3
 FEWEST_CALLS = 12
 BUDGET_S = 1.0
-"""Of calls of one kind, shape and number of rows, at most."""
+"""Time in seconds for the calls of one kind with one shape and number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Copies of a matrix in a model that has nothing else: one a layer."""
+    """Copies of a matrix, stored in a model that has one of them in each layer and nothing else."""
 
     kind: str
     model: NativeModel
     count: int
     bytes: int
-    """Of one of them, packed."""
+    """Size of one packed copy in bytes."""
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def measure_shape(library: Library, out: int, width: int, options: argparse.Namespace) -> None:
-    """A table's rows."""
+    """Measures one shape with all kinds and numbers of rows, and prints the rows of the table."""
     count = max(1, min(COPIES_MAX, options.megabytes * 2**20 // (out * width * 2)))
     kinds = [make_copies(library, kind, out, width, count, options.threads) for kind in options.kinds]
     reached = 0.0
@@ -96,7 +96,7 @@ def measure_shape(library: Library, out: int, width: int, options: argparse.Name
 
 
 def best_calls(kinds: list[Copies], x: Tensor, y: Tensor) -> dict[str, float]:
-    """Seconds of each kind's best call, kinds taking turns of all their copies."""
+    """Returns the seconds of each kind's fastest call. The kinds alternate after one pass through all their copies."""
     best = {copies.kind: float("inf") for copies in kinds}
     started, calls = time.perf_counter(), 0
     while calls < FEWEST_CALLS or time.perf_counter() - started < BUDGET_S * len(kinds):
@@ -110,14 +110,14 @@ def best_calls(kinds: list[Copies], x: Tensor, y: Tensor) -> dict[str, float]:
 
 
 def call(model: NativeModel, layer: int, x: Tensor, y: Tensor) -> float:
-    """Seconds of one product."""
+    """Runs one product and returns its seconds."""
     started = time.perf_counter()
     model.multiply(layer, "o", 0, (x.data_ptr(), x.stride(0)), len(x), (y.data_ptr(), y.stride(0)))
     return time.perf_counter() - started
 
 
 def make_copies(library: Library, kind: str, out: int, width: int, count: int, threads: int) -> Copies:
-    """Packs them."""
+    """Packs `count` copies of a random matrix."""
     model = library.new(Spec(num_layers=count, threads=threads, num_kv_heads=1, head_dim=PANEL, block_size=PANEL))
     weight = torch.randn(out, width, dtype=torch.bfloat16) * width**-0.5
     chosen = KINDS[kind](weight)
@@ -130,14 +130,14 @@ def make_copies(library: Library, kind: str, out: int, width: int, count: int, t
 
 
 def pad_rows(x: Tensor) -> Tensor:
-    """Rows in bfloat16 with a stride as the library's own have it."""
+    """Returns the rows in bfloat16 with a stride like that of the library's own rows."""
     room = torch.zeros(len(x), -(-x.shape[1] // PANEL) * PANEL + PANEL, dtype=torch.bfloat16)
     room[:, : x.shape[1]] = x
     return room
 
 
 def load(variant: Variant) -> Library:
-    """The library, compiled if need be."""
+    """Loads the library of a variant, and compiles it first if necessary."""
     cache = cache_directory("")
     assert cache is not None
     library = Library(find_library(variant, cache) or make_library(variant, cache))

@@ -1,15 +1,15 @@
-"""The engine's core and worker in one process, without bus, gateway or HTTP: what the model itself costs here.
+"""Rates of the engine's core and worker in one process, without bus, gateway or HTTP.
 
     python bench/engine_alone.py MODEL_DIRECTORY [--batches 1 8 32] [--context 128] [--steps 32] [--threads N]
 
-Prints decode rates at several batch sizes and a prefill rate, beside the machine's own read bandwidth, measured in turn
-with the steps, and matrix multiplication rate, measured between the runs: on a shared machine only the shares mean
-something.
+Prints decode rates at several batch sizes and a prefill rate. The machine's read bandwidth is measured between the
+steps, and its matrix multiplication rate between the runs. On a shared machine only the shares of these limits are
+meaningful.
 
-    decode    all sequences hold `context` tokens of prompt; the median step of those in which all of them decode
-    prefill   one prompt of `prefill` tokens, in chunks as the flags have it
-    read      bytes of weights read a step / time, as a share of the best way to read, and of a plain sum (medians)
-    GEMM      operations (`bench.roofline`) / time, as a share of the probe
+    decode    each sequence has a prompt of `context` tokens; median time of the steps in which all sequences decode
+    prefill   one prompt of `prefill` tokens, in one or more chunks
+    read      bytes of weights per step / time, as a share of the best way to read, and of a plain sum (medians)
+    GEMM      operations (`bench.roofline`) / time, as a share of the measured matrix multiplication rate
 """
 
 import argparse
@@ -43,7 +43,7 @@ from shared.sampling import SamplingParams  # noqa: E402
 
 TRIES = 3
 STEPS_A_READ = 4
-"""How many steps there are between two readings of memory."""
+"""Number of steps between two measurements of the read bandwidth."""
 
 
 def main() -> None:
@@ -103,21 +103,21 @@ def row(
 def decode(
     worker: ModelWorker, batch: int, context: int, steps: int, temperature: float, read: Callable[[], None]
 ) -> float:
-    """Seconds of the median step in which all sequences decode. Reads after every `STEPS_A_READ` of them."""
+    """Returns the median seconds of a step in which all sequences decode. Calls `read` after `STEPS_A_READ` steps."""
     params = SamplingParams(max_tokens=steps, temperature=temperature, ignore_eos=True)
     times = run(worker, [make_prompt(worker, context, seed) for seed in range(batch)], params, read)
     return statistics.median(seconds for tokens, sequences, seconds in times if tokens == sequences == batch)
 
 
 def prefill(worker: ModelWorker, length: int) -> float:
-    """Seconds from nothing to the first token of a prompt; the better of two runs."""
+    """Returns the seconds from the start to the first token of a prompt: the shorter of two runs."""
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     runs = [run(worker, [make_prompt(worker, length, seed)], params) for seed in range(2)]
     return min(sum(seconds for _, _, seconds in times) for times in runs)
 
 
 class OneAtATime:
-    """A worker whose steps are computed one after the other, with nothing planned ahead."""
+    """A worker without the pipelined interface, so that no step is planned before the last one has ended."""
 
     def __init__(self, worker: ModelWorker) -> None:
         self.facts, self.run, self.close = worker.facts, worker.run, worker.close
@@ -126,10 +126,13 @@ class OneAtATime:
 def run(
     worker: ModelWorker, prompts: list[tuple[int, ...]], params: SamplingParams, read: Callable[[], None] | None = None
 ) -> list[tuple[int, int, float]]:
-    """Tokens, sequences that got one, and seconds of every step, until all have ended. Calls `read` now and then."""
+    """Runs all prompts to their end. Returns for every step: tokens computed, sequences that got one, and seconds.
+
+    Calls `read`, if given, after every `STEPS_A_READ` steps.
+    """
     reports: list[StepReport] = []
     limits = CoreLimits(max_num_seqs=len(prompts), enable_prefix_caching=False)
-    # One plan in flight: the time of a pass is then that of a step.
+    # With one plan in flight, the time of `Engine.step` is the time of one step.
     engine = Engine.of_worker(OneAtATime(worker), limits, reports.append)
     for index, prompt in enumerate(prompts):
         engine.add(SequenceSpec(str(index), prompt, params))
@@ -150,7 +153,7 @@ def make_prompt(worker: ModelWorker, length: int, seed: int) -> tuple[int, ...]:
 
 
 def describe(directory: Path, dtype: str, worker: ModelWorker) -> DecoderDescription:
-    """The model as it runs here."""
+    """Returns the model's description with the data type in which the worker runs it."""
     decoder, device = describe_model(directory), torch.device("cpu")
     chosen = (
         choose_torch_dtype(dtype, decoder.dtype, device, directory)
@@ -161,7 +164,7 @@ def describe(directory: Path, dtype: str, worker: ModelWorker) -> DecoderDescrip
 
 
 def probe_gemm(dtype: str) -> float:
-    """Operations a second of a matrix multiplication, in this type or in float32, whichever is faster here."""
+    """Returns the operations per second of a matrix multiplication in `dtype` or float32, whichever is faster."""
     return gemm_rate(TRIES, tuple({dtype, "float32"}))
 
 

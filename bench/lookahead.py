@@ -1,16 +1,16 @@
-"""What guessing (`--use-lookahead`) gives and costs: decode times with and without it, in turn, core and worker alone.
+"""Gain and cost of draft tokens (`--use-lookahead`): decode times with and without drafts, for core and worker alone.
 
     python -m bench.lookahead [--model DIRECTORY] [--batches 1 8 32] [--tokens 128] [--pairs 9]
 
-The sampler's tokens are replaced by a text of known kind, so that every run computes the same; the model's own work is
-done in full. A pair is one run without and one with guesses, in alternating order; printed are the median and the
-quartiles of the pairs' ratios (above 1: guessing is slower), of the clock's time and, which says more on a shared
-machine, of the processor's, and the share of guesses that were right.
+The model computes every step in full, but the sampled tokens are replaced by a text of a known kind, so that every run
+computes the same. A pair is one run without and one with drafts, in alternating order. Printed are the median and the
+quartiles of the pairs' ratios (above 1: drafts are slower), for wall time and for CPU time, which is more reliable on a
+shared machine, and the share of accepted drafts.
 
-    noise      nothing ever repeats: there is nothing to guess from
-    trap       few different tokens in random order: there is always a guess and it is nearly always wrong
-    half       phrases of eight tokens in random order: guesses are right inside a phrase and wrong at its end
-    repeat     the same sixteen tokens over and over: every guess is right
+    noise      nothing ever repeats: no drafts can be made
+    trap       few different tokens in random order: there is always a draft, and it is nearly always wrong
+    half       phrases of eight tokens in random order: drafts are right inside a phrase and wrong at its end
+    repeat     the same sixteen tokens repeated: every draft is right
 """
 
 import argparse
@@ -36,7 +36,7 @@ from shared.sampling import SamplingParams
 PROMPT_TOKENS = 96
 answer_sampled = cpu_worker._Answer.sampled
 Text = Callable[[int, int], int]
-"""Seed of a sequence and position in its output to token."""
+"""Returns the token at a position of the output of the sequence with a seed: `text(seed, position)`."""
 
 
 def noise(seed: int, position: int) -> int:
@@ -117,7 +117,7 @@ def make_core(worker: ModelWorker, batch: int, guesses: int) -> Core:
 
 
 def write(text: Text) -> None:
-    """Has both backends give the text's tokens in place of those that they have sampled."""
+    """Patches both CPU backends so that they return the tokens of `text` instead of the sampled tokens."""
 
     def replaced(sampled: Sampled, batch: SamplingBatch) -> Sampled:
         places = zip(batch.seeds.tolist(), batch.output_positions.tolist(), strict=True)
@@ -128,7 +128,7 @@ def write(text: Text) -> None:
 
 
 def decode(worker: ModelWorker, core: Core, name: str, batch: int, tokens: int) -> tuple[float, float]:
-    """Seconds, of the clock and of the processor, from the end of the prompts to the end of all sequences."""
+    """Runs `batch` sequences. Returns wall seconds and CPU seconds from the end of the prompts to the end of all."""
     for seed in range(batch):
         prompt = tuple(TEXTS[name](seed, position) for position in range(-PROMPT_TOKENS, 0))
         params = SamplingParams(max_tokens=tokens, temperature=0.0, seed=seed, ignore_eos=True)

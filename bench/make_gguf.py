@@ -2,8 +2,8 @@
 
     python -m bench.make_gguf MODEL_DIRECTORY [OUT.gguf]
 
-Knows the two shapes of `make_models.py` (llama, qwen2; bfloat16 in one safetensors file; byte-level BPE) and nothing
-else: it is no converter for models at large. Format: GGUF version 3, github.com/ggml-org/ggml, docs/gguf.md.
+Supports only the two shapes of `make_models.py` (llama, qwen2; bfloat16 in one safetensors file; byte-level BPE); it is
+not a general converter. Format: GGUF version 3, github.com/ggml-org/ggml, docs/gguf.md.
 
     file      "GGUF", version, counts, metadata, one line for each tensor, padding, the tensors' data
     string    u64 length, bytes                   array     u32 type of an element, u64 length, elements
@@ -44,14 +44,14 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor as it goes into the file: bfloat16 as its 16 bits, or float32."""
+    """One tensor as it is written to the file: bfloat16 values as 16-bit integers, or float32."""
 
     name: str
     values: NDArray[np.uint16] | NDArray[np.float32]
 
     @property
     def type(self) -> int:
-        """The format's number for it."""
+        """The number of the tensor's data type in GGUF."""
         return TENSOR_BF16 if self.values.dtype == np.uint16 else TENSOR_F32
 
 
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def write(model: Path, out: Path) -> None:
-    """One file."""
+    """Converts the model directory `model` to the file `out`."""
     config = read_json(model / "config.json")
     tensors = read_tensors(model / "model.safetensors", config)
     fields = {**model_fields(model.name, config), **tokenizer_fields(model, config)}
@@ -86,7 +86,7 @@ def write(model: Path, out: Path) -> None:
 
 
 def model_fields(name: str, config: dict[str, Any]) -> dict[str, Any]:
-    """What the format calls a model's shape."""
+    """Returns the metadata fields of a model's shape."""
     arch = config["model_type"]
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     return {
@@ -107,7 +107,7 @@ def model_fields(name: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_fields(model: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """The vocabulary and the merges."""
+    """Returns the metadata fields of the tokenizer: vocabulary, merges, special tokens and chat template."""
     tokenizer = read_json(model / "tokenizer.json")
     tokens, kinds = [""] * config["vocab_size"], [NORMAL] * config["vocab_size"]
     for text, index in tokenizer["model"]["vocab"].items():
@@ -129,7 +129,7 @@ def tokenizer_fields(model: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_tensors(path: Path, config: dict[str, Any]) -> list[Tensor]:
-    """All tensors of a safetensors file: matrices as they are, vectors widened, as llama.cpp wants them."""
+    """Returns all tensors of a safetensors file: matrices in bfloat16, vectors in float32, as llama.cpp requires."""
     data = np.memmap(path, dtype=np.uint8, mode="r")
     start = 8 + int.from_bytes(data[:8].tobytes(), "little")
     header = json.loads(data[8:start].tobytes())
@@ -145,7 +145,7 @@ def read_tensors(path: Path, config: dict[str, Any]) -> list[Tensor]:
 
 
 def renamed(name: str) -> str:
-    """model.layers.3.mlp.up_proj.weight is blk.3.ffn_up.weight."""
+    """Returns the GGUF name of a tensor: model.layers.3.mlp.up_proj.weight becomes blk.3.ffn_up.weight."""
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         _, _, layer, part = stem.split(".", 3)
@@ -154,7 +154,10 @@ def renamed(name: str) -> str:
 
 
 def arranged(name: str, values: NDArray[np.uint16], config: dict[str, Any]) -> NDArray[np.uint16] | NDArray[np.float32]:
-    """For llama, the format has the rows of queries and keys in the order of interleaved rotation."""
+    """Returns a tensor's values in GGUF's type and order.
+
+    Vectors become float32. For llama, the rows of the query and key projections are reordered for interleaved rotation.
+    """
     if values.ndim == 1:
         return (values.astype(np.uint32) << 16).view(np.float32)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
@@ -167,7 +170,7 @@ def arranged(name: str, values: NDArray[np.uint16], config: dict[str, Any]) -> N
 
 
 def encoded(value: Any) -> bytes:
-    """A metadata value with its type before it."""
+    """Returns the encoding of a metadata value: its type, then the value."""
     if isinstance(value, list):
         kind = U32 if not value else I32 if isinstance(value[0], int) else STRING
         return struct.pack("<IIQ", ARRAY, kind, len(value)) + b"".join(element(item) for item in value)
@@ -181,28 +184,28 @@ def encoded(value: Any) -> bytes:
 
 
 def element(item: int | str) -> bytes:
-    """Of an array."""
+    """Returns the encoding of an element of an array."""
     return struct.pack("<i", item) if isinstance(item, int) else string(item)
 
 
 def string(text: str) -> bytes:
-    """Its length and itself."""
+    """Returns the encoding of a string: its length in bytes, then the bytes."""
     data = text.encode()
     return struct.pack("<Q", len(data)) + data
 
 
 def padding(size: int) -> int:
-    """Bytes from `size` to the next multiple of the alignment."""
+    """Returns the number of bytes from `size` to the next multiple of the alignment."""
     return -size % ALIGNMENT
 
 
 def pad(file: BinaryIO) -> None:
-    """Fills up to the alignment."""
+    """Writes zero bytes up to the next multiple of the alignment."""
     file.write(bytes(padding(file.tell())))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object in a file."""
+    """Reads a JSON object from a file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 

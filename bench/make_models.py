@@ -1,10 +1,11 @@
-"""Writes the models of the benchmarks: published shapes, random bfloat16 weights, a byte-level BPE trained on the spot.
+"""Writes the benchmark models: shapes of published models, random bfloat16 weights, a byte-level BPE tokenizer.
 
     python bench/make_models.py DIRECTORY [NAME ...]
 
-Speed does not depend on what weights say, so nothing is downloaded. Weights come from a fixed seed. The tokenizer is
-trained on the running interpreter's standard library and filled up to the published vocabulary size, so that every id a
-random model gives decodes. Each DIRECTORY/NAME is a model directory as the field has it.
+Speed does not depend on the values of the weights, so nothing is downloaded. Weights come from a fixed seed. The
+tokenizer is trained on the source of the running interpreter's standard library, and filler tokens extend it to the
+published vocabulary size, so that every id that a random model generates can be decoded. Each DIRECTORY/NAME is a model
+directory in Hugging Face layout.
 """
 
 import argparse
@@ -83,7 +84,7 @@ def main() -> None:
 
 
 def make(directory: Path, shape: dict[str, Any], learnt: Tokenizer) -> int:
-    """One model directory; gives its number of parameters."""
+    """Writes one model directory and returns the model's number of parameters."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = widen(learnt, shape["vocab_size"])
     ids = {text: tokenizer.token_to_id(text) for text in SPECIAL_TOKENS}
@@ -105,7 +106,7 @@ def make(directory: Path, shape: dict[str, Any], learnt: Tokenizer) -> int:
 
 
 def write_weights(directory: Path, config: dict[str, Any]) -> int:
-    """Norms near one, everything else small and random, biases too."""
+    """Writes random weights and returns their number: norm weights near one, all other values near zero."""
     family = find_family(config)
     generator = torch.Generator().manual_seed(SEED)
     tensors: dict[str, torch.Tensor] = {}
@@ -118,7 +119,7 @@ def write_weights(directory: Path, config: dict[str, Any]) -> int:
 
 
 def learn() -> Tokenizer:
-    """A byte-level BPE from the standard library's sources."""
+    """Trains a byte-level BPE tokenizer on the source of the standard library."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -140,7 +141,7 @@ def corpus() -> Iterator[str]:
 
 
 def widen(learnt: Tokenizer, vocab_size: int) -> Tokenizer:
-    """The learnt tokenizer with the special tokens and fillers up to a vocabulary size."""
+    """Returns the tokenizer with special tokens added, and filler tokens up to `vocab_size`."""
     tokenizer = Tokenizer.from_str(learnt.to_str())
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS])
     fillers = range(tokenizer.get_vocab_size(), vocab_size)

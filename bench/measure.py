@@ -1,8 +1,9 @@
-"""One load on one running server, and the machine's limits: in its own moments, and before and after it when idle.
+"""Measures one load on one running server, and the machine's limits before, during and after the load.
 
-Whose CPU time it took is booked.
+The limits before and after are measured on an idle machine, those during the load in short pauses (`bench.moments`).
+CPU time is accounted for each part of the server.
 
-Called by `bench.peers` and `bench.run`; they decide in what order, `bench.report` what it means.
+Called by `bench.peers` and `bench.run`, which decide the order of the loads; `bench.report` evaluates the samples.
 """
 
 import asyncio
@@ -27,54 +28,54 @@ P = TypeVar("P")
 T = TypeVar("T")
 LOAD_S_MAX = 1800.0
 SETTLE_S = 5.0
-"""The system is busy for a while with the gigabytes that a probe gave back, which would slow the first server down."""
+"""Pause in seconds after a probe: the kernel is busy for a while with gigabytes of freed memory, which slows a load."""
 
 
 class LoadFailed(Exception):
-    """A server did not give every request exactly the tokens that were asked for."""
+    """A request failed, or the server returned other numbers of tokens than were requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Which measurement a sample belongs to: the round, the load, and the machine's limits around it."""
+    """One load in one round, with the machine's limits measured around it. Its samples are one for each server."""
 
     round: int
     load: Load
     decoder: DecoderDescription
     patience: books.Patience
     limits: tuple[tuple[probe.Probe, books.Cpu], ...]
-    """As measured before and, where `ended`, after; and who used the processor meanwhile."""
+    """The limits, and the CPU use during their measurement: before the load and, if `ended` was called, after it."""
 
     def ended(self, limits: tuple[probe.Probe, books.Cpu]) -> "Turn":
-        """The same with what was measured afterwards: a machine that is not alone changes within a minute."""
+        """Returns the turn with the limits measured after the load added: a shared machine changes within a minute."""
         return replace(self, limits=(*self.limits, limits))
 
     def settled(self, samples: Iterable[Sample]) -> list[Sample]:
-        """Samples beside the floor that this turn has come to know."""
+        """Returns the samples with the floor computed from all limits of this turn."""
         floor_s, sum_floor_s = self.floors
         return [replace(sample, floor_s=floor_s, sum_floor_s=sum_floor_s) for sample in samples]
 
     @property
     def floor(self) -> roofline.Floor:
-        """What the limits allow on average."""
+        """The floor of the load with the mean of the measured limits and the best way to read memory."""
         return roofline.floor(self.decoder, self.load, self._limits(self._best_read()))
 
     @property
     def sum_floor(self) -> roofline.Floor:
-        """The same where the bandwidth is what a plain sum reads."""
+        """The floor of the load with the read bandwidth of a plain sum."""
         return roofline.floor(self.decoder, self.load, self._limits(self._mean("read_sum_gb_s")))
 
     @property
     def floors(self) -> tuple[float, float]:
-        """Seconds of both."""
+        """The seconds of `floor` and `sum_floor`."""
         return self.floor.total_s, self.sum_floor.total_s
 
     def floors_with(self, own: roofline.Limits) -> tuple[float, float, float]:
-        """Seconds of both, and those of a load's own moments."""
+        """Returns the seconds of `floor`, `sum_floor`, and the floor with the limits `own`, measured in pauses."""
         return (*self.floors, roofline.floor(self.decoder, self.load, own).total_s)
 
     def record(self) -> dict[str, Any]:
-        """For a results file."""
+        """Returns the limits and floors of this turn as a record for a results file."""
         names = ("read_model_gb_s", "read_large_gb_s", "read_sum_gb_s", "gemm_gflop_s")
         rates = {name: self._mean(name) for name in names}
         floor = {"floor_prompts_s": self.floor.prompts_s, "floor_decode_s": self.floor.decode_s}
@@ -83,7 +84,7 @@ class Turn:
         return {"round": self.round, "load": self.load.name, **rounded({**rates, **floor, **foreign})}
 
     def _best_read(self) -> float:
-        # Weights come from memory or, where they fit, from a cache: whichever buffer was faster bounds them.
+        # Weights are read from memory or, if they fit, from a cache, so the faster of the two buffers is the limit.
         return fmean(max(found.read_model_gb_s, found.read_large_gb_s) for found, _ in self.limits)
 
     def _limits(self, read_gb_s: float) -> roofline.Limits:
@@ -94,7 +95,7 @@ class Turn:
 
 
 def describe(model: Path) -> DecoderDescription:
-    """The decoder of a model directory."""
+    """Returns the decoder description of a model directory."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     return find_family(config).describe(config)
 
@@ -106,7 +107,10 @@ def turns(
     threads: int,
     act: Callable[[Turn], list[Sample]],
 ) -> Iterator[tuple[Turn, list[Sample]]]:
-    """Acts once for each round and load; the limits are measured once between two of them."""
+    """Calls `act` once for each round and load, and yields the turn and its samples.
+
+    The machine's limits are measured once between two loads and count for both.
+    """
     found = limits(decoder, patience, threads)
     for number, load in loads:
         turn = Turn(number, load, decoder, patience, (found,))
@@ -117,7 +121,7 @@ def turns(
 
 
 def limits(decoder: DecoderDescription, patience: books.Patience, threads: int) -> tuple[probe.Probe, books.Cpu]:
-    """The machine's, now, for a model of this size."""
+    """Measures the machine's current limits for a model of this size. Returns them with the CPU use meanwhile."""
     size = roofline.weight_bytes(decoder)
     found = books.quietly(patience, books.children, lambda: size, lambda wanted: probe.measure(wanted, threads))
     time.sleep(SETTLE_S)
@@ -125,7 +129,7 @@ def limits(decoder: DecoderDescription, patience: books.Patience, threads: int) 
 
 
 def sample(server: Server, turn: Turn, prompts: Prompts, seeds: Iterator[int], moments: Moments) -> Sample:
-    """A server under a load; its warm-up is not booked. Raises `LoadFailed`."""
+    """Runs a load on a server and returns the sample. The warm-up is not measured. Raises `LoadFailed`."""
     load, model = turn.load, server.model_name()
 
     def warm_up() -> tuple[int, list[Prompt]]:
@@ -153,20 +157,23 @@ def beside(
     prepare: Callable[[], P],
     act: Callable[[P], T],
 ) -> tuple[T, books.Cpu]:
-    """`books.quietly` where `moments` are taken meanwhile: their program is not foreign, nor a part that is told of."""
+    """Calls `books.quietly` for an action during which `moments` measures.
+
+    The CPU time of the measuring program counts neither as foreign nor as a part of the server.
+    """
     taken = "moments"
     value, cpu = books.quietly(turn.patience, lambda: {**parts(), taken: moments.cpu_s()}, prepare, act, moments.clock)
     return value, replace(cpu, parts={name: used for name, used in cpu.parts.items() if name != taken})
 
 
 def bodies(model: str, load: Load, prompts: list[Prompt]) -> list[dict[str, Any]]:
-    """Requests: greedy, and as long as asked for whatever the model says."""
+    """Returns the request bodies: greedy sampling, and a fixed output length regardless of the model's end token."""
     fixed = {"model": model, "max_tokens": load.output, "temperature": 0, "ignore_eos": True}
     return [{**fixed, "prompt": prompt.text} for prompt in prompts]
 
 
 def check(result: Result, load: Load, requests: int) -> None:
-    """Raises `LoadFailed` unless all tokens are there and no others."""
+    """Raises `LoadFailed` if there are errors or the numbers of tokens differ from the requested ones."""
     wanted = (requests * load.prompt_length, requests * load.output)
     got = (result.prompt_tokens, result.output_tokens)
     if result.errors:

@@ -1,11 +1,11 @@
-"""What the machine allows in a load's own moments: the load stands still now and then, and a program measures instead.
+"""Measures the machine's limits during a load: the load is paused at intervals, and a program measures meanwhile.
 
     python -m bench.moments --bytes N [--threads N]
 
-Probes just before and after a load catch the best of other moments. A machine that is not alone may give its cores
-twice as much of the memory's bandwidth in one second as in the next, so a share of what it allows means something only
-where both are of the same seconds. The program reads and multiplies in torch's fastest ways (`bench.probe`) whenever a
-line comes in, and says how long it took; `Moments` is the handle of such a process. Called by `bench.measure`, for
+Probes before and after a load measure the machine at other times. On a shared host, the memory bandwidth of one second
+may be twice that of the next, so a share of the limit is meaningful only if load and limit are measured in the same
+seconds. This program reads memory and multiplies matrices in torch's fastest ways (`bench.probe`) whenever it gets a
+line on standard input, and prints the times. `Moments` controls such a process. Called by `bench.measure`, for
 `bench.peers` and `bench.run`.
 """
 
@@ -29,31 +29,34 @@ from bench.probe import GEMM_DTYPES, ROOT, TRIES, Call, Product, Reads, best, pr
 from bench.roofline import Limits
 
 EVERY_S = 1.0
-"""Of a load, between two of its stops."""
+"""Seconds of a load between two pauses."""
 PRODUCT_S = 0.05
-"""A multiplication that takes longer would stop the load for too long."""
+"""Longest multiplication in seconds; a longer one would pause the load for too long."""
 CALLS = 2
-"""Of which the shorter counts, after one that does not: a thread that was put aside says nothing about the machine."""
+"""Timed calls of a measurement, after one that is not timed.
+
+The shorter counts, because a thread may be descheduled.
+"""
 ENDED = "the measuring program ended; its output above says why"
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One measurement: seconds for a byte read and for an operation multiplied."""
+    """One measurement: seconds per byte read and per operation of a matrix multiplication."""
 
     byte_s: float
     operation_s: float
 
 
 class Moments:
-    """A handle; a context manager. `clock` is for what is timed: it stands still while the load does."""
+    """Controls the measuring process, as a context manager. `clock` measures a load without its pauses."""
 
     def __init__(self, model_bytes: int, threads: int, every_s: float = EVERY_S) -> None:
         command = [sys.executable, "-m", "bench.moments", f"--bytes={model_bytes}", f"--threads={threads}"]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._every_s = every_s
         self._stands: tuple[float, float | None] = (0.0, None)
-        """For how long loads stood still in all, and since when one does now."""
+        """Total seconds of all pauses so far, and the start of the current pause (None outside a pause)."""
         self._found: list[Moment] = []
         self._answer()
 
@@ -66,17 +69,20 @@ class Moments:
         self._process.__exit__(kind, error, trace)
 
     def clock(self) -> float:
-        """Seconds, without those in which a load stood still."""
+        """Returns the time in seconds, without the pauses of loads."""
         away_s, since = self._stands
         return (time.perf_counter() if since is None else since) - away_s
 
     def cpu_s(self) -> float:
-        """CPU seconds of the process so far."""
+        """Returns the CPU seconds of the measuring process so far."""
         return processes.tree(self._process.pid)[0].cpu_s
 
     @contextlib.contextmanager
     def of(self, root: int) -> Iterator[None]:
-        """Stops this process and its descendants, as they are now, every so often until the end; see `limits`."""
+        """Context manager that measures during a load: pauses the process `root` and its descendants at intervals.
+
+        The descendants are those at the start. `limits` returns the result.
+        """
         family, ended = processes.tree(root), threading.Event()
         self._found = []
         with ThreadPoolExecutor(max_workers=1) as pool:
@@ -88,16 +94,17 @@ class Moments:
                 interrupting.result()
 
     def limits(self) -> Limits:
-        """What the machine did in the moments of the last load: a byte on average, an operation mostly.
+        """Returns the machine's limits during the last load: by the mean time per byte, the median time per operation.
 
-        Memory is fast or slow for seconds. Multiplying is at times half as fast for a tenth of a second, twice as often
-        where the cores have just stood still as in the midst of work: that is not the load's.
+        Memory is fast or slow for seconds at a time, so the mean counts. Multiplication sometimes runs at half speed
+        for a tenth of a second, twice as often just after a pause as during work, so outliers do not describe the load
+        and the median counts.
         """
         byte_s = statistics.fmean(moment.byte_s for moment in self._found)
         return Limits(1 / byte_s, 1 / statistics.median(moment.operation_s for moment in self._found))
 
     def _interrupt(self, family: list[processes.Process], ended: threading.Event) -> None:
-        # The first one comes after half of the time, and a load that is shorter still has one behind it.
+        # The first measurement is made after half an interval. A load that ends earlier gets one after its end.
         wait_s = self._every_s / 2
         while not ended.wait(wait_s) or not self._found:
             wait_s = self._every_s
@@ -132,7 +139,7 @@ class Moments:
 
 
 def fastest_read(size: int) -> Call:
-    """Reads a buffer of `size` bytes in the way that is the fastest now."""
+    """Returns the call that currently reads a buffer of `size` bytes fastest."""
     reads = Reads(size)
     for _ in range(2 * TRIES):
         reads.once()
@@ -140,13 +147,13 @@ def fastest_read(size: int) -> Call:
 
 
 def fastest_product() -> Product:
-    """The multiplication with the most operations a second now, of those that are short."""
+    """Returns the multiplication that currently has the highest rate, of those that take at most `PRODUCT_S`."""
     found = (each for dtype in GEMM_DTYPES for each in products(dtype, TRIES, PRODUCT_S))
     return max(found, key=lambda each: each.rate)
 
 
 def main() -> None:
-    """The process itself."""
+    """Runs in the measuring process: makes one measurement for each line on standard input."""
     parser = argparse.ArgumentParser(description="Reads and multiplies whenever a line comes in.")
     parser.add_argument("--bytes", type=int, required=True, help="of the buffer that is read")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))

@@ -1,7 +1,7 @@
-"""How the other serving systems are started for a comparison: command, environment, version. One class for each.
+"""The other serving systems of the comparison: command, environment and version, one class for each.
 
-Each gets the settings that its own documentation gives for a machine without a GPU, and all cores of this one; nothing
-else is tuned. Called by `bench.peers`.
+Each system gets the settings that its own documentation recommends for a machine without a GPU, and all cores of this
+machine; nothing else is tuned. Called by `bench.peers`.
 """
 
 import os
@@ -15,13 +15,13 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_ST
 VLLM_KV_GIB = 4
 MAX_MODEL_LEN = 2048
 SLOTS = 32
-"""Sequences that llama-server runs at once, and the most clients of any load; its context is shared out among them."""
+"""Sequences that llama-server runs at once, which share its context; the largest number of clients of any load."""
 SLOT_TOKENS = 1280
 TCMALLOC = "libtcmalloc_minimal.so.4"
 
 
 class Vllm(Server):
-    """`vllm serve`, the CPU build, from the command of its environment (`…/bin/vllm`)."""
+    """The CPU build of `vllm serve`. `executable` is the command in vLLM's Python environment (`…/bin/vllm`)."""
 
     def __init__(self, executable: Path, model: Path, dtype: str) -> None:
         port = free_port()
@@ -41,7 +41,10 @@ class LlamaServer(Server):
 
 
 def vllm_environment(executable: Path) -> dict[str, str]:
-    """Its threads on all cores (left alone it keeps one for its server), and the libraries that it asks to preload."""
+    """Returns vLLM's environment variables: threads on all cores, and the libraries that vLLM asks to preload.
+
+    By default vLLM reserves one core for its server.
+    """
     cores = sorted(os.sched_getaffinity(0))
     preload = [TCMALLOC] if _library_exists(TCMALLOC) else []
     openmp = executable.parent.parent / "lib" / "libiomp5.so"
@@ -55,13 +58,13 @@ def vllm_environment(executable: Path) -> dict[str, str]:
 
 
 def vllm_version(executable: Path) -> str:
-    """As installed beside the command."""
+    """Returns the versions of vLLM and torch in the environment of the command."""
     code = 'from importlib.metadata import version as v; print(f\'{v("vllm")}, torch {v("torch")}\')'
     return _output([str(executable.parent / "python"), "-c", code]).strip()
 
 
 def llama_version(executable: Path) -> str:
-    """As the program says it."""
+    """Returns the version that the program prints, or "unknown"."""
     found = re.search(r"version: (.*)", _output([str(executable), "--version"]))
     return found[1] if found else "unknown"
 

@@ -1,9 +1,9 @@
-"""This system beside others on one machine, in turn: `make bench-peers ARGS="--model DIR --vllm … --llama-server …"`.
+"""Compares this system with other serving systems on one machine: `make bench-peers ARGS="--model DIR --vllm …"`.
 
-Every server is started once with the same model and stopped (SIGSTOP) while another one is measured. A round takes each
-load and each server in an order that turns from round to round, and measures the machine's limits before it, after it
-and in its own moments. What is compared are ratios within a round. A server that is not named is left out, and the
-results say so.
+Every server is started once with the same model, and is stopped (SIGSTOP) while another server is measured. Each round
+runs each load on each server; the order of the servers rotates from round to round. The machine's limits are measured
+before and after each load and in short pauses of it (`bench.moments`). Servers are compared by ratios within a round. A
+server that is not named on the command line is left out, and the results say so.
 """
 
 import argparse
@@ -28,7 +28,7 @@ OURS = "antiphon"
 
 @dataclass
 class Results:
-    """All that a run has found so far."""
+    """The results of a run so far."""
 
     head: dict[str, Any]
     turns: list[measure.Turn] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Results:
     failures: list[str] = field(default_factory=list)
 
     def record(self) -> dict[str, Any]:
-        """For a file."""
+        """Returns the results as a record for a results file."""
         return {
             **self.head,
             "summary": [rounded(record) for record in report.summary(self.samples, OURS)],
@@ -46,7 +46,7 @@ class Results:
         }
 
     def text(self) -> str:
-        """For a person."""
+        """Returns the results as text: tables and failures."""
         tables = [report.loads_table(report.summary(self.samples, OURS))]
         tables.append(report.limits_table([turn.record() for turn in self.turns]))
         return "\n\n".join([*tables, *(f"failed: {failure}" for failure in self.failures)])
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    """Options, with what follows from them filled in."""
+    """Parses the command-line options and fills in the default paths."""
     parser = argparse.ArgumentParser(description="This system beside others, in turn, on one machine.")
     parser.add_argument("--model", type=Path, required=True, help="model directory")
     parser.add_argument("--vllm", type=Path, help="the command `vllm` of an environment with vLLM's CPU build")
@@ -90,7 +90,7 @@ def parse() -> argparse.Namespace:
 
 
 def started(options: argparse.Namespace) -> Iterator[Server]:
-    """The servers, one after the other, each stopped as soon as it is ready."""
+    """Starts the servers one after the other and yields each; a server is paused as soon as it is ready."""
     yield _paused(Serving(f"--model={options.model}", f"--threads={options.threads}"))
     if options.vllm:
         yield _paused(Vllm(options.vllm, options.model, options.vllm_dtype))
@@ -99,7 +99,7 @@ def started(options: argparse.Namespace) -> Iterator[Server]:
 
 
 def head(options: argparse.Namespace, servers: list[Server]) -> dict[str, Any]:
-    """What is compared, on what."""
+    """Returns the head of the results: machine, model, versions, start times and memory of the servers."""
     versions = {OURS: machine.version("antiphon")}
     if options.vllm:
         versions["vllm"] = f"{vllm_version(options.vllm)}, {options.vllm_dtype}"
@@ -118,7 +118,7 @@ def head(options: argparse.Namespace, servers: list[Server]) -> dict[str, Any]:
 
 
 def rounds(options: argparse.Namespace, servers: list[Server], moments: Moments, results: Results) -> Iterator[None]:
-    """Measures; yields after each load with all servers, so that what is there can be kept."""
+    """Runs the measurements. Yields after each load has run on all servers, so that the caller can save the results."""
     prompts, decoder = loads.Prompts(options.model), measure.describe(options.model)
     seeds = itertools.count(time.time_ns() // 10**9 * 1000)
     patience = books.HURRY if options.short else books.Patience()
@@ -149,7 +149,7 @@ def rounds(options: argparse.Namespace, servers: list[Server], moments: Moments,
 
 
 def progress(sample: Sample) -> str:
-    """One line while it runs."""
+    """Returns a progress line for one sample."""
     where = f"round {sample.round} {sample.load:<7} {sample.server:<10}"
     rates = f"{sample.output_rate:8.1f} tok/s  TTFT {sample.ttft_ms_p50:7.0f} ms"
     return f"{where} {rates}  {sample.wall_s:6.1f} s  foreign {sample.cpu.foreign:5.2f}"

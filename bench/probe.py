@@ -1,13 +1,14 @@
-"""What this machine allows at this moment: read bandwidth and matrix multiplication, as JSON.
+"""Measures the machine's current limits, read bandwidth and matrix multiplication rate, and prints them as JSON.
 
     python -m bench.probe --bytes N [--threads N] [--tries N]
 
-A process of its own, started anew for each measurement, so that neither its memory nor its threads are there while
-something else is measured. Bandwidth is read over a buffer of `--bytes` (a model's weights: what a step reads, and what
-a shared cache may hold) and over one far larger than any cache. Each figure is the best of its tries, of several ways
-to read and of several sizes: a limit is what can be reached, not what usually is. One of these ways, torch's sum of
-float32, is a figure of its own: others measure a machine by it, and some machines read faster in other ways.
-Multiplication is of bfloat16, and of float32, which numbers of bfloat16 become where a processor multiplies no others.
+The probe runs in a new process for each measurement, so that neither its memory nor its threads exist while something
+else is measured. Bandwidth is measured with a buffer of `--bytes` (the size of a model's weights, which a step reads
+and which a shared cache may hold) and with a buffer far larger than any cache. Each figure is the best of its tries, of
+several ways to read and of several matrix sizes, because a limit is what can be reached, not the typical value. The
+rate of one way to read, torch's sum of float32, is also reported separately, because it is a usual measure of a
+machine; some machines read faster in other ways. Multiplication is measured in bfloat16 and in float32, to which
+bfloat16 values are converted on processors that cannot multiply bfloat16.
 """
 
 import argparse
@@ -27,30 +28,30 @@ LARGE_BYTES = 2 * 2**30
 GEMM_DTYPES = ("bfloat16", "float32")
 GEMM_SIDES = (256, 1024, 2048, 4096)
 GEMM_CALL_MAX_S = 1.0
-"""A larger multiplication is left out where it would take longer."""
+"""Longest multiplication in seconds. Larger matrices are left out if they would take longer."""
 TRIES = 3
 Call = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One measurement."""
+    """One measurement of the machine's limits. 1 GB is 10^9 bytes."""
 
     read_model_gb_s: float
-    """10^9 bytes a second, over a buffer of the model's size."""
+    """Read bandwidth with a buffer of the model's size."""
     read_large_gb_s: float
     read_sum_gb_s: float
-    """The faster of the two buffers, by a plain sum of float32."""
+    """Read bandwidth of a plain float32 sum, for the faster of the two buffers."""
     gemm_gflop_s: float
 
 
 def measure(model_bytes: int, threads: int, tries: int = TRIES) -> Probe:
-    """Runs this module in a process of its own."""
+    """Measures the limits by running this module in a new process."""
     return Probe(**in_own_process("bench.probe", bytes=model_bytes, threads=threads, tries=tries))
 
 
 def in_own_process(module: str, **numbers: int) -> dict[str, float]:
-    """The figures that a module of ours prints when it is run with these options."""
+    """Runs a module of this project with these options and returns the figures that it prints as JSON."""
     command = [sys.executable, "-m", module, *(f"--{name}={number}" for name, number in numbers.items())]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -59,13 +60,13 @@ def in_own_process(module: str, **numbers: int) -> dict[str, float]:
 
 
 class Reads:
-    """A buffer, and how long each reading of it took, in each of several ways; the first one is among them."""
+    """A buffer, and the times of reading it in several ways. The first reading of each way counts too."""
 
     def __init__(self, size: int) -> None:
         import numpy as np
         import torch
 
-        # numpy's large arrays have huge pages where the system grants them on request.
+        # Large numpy arrays get huge pages if the system grants them on request.
         values = torch.from_numpy(np.ones(size // 4, dtype=np.float32))
         self._size = size
         self._sum: Call = values.sum
@@ -73,24 +74,27 @@ class Reads:
         self._seconds: dict[Call, list[float]] = {call: [] for call in (self._sum, *self._others)}
 
     def once(self) -> None:
-        """Reads it once in each way."""
+        """Reads the buffer once in each way."""
         for call in (self._sum, *self._others):
             started = time.perf_counter()
             call()
             self._seconds[call].append(time.perf_counter() - started)
 
     def best_way(self) -> Call:
-        """The way that mostly took the least time."""
+        """Returns the way with the smallest median time."""
         return min(self._seconds, key=lambda call: statistics.median(self._seconds[call]))
 
     def rates(self, choose: Callable[[list[float]], float] = min) -> tuple[float, float]:
-        """Bytes a second by a sum of float32, and in the best of the other ways; `choose` says which time counts."""
+        """Returns the bytes per second of a float32 sum, and of the best other way.
+
+        `choose` selects the time that counts for each way, by default the shortest.
+        """
         by_sum, *others = (choose(self._seconds[call]) for call in (self._sum, *self._others))
         return self._size / by_sum, self._size / min(others)
 
 
 def read_rates(size: int, tries: int) -> tuple[float, float]:
-    """Bytes a second at best: by a sum of float32, and in other ways."""
+    """Returns the best bytes per second of a float32 sum, and of the other ways."""
     reads = Reads(size)
     for _ in range(tries):
         reads.once()
@@ -98,23 +102,23 @@ def read_rates(size: int, tries: int) -> tuple[float, float]:
 
 
 def read_rate(size: int, tries: int) -> float:
-    """Bytes a second, in the best of all ways."""
+    """Returns the bytes per second of the best of all ways to read."""
     return max(read_rates(size, tries))
 
 
 def gemm_rate(tries: int, dtypes: tuple[str, ...] = GEMM_DTYPES) -> float:
-    """Operations a second, in the fastest of these types and sizes."""
+    """Returns the operations per second of a matrix multiplication, in the fastest of these types and of all sizes."""
     return max(gemm_rate_of(dtype, tries) for dtype in dtypes)
 
 
 def gemm_rate_of(dtype: str, tries: int) -> float:
-    """In one type, the fastest of the sizes that do not take too long."""
+    """Returns the operations per second in one type, with the fastest of the sizes that do not take too long."""
     return max(product.rate for product in products(dtype, tries))
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix multiplication, and its operations a second at best."""
+    """A matrix multiplication, with its number of operations and its best rate in operations per second."""
 
     call: Call
     operations: int
@@ -122,7 +126,7 @@ class Product:
 
 
 def products(dtype: str, tries: int, most_s: float = GEMM_CALL_MAX_S) -> Iterator[Product]:
-    """Those of one type, as far as they take no longer than `most_s`."""
+    """Yields the multiplications of one type with growing sizes, as long as they take at most `most_s` seconds."""
     import torch
 
     rate = 0.0
@@ -138,7 +142,7 @@ def products(dtype: str, tries: int, most_s: float = GEMM_CALL_MAX_S) -> Iterato
 
 
 def best(call: Call, tries: int) -> float:
-    """Seconds of the shortest call, after one that is not counted."""
+    """Returns the seconds of the shortest of `tries` calls, after one call that is not timed."""
     call()
     times: list[float] = []
     for _ in range(tries):

@@ -1,6 +1,6 @@
-"""What /proc says of a server's processes: their CPU time and memory, and stopping and continuing them all.
+"""Reads CPU time and memory of a process and its descendants from /proc, and pauses, resumes and kills them.
 
-Knows nothing of servers or loads. Called by `bench.serving` and `bench.measure`.
+Called by `bench.serving`, `bench.books`, `bench.moments` and `bench.run`.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from pathlib import Path
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 IDLE_CORES = 0.1
-"""A machine with less than this at work counts as idle."""
+"""A machine on which fewer cores than this are busy counts as idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process as it was when it was looked at."""
+    """The state of one process at the time of reading."""
 
     pid: int
     parent: int
@@ -27,11 +27,11 @@ class Process:
     resident_mb: float
     command: str
     started: int
-    """Ticks since the machine started: with the number, it names one process for ever."""
+    """Start time in ticks after the machine's start. With `pid`, it identifies the process uniquely."""
 
 
 def tree(root: int) -> list[Process]:
-    """A process and its living descendants."""
+    """Returns a process and its living descendants."""
     processes = {process.pid: process for process in _all()}
     found, todo = [], [root]
     while todo:
@@ -43,36 +43,36 @@ def tree(root: int) -> list[Process]:
 
 
 def pause(root: int) -> None:
-    """Stops a process and its descendants until `resume`; twice over, for a child that came in between."""
+    """Pauses a process and its descendants until `resume`. Does so twice, for a child that is created meanwhile."""
     for _ in range(2):
         pause_all(tree(root))
 
 
 def resume(root: int) -> None:
-    """Lets them go on, children before parents: nobody may find those stopped that it waits for."""
+    """Resumes a process and its descendants, children first, so that no process waits for one that is still paused."""
     resume_all(tree(root))
 
 
 def pause_all(family: list[Process]) -> None:
-    """Stops these at once: to look for others takes milliseconds."""
+    """Pauses these processes without searching for new ones, which would take milliseconds."""
     for process in family:
         _send(process.pid, signal.SIGSTOP)
 
 
 def resume_all(family: list[Process]) -> None:
-    """Lets these go on, in the order of `resume` where they are a `tree`."""
+    """Resumes these processes in reverse order, so that children of a `tree` are resumed before their parents."""
     for process in reversed(family):
         _send(process.pid, signal.SIGCONT)
 
 
 def kill(root: int) -> None:
-    """Ends a process and its descendants at once."""
+    """Kills a process and its descendants."""
     for process in reversed(tree(root)):
         _send(process.pid, signal.SIGKILL)
 
 
 def end_orphans(family: list[Process]) -> None:
-    """Ends those of an earlier `tree` that live on though their parent has ended."""
+    """Kills those processes of an earlier `tree` that still exist after their parent has ended."""
     wanted = {(process.pid, process.started) for process in family}
     for process in list(_all()):
         if (process.pid, process.started) in wanted:
@@ -80,13 +80,16 @@ def end_orphans(family: list[Process]) -> None:
 
 
 def machine_busy_s() -> float:
-    """CPU seconds of all cores since the start that were not idle, those that the host took away included."""
+    """Returns the busy CPU seconds of all cores since the machine's start, including time taken by the host (steal)."""
     values = [int(value) for value in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
     return (sum(values) - values[3] - values[4]) / TICKS
 
 
 def wait_idle(limit_s: float, window_s: float = 1.0) -> bool:
-    """Returns True when the machine has been idle for `window_s`, False after `limit_s` of waiting for that."""
+    """Waits until the machine has been idle for `window_s` seconds.
+
+    Returns False if that takes longer than `limit_s`.
+    """
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
         before, started = machine_busy_s(), time.monotonic()

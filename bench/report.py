@@ -1,6 +1,7 @@
-"""Samples to medians, ratios and tables. Pure: no clock, no file, no server. Called by `bench.peers` and `bench.run`.
+"""Computes medians, ratios and tables from samples. Without side effects. Called by `bench.peers` and `bench.run`.
 
-A ratio is taken within each round, where both sides had the same minutes, and then its median over the rounds.
+A ratio is computed within each round, in which both sides ran within the same minutes; the result is the median over
+the rounds.
 """
 
 import itertools
@@ -14,33 +15,36 @@ Value = Callable[[Sample], float]
 
 
 def median(samples: Sequence[Sample], value: Value) -> float:
-    """Over the rounds."""
+    """Returns the median of `value` over the samples."""
     return statistics.median(value(sample) for sample in samples)
 
 
 def pick(samples: Sequence[Sample], load: str, server: str) -> list[Sample]:
-    """The samples of one server under one load."""
+    """Returns the samples of one server under one load."""
     return [sample for sample in samples if (sample.load, sample.server) == (load, server)]
 
 
 def ratio(
     samples: Sequence[Sample], load: str, server: str, other: str, value: Value = lambda sample: sample.output_rate
 ) -> float | None:
-    """Of output tokens/s, or of another value: `server` over `other`, round by round; None where no round has both."""
+    """Returns the median over the rounds of `server`'s value divided by `other`'s; None if no round has both.
+
+    The value is the rate of output tokens by default.
+    """
     theirs = {sample.round: sample for sample in pick(samples, load, other)}
     pairs = [(mine, theirs[mine.round]) for mine in pick(samples, load, server) if mine.round in theirs]
     return statistics.median(value(a) / value(b) for a, b in pairs) if pairs else None
 
 
 def summary(samples: Sequence[Sample], ours: str) -> list[dict[str, Any]]:
-    """One record for each load and server that has samples, in the order in which they first came."""
+    """Returns one record for each load and server that has samples, in the order of the first samples."""
     loads, servers = (list(dict.fromkeys(names)) for names in zip(*((s.load, s.server) for s in samples), strict=True))
     pairs = itertools.product(loads, servers)
     return [_record(samples, load, server, ours) for load, server in pairs if pick(samples, load, server)]
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table whose columns are as wide as they need to be."""
+    """Returns a Markdown table with aligned columns."""
     cells = [[str(cell) for cell in row] for row in (heads, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
     lines = [
@@ -50,12 +54,12 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """A figure, or a dash for none."""
+    """Returns a number as text, or a dash for None."""
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
 def percent(value: float | None) -> str:
-    """A share."""
+    """Returns a share as a percentage, or a dash for None."""
     return "–" if value is None else f"{value:.0%}"
 
 
@@ -63,7 +67,7 @@ FLOOR_HEAD = "of floor: own moments / best read / sum"
 
 
 def floor_shares(record: dict[str, Any]) -> str:
-    """All shares of a record of `summary`."""
+    """Returns the three shares of the floor of a record of `summary`, as percentages."""
     return " / ".join(percent(record[f"share_of_{name}"]) for name in ("own_floor", "floor", "sum_floor"))
 
 
@@ -83,17 +87,24 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "client": lambda r: number(r["client_cores"], 2),
     "foreign": lambda r: number(r["foreign_cores"], 2) + ("*" if r["noisy"] else ""),
 }
-"""Of the table of loads: `*` marks loads of which some had foreign programs beside them in every try; *moments alike*
-is the ratio of shares of the own moments' floors, whatever the machine allowed the one and the other."""
+"""Columns of the table of loads.
+
+*foreign*: `*` marks a load with at least one sample in which other programs used the processor in every try. *moments
+alike* is the ratio of the two servers' shares of their own moments' floors, which removes the effect of a machine whose
+speed differed between the two loads.
+"""
 
 
 def loads_table(records: Sequence[dict[str, Any]]) -> str:
-    """The records of `summary` for a person."""
+    """Returns the records of `summary` as a Markdown table."""
     return table(list(COLUMNS), [[cell(record) for cell in COLUMNS.values()] for record in records])
 
 
 def limits_table(turns: Sequence[dict[str, Any]]) -> str:
-    """What the machine allowed: median and range over all rounds. `turns`: records of `measure.Turn`."""
+    """Returns a table of the machine's limits: median, smallest and largest over all rounds.
+
+    `turns` has records of `measure.Turn`.
+    """
     names = {"read_model_gb_s": "read, model's size, GB/s", "read_large_gb_s": "read, large buffer, GB/s"}
     names["read_sum_gb_s"] = "read, plain sum, GB/s"
     names["gemm_gflop_s"] = "GEMM, GFLOP/s"

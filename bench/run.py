@@ -1,11 +1,12 @@
-"""`make bench`: one table for a model: through the whole system, the engine alone, and what the machine allows.
+"""`make bench`: one table for each model, with the whole system, the engine alone, and the machine's limits.
 
     python -m bench.run [MODEL_DIRECTORY ...] [--rounds N] [--short]
 
-Without a directory: the demo model, and what `make bench-models` has made. Each round takes each load: the machine's
-limits, the load through the gateway and the same prompts on the engine alone, the limits again; both loads stand still
-now and then for the limits of their own moments (`bench.moments`). The bus tax is what the first lacks of the second,
-within a round. Results go to bench/results/MODEL.json; docs/performance.md has those that were kept.
+Without a directory: the demo model, and the models that `make bench-models` has made. Each round runs each load: the
+machine's limits are measured, the load runs through the gateway and then, with other prompts of the same length, on the
+engine alone (or in the other order), and the limits are measured again. Both runs are paused at intervals to measure
+the limits in their own moments (`bench.moments`). The bus tax is the share of the engine's rate that is lost in the
+whole system, within a round. Results go to bench/results/MODEL.json; docs/performance.md shows published ones.
 """
 
 import argparse
@@ -33,7 +34,7 @@ HEADS = (
 
 
 def main() -> int:
-    """All models, one after the other."""
+    """Measures all models, one after the other; prints and saves the results."""
     options = parse()
     end_in_order()
     for model in options.models:
@@ -46,7 +47,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    """Options."""
+    """Parses the command-line options."""
     parser = argparse.ArgumentParser(description="One table of figures for each model directory.")
     parser.add_argument(
         "models", nargs="*", type=Path, help="model directories (default: the demo model and bench/models)"
@@ -62,12 +63,12 @@ def parse() -> argparse.Namespace:
 
 
 def present() -> list[Path]:
-    """The demo model and the benchmark models that are there."""
+    """Returns the directories of the demo model and of the benchmark models that exist."""
     return [DEMO, *sorted(config.parent for config in MODELS.glob("*/config.json"))]
 
 
 def measured(model: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Everything about one model."""
+    """Runs all measurements of one model and returns the results as a record."""
     decoder = measure.describe(model)
     name = "antiphon-demo" if model == DEMO else model.name
     facts = {"name": name, "dtype": decoder.dtype, "read_bytes": roofline.weight_bytes(decoder)}
@@ -94,7 +95,7 @@ def measured(model: Path, options: argparse.Namespace) -> dict[str, Any]:
 def rounds(
     model: Path, serving: Serving, engine: EngineAlone, moments: Moments, options: argparse.Namespace
 ) -> Iterator[tuple[measure.Turn, list[Sample]]]:
-    """Both sides of each load in each round; which is first changes from round to round."""
+    """Yields the samples of both sides for each load and round. The side that runs first alternates between rounds."""
     prompts, decoder = loads.Prompts(model), measure.describe(model)
     seeds = itertools.count(time.time_ns() // 10**9 * 1000)
     names = [load.name for load in loads.LOADS]
@@ -121,7 +122,10 @@ def alone(
     seeds: Iterator[int],
     moments: Moments,
 ) -> Sample:
-    """The engine alone under the same load, with prompts of its own drawing. The idle system is a part in its books."""
+    """Returns a sample of the engine alone under the same load, with newly drawn prompts.
+
+    The CPU time of the idle system, which runs at the same time, is accounted for separately.
+    """
     load = turn.load
 
     def parts() -> dict[str, float]:
@@ -148,18 +152,18 @@ def alone(
 
 
 def work(prompts: list[loads.Prompt], load: loads.Load) -> Work:
-    """Prompts as the engine takes them."""
+    """Returns the prompts in the form that `EngineAlone.turn` takes."""
     return [(prompt.token_ids, load.output) for prompt in prompts]
 
 
 def tax(samples: list[Sample], load: str) -> float | None:
-    """Share of the engine's tokens/s that is lost on the way through the system: median over the rounds."""
+    """Returns the share of the engine's tokens/s that is lost in the whole system: median over the rounds."""
     whole = report.ratio(samples, load, SYSTEM, ENGINE)
     return None if whole is None else 1 - whole
 
 
 def text(results: dict[str, Any]) -> str:
-    """The results for a person."""
+    """Returns the results as text for the terminal."""
     records = {(record["load"], record["server"]): record for record in results["summary"]}
     rows = [row(name, records[name, SYSTEM], records[name, ENGINE], lost) for name, lost in results["bus_tax"].items()]
     facts, model = results["machine"], results["model"]
@@ -175,7 +179,7 @@ def text(results: dict[str, Any]) -> str:
 
 
 def row(load: str, system: dict[str, Any], engine: dict[str, Any], lost: float) -> list[str]:
-    """One load's line."""
+    """Returns the cells of one load's row. `lost` is the bus tax as a share."""
     rate, parts = system["output_tok_per_s"], system["part_cores"]
     used = [parts["engine"], sum(parts.values()) - parts["engine"], system["client_cores"]]
     return [
@@ -195,7 +199,7 @@ def row(load: str, system: dict[str, Any], engine: dict[str, Any], lost: float) 
 
 
 def listed(values: dict[str, Any]) -> str:
-    """A few figures in one line."""
+    """Returns a few figures in one line; nested values are left out."""
     return ", ".join(f"{name} {value}" for name, value in values.items() if not isinstance(value, dict))
 
 

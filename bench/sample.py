@@ -1,4 +1,4 @@
-"""What one measured load gave, as a value, and the arithmetic from raw times to it. No input or output here."""
+"""`Sample`: the result of one measured load, and its computation from raw times. Without input or output."""
 
 import statistics
 from dataclasses import asdict, dataclass
@@ -10,7 +10,11 @@ from bench.books import Cpu
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One load on one server, in one round. Times in milliseconds, CPU in cores."""
+    """The result of one load on one server in one round.
+
+    The unit of a time is in its name (`_s`, `_ms`); CPU use is in cores. A load's floor is the shortest time in which
+    the machine could do the work.
+    """
 
     round: int
     load: str
@@ -18,11 +22,11 @@ class Sample:
     seed: int
     wall_s: float
     floor_s: float
-    """The shortest time that the machine's limits, measured before and after it, allow for this load."""
+    """Shortest time that the machine's limits, measured before and after this load, allow for the load."""
     sum_floor_s: float
-    """The same where the bandwidth is what a plain sum reads."""
+    """The same with the read bandwidth of a plain sum as the memory limit."""
     own_floor_s: float
-    """The same by what the machine did in this load's own moments; see `bench.moments`."""
+    """The same with limits that were measured in short pauses of this load; see `bench.moments`."""
     prompt_tokens: int
     output_tokens: int
     cpu: Cpu
@@ -34,38 +38,38 @@ class Sample:
 
     @property
     def output_rate(self) -> float:
-        """Output tokens a second."""
+        """Output tokens per second."""
         return self.output_tokens / self.wall_s
 
     @property
     def total_rate(self) -> float:
-        """Prompt and output tokens a second."""
+        """Prompt and output tokens per second."""
         return (self.prompt_tokens + self.output_tokens) / self.wall_s
 
     @property
     def share(self) -> float:
-        """Of what the machine allows: 1 is the floor itself."""
+        """The floor divided by the measured time: 1 means as fast as the machine allows."""
         return self.floor_s / self.wall_s
 
     @property
     def sum_share(self) -> float:
-        """The same of the floor by a plain sum; it can exceed 1."""
+        """The share of the floor with the bandwidth of a plain sum. It can exceed 1."""
         return self.sum_floor_s / self.wall_s
 
     @property
     def own_share(self) -> float:
-        """The same of the floor of its own moments."""
+        """The share of the floor with the limits measured during the load."""
         return self.own_floor_s / self.wall_s
 
     def record(self) -> dict[str, Any]:
-        """For a results file."""
+        """Returns the sample as a record for a results file, with rates and shares."""
         rates = {"output_tok_per_s": self.output_rate, "total_tok_per_s": self.total_rate}
         shares = {"share_of_floor": self.share, "share_of_sum_floor": self.sum_share}
         return rounded({**asdict(self), **rates, **shares, "share_of_own_floor": self.own_share})
 
 
 def latencies(result: Result) -> dict[str, float]:
-    """The times of a load by their names in `Sample`."""
+    """Returns the latency fields of `Sample` (milliseconds) for the result of a load."""
     first, gaps = result.first_token_s, result.chunk_gaps_s
     seconds = {
         "ttft_ms_p50": percentile(first, 0.5),
@@ -78,7 +82,7 @@ def latencies(result: Result) -> dict[str, float]:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """By linear interpolation between the sorted values; 0 of none."""
+    """Returns a percentile (`share` from 0 to 1) with linear interpolation; 0 if there are no values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -88,12 +92,12 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def spread(values: list[float]) -> float:
-    """(largest - smallest) / median."""
+    """Returns (largest - smallest) / median."""
     return (max(values) - min(values)) / statistics.median(values)
 
 
 def rounded(value: Any) -> Any:
-    """The same with floating-point numbers that a person can read."""
+    """Returns the value with floating-point numbers rounded to four decimals, in nested dicts too."""
     if isinstance(value, float):
         return round(value, 4)
     return {name: rounded(part) for name, part in value.items()} if isinstance(value, dict) else value

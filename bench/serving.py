@@ -1,7 +1,7 @@
-"""Servers as child processes of a benchmark: started until they are ready, paused, booked, stopped.
+"""Servers as child processes of a benchmark: starts them, waits until they are ready, pauses, inspects and stops them.
 
-`Server` is any command that answers HTTP; `Serving` is `antiphon serve`, the whole system in one command. Nothing is
-measured here. Called by every script that measures through HTTP.
+`Server` is any command that starts an HTTP server; `Serving` is `antiphon serve`, the whole system. This module runs no
+load. Called by every script that measures through HTTP.
 """
 
 import http.client
@@ -28,7 +28,7 @@ TAIL_CHARS = 2000
 
 
 class Server:
-    """A running server; a context manager. `ready_s` is the time from the command until `ready_path` answered 200."""
+    """A running server, as a context manager. `ready_s` is the time from the start until `ready_path` answered 200."""
 
     def __init__(
         self, name: str, command: list[str], port: int, ready_path: str, extra_env: Mapping[str, str] | None = None
@@ -57,7 +57,7 @@ class Server:
         self.stop()
 
     def stop(self) -> None:
-        """Ends it: SIGTERM, and SIGKILL to all of its processes when that takes too long."""
+        """Ends the server with SIGTERM, and kills all its processes if they take longer than `STOP_S` seconds."""
         family = processes.tree(self.process.pid)
         processes.resume(self.process.pid)
         self.process.send_signal(signal.SIGTERM)
@@ -70,18 +70,18 @@ class Server:
         os.close(self._log)
 
     def pause(self) -> None:
-        """Stops its processes where they are, so that another server has the machine."""
+        """Pauses all processes of the server with SIGSTOP, so that another server has the whole machine."""
         processes.pause(self.process.pid)
         self.paused = True
 
     def resume(self) -> None:
-        """Lets its processes go on, and returns when it is ready again."""
+        """Resumes the server's processes and returns when the server is ready."""
         processes.resume(self.process.pid)
         self.paused = False
         self.wait_ready()
 
     def wait_ready(self) -> None:
-        """Returns when it is ready. Raises SystemExit with the end of its output when it has ended instead."""
+        """Returns when the server is ready. If it ends instead, raises SystemExit with the end of its output."""
         while self.process.poll() is None:
             if self.get(self._ready_path)[0] == 200:
                 return
@@ -89,7 +89,7 @@ class Server:
         raise SystemExit(f"{self.name} ended: {self.output()[-TAIL_CHARS:]}")
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body of a GET; status 0 where nobody listens yet."""
+        """Sends a GET request and returns status and body; status 0 if there is no answer."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=10)
         try:
             connection.request("GET", path)
@@ -101,28 +101,28 @@ class Server:
             connection.close()
 
     def model_name(self) -> str:
-        """What requests call its model."""
+        """Returns the name of the server's first model."""
         return json.loads(self.get("/v1/models")[1])["data"][0]["id"]
 
     def output(self) -> str:
-        """All that it has printed."""
-        # Not by seeking: the server writes through the same file position.
+        """Returns everything that the server has printed."""
+        # Read without seeking, because the server writes at the same file position.
         return os.pread(self._log, os.fstat(self._log).st_size, 0).decode(errors="replace")
 
     def part_of(self, command: str) -> str:
-        """Which part of the server a process is, for the books; here there is one part."""
+        """Returns the name of the part of the server to which a process belongs. A plain server has one part."""
         del command
         return self.name
 
     def cpu_seconds(self) -> Counter[str]:
-        """CPU time so far, by part."""
+        """Returns the CPU seconds used so far by each part of the server."""
         used: Counter[str] = Counter()
         for process in processes.tree(self.process.pid):
             used[self.part_of(process.command)] += process.cpu_s
         return used
 
     def memory_mb(self) -> Counter[str]:
-        """Resident memory now, by part, MiB."""
+        """Returns the resident memory of each part of the server in MiB."""
         used: Counter[str] = Counter()
         for process in processes.tree(self.process.pid):
             used[self.part_of(process.command)] += process.resident_mb
@@ -130,7 +130,7 @@ class Server:
 
 
 class Serving(Server):
-    """`antiphon serve` with these flags: NATS and all four services."""
+    """`antiphon serve` with the given flags: NATS and all four services."""
 
     def __init__(self, *flags: str) -> None:
         port = free_port()
@@ -138,7 +138,7 @@ class Serving(Server):
         super().__init__("antiphon", command, port, "/readyz")
 
     def part_of(self, command: str) -> str:
-        """The service."""
+        """Returns the name of the service that a process runs."""
         for name in ("gateway", "detokenizer", "tokenizer", "engine"):
             if f"services.{name}" in command:
                 return name
@@ -146,7 +146,7 @@ class Serving(Server):
 
 
 def end_in_order() -> None:
-    """From now on SIGTERM ends this process as Ctrl-C does: its servers, which may stand still, are ended first."""
+    """Makes SIGINT and SIGTERM raise SystemExit, so that the servers, which may be paused, are stopped first."""
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -156,7 +156,7 @@ def end_in_order() -> None:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody has now."""
+    """Returns a port of the loopback interface that is free now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return probe.getsockname()[1]

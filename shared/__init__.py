@@ -1,1 +1,1 @@
-"""What every service shares: messages, subjects, errors, limits, actors. Imports no service and never torch."""
+"""Code that all services share: messages, subjects, errors, limits, actors. Imports no service and no torch."""

@@ -1,8 +1,8 @@
-"""Content hashes of KV blocks: how a prefix is recognised by tokenizer, gateway and engine alike.
+"""Content hashes of KV blocks, by which tokenizer, gateway and engine recognise equal prefixes.
 
-The hash of block i covers the salt and every token up to the block's end, as a chain: sha256(parent || tokens of the
-block), cut to 16 bytes. Two equal hashes mean equal prefixes under an equal salt, so tenants with different salts never
-share a block, and nothing about a hash can be guessed from another process's hash seed.
+The hash of block i covers the salt and all tokens up to the block's end, as a chain: sha256(hash of block i - 1 ||
+tokens of block i), cut to 16 bytes. Equal hashes mean equal prefixes under the same salt, so tenants with different
+salts never share a block. The hashes do not depend on a process's hash seed.
 """
 
 import hashlib
@@ -12,17 +12,17 @@ _TOKEN_BYTES = 4
 
 
 def root_hash(salt: bytes = b"") -> bytes:
-    """The parent of the first block."""
+    """Returns the hash that takes the place of the parent's hash for the first block."""
     return hashlib.sha256(b"antiphon-kv-1" + salt).digest()[:HASH_BYTES]
 
 
 def child_hash(parent: bytes, packed_tokens: bytes) -> bytes:
-    """The hash of a block from its parent's and its own tokens (little-endian u32)."""
+    """Returns the hash of a block from its parent's hash and the block's own tokens (little-endian u32)."""
     return hashlib.sha256(parent + packed_tokens).digest()[:HASH_BYTES]
 
 
 def chain_hashes(packed_ids: bytes, block_size: int, salt: bytes = b"") -> bytes:
-    """The hashes of every full block of a packed token list, joined."""
+    """Returns the concatenated hashes, `HASH_BYTES` each, of all full blocks of a packed token list."""
     stride = block_size * _TOKEN_BYTES
     parent, hashes = root_hash(salt), bytearray()
     for start in range(0, len(packed_ids) - stride + 1, stride):
@@ -32,5 +32,5 @@ def chain_hashes(packed_ids: bytes, block_size: int, salt: bytes = b"") -> bytes
 
 
 def split_hashes(joined: bytes) -> list[bytes]:
-    """Joined hashes as a list."""
+    """Returns concatenated hashes as a list."""
     return [joined[i : i + HASH_BYTES] for i in range(0, len(joined), HASH_BYTES)]

@@ -1,18 +1,18 @@
-"""Time as a dependency, so that tests can hold the clock. Wall time is for `created` fields and spans only."""
+"""Time as a dependency, so that tests can control the clock. Wall time is for `created` fields and spans only."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """What actors know of time."""
+    """The clock that actors use."""
 
     def monotonic(self) -> float:
-        """Seconds that never jump."""
+        """Returns seconds of a monotonic clock; only differences between two readings have a meaning."""
         ...
 
     def time_ns(self) -> int:
-        """Nanoseconds since the attempt, for humans and traces."""
+        """Returns nanoseconds since the Unix epoch, for values shown to users and for traces."""
         ...
 
 

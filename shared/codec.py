@@ -1,7 +1,8 @@
-"""Bytes and back: msgpack through msgspec, typed on the way in.
+"""Encodes messages as msgpack and decodes msgpack to typed messages, with the msgspec library.
 
-A reader names the message types it accepts; anything else (another type, damage, hostile nesting) is a `DecodeError`,
-never another exception. Any msgpack library reads the bytes: an array whose first item is the type's name.
+A decoder is made for the message types that its user accepts. For all other input (another type, damaged bytes,
+maliciously deep nesting) it raises `DecodeError` and no other exception. An encoded message is a msgpack array whose
+first item is the type's name, so any msgpack library can read it.
 """
 
 import array
@@ -19,22 +20,22 @@ T = TypeVar("T")
 _ENCODER = msgspec.msgpack.Encoder()
 _SWAP = sys.byteorder == "big"
 TOKEN_BYTES = 4
-"""Of one id in a packed token list."""
+"""Bytes of one token id in a packed token list."""
 
 
 class DecodeError(ValueError):
-    """The bytes are none of the expected messages."""
+    """The bytes are not a message of an expected type, or not a packed token list."""
 
 
 def encode(message: Message) -> bytes:
-    """The message as bytes, of any length: the transport knows what the bus takes."""
+    """Returns the message as bytes. The length is not limited here: the transport checks the size limit of the bus."""
     return _ENCODER.encode(message)
 
 
 def encode_split(make: Callable[[Sequence[T]], Message], items: Sequence[T]) -> Iterator[tuple[Sequence[T], bytes]]:
-    """Encodes `make(items)`, halved as often as needed to stay within BATCH_BYTES_MAX; yields each part with its bytes.
+    """Encodes `make(items)`; if that exceeds BATCH_BYTES_MAX, splits `items` into halves, recursively.
 
-    A part of a single item may be larger.
+    Yields each part of `items` with its encoded message. A part with a single item may exceed BATCH_BYTES_MAX.
     """
     data = _ENCODER.encode(make(items))
     if len(data) <= BATCH_BYTES_MAX or len(items) <= 1:
@@ -46,7 +47,7 @@ def encode_split(make: Callable[[Sequence[T]], Message], items: Sequence[T]) -> 
 
 
 class Decoder(Generic[M]):
-    """Decodes one of a fixed set of message types."""
+    """Decodes messages of a fixed set of types."""
 
     def __init__(self, types: Iterable[type[M]]) -> None:
         self.types = tuple(types)
@@ -55,7 +56,7 @@ class Decoder(Generic[M]):
         self._decoder = msgspec.msgpack.Decoder(union)
 
     def decode(self, data: bytes) -> M:
-        """Raises DecodeError."""
+        """Returns the decoded message. Raises DecodeError if `data` is not a message of one of the types."""
         try:
             return self._decoder.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -63,7 +64,7 @@ class Decoder(Generic[M]):
 
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:
-    """Token ids as little-endian u32."""
+    """Returns token ids packed as little-endian u32."""
     packed = array.array("I", token_ids)
     if _SWAP:
         packed.byteswap()
@@ -71,7 +72,7 @@ def pack_ids(token_ids: Sequence[int]) -> bytes:
 
 
 def unpack_ids(data: bytes) -> list[int]:
-    """Raises DecodeError when the length is not a multiple of four."""
+    """Returns the token ids of a packed list. Raises DecodeError if the length is not a multiple of four."""
     if len(data) % TOKEN_BYTES:
         raise DecodeError(f"a packed token list of {len(data)} bytes")
     ids = array.array("I", data)

@@ -1,9 +1,10 @@
 """Settings: one frozen dataclass per service, read once from flags, then environment, then defaults.
 
-A field is a flag: `max_num_seqs` is `--max-num-seqs` (and `--max_num_seqs`) and, where it names one, an environment
-variable; a flag beats the variable, an empty variable counts as unset. No other file of a service reads the
-environment. Values that follow from the model or the machine are not settings: start-up returns them as facts.
-How fields become flags is in `shared.flags`, whose names are also found here: users of settings need one import.
+Each field is a flag: `max_num_seqs` is `--max-num-seqs` (or `--max_num_seqs`). A field may also name an environment
+variable; a flag has precedence over the variable, and an empty variable counts as unset. A service reads settings from
+the environment only here. Values that follow from the model or the machine are not settings: they are determined at
+start-up. `shared.flags` turns fields into flags; its names are re-exported here, so that users of settings need one
+import.
 """
 
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ LOGPROBS = Rule(f"between 0 and {limits.LOGPROBS_MAX}", lambda value: 0 <= value
 
 @dataclass(frozen=True, kw_only=True)
 class BusSettings:
-    """What every service needs: the bus and its own identity."""
+    """Settings of every service: the bus, the service's own id, logging and tracing."""
 
     nats: str = flag(
         "",
@@ -86,7 +87,7 @@ class BusSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(BusSettings):
-    """What every service that touches the model's files needs."""
+    """Settings of every service that reads the model's files."""
 
     model: str = flag(
         "",
@@ -140,7 +141,7 @@ class ModelSettings(BusSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings(ModelSettings):
-    """The engine."""
+    """Settings of an engine."""
 
     max_model_len: int | None = flag(
         None,
@@ -302,24 +303,24 @@ class EngineSettings(ModelSettings):
 
 
 def check_engine(settings: EngineSettings) -> None:
-    """Raises SettingsError for settings of an engine that contradict each other, whatever the model."""
+    """Raises SettingsError if settings of an engine contradict each other, independently of the model."""
     if settings.use_lookahead and not settings.use_v2_block_manager:
         raise SettingsError("--use-lookahead needs --use-v2-block-manager: add it")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSettings(ModelSettings):
-    """The tokenizer pool."""
+    """Settings of a tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetokenizerSettings(ModelSettings):
-    """The detokenizer."""
+    """Settings of a detokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings(BusSettings):
-    """The gateway. It learns the models from heartbeats."""
+    """Settings of a gateway. They name no models: the gateway learns of models from heartbeats."""
 
     host: str = flag("0.0.0.0", "address to listen on", group="http")
     port: int = flag(8000, "port to listen on, 1 to 65535 (0: any free port)", group="http")

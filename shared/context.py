@@ -1,12 +1,16 @@
-"""The context length: prompt and output share it. The tokenizer asks for text, the gateway for given token ids."""
+"""Checks that prompt and output together fit into the model's context length.
+
+Called by the tokenizer for prompts given as text, and by the gateway for prompts given as token ids.
+"""
 
 from shared.errors import ServiceError
 
 
 def check_context(num_tokens: int, max_tokens: int, max_model_len: int, param: str) -> None:
-    """Raises ServiceError('context_length_exceeded') when the prompt leaves no room for `max_tokens`.
+    """Raises ServiceError('context_length_exceeded') if a prompt of `num_tokens` leaves no room for `max_tokens`.
 
-    `max_tokens` 0: as many as fit, at least one. `max_model_len` 0: no check. `param` is the prompt's field.
+    `max_tokens` 0 means as many tokens as fit, at least one. `max_model_len` 0 means no check. `param` is the name of
+    the request's field that holds the prompt.
     """
     wanted = max(1, max_tokens)
     if max_model_len <= 0 or num_tokens + wanted <= max_model_len:

@@ -1,15 +1,15 @@
-"""Expected failures: one table of codes, their HTTP status, and the exception that carries them.
+"""Expected failures: the table of error codes with their HTTP status, and the exception that carries a code.
 
-Three kinds of failure exist and are never mixed. A broken invariant is an `assert`: the actor stops and its process
-exits. An expected failure is a `ServiceError` with a code of this table: it becomes a typed reply and an HTTP error
-whose message is for the user. Overload is a `ServiceError` too, raised at admission, with a time to retry after.
+There are three kinds of failure. A broken invariant is an `assert`: the actor stops and its process exits. An expected
+failure is a `ServiceError` with a code of the table: it becomes an error reply on the bus and an HTTP error whose
+message is for the user. Overload is a `ServiceError` that is raised at admission, with a time after which to retry.
 """
 
 from typing import NamedTuple
 
 
 class Code(NamedTuple):
-    """How a code shows at the HTTP edge. `retryable`: the same request may succeed elsewhere or later."""
+    """The HTTP status and error type of a code. `retryable`: the same request may succeed elsewhere or later."""
 
     status: int
     type: str
@@ -60,5 +60,5 @@ class ServiceError(Exception):
 
     @property
     def retryable(self) -> bool:
-        """True when the same request may succeed on another replica or a little later."""
+        """Whether the same request may succeed on another replica or a little later."""
         return CODES[self.code].retryable

@@ -1,7 +1,8 @@
-"""How a dataclass becomes flags: fields with help, rules and variables; parsing them; and writing them down again.
+"""Turns dataclasses of settings into command-line flags, parses flags into settings, and writes settings as flags.
 
-Not the settings themselves (`shared.config`), and no setting is named here. Called by the process shells, which parse,
-and by the launcher, which passes settings on.
+A field of such a dataclass is made with `flag`, which adds help, a rule for the value and an environment variable. The
+settings themselves are in `shared.config`. Called by each process at start-up, which parses its flags, and by the
+launcher, which passes settings to its child processes.
 """
 
 import argparse
@@ -17,19 +18,19 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 GROUPS = ("model", "http", "processes", "engine: scheduling", "engine: memory", "engine: execution", "bus")
-"""Headings of `--help`, in this order; others come after them."""
+"""Headings of `--help`, in this order; other headings follow them."""
 NONE = object()
-"""The word `none` where a setting may be None: not the same as no word."""
+"""Stands for the word `none`, given for a setting that may be None. In contrast, None means that nothing was given."""
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 
 
 class SettingsError(ValueError):
-    """A flag or variable with an impossible value; the message names it and what is allowed."""
+    """A flag or variable has an invalid value. The message names the flag and the allowed values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a value must be; `text` goes on after "is not"."""
+    """A condition for a value. `text` describes the condition and completes an error message "… is not "."""
 
     text: str
     holds: Callable[[Any], bool]
@@ -56,23 +57,24 @@ def flag(
     more: str = "",
     metavar: str = "TEXT",
 ) -> Any:
-    """A settings field. `group` heads it in `--help`; `rule` is checked where the value is read.
+    """Returns a dataclass field that is a setting.
 
-    `more`: the option takes several words; those after the first go, joined by commas, to the field of that name. A
-    field of type `tuple[str, ...]` is a flag that may be repeated; `metavar` stands for one of its values.
+    `group` is its heading in `--help`; `rule` is checked when the value is read. `more`: the flag takes several words;
+    the words after the first are stored, joined by commas, in the field with this name. A field of type
+    `tuple[str, ...]` is a flag that may be repeated; `metavar` stands for one of its values.
     """
     metadata = {"help": help, "env": env, "choices": tuple(choices), "alias": tuple(alias), "group": group}
     return dataclasses.field(default=default, metadata={**metadata, "rule": rule, "more": more, "metavar": metavar})
 
 
 def changed(settings: type[Any], name: str, default: Any, help: str = "") -> Any:
-    """A field of `settings` for a subclass, with another default and, where given, other help."""
+    """Returns a copy of a field of `settings` for a subclass, with another default and, if given, another help text."""
     metadata = settings.__dataclass_fields__[name].metadata
     return dataclasses.field(default=default, metadata={**metadata, "help": help or metadata["help"]})
 
 
 def json_words(text: str) -> list[str] | None:
-    """The strings of a JSON list; none for the empty text, and None for anything else."""
+    """Returns the strings of a JSON list, an empty list for the empty text, and None for anything else."""
     try:
         value: Any = json.loads(text) if text else []
     except ValueError:
@@ -84,9 +86,9 @@ def json_words(text: str) -> list[str] | None:
 
 
 def add_flags(parser: argparse.ArgumentParser, settings: type[Any], skip: frozenset[str] = frozenset()) -> None:
-    """Adds one option for each field that the parser does not have yet. Unset options stay None.
+    """Adds an option to the parser for each field that it does not have yet. Options that are not given stay None.
 
-    A boolean field is also an option `--no-…` that stands alone; `--help` lists only the first form.
+    A boolean field also gets an option `--no-…` without a value, which `--help` does not list.
     """
     wanted = [item for item in fields(settings) if item.name not in skip and not _has(parser, item.name)]
     for title in dict.fromkeys((*GROUPS, *(item.metadata["group"] for item in wanted))):
@@ -100,7 +102,7 @@ def add_flags(parser: argparse.ArgumentParser, settings: type[Any], skip: frozen
 
 
 def parse(settings: type[T], options: argparse.Namespace, environ: Mapping[str, str] | None = None) -> T:
-    """Settings from parsed options, the environment and defaults. Raises SettingsError."""
+    """Returns settings from parsed options, the environment and defaults. Raises SettingsError for invalid values."""
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     for item in fields(typing.cast(Any, settings)):
@@ -115,9 +117,10 @@ def parse(settings: type[T], options: argparse.Namespace, environ: Mapping[str, 
 
 
 def validated(settings: type[T], values: Mapping[str, Any]) -> T:
-    """Settings from Python values, under the rules and choices of the flags. None means the default.
+    """Returns settings from Python values, checked by the rules and choices of the flags.
 
-    Raises SettingsError for a value out of range, TypeError for one of another type; `values` has only names of fields.
+    The keys of `values` must be names of fields. None means the default, except in fields that may be None. Raises
+    SettingsError for a value out of range and TypeError for a value of the wrong type.
     """
     given: dict[str, Any] = {}
     for item in fields(typing.cast(Any, settings)):
@@ -133,10 +136,10 @@ def validated(settings: type[T], values: Mapping[str, Any]) -> T:
 
 
 def parse_words(settings: type[Any], words: Mapping[str, str], source: str) -> dict[str, Any]:
-    """The fields of `settings` that words name as flags do, without the leading dashes: `max-model-len`, `worker_num`.
+    """Returns field values from texts by flag name without the leading dashes, such as `max-model-len`, `worker_num`.
 
-    `source` begins the message of a SettingsError, which is raised for an unknown name, two of one field, or a value
-    that the flag would not take.
+    Raises SettingsError for an unknown name, for two names of the same field, and for a value that the flag would not
+    accept. `source` begins the error message.
     """
     items = {_dashed(name)[2:]: item for item in fields(settings) for name in _option_names(item)}
     values: dict[str, Any] = {}
@@ -153,7 +156,7 @@ def parse_words(settings: type[Any], words: Mapping[str, str], source: str) -> d
 
 
 def to_argv(settings: Any) -> list[str]:
-    """The flags that give these settings again: how a launcher passes them to a child."""
+    """Returns the flags that parse to these settings. The launcher passes them to its child processes."""
     argv: list[str] = []
     for item in fields(settings):
         value = getattr(settings, item.name)
@@ -164,7 +167,7 @@ def to_argv(settings: Any) -> list[str]:
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
-    """Treats '-' and '_' in option names as the same character."""
+    """Returns the command line with '_' replaced by '-' in option names, so that both spellings are equal."""
     return [_dashed(word) if word.startswith("--") else word for word in argv]
 
 
@@ -198,9 +201,9 @@ def _option_arguments(item: "Field[Any]") -> dict[str, Any]:
 
 
 class _FirstAndMore(argparse.Action):
-    """Stores the first word in the option's own field and the others, joined by commas, in another one.
+    """Stores the option's first word in its own field and the other words, joined by commas, in the field `more`.
 
-    All of them stand in `<field>_words` too, for a command that has words of its own.
+    Also stores the list of all words in `<field>_words`, for commands that take positional words themselves.
     """
 
     def __init__(self, *args: Any, more: str, **named: Any) -> None:
@@ -218,7 +221,7 @@ class _FirstAndMore(argparse.Action):
 
 
 def _value(item: "Field[Any]", given: Any, source: str) -> Any:
-    """What the field holds for a word that was read."""
+    """Returns the value of the field for a parsed option. Raises SettingsError if it breaks the field's rule."""
     if given is NONE:
         return None
     if typing.get_origin(_kind(item)) is tuple:
@@ -260,7 +263,7 @@ def _boolean(text: str) -> bool:
 
 
 def _reader(item: "Field[Any]") -> Callable[[str], Any]:
-    """What turns a word into the field's value. Raises ValueError or ArgumentTypeError."""
+    """Returns a function that converts an option's text to a value. It raises ValueError or ArgumentTypeError."""
     kind = _kind(item)
     if kind is bool:
         return _boolean
@@ -270,7 +273,7 @@ def _reader(item: "Field[Any]") -> Callable[[str], Any]:
     def read(text: str) -> Any:
         return NONE if optional and text.lower() == "none" else kind(text)
 
-    read.__name__ = kind.__name__  # argparse names it in its messages
+    read.__name__ = kind.__name__  # argparse shows this name in its error messages
     return read
 
 

@@ -1,8 +1,8 @@
-"""Models by their name on the Hugging Face hub: a directory of the local cache, downloaded where a hub is reached.
+"""Finds models by their name on the Hugging Face hub: returns the directory in the local cache, after a download.
 
-Where the cache lies, which hub is asked and with which token is the library's own business and its own variables
-(HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE). Not here: what a directory must hold. Called by `shared.model_files`.
-The library is imported when a name is asked for: a model in a directory does without it.
+The huggingface_hub library determines the cache directory, the hub and the token, from its own variables (HF_HOME,
+HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE). The contents of a directory are not checked here. Called by
+`shared.model_files`. The library is imported only when a name is looked up: a model in a directory does not need it.
 """
 
 import re
@@ -14,22 +14,22 @@ from shared.flags import SettingsError
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _SMALL = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py")
-"""Everything but weights, whatever the tokenizer."""
+"""Patterns of all files but the weights, for any kind of tokenizer."""
 _FOREIGN = ("*/*", "consolidated*")
-"""The same weights once more, in layouts that nobody here reads."""
+"""Patterns of files that are not downloaded: copies of the weights in layouts that no loader here reads."""
 _UNAUTHORIZED = 401
 
 
 def is_name(text: str) -> bool:
-    """True for `organisation/model` and for `model`: what a hub could know and what is no path for certain."""
+    """Whether `text` has the form of a name on a hub: `organisation/model` or `model`."""
     return _NAME.fullmatch(text) is not None and ".." not in text
 
 
 def find_snapshot(name: str, revision: str, flag: str, *, weights: bool, cache: str = "") -> Path:
-    """The directory of a model's files; without `weights`, of its configuration and tokenizer alone.
+    """Returns the directory of a model's files, downloaded if needed; without `weights`, all files but the weights.
 
-    `revision` '' is the main branch, `cache` '' the library's own cache. Raises SettingsError that names `flag`
-    and says what to do.
+    `revision` '' is the main branch, `cache` '' the library's default cache. Raises SettingsError with a message that
+    names `flag` and says what to do.
     """
     try:
         directory = _download(name, revision, _SMALL, cache)
@@ -52,7 +52,7 @@ def _download(name: str, revision: str, patterns: tuple[str, ...], cache: str) -
 
 
 def _reason(name: str, revision: str, error: Exception, cache: str) -> str:
-    """Why there is nothing, and what to do, as the end of a sentence and one more."""
+    """Returns why the model was not found and what to do, as text that continues the caller's sentence."""
     from huggingface_hub import constants, errors
 
     hub, cache = constants.ENDPOINT, cache or constants.HF_HUB_CACHE

@@ -1,167 +1,231 @@
-"""Every bound of the system in one place, with its unit and its reason. A queue without a line here is a defect."""
+"""All limits of the system, each with its unit and its reason. Every queue must have its limit here."""
 
 PROTOCOL_VERSION = 2
-"""Major version of the messages; part of every subject. 2: each model has its own tokenizers and detokenizers;
-sequences wait in gateways, are sent in batches, and are not listed in heartbeats."""
+"""Major version of the messages, part of every subject. In version 2 each model has its own tokenizers and
+detokenizers; sequences wait in gateways, are sent in batches, and are not listed in heartbeats."""
 MEMBER_ID_CHARS_MAX = 64
-"""Characters in a service's name on the bus."""
+"""Characters in a service id. The id is a part of the service's subjects, so this bounds the length of subjects."""
 MODEL_TOKEN_CHARS_MAX = 40
-"""Characters of a model's name in subjects and in its services' names, which add up to 16 (`-detokenizer-64`)."""
+"""Characters of a model's name in subjects and in the ids of its services. An id adds at most 16 characters
+(`-detokenizer-64`)."""
 MODELS_MAX = 16
-"""Models that one launcher starts: each has three processes at least."""
+"""Models that one launcher starts. Each model needs at least three processes, so this bounds the number of
+processes."""
 
 # --- HTTP edge ---
 BODY_BYTES_MAX = 16 * 2**20
-"""A request body. As text it carries about 4 million tokens, as token ids with seven characters each about 2 million:
-more than the context of any model, so that a prompt is refused for its tokens and not for its bytes."""
+"""Size of a request body. It has room for about 4 million tokens as text, or 2 million token ids of seven characters
+each. This is more than the context of any model, so a long prompt is refused for its tokens, not for its bytes."""
 FIELD_NAME_CHARS_MAX = 64
-"""Of an unknown field's name, so much is shown and compared with the known ones. No known name is longer."""
+"""Characters of an unknown field's name that are shown in the error and compared with the known names. No known name is
+longer."""
 MESSAGES_MAX = 1024
+"""Messages in one chat request. Bounds the work of checking them and of rendering the chat template."""
 PROMPTS_MAX = 32
-"""Prompts in one completions request."""
+"""Prompts in one completions request. Each prompt is a sequence at least."""
 CHOICES_MAX = 16
-"""`n`."""
+"""Choices for each prompt (`n`). Each choice is a sequence."""
 SEQUENCES_PER_REQUEST_MAX = 128
-"""Prompts times choices."""
+"""Sequences of one request: prompts times choices. Bounds what a single request adds to the queue."""
 STOP_STRINGS_MAX = 16
+"""Stop strings in one request. The detokenizer searches all new text for each of them."""
 STOP_STRING_CHARS_MAX = 256
+"""Characters in one stop string. The detokenizer holds back text that may be the beginning of a stop string, so this
+bounds how far a stream lags behind its tokens."""
 STOP_TOKEN_IDS_MAX = 128
+"""Stop token ids in one request. They are part of the `Submit` of each sequence, so this bounds its size."""
 LOGPROBS_MAX = 20
-"""Candidates a position (chat's `top_logprobs`); the completions endpoint allows 5."""
+"""Candidates reported for each position (`top_logprobs` of chat), as many as in OpenAI's API."""
 COMPLETION_LOGPROBS_MAX = 5
+"""Candidates reported for each position at `/v1/completions` (`logprobs`), as many as in OpenAI's API."""
 GATEWAY_REQUESTS_MAX = 16384
-"""Requests in the gateway at once, those that wait for an engine included; more are refused with 503 and a time to
-retry after. A waiting request costs its prompt's memory and no message on the bus."""
+"""Requests in the gateway at the same time, including those that wait for an engine. Further requests are refused with
+503 and a time to retry after. A waiting request costs the memory of its prompt and no message on the bus."""
 GATEWAY_SEQUENCES_MAX = 65536
-"""Sequences of all requests in the gateway at once: prompts times choices."""
+"""Sequences (prompts times choices) of all requests in the gateway at the same time. Further requests are refused with
+503. Bounds memory, because one request may have many sequences."""
 CACHE_SALT_CHARS_MAX = 256
+"""Characters in `cache_salt`. The salt is part of the `Submit` of each sequence, so this bounds its size."""
 BODY_READ_S = 60.0
-"""Longest time for a request's body to arrive."""
+"""Longest time for a request's body to arrive. Ends requests whose client stops sending."""
 IDLE_CONNECTION_S = 75.0
-"""How long a connection without a request stays open. Longer than clients keep theirs (5 to 60 s): whoever closes first
-must be the client, or its next request meets a closing connection and is lost."""
+"""How long a connection without a request stays open. This is longer than clients keep idle connections (5 to 60 s), so
+that the client closes first: a request sent on a connection that the server is closing would be lost."""
 CLIENT_STALL_S = 60.0
-"""Longest time for a client to take what was written; the server holds at most 64 KiB for it meanwhile."""
+"""Longest time for a client to accept written data before its connection counts as broken. The server buffers at most
+64 KiB for the client meanwhile."""
 SLOW_CLIENT_EVENTS_MAX = 65536
-"""Undelivered text events of one request before its client counts as gone."""
+"""Updates of one request that its client has not taken. With more the request fails with `timeout`, so that a slow
+client cannot fill the gateway's memory."""
 QUEUE_WAIT_S = 30.0
-"""Longest wait for a member that can take a request (a tokenizer, a detokenizer, an engine of the model that is ready
-and answers) before 503. Does not count while engines work through a queue: then a request waits for its turn."""
+"""Longest time without a member that can take a request (a tokenizer, a detokenizer, an engine of the model that is
+ready and answers) before the request fails with 503. The wait in the queue of a busy engine has no limit."""
 
 # --- bus ---
 BUS_PAYLOAD_BYTES = 16 * 2**20
-"""`max_payload` of the servers that come with the product; a connection goes by what its server says. A prompt takes 4
-bytes a token and 16 a block, so with blocks of 16 tokens it carries 3 million tokens; as text, as many as a body."""
+"""`max_payload` of the NATS servers that Antiphon starts and configures; a connection uses the value that its server
+reports. A prompt takes 4 bytes per token and 16 bytes per KV block, so with blocks of 16 tokens a message has room for
+3 million token ids; as text it has room for as many tokens as a request body."""
 PENDING_MSGS_MAX = 65536
+"""Messages in the client-side buffer of one subscription; the NATS client drops further ones. Bounds the number of
+small messages, as `PENDING_BYTES_MAX` bounds the size of large ones."""
 PENDING_BYTES_MAX = 64 * 2**20
-"""Client-side buffer of one subscription: a few of the largest messages, or it would drop them."""
+"""Client-side buffer of one subscription. It has room for several of the largest messages, because the NATS client
+drops messages that do not fit."""
 OUTBOUND_BYTES_MAX = 32 * 2**20
-"""Client-side buffer for what is not sent yet: the largest message beside others."""
+"""Client-side buffer of data that is not sent yet. It has room for one of the largest messages and others."""
 MAILBOX_MAX = 4096
-"""Messages waiting for one actor."""
+"""Messages that wait for one actor. Bounds memory and delay: a further request is answered with `server_is_overloaded`,
+a further one-way message is dropped and counted."""
 
 LIVENESS_BATCH_MAX = 1000
-"""Sequences in one `ProgressQuery` or `OwnershipQuery`: about 35 KB. The oldest unconfirmed ones are asked first."""
+"""Sequences in one `ProgressQuery` or `OwnershipQuery`. Keeps the message small (about 35 KB) whatever the number of
+sequences. The sequences that have been unconfirmed for the longest time come first."""
 BATCH_BYTES_MAX = 512 * 2**10
-"""A `SubmitBatch` or `OpenBatch` of several sequences; below NATS's own default of 1 MiB. That of a single one may
-be larger."""
+"""Size of a `SubmitBatch` or `OpenBatch` with several items. It is below NATS's default `max_payload` of 1 MiB. A batch
+with a single item may be larger."""
 SUBMIT_BATCH_MAX = 64
-"""Sequences in one `SubmitBatch`: more would hold up an engine's other messages while they are admitted."""
+"""Sequences in one `SubmitBatch`. While an engine admits a batch, its other messages wait."""
 OPEN_BATCH_MAX = 256
-"""Streams in one `OpenBatch`."""
+"""Streams in one `OpenBatch`. While a detokenizer opens the streams of a batch, its other messages wait."""
 
-# --- timers, seconds; none of them is needed for safety, only for speed of recovery ---
+# --- timers, in seconds: they affect how fast the system recovers, not whether its results are correct ---
 HEARTBEAT_INTERVAL_S = 0.15
+"""Interval of the heartbeats of engines and detokenizers. Shorter intervals would cost a small machine throughput: a
+process that wakes beside a running model finds its code in none of the processor's caches."""
 GATEWAY_HEARTBEAT_INTERVAL_S = 0.3
+"""Interval of the heartbeats of gateways. Engines and detokenizers need them only to notice after `ORPHAN_S` that a
+gateway is gone, so the interval can be longer."""
 TOKENIZER_HEARTBEAT_INTERVAL_S = 0.6
-"""Whoever asks a tokenizer that has died asks another one: nothing waits for this. All are multiples of the shortest,
-so that processes wake at the same beats."""
+"""Interval of the heartbeats of tokenizers. It can be long because a gateway asks another tokenizer when one does not
+answer, without waiting for its lease. The three intervals are multiples of the shortest, so that the processes of a
+machine wake at the same moments."""
 FIRST_HEARTBEATS_S = 1.5 * TOKENIZER_HEARTBEAT_INTERVAL_S
-"""How long a gateway that has started waits for the heartbeats of those that are alive before it answers requests."""
+"""How long a new gateway waits for heartbeats before it answers requests. Every living member sends a heartbeat in this
+time."""
 LEASE_S = 0.6
+"""Silence after which a member counts as dead, unless `LEASE_INTERVALS` of its heartbeat intervals are longer. It is
+four intervals of an engine, so that a single lost or late heartbeat does not count as a death."""
 LEASE_INTERVALS = 3
-"""Silence after which a member counts as dead: this long, and so many of its own intervals. More heartbeats cost a
-small machine some of its tokens: a process that wakes beside a running model finds its code in no cache."""
+"""Number of its own heartbeat intervals for which a member may be silent before it counts as dead. It gives members
+with longer intervals a longer lease."""
 SUBMIT_TIMEOUT_S = 0.5
+"""Time to wait for the answer to a `SubmitBatch`, besides the time for its size (`SUBMIT_BYTES_PER_S`). The batch is
+then sent once more; after a second timeout the engine counts as not answering."""
 SUBMIT_BYTES_PER_S = 8 * 2**20
-"""A long prompt adds to that: slower than it is sent, decoded and queued."""
+"""Bytes per second: the size of a `SubmitBatch` divided by this is added to `SUBMIT_TIMEOUT_S`. Sending, decoding and
+queueing a long prompt is faster than this."""
 OPEN_TIMEOUT_S = 0.5
+"""Time to wait for the answer to `OpenBatch`, `OpenStream` and `Retarget` before another member is tried."""
 RESEND_INTERVAL_S = 0.02
-"""Least time between two `Resend` of one sequence."""
+"""Shortest time between two `Resend` for one sequence, so that a gap causes one `Resend` and not one for each event
+that arrives behind it."""
 STALL_S = 0.35
-"""Time without text of a running sequence after which its gateway asks the engine how far it is, and then the time for
-tokens that the engine says exist before the gateway rebuilds the stream."""
+"""Time without text of a running sequence after which its gateway asks the engine for its progress. If the engine has
+more tokens and they do not arrive for this time either, the gateway rebuilds the stream."""
 OWNERSHIP_CHECK_S = 2 * LEASE_S
-"""Time after which an engine or a detokenizer asks a gateway whether it still owns a sequence."""
+"""Time without confirmation of a sequence after which an engine asks the gateway whether it still owns the sequence.
+Detokenizers ask after `ORPHAN_S`."""
 TOMBSTONE_S = 30.0
-"""How long an engine remembers a cancelled or finished sequence."""
+"""How long an engine remembers that a sequence was cancelled or released by its owner, so that it refuses a late
+`Submit` of the sequence."""
 ORPHAN_S = 5.0
-"""Silence of a gateway after which an engine drops its sequences."""
+"""Silence of a gateway after which engines drop its sequences and detokenizers its streams. A detokenizer also asks the
+gateway about a stream after this time without tokens."""
 STEP_STALL_S = 1.5
+"""A step on the host's processors counts as hanging only when it has run for longer than this, see `STEP_STALL_FACTOR`.
+For a step of a few milliseconds a delay by more than that factor is normal on a busy host."""
 STEP_STALL_FACTOR = 10.0
-"""A step that runs for longer than both, the second times what was expected of it, counts as hanging."""
+"""A step counts as hanging when its run time exceeds both `STEP_STALL_S` (on a device `DEVICE_STEP_STALL_S`) and this
+factor times its expected duration."""
 DEVICE_STEP_STALL_S = 5.0
-"""The first of these on a device, where a step may have to compile a kernel that none before it needed."""
+"""Takes the place of `STEP_STALL_S` on a device, where a step may have to compile a kernel that no earlier step
+needed."""
 DEVICE_FIRST_STEP_S = 60.0
-"""The same for a step of a size that has not run yet. On the host's processors only their idleness tells then."""
+"""Run time with which a step on a device counts as hanging if no step of its size has ended yet, so that no duration is
+expected. On the host's processors such a step is judged by `STEP_IDLE_S` alone."""
 STEP_IDLE_S = 1.2
-"""A step on the host's processors in which no thread has computed for this long counts as hanging. With the two
-heartbeats that it takes to see that, gateways know within 2 s."""
+"""A step on the host's processors counts as hanging if no thread has computed for this long. The watchdog needs two
+heartbeats to see this, so gateways know of it within 2 s."""
 STALL_EXIT_S = 10.0
-"""An engine whose step has counted as hanging for this long ends, so that its supervisor starts it again."""
+"""If a step has counted as hanging for this long, the engine process exits, so that its supervisor starts it again."""
 DRAIN_S = 20.0
-"""Longest graceful shutdown."""
+"""Longest graceful shutdown: running requests may end in this time, then the process exits."""
 DEATHS_MAX = 3
-"""Engines that may die under one sequence before it fails: it may be what kills them."""
+"""Engines that may die while they run a sequence before the sequence fails. The sequence itself may be what kills
+them."""
 LOSSES_MAX = 20
-"""The same, with those that only fell silent for longer than a lease, as on a host that is busy with something else."""
+"""Losses of its engine after which a sequence fails, including engines that were only silent for longer than a lease,
+as on a host that is busy with other work."""
 
 # --- engine ---
 ENGINE_WAITING_MAX = 4096
-"""Sequences waiting in an engine; more are refused as busy."""
+"""Unfinished sequences in an engine, running and waiting ones; further ones are refused as busy. Bounds the engine's
+queue, to which several gateways may send at the same time."""
 RETAINED_SEQUENCES_MAX = 8192
-"""Finished sequences whose tokens are kept until their owner has them."""
+"""Sequences of which an engine keeps the tokens: unfinished ones, and finished ones until their owner has the tokens.
+Further ones are refused as busy. Bounds memory."""
 TOMBSTONES_MAX = 65536
+"""Tombstones in an engine (see `TOMBSTONE_S`). Bounds memory: if there are more, the oldest are dropped early."""
 
 STEP_REPORTS_MAX = 64
-"""Steps computed but not yet published; the step loop waits beyond."""
+"""Reports of computed steps that are not published yet. With more the step loop waits, so that publishing keeps up."""
 COMPILED_LIBRARIES_MAX = 32
-"""Compiled forms of the CPU backend kept in a directory: a few instruction sets and versions, 300 KiB each."""
+"""Compiled libraries of the CPU backend that are kept in a directory: enough for a few instruction sets and versions,
+of 300 KiB each."""
 PACKED_FILES_MAX = 4
-"""Models whose packed weights are kept in a directory."""
+"""Models whose packed weights are kept in a directory. Bounds disk space: a file is as large as the packed weights."""
 PACKED_BYTES_MIN = 64 * 2**20
-"""Weights that are packed faster than anybody notices are not kept."""
+"""Packed weights smaller than this are not kept in a file: packing them at each start takes no noticeable time."""
 
 ENGINE_QUEUE_AHEAD = 1.0
-"""Sequences that an engine wants in its own queue, as a share of its rows: what it starts on between two heartbeats."""
+"""Sequences that an engine wants in its own queue, as a multiple of its batch slots. The engine starts them between two
+heartbeats, before gateways see its new credit."""
 
 # --- detokenizer ---
 STREAMS_MAX = 8192
+"""Open streams in one detokenizer; further ones are refused as overload, and gateways choose another detokenizer.
+Bounds memory."""
 STREAM_EVENT_TOKENS_MAX = 64
-"""Tokens in one text event: a replay of a long output is cut up, so that with log probabilities it fits the bus."""
+"""Tokens in one text event. The replay of a long output is split, so that each event fits into a bus message even with
+log probabilities."""
 HELD_TOKENS_MAX = 8
-"""Tokens whose text is held back because it may be an unfinished character."""
+"""Tokens whose text is held back because it ends with an incomplete character. With more the text is sent as it is, so
+that invalid bytes do not stop a stream."""
 HELD_EVENTS_MAX = 64
-"""Token events of one stream held behind a gap."""
+"""Token events of one stream that are held behind a gap. Further ones are dropped: the engine's answer to `Resend` has
+all tokens from the gap on."""
 EARLY_EVENTS_MAX = 4096
-"""Token events held because their stream is not open yet: it is opened while the engine computes the first token."""
+"""Token events held in one detokenizer because their stream is not open yet: a stream is opened while the engine
+computes the first token."""
 EARLY_EVENT_S = 1.0
-"""How long such an event is held; longer than the gateway waits for the answer to `OpenBatch`."""
+"""How long an event is held for a stream that is not open. Longer than the gateway waits for the answer to
+`OpenBatch`."""
 CLOSED_STREAMS_MAX = 4096
-"""Streams remembered after their end, so that their late tokens are not held."""
+"""Closed streams that a detokenizer remembers, so that it does not hold their late tokens as early ones."""
 PROMPT_TAIL_TOKENS = 8
-"""Prompt tokens that a stream gets as context."""
+"""Last tokens of the prompt that a stream gets as context, in which its first output tokens are decoded."""
 
 # --- tokenizer ---
 PROMPT_CHARS_MAX = BODY_BYTES_MAX
-"""Text of one request: no body has more."""
+"""Characters of text in one request. A request body cannot have more."""
 TEMPLATE_OUTPUT_CHARS_MAX = BODY_BYTES_MAX
+"""Characters of a rendered conversation, the same as for other text. A chat template may produce more text than it is
+given."""
 TEMPLATE_WALL_S = 2.0
+"""Longest time to render a conversation; then the worker process is killed. A chat template is code that comes with the
+model and may run without end."""
 TOKENIZER_INLINE_CHARS_MAX = 2048
-"""Longest text encoded on the event loop: about half a millisecond."""
+"""Longest text encoded on the event loop, which takes about half a millisecond. Longer texts are encoded on a
+thread."""
 TOKENIZER_INLINE_TOKENS_MAX = 4096
-"""Longest list decoded on the event loop."""
+"""Longest token list decoded on the event loop. Longer lists are decoded on a thread."""
 TOKENIZER_JOBS_MAX = 512
-"""Long texts and conversations under way in one tokenizer; one more is refused."""
+"""Long texts and conversations in progress in one tokenizer; further ones are refused as overload. Bounds memory and
+waiting time."""
 TEMPLATE_WORKERS_MAX = 2
+"""Processes of one tokenizer that render chat templates: two, so that one slow conversation does not stop the
+others."""
 TEMPLATE_START_S = 10.0
+"""Longest time for a rendering process to start and compile the template. It usually starts within a tenth of a second;
+a busy machine may need longer."""

@@ -1,7 +1,8 @@
-"""Where a model's files lie and what the model is called: what every service with a model asks.
+"""The directories and names of a model, from the settings of a service.
 
-A model is a directory or a name on the hub. A launcher looks once (`located`) and passes directories on, so that all
-its services have the same files even if the hub's change; a service that is started alone looks for itself.
+The setting `--model` is a directory or a name on the Hugging Face hub. A launcher looks hub names up once (`located`)
+and passes directories to its services, so that all of them use the same files even if the hub's files change. A service
+that is started alone looks its model up itself.
 """
 
 from dataclasses import replace
@@ -17,9 +18,9 @@ DEMO_NAME = "antiphon-demo"
 
 
 def model_directory(settings: ModelSettings, *, weights: bool = True) -> Path:
-    """The model's directory, downloaded where it has to be. Raises SettingsError when there is none.
+    """Returns the model's directory, downloaded if needed. Raises SettingsError if the model is not found.
 
-    Without `weights` what is downloaded are its small files.
+    Without `weights`, only files other than the weights are downloaded.
     """
     if not settings.model:
         return DEMO_DIRECTORY
@@ -27,7 +28,10 @@ def model_directory(settings: ModelSettings, *, weights: bool = True) -> Path:
 
 
 def tokenizer_directory(settings: ModelSettings) -> Path:
-    """The tokenizer's directory: the model's unless one is named. Raises SettingsError."""
+    """Returns the tokenizer's directory: the model's, unless the settings name another tokenizer or revision.
+
+    Raises SettingsError if it is not found.
+    """
     if settings.tokenizer:
         return _find(settings, settings.tokenizer, settings.tokenizer_revision, "--tokenizer", weights=False)
     if settings.tokenizer_revision and settings.model:
@@ -36,18 +40,18 @@ def tokenizer_directory(settings: ModelSettings) -> Path:
 
 
 def model_name(settings: ModelSettings) -> str:
-    """What requests call the model: the served name, else its name or path as given, else the demo's name."""
+    """Returns the model's name in requests: the served name, else the name or path as given, else the demo's name."""
     return settings.served_model_name or settings.model or DEMO_NAME
 
 
 def model_aliases(settings: ModelSettings) -> tuple[str, ...]:
-    """Further names that requests may give."""
+    """Returns further names of the model that requests may use."""
     names = (name.strip() for name in settings.served_model_alias.split(","))
     return tuple(name for name in names if name)
 
 
 def located(settings: M) -> M:
-    """The same settings with directories in place of names on the hub. Raises SettingsError when one is not found."""
+    """Returns the settings with hub names replaced by directories. Raises SettingsError if a model is not found."""
     changes: dict[str, str] = {}
     model = model_directory(settings)
     if settings.model and not _path(settings.model).is_dir():

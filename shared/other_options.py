@@ -1,10 +1,11 @@
-"""Options and variables of other servers that are no settings here: which are accepted, which refused, and why.
+"""Options and environment variables of other servers that are no settings here: which are accepted or refused, and why.
 
-The one table of them: a name that users bring from vLLM (0.4 to 0.6 and the common ones since) or from servers with its
-flags is a setting (`shared.config`), or it stands here, or it is unknown and ends with exit code 2. An option without
-effect is accepted and told once. One that would change what the server does is refused with the reason and, where there
-is one, with what to use instead, unless its value asks for nothing (`--tensor-parallel-size 1`). Called by everything
-that parses a command line, before its own parser; the page of settings lists the table.
+Users may bring options of vLLM (0.4 to 0.6, and common ones of later versions) or of servers with vLLM's flags. Such an
+option is either a setting (`shared.config`), or listed here, or unknown, which ends the process with exit code 2. A
+listed option without effect is accepted with one notice. A listed option that would change the server's behaviour is
+refused with the reason and the alternative, if there is one, unless its value asks for nothing
+(`--tensor-parallel-size 1`). Called by every program that parses a command line, before its own parser. The
+documentation page on settings lists this table.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -20,12 +21,15 @@ _NONE = ("", "none")
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """Options that one sentence answers. `asks_nothing`: values, in lower case, that need no answer."""
+    """Options that are answered with the same sentence.
+
+    `asks_nothing`: values, in lower case, with which the option asks for what the server does anyway; they are ignored.
+    """
 
     names: tuple[str, ...]
     takes: Takes
     because: str
-    """Goes on after the option's name."""
+    """The sentence, which begins with the option's name, without that name."""
     refused: bool
     asks_nothing: tuple[str, ...] = ()
 
@@ -155,7 +159,11 @@ OPTIONS: tuple[Other, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable of another server. `option`: one that beats it, as a flag beats its variable."""
+    """An environment variable of another server.
+
+    `option`: the option with the same meaning. If it is given, the variable is ignored. It also supplies the reason if
+    `because` is empty.
+    """
 
     name: str
     because: str
@@ -181,21 +189,27 @@ BY_NAME: Mapping[str, Other] = {name: other for other in OPTIONS for name in oth
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A command line without these options. `told` and `refused`: names, with their values, and the reasons."""
+    """A command line without the listed options.
+
+    `told` and `refused` map each accepted or refused option, with its values, to the reason.
+    """
 
     words: list[str]
     told: dict[str, str]
     refused: dict[str, str]
 
     def notices(self) -> list[str]:
-        """What to tell the user, each once. Raises SettingsError with everything that is refused."""
+        """Returns a notice for each accepted option. Raises SettingsError that names all refused options."""
         if self.refused:
             raise SettingsError("\n  ".join(f"{name} {because}" for name, because in self.refused.items()))
         return [f"{name} {because}" for name, because in self.told.items()]
 
 
 def take(words: Sequence[str], environ: Mapping[str, str]) -> Taken:
-    """Takes these options out of a command line that is spelt with dashes (`normalise`), and reads the variables."""
+    """Removes the listed options from a command line and reads the listed variables.
+
+    Option names must be spelled with dashes (`normalise`).
+    """
     taken = Taken([], {}, {})
     given = set[str]()
     index = 0
@@ -220,7 +234,7 @@ def take(words: Sequence[str], environ: Mapping[str, str]) -> Taken:
 
 
 def _read(word: str) -> tuple[str, Other | None, list[str] | None]:
-    """The option's name, its line of the table, and its values where they are part of the word."""
+    """Returns the option's name, its entry in the table, and its values if they are part of the word (`--name=…`)."""
     name, equals, value = word.partition("=")
     positive = BY_NAME.get(f"--{name.removeprefix('--no-')}") if name.startswith("--no-") else None
     if positive is not None and positive.takes == "flag":
@@ -229,7 +243,7 @@ def _read(word: str) -> tuple[str, Other | None, list[str] | None]:
 
 
 def _values(other: Other, following: Sequence[str]) -> list[str]:
-    """The words after an option that are its values."""
+    """Returns those words after an option that are its values."""
     if other.takes == "flag":
         return [word for word in following[:1] if word.lower() in (*_TRUE, *_FALSE)]
     values = list[str]()
@@ -241,7 +255,7 @@ def _values(other: Other, following: Sequence[str]) -> list[str]:
 
 
 def _variables(environ: Mapping[str, str], given: Container[str]) -> Iterator[tuple[Variable, str]]:
-    """Each variable that asks for something and that no option beats, with its value."""
+    """Yields each listed variable, with its value, that asks for something and that no given option overrides."""
     for variable in VARIABLES:
         value = environ.get(variable.name, "")
         if value and value.lower() not in variable.asks_nothing and variable.option not in given:

@@ -1,7 +1,7 @@
-"""How a sequence's next token is chosen: the one struct that gateway, engine and offline use share.
+"""Sampling parameters of a sequence, used by the gateway, the engine and the offline API.
 
-Not here: `n`, `best_of` and stop strings. Choices are the gateway's business and stop strings the detokenizer's.
-Range checks are in `check`, which raises for the user; nothing else validates these fields.
+`n`, `best_of` and stop strings are not among them: the gateway handles choices and the detokenizer stop strings.
+`check` validates all ranges; no other code validates these fields.
 """
 
 import math
@@ -12,35 +12,35 @@ from shared import limits
 from shared.errors import ServiceError
 
 REPETITION_PENALTY_MIN = 0.01
-"""Logits are divided by it: a smaller one would leave the range of float32."""
+"""Logits are divided by the penalty. With a smaller one they could exceed the range of float32."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
-    """Parameters of one sequence; the defaults are those of the OpenAI API with everything else off."""
+    """Parameters of one sequence. The defaults are those of the OpenAI API; parameters that it lacks are off."""
 
     max_tokens: int = 16
     min_tokens: int = 0
-    """Output tokens before any stop condition counts."""
+    """Number of output tokens before stop conditions apply."""
     temperature: float = 1.0
-    """0: greedy."""
+    """0 means greedy decoding."""
     top_p: float = 1.0
     top_k: int = -1
-    """-1: all tokens."""
+    """-1 means all tokens."""
     min_p: float = 0.0
-    """Least probability of a candidate, as a share of the most likely token's."""
+    """Minimum probability of a candidate, as a fraction of the most likely token's probability."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     seed: int = 0
-    """Always set: the gateway draws one where the user gave none."""
+    """Always set: the gateway draws a seed for requests without one."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    """Candidates to report with each token; None: no log probabilities."""
+    """Number of candidates to report with each token; None means no log probabilities."""
 
 
 def check(params: SamplingParams) -> None:
-    """Raises `ServiceError('invalid_value')` naming the first field that is out of range."""
+    """Raises ServiceError('invalid_value') that names the first field that is out of range."""
     _require(params.max_tokens >= 1, "max_tokens", "must be at least 1")
     _require(params.min_tokens >= 0, "min_tokens", "must not be negative")
     _require(params.min_tokens <= params.max_tokens, "min_tokens", "must not be greater than max_tokens")

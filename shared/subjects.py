@@ -1,8 +1,8 @@
-"""The grammar of subjects: the only file that spells one.
+"""Builds all NATS subjects; no other file spells a subject.
 
-`{namespace}.v{major}.` starts each. A stateful service is addressed by id and instance id, so that nothing sent to a
-process that has ended is ever received by its successor; the stateless tokenizers of a model are one queue group.
-`<model>` is `model_token` of the served name.
+Each subject starts with `{namespace}.v{major}.`. A stateful service is addressed by id and instance id, so a message to
+a process that has ended never reaches its successor. The stateless tokenizers of a model are one queue group. `<model>`
+is `model_token` of the model's served name.
 
 | subject                      | from                 | carries                                                      |
 |------------------------------|----------------------|--------------------------------------------------------------|
@@ -32,13 +32,13 @@ _HASHED = re.compile(rf"-[0-9a-f]{{{_HASH_CHARS}}}$")
 
 
 def new_instance_id() -> str:
-    """A fresh incarnation: 8 hexadecimal digits, drawn at process start."""
+    """Returns a random instance id of 8 hexadecimal digits, drawn at process start."""
     return secrets.token_hex(4)
 
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """Builds the subjects of one deployment; several share a server under different namespaces."""
+    """Builds the subjects of one deployment. Several deployments can share a server under different namespaces."""
 
     namespace: str = "antiphon"
 
@@ -46,39 +46,39 @@ class Subjects:
         assert _TOKEN.fullmatch(self.namespace), self.namespace
 
     def tokenize(self, model: str) -> str:
-        """Where the tokenizers of a model listen. `model`: the served name as it is."""
+        """Requests to the tokenizers of a model, a queue group. `model` is the unchanged served name."""
         return self._join("tok", model_token(model), "req")
 
     def tokenizer_direct(self, tokenizer_id: str, instance_id: str) -> str:
-        """One incarnation of a tokenizer: a retry avoids a frozen member of the queue group."""
+        """Requests to one tokenizer process: a retry goes here, to avoid a frozen member of the queue group."""
         return self._join("tok", tokenizer_id, instance_id, "req")
 
     def engine_control(self, engine_id: str, instance_id: str) -> str:
-        """Commands to one incarnation of an engine."""
+        """Commands to one engine process."""
         return self._join("eng", engine_id, instance_id, "ctl")
 
     def detokenizer_control(self, detokenizer_id: str, instance_id: str) -> str:
-        """Commands to one incarnation of a detokenizer."""
+        """Commands to one detokenizer process."""
         return self._join("det", detokenizer_id, instance_id, "ctl")
 
     def detokenizer_tokens(self, detokenizer_id: str, instance_id: str) -> str:
-        """Token events to one incarnation of a detokenizer."""
+        """Token events to one detokenizer process."""
         return self._join("det", detokenizer_id, instance_id, "tok")
 
     def gateway_text(self, gateway_id: str, instance_id: str) -> str:
-        """Text events to one incarnation of a gateway."""
+        """Text events to one gateway process."""
         return self._join("gw", gateway_id, instance_id, "txt")
 
     def gateway_control(self, gateway_id: str, instance_id: str) -> str:
-        """Questions and answers about sequences to one incarnation of a gateway."""
+        """Queries and replies about sequences, to one gateway process."""
         return self._join("gw", gateway_id, instance_id, "ctl")
 
     def heartbeat(self, service: str, member_id: str) -> str:
-        """One member's heartbeat."""
+        """Heartbeats of one member (a running service process)."""
         return self._join("hb", service, member_id)
 
     def heartbeats(self, service: str = "*") -> str:
-        """All heartbeats of one service, or of all."""
+        """Heartbeats of all members of one service, or of all services."""
         return self._join("hb", service, "*")
 
     def inbox(self, member_id: str) -> str:
@@ -94,16 +94,19 @@ class Subjects:
 
 
 def model_token(name: str) -> str:
-    """A served model name as one token of a subject, at most `MODEL_TOKEN_CHARS_MAX` characters; see `safe_token`."""
+    """Returns a served model name as one token of a subject, with at most `MODEL_TOKEN_CHARS_MAX` characters.
+
+    See `safe_token`.
+    """
     return safe_token(name, MODEL_TOKEN_CHARS_MAX)
 
 
 def safe_token(text: str, chars_max: int) -> str:
-    """Any text as one token of a subject: letters, digits, '-' and '_', 1 to `chars_max` characters.
+    """Returns any text as one token of a subject: letters, digits, '-' and '_', 1 to `chars_max` characters.
 
-    Safe text within the bound stays as it is. Other text has its unsafe characters replaced by '-', is cut, and gets a
-    hash of the whole text at its end. Safe text that ends like such a hash gets one too: two texts share a token only
-    if they share the hash.
+    Text that is safe and short enough is returned unchanged. In other text unsafe characters are replaced by '-', the
+    result is cut, and a hash of the whole text is appended. Safe text that ends like such a hash gets a hash too, so
+    two texts have the same token only if their hashes are equal.
     """
     if text and len(text) <= chars_max and not _UNSAFE.search(text) and not _HASHED.search(text):
         return text
@@ -113,7 +116,7 @@ def safe_token(text: str, chars_max: int) -> str:
 
 
 def check_id(member_id: str) -> str:
-    """Returns the id; raises ValueError when it cannot stand in a subject."""
+    """Returns the id. Raises ValueError if the id cannot be a token of a subject."""
     if not _TOKEN.fullmatch(member_id):
         raise ValueError(f"a service id is 1 to {MEMBER_ID_CHARS_MAX} letters, digits, '-' or '_', not {member_id!r}")
     return member_id

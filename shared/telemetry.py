@@ -1,8 +1,8 @@
-"""Traces across services, at no cost when no collector is configured: OpenTelemetry is not even imported then.
+"""Traces across services. Without a configured collector there is no cost: OpenTelemetry is not even imported.
 
-A request's trace context travels in the bus headers (`traceparent`), or in each part of a batch. Services open
-spans while they work (`start_span`) or report them afterwards with the times they noted (`record_span`). Names and
-attributes are listed in `Names` and follow the GenAI semantic conventions (v1.41). Prompts and outputs are never
+A request's trace context is passed in the bus headers (`traceparent`), or in each part of a batch message. Services
+open a span while they work (`start_span`), or report it afterwards with recorded times (`record_span`). The names of
+spans and attributes are in `Names`; they follow the GenAI semantic conventions (v1.41). Prompts and outputs are never
 recorded.
 """
 
@@ -26,11 +26,11 @@ _TRACES = "/v1/traces"
 EXPORT_TIMEOUT_S = 5.0
 FLUSH_TIMEOUT_MS = 2000
 QUEUE_MAX = 8192
-"""Finished spans waiting for export; more are dropped."""
+"""Number of finished spans that may wait for export; further spans are dropped."""
 
 
 class Names:
-    """Names of spans and attributes. A gateway's request span is called `{OPERATION_…} {model}`."""
+    """Names of spans and attributes. A gateway's request span is named by CHAT or TEXT_COMPLETION and the model."""
 
     CHAT = "chat"
     TEXT_COMPLETION = "text_completion"
@@ -62,7 +62,7 @@ class Names:
     SERVER_ADDRESS = "server.address"
     SERVER_PORT = "server.port"
     ERROR_TYPE = "error.type"
-    # What vLLM's own spans carry besides, so that tools made for them work.
+    # Further attributes of vLLM's spans, so that tools made for vLLM work.
     REQUEST_ID = "gen_ai.request.id"
     LATENCY_IN_QUEUE = "gen_ai.latency.time_in_queue"
     LATENCY_TO_FIRST_TOKEN = "gen_ai.latency.time_to_first_token"
@@ -73,23 +73,23 @@ class Names:
 
 
 class Span:
-    """A span that records nothing: what callers get while tracing is off, and the interface of those that do."""
+    """The interface of spans. This base class records nothing; callers get it while tracing is off."""
 
     def headers(self) -> dict[str, str]:
-        """The trace context for bus headers; empty when tracing is off."""
+        """Returns the trace context for bus headers; empty when tracing is off."""
         return {}
 
     def set(self, name: str, value: Attribute) -> None:
         """Sets an attribute."""
 
     def event(self, name: str) -> None:
-        """Notes that something happened now."""
+        """Adds an event with the current time."""
 
     def error(self, message: str) -> None:
-        """Marks the span as failed. `message` is a code or a type, never content."""
+        """Marks the span as failed. `message` is an error code or exception type, never text of a request."""
 
     def end(self, end_ns: int | None = None) -> None:
-        """Ends the span, now or at a time in nanoseconds since the attempt."""
+        """Ends the span, now or at the time `end_ns` in nanoseconds since the Unix epoch."""
 
     def __enter__(self) -> "Span":
         return self
@@ -118,10 +118,10 @@ _tracing: _Tracing | None = None
 
 
 def setup(service_name: str, instance_id: str, environ: Mapping[str, str] | None = None, *, endpoint: str = "") -> None:
-    """Switches tracing on when `endpoint` or the environment names a collector (OTLP over HTTP), and off otherwise.
+    """Switches tracing on if `endpoint` or the environment names a collector (OTLP over HTTP), otherwise off.
 
-    The URL is the collector's, or that of its traces. Further `OTEL_…` variables (headers, sampler) are read by the
-    OpenTelemetry SDK itself.
+    `endpoint` is the collector's base URL or its `/v1/traces` URL. Further `OTEL_…` variables (headers, sampler) are
+    read by the OpenTelemetry SDK itself.
     """
     global _tracing
     shutdown()
@@ -131,12 +131,12 @@ def setup(service_name: str, instance_id: str, environ: Mapping[str, str] | None
 
 
 def enabled() -> bool:
-    """True when spans are recorded: ask before computing costly attributes."""
+    """Whether spans are recorded. To be checked before computing costly attributes."""
     return _tracing is not None
 
 
 def trace_headers(traceparent: str, tracestate: str) -> dict[str, str] | None:
-    """The trace context that came inside a message, as the `parent` of spans; None without one."""
+    """Returns a trace context from the fields of a message, for the `parent` argument of spans; None if empty."""
     if not traceparent:
         return None
     return {"traceparent": traceparent, "tracestate": tracestate} if tracestate else {"traceparent": traceparent}
@@ -149,7 +149,7 @@ def start_span(
     parent: Mapping[str, str] | None = None,
     attributes: Attributes | None = None,
 ) -> Span:
-    """Starts a span now. `parent` is another span's `headers()`, as they came over the bus or with HTTP."""
+    """Starts a span now. `parent` is the `headers()` of another span, as received over the bus or HTTP."""
     return _NO_SPAN if _tracing is None else _tracing.start(name, kind, parent, attributes, None)
 
 
@@ -162,13 +162,13 @@ def record_span(
     kind: Kind = "internal",
     attributes: Attributes | None = None,
 ) -> None:
-    """Reports a span that is over. Times are nanoseconds since the attempt."""
+    """Reports a span that has ended. Times are nanoseconds since the Unix epoch."""
     if _tracing is not None:
         _tracing.start(name, kind, parent, attributes, start_ns).end(end_ns)
 
 
 def shutdown() -> None:
-    """Sends what is waiting, within a few seconds, and switches tracing off."""
+    """Exports the waiting spans, within a few seconds, and switches tracing off."""
     global _tracing
     if _tracing is not None:
         _tracing.shutdown()
@@ -176,7 +176,7 @@ def shutdown() -> None:
 
 
 class _Sdk:
-    """Spans that OpenTelemetry's SDK records and exports from a thread of its own."""
+    """Makes spans that OpenTelemetry's SDK records and exports from its own thread."""
 
     def __init__(self, service_name: str, instance_id: str, url: str) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

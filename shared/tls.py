@@ -1,13 +1,13 @@
-"""The key and the certificate that HTTPS is served with: whether they can be used, found before anything starts.
+"""Checks before start-up that the private key and the certificate for HTTPS can be used.
 
-Called by the launcher and by the gateway.
+Called by the command line's settings and by the gateway.
 """
 
 from shared.config import GatewaySettings, SettingsError
 
 
 def check(settings: GatewaySettings) -> bool:
-    """True when HTTPS is to be served. Raises SettingsError for files that cannot be used."""
+    """Returns whether the settings ask for HTTPS. Raises SettingsError if key or certificate cannot be used."""
     if not settings.ssl_certfile and not settings.ssl_keyfile:
         return False
     if not settings.ssl_certfile:
@@ -16,7 +16,7 @@ def check(settings: GatewaySettings) -> bool:
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # A file may hold both. Without a password there is nothing to ask the terminal for.
+        # One file may contain both. The empty password keeps OpenSSL from asking for one on the terminal.
         context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile or None, password="")
     except (OSError, ValueError) as error:
         files = " and ".join(name for name in (settings.ssl_certfile, settings.ssl_keyfile) if name)

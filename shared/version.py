@@ -1,4 +1,4 @@
-"""The version of this software, in the only place that states it.
+"""The version of this software. No other file states it.
 
 The build backend, the command line, `GET /version`, service discovery and traces read it from here.
 """

@@ -1,9 +1,9 @@
-"""Sends streamed requests to an OpenAI-compatible server and measures them.
+"""Sends streamed requests to an OpenAI-compatible server and measures them. Raw sockets keep the CPU time small.
 
-It works on raw sockets, so that the client takes little of a small machine. `run` is a closed loop: `concurrency`
-workers, each of which sends its next request when its last one has ended. `run_open` sends requests at given moments,
-whatever the server does. Tokens are counted by the server's own usage figures; a stream without them is an error. Each
-request has a connection of its own, because some servers close a kept connection at the moment in which it is used.
+Closed loop (`run`): each of `concurrency` workers sends its next request when its last one has ended. Open loop
+(`run_open`): requests are sent at given times, whatever the server does. Tokens are counted by the usage figures that
+the server sends; a stream without usage figures is an error. Each request has its own connection, because some servers
+close an idle connection at the moment when it is used again.
 """
 
 import asyncio
@@ -23,27 +23,27 @@ ERROR_CHARS = 500
 
 
 class Delta(msgspec.Struct):
-    """A piece of a chat answer."""
+    """The new part of a chat message in a stream event."""
 
     content: str | None = None
 
 
 class Choice(msgspec.Struct):
-    """A piece of one answer: `text` of a completion, `delta` of a chat."""
+    """One choice of a stream event: `text` for a completion, `delta` for a chat message."""
 
     text: str = ""
     delta: Delta | None = None
 
 
 class Usage(msgspec.Struct):
-    """Tokens as the server counts them."""
+    """Numbers of tokens as the server counts them."""
 
     prompt_tokens: int
     completion_tokens: int
 
 
 class Chunk(msgspec.Struct):
-    """What matters of one event of a stream."""
+    """The fields of a stream event that the client reads."""
 
     choices: list[Choice] = []
     usage: Usage | None = None
@@ -52,27 +52,27 @@ class Chunk(msgspec.Struct):
 
 @dataclass
 class Result:
-    """One load. Times in seconds of `clock`."""
+    """The raw result of one load. Times are in seconds of `clock`."""
 
     clock: Clock = time.perf_counter
     wall_s: float = 0.0
     prompt_tokens: int = 0
     output_tokens: int = 0
     first_token_s: list[float] = field(default_factory=list)
-    """From sending a request to its first text."""
+    """For each request: time from sending to the first text."""
     chunk_gaps_s: list[float] = field(default_factory=list)
-    """Between two pieces of text of one request."""
+    """Times between two consecutive pieces of text of a request."""
     token_s: list[float] = field(default_factory=list)
-    """A request's mean time for each token after its first text."""
+    """For each request: mean time per token after the first text."""
     errors: list[str] = field(default_factory=list)
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens over the wall time."""
+        """Output tokens per second of wall time."""
         return self.output_tokens / self.wall_s
 
     def take(self, sent: float, arrivals: list[float], usage: Usage | None) -> None:
-        """Books one request that has ended. `arrivals`: when its pieces of text came."""
+        """Adds a finished request. `arrivals` has the times at which its pieces of text arrived."""
         if usage is None or not arrivals:
             self.errors.append("a stream ended without usage" if usage is None else "a stream brought no text")
             return
@@ -92,7 +92,7 @@ async def run(
     path: str = "/v1/completions",
     clock: Clock = time.perf_counter,
 ) -> Result:
-    """Sends every body once."""
+    """Sends every body once, at most `concurrency` at a time, and returns the result."""
     result, queue = Result(clock), list(reversed(bodies))
 
     async def worker() -> None:
@@ -179,7 +179,7 @@ async def _events(reader: asyncio.StreamReader, result: Result, sent: float) -> 
 
 
 async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The lines of a response's body."""
+    """Yields the lines of a response's body."""
     chunked = False
     while (header := (await reader.readline()).strip().lower()) != b"":
         chunked = chunked or (header.startswith(b"transfer-encoding:") and header.endswith(b"chunked"))
@@ -191,6 +191,6 @@ async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The pieces of a chunked body (RFC 9112, section 7.1)."""
+    """Yields the chunks of a chunked body (RFC 9112, section 7.1)."""
     while size := int((await reader.readline()).split(b";")[0] or b"0", 16):
         yield (await reader.readexactly(size + 2))[:-2]

@@ -1,1 +1,1 @@
-"""Where other programs expect to start a server: module names that they know."""
+"""Modules under the names that vLLM has for them, so that existing programs and scripts can start a server."""

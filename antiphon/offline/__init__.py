@@ -1,16 +1,16 @@
-"""The offline API: a model in the process of the program that uses it. `antiphon` exports its public names.
+"""The offline API: runs a model in the process of the program that uses it. `antiphon` exports the public names.
 
-| module            | what it is                                                       |
+| module            | contents                                                         |
 |-------------------|------------------------------------------------------------------|
-| `llm`             | `LLM`: many prompts at once, from one thread                     |
-| `async_engine`    | `AsyncLLMEngine`: requests that come and go, in asyncio          |
-| `runner`          | what both drive: an engine and the requests on it                |
-| `request`         | one prompt under way                                             |
+| `llm`             | `LLM`: generates for a list of prompts, from one thread          |
+| `async_engine`    | `AsyncLLMEngine`: concurrent requests in asyncio                 |
+| `runner`          | used by both: an engine and its running requests                 |
+| `request`         | one running request: a prompt and its `n` sequences              |
 | `prompt_text`     | tokenizer, chat template and vocabulary                          |
-| `inputs`          | prompts and parameters of a call in one form                     |
+| `inputs`          | prompts and parameters of a call, converted to one form          |
 | `engine_args`     | settings as keyword arguments                                    |
 | `sampling_params` | `SamplingParams`                                                 |
 | `outputs`         | `RequestOutput`, `CompletionOutput`, `RequestMetrics`, `Logprob` |
 
-Nothing is imported here, so that `import antiphon` is light.
+This module imports nothing, so that `import antiphon` is fast.
 """

@@ -1,7 +1,8 @@
-"""`AsyncLLMEngine`: the offline engine for programs in asyncio, with requests that come and go.
+"""`AsyncLLMEngine`: the offline engine for asyncio programs, with concurrent requests.
 
-A thread of its own drives the `Runner`; commands reach it through a queue, results reach each request's event loop. A
-request's result is cumulative, so a consumer that is slow gets the latest one and nothing piles up.
+A separate thread runs the `Runner`. Commands reach this thread through a queue; results are passed to the event loop of
+each request. Every result contains the whole output so far, so a slow consumer gets only the latest one and results do
+not accumulate.
 """
 
 import asyncio
@@ -20,15 +21,16 @@ from antiphon.offline.runner import Runner, now
 from antiphon.offline.sampling_params import SamplingParams
 
 IDLE_WAIT_S = 1.0
-"""How long the thread waits for a command before it looks again whether it should end."""
+"""Longest time in seconds that the idle thread waits for a command before it checks whether it should end."""
 END_S = 30.0
-"""Longest wait for the step that runs when the engine is shut down."""
+"""Longest time in seconds that `shutdown` waits for the engine's thread, which may be running a step."""
 
 
 class AsyncLLMEngine:
-    """An engine on a thread. Make it with `from_engine_args` or with the arguments of `EngineArgs`.
+    """An engine that runs on a thread of its own.
 
-    Raises what `LLM` raises.
+    Create it with `from_engine_args`, or with the fields of `EngineArgs` as keyword arguments. Raises the same errors
+    as `LLM`.
     """
 
     def __init__(self, model: str = "", **kwargs: Any) -> None:
@@ -42,19 +44,19 @@ class AsyncLLMEngine:
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> "AsyncLLMEngine":
-        """An engine with these arguments."""
+        """Returns an engine with these arguments."""
         values = {name: getattr(args, name) for name in args.__dataclass_fields__}
         changed = {name: value for name, value in values.items() if value != args.__dataclass_fields__[name].default}
         return cls(**changed)
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are taken."""
+        """Whether the engine accepts requests."""
         return self._thread.is_alive() and not self._stopping.is_set() and not self.errored
 
     @property
     def errored(self) -> bool:
-        """Whether the engine has failed: it takes nothing any more."""
+        """Whether the engine has failed. A failed engine accepts no requests."""
         return self._runner.failure is not None
 
     def generate(
@@ -66,10 +68,10 @@ class AsyncLLMEngine:
         prompt_adapter_request: Any = None,
         priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
-        """The result so far, again and again as it grows; the last one is `finished`.
+        """Yields the result of the request repeatedly, each time with the whole output so far; the last is `finished`.
 
-        Closing the iterator before that ends the request. Raises ValueError or TypeError for a call that is wrong,
-        RuntimeError when the engine does not run.
+        Closing the iterator earlier ends the request. Raises ValueError or TypeError for invalid arguments, and
+        RuntimeError if the engine does not run.
         """
         refuse_extensions(lora_request=lora_request, prompt_adapter_request=prompt_adapter_request)
         (found,) = prompts_of([prompt], None)
@@ -84,20 +86,23 @@ class AsyncLLMEngine:
         add_generation_prompt: bool = True,
         priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
-        """The same for the next message of a conversation."""
+        """Yields results like `generate`, for the next message of a conversation."""
         prompt = Prompt(self._runner.text.rendered(messages, chat_template, add_generation_prompt))
         return self._outputs(prompt, sampling_params, request_id, priority, is_chat=True)
 
     async def abort(self, request_id: str) -> None:
-        """Ends a request: its iterator gives a last result with `finish_reason` "abort". Harmless when it has ended."""
+        """Ends a request, whose iterator then yields a last result with `finish_reason` "abort".
+
+        Does nothing if the request has ended.
+        """
         self._command(lambda: self._abort(request_id))
 
     async def check_health(self) -> None:
-        """Raises RuntimeError when the engine does not run."""
+        """Raises RuntimeError if the engine does not run."""
         self._check_running()
 
     async def shutdown(self) -> None:
-        """Ends the requests under way with "abort", and frees the model's memory. Idempotent."""
+        """Ends all running requests with `finish_reason` "abort" and frees the model's memory. Idempotent."""
         self._stopping.set()
         self._command(lambda: None)
         await asyncio.to_thread(self._thread.join, END_S)
@@ -110,7 +115,7 @@ class AsyncLLMEngine:
         self._check_running()
         name = request_id if request_id is not None else f"request {next(self._ids)}"
         params = params or SamplingParams()
-        # Drawn before the thread, so that seeds follow the order of requests.
+        # Drawn before the request is tokenized on another thread, so that seeds follow the order of the requests.
         arrived, seed = now(), self._runner.draw_seed(params)
         submitted = await asyncio.to_thread(
             self._runner.submitted,
@@ -152,7 +157,7 @@ class AsyncLLMEngine:
         try:
             self._drive_until_stopped()
         except Exception as error:
-            # A fault of this package: without this, whoever waits for a result would wait for ever.
+            # An unexpected error in this package: without this, callers would wait for their results forever.
             self._runner.failure = self._runner.failure or error
             for stream in list(self._streams.values()):
                 stream.fail(error)
@@ -203,7 +208,7 @@ class AsyncLLMEngine:
 
 
 class _Stream:
-    """The latest result of one request, from the engine's thread to the request's event loop."""
+    """Passes the latest result of one request from the engine's thread to the request's event loop."""
 
     def __init__(self, event_loop: asyncio.AbstractEventLoop) -> None:
         self.ended = False
@@ -213,18 +218,18 @@ class _Stream:
         self._error: Exception | None = None
 
     def put(self, output: RequestOutput) -> None:
-        """Replaces the result; called on the engine's thread."""
+        """Replaces the latest result. Called on the engine's thread."""
         self.ended |= output.finished
         self._output = output
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Ends the request with an exception; called on the engine's thread."""
+        """Ends the request with an exception. Called on the engine's thread."""
         self.ended, self._error = True, error
         self._wake()
 
     async def next(self) -> RequestOutput:
-        """The next result that was not given yet. Raises what `fail` was told."""
+        """Waits for a result that has not been returned yet and returns it. Raises the exception given to `fail`."""
         while self._output is None:
             if self._error is not None:
                 raise self._error
@@ -234,6 +239,6 @@ class _Stream:
         return output
 
     def _wake(self) -> None:
-        # The event loop may have been closed with requests under way: nobody waits any more.
+        # The program may have closed its event loop while requests were running; then no consumer is left.
         if not self._event_loop.is_closed():
             self._event_loop.call_soon_threadsafe(self._changed.set)

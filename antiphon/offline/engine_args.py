@@ -1,6 +1,6 @@
-"""`EngineArgs`: the settings of an engine that is made in Python.
+"""`EngineArgs`: the settings of an engine that is created in a Python program.
 
-They are the service's own settings (`shared.config.EngineSettings`), plus names that the service does not have.
+These are the settings of the engine service (`shared.config.EngineSettings`) and a few that the service does not have.
 """
 
 import difflib
@@ -18,7 +18,10 @@ _FORMER = "max_context_len_to_capture"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs(EngineSettings):
-    """Every setting of an engine by its flag's name. `engine_args` makes one from keyword arguments and checks them."""
+    """The settings of an engine. A field has the name of the setting's flag, with underscores.
+
+    `engine_args` creates an object from keyword arguments and checks them.
+    """
 
     seed: int = flag(0, "gives requests without a seed one, by their order: the same in each run", group=_GROUP)
     tensor_parallel_size: int = flag(1, "devices that share the model", group=_GROUP)
@@ -27,15 +30,15 @@ class EngineArgs(EngineSettings):
     enforce_eager: bool = changed(EngineSettings, "enforce_eager", False)
 
     def settings(self) -> EngineSettings:
-        """The part that the engine reads."""
+        """Returns the settings that the engine reads."""
         return EngineSettings(**{item.name: getattr(self, item.name) for item in fields(EngineSettings)})
 
 
 def engine_args(**values: Any) -> EngineArgs:
-    """Checked arguments; None means the default.
+    """Checks keyword arguments and returns them as `EngineArgs`. A value of None means the default.
 
-    Raises TypeError for an unknown name or a value of another type, ValueError for a value that is not possible here.
-    Warns of names that have no effect, and of deprecated ones.
+    Raises TypeError for an unknown name or a value of the wrong type, ValueError for an unsupported value. Warns of
+    arguments that have no effect or are deprecated.
     """
     known, of_server = _names(EngineArgs), _names(BusSettings) | (_names(ServeSettings) - _names(EngineArgs))
     for name, value in values.items():
@@ -53,7 +56,7 @@ def engine_args(**values: Any) -> EngineArgs:
 
 
 def _answer(name: str, value: Any, other: Other) -> None:
-    """What the server's command line says about the option of that name."""
+    """Raises or warns as the server's command line does for the option of another server with that name."""
     if value is None or value is False or str(value).lower() in other.asks_nothing:
         return
     if other.refused:
@@ -69,7 +72,7 @@ _EXTENSIONS = {
 
 
 def refuse_extensions(**requests: Any) -> None:
-    """Raises ValueError for an argument of a call that is given and not served."""
+    """Raises ValueError if one of these arguments, which are not supported yet, is not None."""
     for name, request in requests.items():
         if request is not None:
             raise ValueError(f"{name!r} is not possible: {_EXTENSIONS[name]}.")

@@ -1,4 +1,4 @@
-"""The prompts and sampling parameters of a call as the user gave them, brought to one form. Pure."""
+"""Converts the prompts and sampling parameters of a call, as the user gave them, to one form. Without side effects."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _FIELDS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "mm_proce
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt; text, token ids, or both (the ids are then used and the text is only returned)."""
+    """One prompt: text, token ids, or both. With both, the ids are used and the text is only repeated in the result."""
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
@@ -23,7 +23,7 @@ def prompts_of(
     prompts: PromptInput | Sequence[PromptInput] | None,
     prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None,
 ) -> list[Prompt]:
-    """The prompts of a call. Raises ValueError, naming a wrong prompt by its index, and TypeError."""
+    """Returns the prompts of a call. Raises ValueError or TypeError, which names an invalid prompt by its index."""
     texts = None if prompts is None else [_prompt(one, index) for index, one in enumerate(_listed(prompts))]
     if prompt_token_ids is None:
         if texts is None:
@@ -38,7 +38,10 @@ def prompts_of(
 
 
 def paired(values: T | Sequence[T] | None, kind: type[T], count: int, name: str) -> list[T | None]:
-    """One value for each of `count` prompts, from a single one, a list of as many, or None. Raises ValueError."""
+    """Returns one value for each of `count` prompts. `values` is a single value for all, a list of `count`, or None.
+
+    Raises ValueError for a list of another length, TypeError for values that are not of type `kind`.
+    """
     if values is None or isinstance(values, kind):
         return [values] * count
     if not isinstance(values, Sequence) or not all(isinstance(one, kind) for one in values):

@@ -1,4 +1,4 @@
-"""`LLM`: a model in this process, for many prompts at once. The engine is the one that the service runs."""
+"""`LLM`: runs a model in this process and generates for lists of prompts, with the engine of the engine service."""
 
 import itertools
 import warnings
@@ -16,12 +16,12 @@ from antiphon.offline.sampling_params import SamplingParams
 
 
 class LLM:
-    """A model with its tokenizer and KV cache. Prompts of one call are batched within the memory; give many at once.
+    """A model with its tokenizer and KV cache. The prompts of one call are batched as far as the KV cache allows.
 
-    Every other setting of the engine, by its flag's name with underscores, may be given as a keyword argument. Not for
-    several threads at once; `AsyncLLMEngine` is for requests that come and go.
+    Every other setting of the engine can be given as a keyword argument: the name of its flag with underscores. An
+    object must not be used by several threads at the same time; use `AsyncLLMEngine` for concurrent requests.
 
-    Raises TypeError for an unknown argument, ValueError for one that is not possible or a model that cannot be loaded.
+    Raises TypeError for an unknown argument, and ValueError for an unsupported value or a model that cannot be loaded.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LLM:
                 tokenizer_revision=tokenizer_revision,
                 seed=seed,
                 gpu_memory_utilization=gpu_memory_utilization,
-                # The engine's own default is 4 GiB, or half of what is free where that is less.
+                # None: the engine's default, which is 4 GiB, or half of the free memory if that is less.
                 swap_space=None if swap_space == 4 else swap_space,
                 cpu_offload_gb=cpu_offload_gb,
                 enforce_eager=enforce_eager,
@@ -95,14 +95,14 @@ class LLM:
         inputs: PromptInput | Sequence[PromptInput] | None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """One result for each prompt, in their order.
+        """Generates for the prompts and returns one result for each, in the order of the prompts.
 
-        `prompts` (or `inputs`): a text, a dict with `prompt` or `prompt_token_ids`, or a list of these.
-        `sampling_params`: for all prompts, or a list with as many; None: `SamplingParams()`. `priority`: for each
-        prompt, lower runs first.
+        `prompts` (or `inputs`) is a text, a dict with `prompt` or `prompt_token_ids`, or a list of these.
+        `sampling_params` applies to all prompts, or is a list with one item for each prompt; None means
+        `SamplingParams()`. `priority` has one number for each prompt; prompts with lower numbers run first.
 
-        Raises ValueError or TypeError, before anything runs, for a call that is wrong; what goes wrong while a prompt
-        runs ends that result alone, with `error_code` and `error_msg`.
+        Raises ValueError or TypeError for invalid arguments before any prompt runs. An error while a prompt runs ends
+        only that prompt's result, which then has `error_code` and `error_msg`.
         """
         refuse_extensions(
             lora_request=lora_request,
@@ -126,21 +126,21 @@ class LLM:
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
-        """The next message of one conversation, or of each of several, in their order.
+        """Generates the next message of one conversation or of each of several; returns the results in their order.
 
-        A message has `role` and `content` (a text, or a list of parts of type `text`). `chat_template`: a file or the
-        template itself; None: the model's own. Otherwise like `generate`.
+        A message has `role` and `content` (a text, or a list of parts of type `text`). `chat_template` is a file or the
+        template itself; None selects the model's own template. All else is as in `generate`.
         """
         refuse_extensions(lora_request=lora_request)
         prompts = self._runner.conversations(messages, chat_template, add_generation_prompt)
         return self._run(prompts, sampling_params, use_tqdm, None, is_chat=True)
 
     def get_tokenizer(self) -> Any:
-        """The tokenizer as transformers has it."""
+        """Returns the model's tokenizer as a transformers object. Raises ValueError if there is no tokenizer."""
         return self._runner.text.transformers_tokenizer()
 
     def close(self) -> None:
-        """Frees the model's memory. The object cannot be used afterwards."""
+        """Frees the model's memory. This LLM cannot be used afterwards."""
         self._runner.close()
 
     def _run(
@@ -167,7 +167,7 @@ class LLM:
                             ended[output.request_id] = output
                             bar.ended(output)
         finally:
-            # Interrupted, by Ctrl-C for example: nothing may run on in the next call.
+            # After an interruption (Ctrl-C, for example) no request may continue during the next call.
             for request_id in ids if len(ended) < len(ids) else ():
                 self._runner.abort(request_id)
         return [ended[request_id] for request_id in ids]

@@ -1,4 +1,4 @@
-"""What the offline API returns: one `RequestOutput` a prompt, with a `CompletionOutput` for each of its `n` outputs."""
+"""Results of the offline API: one `RequestOutput` for each prompt, one `CompletionOutput` for each of `n` outputs."""
 
 from dataclasses import dataclass, field
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass, field
 class RequestMetrics:
     """Times of one request, in seconds.
 
-    `..._time` fields that end in `start_time`, and `arrival_time` and those that end in `_ts`, are points in time (Unix
-    time); all others are durations, measured with a monotonic clock.
+    `arrival_time` and the fields whose names end in `start_time` or `_ts` are points in time (Unix time). All other
+    fields are durations, measured with a monotonic clock.
     """
 
     arrival_time: float
-    """When the request was given to the API."""
+    """Time at which the API was called."""
     inference_start_time: float | None = None
-    """When the first step that computes it began."""
+    """Start of the first step that computed a sequence of the request."""
     first_token_time: float | None = None
-    """Duration from the arrival to the first token."""
+    """Duration from `arrival_time` to the first token."""
     time_in_queue: float | None = None
     """Duration between `request_start_time` and `inference_start_time`."""
     preprocess_cost_time: float | None = None
     """Duration of rendering and tokenizing the prompt."""
     model_forward_time: float | None = None
-    """Duration of the steps from its first to its last."""
+    """Time that the engine spent in steps, from the request's first step to its last."""
     model_execute_time: float | None = None
-    """Duration from the arrival to the end, preprocessing and queueing included."""
+    """Duration from `arrival_time` to the end of the request, including preprocessing and queueing."""
     request_start_time: float | None = None
-    """When the request was handed to the engine."""
+    """Time at which preprocessing ended and the request could be passed to the engine."""
     scheduled_ts: float | None = None
     """The same as `inference_start_time`."""
     first_token_ts: float | None = None
@@ -40,9 +40,9 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token's log probability (natural logarithm, of the model's own distribution). `rank`: 1 is the likeliest.
+    """A token's log probability: the natural logarithm in the model's own distribution.
 
-    `rank` is None for a chosen token that is not among the candidates reported.
+    `rank` is 1 for the likeliest token, and None for a chosen token that is not among the reported candidates.
     """
 
     logprob: float
@@ -58,23 +58,23 @@ class CompletionOutput:
     token_ids: list[int]
     text: str | None = None
     reasoning_content: str | None = None
-    """The text between the model's think tags, for models that write them; it is then not part of `text`."""
+    """The text between the model's think tags, if the model writes them. This text is not repeated in `text`."""
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
-    """For each token: the chosen one and the likeliest, by token id."""
+    """For each output token: the chosen token and the likeliest tokens, by token id."""
     finish_reason: str | None = None
-    """None while it is being generated; "stop", "length", "abort" or "error"."""
+    """None while the output is being generated; then "stop", "length", "abort" or "error"."""
     stop_reason: int | str | None = None
-    """The stop string or stop token that ended it; None for the model's end token."""
+    """The stop string or stop token that ended the output; None for the model's end token."""
 
     def finished(self) -> bool:
-        """Whether it has ended."""
+        """Whether the output has ended."""
         return self.finish_reason is not None
 
 
 @dataclass(kw_only=True)
 class RequestOutput:
-    """The result of one prompt. With an error, `error_code` is the HTTP status that the server would answer with."""
+    """The result of one prompt. After an error, `error_code` is the HTTP status with which the server would answer."""
 
     outputs: list[CompletionOutput]
     finished: bool = False

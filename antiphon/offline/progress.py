@@ -1,4 +1,4 @@
-"""The progress bar of a call: prompts that have ended, and tokens a second."""
+"""The progress bar of a call, which shows the number of finished prompts and the tokens per second."""
 
 import time
 from types import TracebackType
@@ -8,7 +8,7 @@ from antiphon.offline.outputs import RequestOutput
 
 
 class ProgressBar:
-    """Shows nothing unless `shown`. A context manager."""
+    """A context manager that shows a progress bar for `total` prompts if `shown` is true, and nothing otherwise."""
 
     def __init__(self, total: int, *, shown: bool, description: str = "Processed prompts") -> None:
         self._bar: Any = None
@@ -29,7 +29,7 @@ class ProgressBar:
             self._bar.close()
 
     def ended(self, output: RequestOutput) -> None:
-        """Counts a prompt that has ended."""
+        """Counts a finished prompt and updates the token rates."""
         if self._bar is None:
             return
         self._prompt_tokens += len(output.prompt_token_ids or ())
@@ -41,5 +41,5 @@ class ProgressBar:
 
 
 def progress_bar(total: int, *, shown: bool) -> ProgressBar:
-    """A bar for `total` prompts."""
+    """Returns a progress bar for `total` prompts."""
     return ProgressBar(total, shown=shown)

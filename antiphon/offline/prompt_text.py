@@ -1,7 +1,8 @@
-"""A model's text side in this process: prompts to token ids, conversations to prompts, and the vocabulary of outputs.
+"""Text processing in this process: prompts to token ids, conversations to prompts, and the vocabulary for outputs.
 
-The code is that of the tokenizer and detokenizer services (`shared.text`). A chat template runs in this process, in
-Jinja's sandbox: whoever writes the program chose the model.
+The code is the same as in the tokenizer and detokenizer services (`shared.text`). A chat template is rendered in this
+process, in Jinja's sandbox, without the separate worker process of the tokenizer service: the author of the program
+chose the model and therefore its template.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,13 +30,16 @@ _NO_TEMPLATE = "This model has no chat template: give one as 'chat_template', or
 
 
 class PromptText:
-    """Raises SettingsError for a model directory without a usable tokenizer."""
+    """The tokenizer, chat templates and vocabulary of one model.
+
+    The constructor raises SettingsError for a model directory without a usable tokenizer.
+    """
 
     def __init__(self, settings: EngineSettings, vocab_size: int, max_model_len: int) -> None:
         directory = tokenizer_directory(settings)
         self.vocabulary = choose_vocabulary(settings, directory, model_directory(settings, weights=False))
         self.silent = SilentVocabulary(vocab_size)
-        """For outputs without text."""
+        """Vocabulary for outputs without text (`detokenize=False`)."""
         self._directory, self._trust_remote_code = directory, settings.trust_remote_code
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
         self._codec = choose_codec(settings, directory)
@@ -44,7 +48,11 @@ class PromptText:
         self._compiled = lru_cache(maxsize=8)(self._compile)
 
     def token_ids(self, prompt: Prompt, max_tokens: int, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """A prompt's tokens; `max_tokens` 0: at least one must fit. Raises ValueError."""
+        """Returns a prompt's token ids. Raises ValueError if the prompt is invalid or too long.
+
+        The prompt and `max_tokens` output tokens must fit into the context; with `max_tokens` 0, the prompt and one
+        token.
+        """
         if prompt.token_ids is not None:
             ids = prompt.token_ids
             _as_value_error(check_token_ids, ids, self._vocab_size, "prompt_token_ids")
@@ -59,7 +67,7 @@ class PromptText:
         return ids
 
     def rendered(self, messages: Sequence[Message], chat_template: str | None, add_generation_prompt: bool) -> str:
-        """A conversation as text, special tokens included. Raises ValueError."""
+        """Returns a conversation rendered to text by the chat template, including special tokens. Raises ValueError."""
         if not self._has_tokenizer or self._facts is None:
             raise ValueError(_NO_TOKENIZER)
         turns = _as_value_error(conversation.messages, _turns(messages), self._vocab_size)
@@ -73,10 +81,10 @@ class PromptText:
             raise ValueError(str(error)) from None
 
     def transformers_tokenizer(self) -> Any:
-        """The tokenizer as transformers has it. Raises ValueError without a tokenizer."""
+        """Returns the tokenizer as a transformers object. Raises ValueError if there is no tokenizer."""
         if not self._has_tokenizer:
             raise ValueError(_NO_TOKENIZER)
-        from transformers import AutoTokenizer  # takes a second to import, and most programs do without
+        from transformers import AutoTokenizer  # imported here: the import takes a second and is rarely needed
 
         return AutoTokenizer.from_pretrained(self._directory, trust_remote_code=self._trust_remote_code)
 

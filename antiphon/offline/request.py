@@ -1,6 +1,7 @@
-"""One prompt under way: its text streams, its outputs so far, and its times. Pure: the runner passes times in.
+"""One running request: a prompt with its text streams, outputs so far and times.
 
-The text of a sequence is made by the detokenizer's own `TextStream`, so that it equals what the server sends.
+The module reads no clock: the runner passes times in. The text of a sequence comes from `TextStream`, the class that
+the detokenizer service uses, so that it is equal to the text that the server sends.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from shared.text.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """A moment by both clocks, in seconds."""
+    """A point in time by two clocks, in seconds: Unix time (`wall`) and the monotonic clock."""
 
     wall: float
     monotonic: float
@@ -29,7 +30,10 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """What a call asks for one prompt. `arrived` and `started`: when it was made, when its preprocessing had ended."""
+    """A request for one prompt, after preprocessing.
+
+    `arrived` is the time of the call and `started` the time at which preprocessing ended.
+    """
 
     request_id: str
     prompt: str | None
@@ -44,7 +48,7 @@ class Submitted:
 
 
 class LiveRequest:
-    """One prompt with `n` sequences. `output()` may be read at any time."""
+    """A running request: one prompt with `n` sequences. `output()` may be called at any time."""
 
     def __init__(self, submitted: Submitted, vocabulary: Vocabulary, max_model_len: int) -> None:
         self.submitted = submitted
@@ -65,7 +69,7 @@ class LiveRequest:
         return self.error is not None or all(output.finish_reason is not None for output in self._outputs)
 
     def specs(self, first_arrival: int) -> list[SequenceSpec]:
-        """The sequences for the engine."""
+        """Returns the request's sequences for the engine, with consecutive arrival numbers from `first_arrival`."""
         submitted = self.submitted
         params = submitted.params.engine_params(submitted.seed, self._room)
         family = self.sequence_ids[0] if len(self.sequence_ids) > 1 else ""
@@ -82,12 +86,19 @@ class LiveRequest:
         ]
 
     def joined(self, at: Times, forward_s: float) -> None:
-        """A step that computes one of the sequences began; `forward_s`: the engine's time in steps until then."""
+        """Notes that one of the sequences joined a step that began at `at`; only the first call counts.
+
+        `forward_s` is the time in seconds that the engine has spent in steps before this one.
+        """
         if self._began_at is None:
             self._began_at, self._forward_at_start = at, forward_s
 
     def take(self, choice: int, outcome: Outcome, at: Times, forward_s: float) -> bool:
-        """Takes in what a step gave. Returns whether the engine must be told to end the sequence."""
+        """Adds the outcome of a step for one choice. Returns whether the engine has to end the sequence.
+
+        That is the case after a stop string. `forward_s` is the time in seconds that the engine has spent in steps so
+        far.
+        """
         stream = self._streams.get(choice) or self._open(choice)
         event = token_event(outcome, self.sequence_ids[choice], 1)
         for text in stream.push(event):
@@ -101,7 +112,7 @@ class LiveRequest:
         return stream.stopped
 
     def fail(self, error: ServiceError, at: Times) -> None:
-        """Ends the request with an error; what was generated stays in its outputs."""
+        """Ends the request with an error. Its outputs keep the tokens and text generated so far."""
         if self.finished:
             return
         self.error, self._ended_at = error, at.monotonic
@@ -109,13 +120,13 @@ class LiveRequest:
             output.finish_reason = output.finish_reason or "error"
 
     def aborted(self, at: Times) -> None:
-        """Ends the request because the caller asked for it."""
+        """Ends the request at the caller's wish, with `finish_reason` "abort"."""
         self._ended_at = at.monotonic
         for output in self._outputs:
             output.finish_reason = output.finish_reason or "abort"
 
     def output(self) -> RequestOutput:
-        """The result so far."""
+        """Returns the result so far."""
         submitted = self.submitted
         cached = [output.num_cached_tokens for output in self._outputs if output.token_ids]
         return RequestOutput(
@@ -170,7 +181,7 @@ class LiveRequest:
 
 
 class _Output:
-    """One sequence's output so far."""
+    """The output of one sequence so far."""
 
     __slots__ = (
         "cumulative_logprob", "finish_reason", "index", "logprobs", "num_cached_tokens", "stop_reason", "text",
@@ -188,7 +199,7 @@ class _Output:
         self.stop_reason: str | int | None = None
 
     def add(self, event: TextEvent) -> None:
-        """Takes in a text event, which continues what is here."""
+        """Appends the text, tokens and log probabilities of the next text event."""
         self.text += event.text
         self.token_ids += event.token_ids
         self.logprobs += event.logprobs
@@ -199,7 +210,7 @@ class _Output:
             self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
 
     def shown(self, submitted: Submitted, vocabulary: Vocabulary) -> CompletionOutput:
-        """The output as the user gets it."""
+        """Returns the output in the form of the public API, with the model's reasoning separated for chat requests."""
         text, reasoning = self.text, None
         if submitted.is_chat:
             reasoning, text = split_reasoning(text, submitted.prompt or "", ended=self.finish_reason is not None)
@@ -225,6 +236,6 @@ def _by_token(position: PositionLogprobs) -> dict[int, Logprob]:
 
 
 def choice_of(sequence_id: str) -> tuple[str, int]:
-    """The request and the choice of a sequence."""
+    """Returns the request id and the choice number of which a sequence id consists."""
     request_id, _, choice = sequence_id.rpartition("-")
     return request_id, int(choice)

@@ -1,6 +1,7 @@
-"""Requests on an engine of this process: what `LLM` drives from its caller's thread and `AsyncLLMEngine` from its own.
+"""`Runner`: an engine in this process and its running requests.
 
-`Runner` owns the engine and the requests under way. All its methods but `submitted` are for one thread.
+`LLM` calls it on the caller's thread, `AsyncLLMEngine` on a thread of its own. All methods except `submitted` must be
+called on one thread.
 """
 
 import time
@@ -20,13 +21,13 @@ from shared.model_files import located
 from shared.request.seed_source import seeds_of
 
 GATHER_S = 0.05
-"""Longest wait for a batch that gathers, before the caller looks at its own commands again."""
+"""Longest time in seconds that `step` waits while new requests are being gathered into a batch (`--max-batch-size`)."""
 
 
 class Runner:
-    """An engine and its requests. Making one loads the model.
+    """An engine and its requests. The constructor loads the model.
 
-    Raises ValueError (SettingsError) for settings or a model that cannot work.
+    Raises ValueError (SettingsError) for settings or a model that cannot be used.
     """
 
     def __init__(self, args: EngineArgs) -> None:
@@ -41,22 +42,22 @@ class Runner:
         self._live: dict[str, LiveRequest] = {}
         self._num_sequences = 0
         self._step_s = 0.0
-        """Time in steps since the start."""
+        """Seconds that the engine has spent in steps since the start."""
         self._step_ended_at = time.monotonic()
         self.failure: Exception | None = None
-        """What ended the engine: nothing can be generated any more."""
+        """The exception that ended the engine, after which no request can run; None while the engine works."""
 
     def draw_seed(self, params: SamplingParams) -> int:
-        """The seed of a request: its own, or the next one that follows from the engine's seed."""
+        """Returns the request's own seed, or else the next seed derived from the engine's seed."""
         return self._draw_seed() if params.seed is None else params.seed
 
     def submitted(
         self, request_id: str, prompt: Prompt, params: SamplingParams, arrived: Times | None = None, *,
         add_special_tokens: bool = True, is_chat: bool = False, priority: int = 0, seed: int | None = None,
     ) -> Submitted:  # fmt: skip
-        """A prompt made ready for `add`: tokenized and checked. Raises ValueError.
+        """Tokenizes and checks a prompt and returns the request for `add`. Raises ValueError.
 
-        With a `seed` from `draw_seed` it is safe on any thread.
+        With a `seed` from `draw_seed` this method may be called on any thread.
         """
         arrived = arrived or now()
         preprocessing = time.monotonic()
@@ -84,7 +85,10 @@ class Runner:
         *,
         is_chat: bool = False,
     ) -> list[Submitted]:
-        """The prompts of one call, which all arrive now. Raises ValueError that names a wrong one by its index."""
+        """Returns the requests for the prompts of one call, all with the same arrival time.
+
+        Raises ValueError, which names an invalid prompt by its index.
+        """
         arrived, several = now(), len(prompts) > 1
         requests: list[Submitted] = []
         for index, prompt in enumerate(prompts):
@@ -110,13 +114,13 @@ class Runner:
         chat_template: str | None,
         add_generation_prompt: bool,
     ) -> list[Prompt]:
-        """A conversation, or a list of them, as prompts. Raises ValueError."""
+        """Renders a conversation, or each of a list of conversations, to a prompt. Raises ValueError."""
         several = bool(messages) and not isinstance(messages[0], Mapping)
         found = cast(Sequence[Sequence[Message]], messages if several else [messages])
         return [Prompt(self.text.rendered(one, chat_template, add_generation_prompt)) for one in found]
 
     def add(self, submitted: Submitted) -> None:
-        """Starts a request. Raises RuntimeError when the engine has failed, ValueError for an id that is in use."""
+        """Adds a request to the engine. Raises RuntimeError if the engine has failed, ValueError for an id in use."""
         if self.failure is not None:
             raise RuntimeError("The engine has failed; make a new one.") from self.failure
         if submitted.request_id in self._live:
@@ -129,7 +133,7 @@ class Runner:
         self._num_sequences += len(request.sequence_ids)
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """Ends a request; its last output, or None when there is none of this id."""
+        """Ends a request and returns its last output; returns None if no request has this id."""
         request = self._live.pop(request_id, None)
         if request is None:
             return None
@@ -140,18 +144,19 @@ class Runner:
 
     @property
     def has_work(self) -> bool:
-        """Whether requests are under way."""
+        """Whether there are requests that have not ended."""
         return bool(self._live)
 
     def step(self) -> list[RequestOutput]:
-        """One pass of the engine; what the requests are now that it changed. The last output of each is `finished`.
+        """Runs one step of the engine and returns the outputs of the requests that changed.
 
-        A failure of the engine ends every request with an error, and sets `failure`.
+        The last output of a request is `finished`. A failure of the engine ends every request with an error and sets
+        `failure`.
         """
         try:
             if not self.engine.step() and self.has_work:
                 self.engine.loop.wait(GATHER_S)
-        except Exception as error:  # whatever the model raised: the state of the device is lost
+        except Exception as error:  # after any exception in a step the state of the device is unknown
             self.failure = error
             return self._fail_all(error)
         changed: dict[str, LiveRequest] = {}
@@ -192,7 +197,7 @@ class Runner:
         self._end_failed(changed)
 
     def _end_failed(self, changed: dict[str, LiveRequest]) -> None:
-        """A request that fails takes its other sequences with it."""
+        """Ends all sequences of requests that have failed."""
         for request in changed.values():
             if request.error is not None:
                 for sequence_id in request.sequence_ids:
@@ -214,5 +219,5 @@ class Runner:
 
 
 def now() -> Times:
-    """This moment."""
+    """Returns the current time by both clocks."""
     return Times(time.time(), time.monotonic())

@@ -1,7 +1,7 @@
-"""`SamplingParams` as users write them: checked in the constructor, converted to the engine's own.
+"""The offline API's `SamplingParams`: checked in the constructor and converted to the engine's parameters.
 
-The ranges are those of the server (`shared.sampling.check` and `shared.request.checks`), so that a request which one
-accepts the other accepts as well. Fields that the engine does not serve yet are refused by name.
+The ranges are those of the server (`shared.sampling.check` and `shared.request.rules`), so that the offline API and the
+server accept the same values. Fields that are not supported yet raise an error that names them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,29 +18,30 @@ _NOT_SERVED = "is not served yet: leave it out"
 
 @dataclass(kw_only=True)
 class SamplingParams:
-    """How the tokens of one prompt are chosen. Raises ValueError, from the constructor, naming the field that is wrong.
+    """How the tokens of one prompt are sampled. The constructor raises ValueError, which names the invalid field.
 
     Args:
         n: Outputs for each prompt.
         best_of: Must equal `n`, or be None.
-        presence_penalty: Subtracted once from the logit of every token of the output so far, -2 to 2.
-        frequency_penalty: Subtracted from the logit of a token for each time that the output has it, -2 to 2.
-        repetition_penalty: Divides positive logits, and multiplies negative ones, of tokens that prompt or output have,
-            0.01 to 2.
+        presence_penalty: Subtracted once from the logit of every token that occurs in the output so far, -2 to 2.
+        frequency_penalty: Subtracted from the logit of a token once for each occurrence in the output so far, -2 to 2.
+        repetition_penalty: For tokens that occur in the prompt or output: positive logits are divided by this value and
+            negative ones multiplied, 0.01 to 2.
         temperature: 0 (always the likeliest token) to 2.
-        top_p: Smallest set of likeliest tokens whose probabilities reach this sum, above 0 up to 1.
-        top_k: Number of likeliest tokens to choose from; -1: all.
-        min_p: Least probability of a candidate, as a share of the likeliest token's, 0 to 1.
+        top_p: Samples from the smallest set of likeliest tokens whose probabilities reach this sum, above 0 up to 1.
+        top_k: Number of likeliest tokens from which the token is sampled; -1: all.
+        min_p: Smallest probability of a candidate, as a share of the likeliest token's probability, 0 to 1.
         seed: The same seed gives the same output, alone or in a batch. None: derived from the engine's seed.
-        stop: Texts that end the output, which does not contain them.
-        stop_token_ids: Tokens that end the output, which contains them unless they are special tokens.
-        include_stop_str_in_output: Whether the text keeps the stop string that ended it.
-        ignore_eos: Whether the output goes on behind the model's end token.
-        max_tokens: Most tokens of an output; None: as many as the context leaves room for.
-        min_tokens: Tokens that must exist before anything but `max_tokens` ends the output.
-        logprobs: Likeliest candidates to report for each token, beside the chosen one, 0 to 20; None: nothing.
-        detokenize: Whether there is text; without, outputs are token ids alone.
-        skip_special_tokens: Whether the text leaves special tokens out.
+        stop: Texts that end the output. The output does not contain them.
+        stop_token_ids: Tokens that end the output. The text contains them unless they are special tokens.
+        include_stop_str_in_output: Whether the text keeps the stop string that ended the output.
+        ignore_eos: Whether generation continues after the model's end token.
+        max_tokens: Maximum number of tokens of an output; None: as many as fit into the context.
+        min_tokens: Minimum number of tokens before anything except `max_tokens` may end the output.
+        logprobs: Number of likeliest candidates to report for each token, in addition to the chosen token, 0 to 20;
+            None: log probabilities are not reported.
+        detokenize: Whether outputs have text; if not, they have only token ids.
+        skip_special_tokens: Whether special tokens are omitted from the text.
     """
 
     n: int = 1
@@ -85,7 +86,10 @@ class SamplingParams:
             raise ValueError("'stop' needs text: leave 'detokenize' at True, or use 'stop_token_ids'.")
 
     def engine_params(self, seed: int, room: int = 0) -> sampling.SamplingParams:
-        """The engine's parameters; `seed` where the user gave none, `room` where `max_tokens` is None."""
+        """Returns the engine's parameters. `seed` is used if the user gave no seed, `room` if `max_tokens` is None.
+
+        `room` is the number of tokens that fit into the context after the prompt; 0 if it is not known yet.
+        """
         return sampling.SamplingParams(
             max_tokens=(room or max(1, self.min_tokens)) if self.max_tokens is None else self.max_tokens,
             min_tokens=self.min_tokens,

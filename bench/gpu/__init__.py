@@ -1,1 +1,1 @@
-"""The parts of `make gpu-check`, each a process of its own: `python -m bench.gpu.<part>` prints its results as JSON."""
+"""The parts of `make gpu-check`. Each runs in its own process: `python -m bench.gpu.<part>` prints results as JSON."""

@@ -1,9 +1,10 @@
-"""Core, loop and GPU worker in one process, without bus: decode at several batch sizes, a long prefill, idle gaps.
+"""Measures core, loop and GPU worker in one process, without bus: decode at several batch sizes, and a long prefill.
 
     python -m bench.gpu.engine MODEL_DIRECTORY [--backend auto|torch] [--batches 1 8 64 256] [--context 1024]
 
-A decode step's floor is the time to read weights and keys once at the copy bandwidth, a prefill's that of its products
-at the GEMM rate, both measured in the same run and given by the caller.
+The floor of a decode step is the time to read the weights, keys and values once at the copy bandwidth. The floor of a
+prefill is the time of its matrix products at the GEMM rate. The caller measures both rates in the same run and passes
+them as options.
 """
 
 import argparse
@@ -31,13 +32,16 @@ PREFILL = 8192
 
 
 class Runner:
-    """Runs sequences through the loop; notes when each report came and what was in it."""
+    """Runs sequences through the engine's loop and records the time and the number of tokens of each step."""
 
     def __init__(self, worker: ModelWorker, max_num_seqs: int) -> None:
         self._worker, self._max_num_seqs = worker, max_num_seqs
 
     def run(self, batch: int, length: int, num_tokens: int, budget: int, seed: int) -> list[tuple[int, float]]:
-        """(tokens computed, seconds since the last report) of every step."""
+        """Runs `batch` random prompts of `length` tokens to their end, with `num_tokens` output tokens each.
+
+        Returns (tokens computed, seconds since the last report) for every step. `budget` is the token budget of a step.
+        """
         steps: list[tuple[int, float]] = []
         last = [time.perf_counter()]
 
@@ -59,31 +63,31 @@ class Runner:
 
 
 def decode_ms(runner: Runner, batch: int, context: int) -> float:
-    """Median milliseconds of a step in which the whole batch decodes."""
+    """Returns the median milliseconds of a step in which the whole batch decodes."""
     steps = runner.run(batch, context, DECODE_STEPS, 8192, seed=batch)
     times = [seconds for tokens, seconds in steps if tokens == batch]
     return 1e3 * statistics.median(times[len(times) // 4 :])
 
 
 def prefill_ms(runner: Runner) -> float:
-    """Milliseconds from nothing to the first token of a long prompt; the best of three."""
+    """Returns the milliseconds from the start to the first token of a long prompt: the shortest of three runs."""
     return 1e3 * min(sum(s for _, s in runner.run(1, PREFILL, 1, PREFILL, seed)) for seed in range(3))
 
 
 def parameters(d: DecoderDescription) -> int:
-    """Numbers that a step multiplies with: every matrix but the embedding's table."""
+    """Returns the number of weights that a step multiplies with: all matrices except the embedding."""
     layer = d.hidden_size * (2 * d.q_size + 2 * d.kv_size + 3 * d.intermediate_size)
     return d.num_layers * layer + d.vocab_size * d.hidden_size
 
 
 def decode_floor_ms(d: DecoderDescription, batch: int, context: int, copy_tb_s: float) -> float:
-    """Weights and keys read once."""
+    """Returns the milliseconds for reading the weights, keys and values once."""
     kv = 2 * d.num_layers * d.kv_size * 2
     return (2 * parameters(d) + kv * batch * context) / copy_tb_s / 1e9
 
 
 def prefill_floor_ms(d: DecoderDescription, length: int, gemm_tflop_s: float) -> float:
-    """Products with the weights, the head for one token, and half a square of attention."""
+    """Returns the milliseconds for the products with the weights of all layers and for causal attention."""
     body = parameters(d) - d.vocab_size * d.hidden_size
     return (2 * body * length + 2 * length**2 * d.q_size * d.num_layers) / gemm_tflop_s / 1e9
 

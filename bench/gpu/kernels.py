@@ -1,6 +1,6 @@
-"""Every kernel on the device in bfloat16 against the reference in float32, then the times of those that matter.
+"""Compares the kernels on the GPU in bfloat16 with the reference in float32, then times the most important ones.
 
-An error is ‖ours - theirs‖ / ‖theirs‖; bfloat16 operands give between 0.001 and 0.01.
+An error is ‖ours - theirs‖ / ‖theirs‖. With bfloat16 operands it is between 0.001 and 0.01.
 """
 
 import json
@@ -43,7 +43,10 @@ def error(ours: Tensor, theirs: Tensor) -> float:
 
 
 class Attention:
-    """Random keys of sequences with (computed, queries) lengths, in shuffled blocks."""
+    """An attention problem with random queries, keys and values, whose KV blocks are in random order.
+
+    `lengths` has, for each sequence, the number of tokens computed earlier and the number of query tokens.
+    """
 
     def __init__(
         self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, window: int | None = None,
@@ -66,12 +69,12 @@ class Attention:
         self.work = plan_work(self.sequences, tables, window, Heads(heads // kv_heads, 2), _put)
 
     def run(self) -> Tensor:
-        """By the kernels, into a place full of rubbish."""
+        """Runs the kernels. The output is first filled with NaN, so that missing values are noticed."""
         attended = torch.full_like(self.queries, float("nan"))
         return attend(self.queries, self.caches, attended, self.work, self.geometry)
 
     def expected(self) -> Tensor:
-        """By the reference, in float32."""
+        """Returns the result of the reference in float32."""
         shape = AttentionShape(BLOCK_SIZE, 1, torch.float32, DEVICE)
         starts = np.concatenate((self.sequences.query_starts, [len(self.queries)]))
         tables = self.tables.astype(np.int64)
@@ -97,9 +100,9 @@ def attend(queries: Tensor, caches: list[Tensor], attended: Tensor, work: Device
 
 
 def errors() -> Iterator[tuple[str, float]]:
-    """Each kernel's error."""
+    """Yields the name and the error of each test of a kernel."""
     decodes = [(n, 1) for n in (1, 15, 255, 256, 1000, 4097)]
-    # A prefix, so that the reference too reads everything from the cache.
+    # Each prompt has a computed prefix, so that the reference reads all keys and values from the cache too.
     prefills = [(16, 300), (500, 129), (100, 1), (1000, 64)]
     for name, lengths in (("decode", decodes), ("prefill", prefills)):
         yield f"{name}, 32 heads on 8", _attention_error(Attention(lengths, 32, 8, 128))
@@ -147,7 +150,7 @@ def _experts_error(tokens: int) -> float:
 
 
 def times() -> dict[str, dict[str, float]]:
-    """Kernels alone: milliseconds and what they move or compute in that time."""
+    """Returns, for single kernels, the milliseconds and the rate of bytes moved or operations computed."""
     found: dict[str, dict[str, float]] = {}
     for count, length in ((1, 1024), (8, 1024), (64, 4096), (256, 1024)):
         attention = Attention([(length - 1, 1)] * count, 32, 8, 128)
@@ -158,7 +161,7 @@ def times() -> dict[str, dict[str, float]]:
         ms = median_ms(attention.run, 10)
         found[f"prefill attention, {length}"] = {"ms": ms, "tflop_s": 4 * length**2 / 2 * 32 * 128 / ms / 1e9}
     for name, width, columns in (("qkv", 6144, 4096), ("down", 4096, 14336), ("head", 128256, 4096)):
-        # Several weights in turn: one would stay in the cache.
+        # Several weight matrices are used in turn, because a single one would stay in the cache.
         weights = [draw(width, columns) for _ in range(max(2, int(4e8 / (2 * width * columns))))]
         for rows in (1, 8):
             x = draw(rows, columns)

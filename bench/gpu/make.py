@@ -1,4 +1,4 @@
-"""Makes a model directory: `python -m bench.gpu.make NAME DIRECTORY`."""
+"""Writes a benchmark model as DIRECTORY/NAME: `python -m bench.gpu.make NAME DIRECTORY`."""
 
 import json
 import sys

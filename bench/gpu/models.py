@@ -1,7 +1,8 @@
-"""Model directories of published shapes with random bfloat16 weights, drawn on the device: large ones in seconds.
+"""Writes model directories with the shapes of published models and random bfloat16 weights.
 
-What a random model says does not matter to its speed. The tokenizer is a byte-level one without merges, filled up to
-the vocabulary, so that every id decodes.
+The weights are drawn on the GPU, so that a large model takes only seconds; their values do not matter for speed. The
+tokenizer is a byte-level BPE without merges, extended by filler tokens to the vocabulary size, so that every id can be
+decoded.
 """
 
 import json
@@ -57,7 +58,7 @@ _BYTES_A_SHARD = 4 * 10**9
 
 
 def make(name: str, directory: Path, device: str = "cuda") -> Path:
-    """The model's directory; it is made only once."""
+    """Writes the model to DIRECTORY/NAME unless it exists already, and returns this path."""
     target = directory / name
     if (target / "tokenizer.json").exists():
         return target

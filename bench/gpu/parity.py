@@ -1,9 +1,10 @@
-"""Whether the GPU worker says what PyTorch's operations say: with captured graphs and without, a plan ahead in each.
+"""Compares the GPU worker, with and without captured CUDA graphs, with the worker that uses PyTorch's operations.
 
     python -m bench.gpu.parity MODEL_DIRECTORY [--device cuda] [--tokens 48]
 
-Prompts of many lengths decode together, greedily. Two backends that round differently part where two tokens are almost
-equally likely, and what follows says nothing; so what is compared is the log probability of each token up to there.
+Prompts of many lengths decode together, greedily. The outputs of two backends that round differently diverge where two
+tokens are almost equally likely, and later tokens cannot be compared. So the check compares the log probabilities of
+the tokens up to the first difference.
 """
 
 import argparse
@@ -25,13 +26,13 @@ from shared.sampling import SamplingParams
 LENGTHS = (3, 17, 64, 65, 130, 255, 256, 300)
 MAX_MODEL_LEN = 512
 TOLERANCE = 0.1
-"""Most difference of a log probability between backends in bfloat16."""
+"""Largest allowed difference of a log probability between backends in bfloat16."""
 Said = dict[str, tuple[list[int], list[float]]]
-"""Tokens and their log probabilities, by request."""
+"""Generated tokens and their log probabilities, by request."""
 
 
 def said(options: argparse.Namespace, **flags: Any) -> Said:
-    """What a worker with these flags says to all prompts at once."""
+    """Runs all prompts together on a worker with these flags, and returns the generated tokens."""
     fixed = {"model": str(options.model), "device": options.device, "max_num_seqs": len(LENGTHS)}
     worker = load_worker(EngineSettings(**fixed, max_model_len=MAX_MODEL_LEN, swap_space=0.0, **flags))
     answers: Said = {}
@@ -55,7 +56,10 @@ def said(options: argparse.Namespace, **flags: Any) -> Said:
 
 
 def compare(ours: Said, theirs: Said) -> dict[str, Any]:
-    """Tokens that agree before two answers part, and the most that a log probability differs up to there."""
+    """Returns the percentage of tokens before the first difference, and the largest difference of a log probability.
+
+    Log probabilities are compared up to and including the first token that differs.
+    """
     same, furthest = 0, 0.0
     for request, (tokens, logprobs) in ours.items():
         others, their_logprobs = theirs[request]

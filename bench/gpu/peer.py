@@ -1,4 +1,4 @@
-"""Transformers on the same GPU with the same model: decode at several batch sizes, a long prefill.
+"""Measures transformers on the same GPU with the same model: decode at several batch sizes, and a long prefill.
 
 python -m bench.gpu.peer MODEL_DIRECTORY [--batches 1 8 64 256]
 """

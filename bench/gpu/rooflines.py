@@ -1,4 +1,4 @@
-"""Prints what the device can do at best: `timing.rooflines`."""
+"""Prints the device's highest copy bandwidth and multiplication rate, measured by `timing.rooflines`."""
 
 import json
 

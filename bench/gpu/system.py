@@ -1,4 +1,4 @@
-"""The whole system on the GPU, NATS included: a load through the gateway, closed loop, prompts of random ids.
+"""Measures the whole system on the GPU, including NATS: a closed-loop load through the gateway with random prompts.
 
 python -m bench.gpu.system MODEL_DIRECTORY [--streams 256] [--requests 512] [--input 1000] [--output 1000]
 """

@@ -1,4 +1,4 @@
-"""Times on a device, by its own events, and what the device can do at best."""
+"""Measures times on a GPU with CUDA events, and the GPU's highest copy bandwidth and multiplication rate."""
 
 import statistics
 from collections.abc import Callable
@@ -10,7 +10,7 @@ GEMM_SIDE = 8192
 
 
 def median_ms(work: Callable[[], object], repeats: int = 20, warm_up: int = 3) -> float:
-    """Median milliseconds of one call."""
+    """Returns the median milliseconds of one call of `work`."""
     for _ in range(warm_up):
         work()
     times = []
@@ -25,7 +25,7 @@ def median_ms(work: Callable[[], object], repeats: int = 20, warm_up: int = 3) -
 
 
 def rooflines() -> dict[str, float]:
-    """Copy bandwidth (bytes read and written) and the rate of a large bfloat16 product of random numbers."""
+    """Returns the copy bandwidth (bytes read and written) and the rate of a large random bfloat16 product."""
     copy_ms = _copy_ms()
     a, b = (torch.randn(GEMM_SIDE, GEMM_SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     gemm_ms = median_ms(lambda: a @ b, 10)

@@ -1,1 +1,1 @@
-"""Checks of the source that no general tool makes; run by `make check`."""
+"""Checks of the source that general tools do not offer; most are run by `make check`."""

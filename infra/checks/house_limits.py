@@ -1,9 +1,9 @@
-"""The house rules that no linter knows: `house_limits.py [ROOT]`.
+"""Checks the project's own source rules, which no linter has: `house_limits.py [ROOT]`.
 
-- A file, C++ too, has at most 600 lines; a function at most 60, unless a comment `# long: WHY` stands in it.
-- The product never unpickles, evaluates text, or hands text to a shell.
+- A file (Python or C++) has at most 600 lines; a function at most 60, unless it contains a comment `# long: WHY`.
+- The product never unpickles data, evaluates text as code, or passes text to a shell.
 
-Prints the longest functions in any case. Reads the source only; imports none of it.
+The longest functions are always printed. The check parses the source and imports none of it.
 """
 
 import ast
@@ -22,13 +22,13 @@ PRODUCT = ("services", "shared", "antiphon")
 _EXCUSE = re.compile(r"#\s*long:\s*\w+")
 _UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 _ALLOWED = {("services/engine/worker/checkpoint.py", "torch.load")}
-"""Calls that are safe where they stand: with `weights_only=True` torch.load builds tensors and refuses all else."""
+"""Allowed calls by file: with `weights_only=True`, torch.load only builds tensors and refuses all other objects."""
 _UNSAFE_CALLS = {"eval", "exec", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load", "torch.load"}
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Function:
-    """One function's length in lines and where it stands."""
+    """The length of a function in lines, and its place (file, line and name)."""
 
     lines: int
     place: str
@@ -36,7 +36,7 @@ class Function:
 
 
 def main() -> int:
-    """The command."""
+    """Runs the checks and prints the result. Returns 1 if there are problems, else 0."""
     root = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     functions: list[Function] = []
     problems: list[str] = []
@@ -60,19 +60,19 @@ def main() -> int:
 
 
 def source_files(root: Path, folders: tuple[str, ...], patterns: tuple[str, ...] = ("*.py",)) -> Iterator[Path]:
-    """Python files, or those of the patterns, in order."""
+    """Yields the files of the folders that match a pattern, sorted within each folder."""
     for folder in folders:
         yield from sorted(path for pattern in patterns for path in (root / folder).rglob(pattern))
 
 
 def too_long(name: str, text: str) -> Iterator[str]:
-    """What is wrong with a file's length; nothing for most."""
+    """Yields a problem if a file has too many lines."""
     if (count := text.count("\n")) > FILE_LINES_MAX:
         yield f"{name}: {count} lines, more than {FILE_LINES_MAX}"
 
 
 def measured(tree: ast.AST, text: str, name: str) -> Iterator[Function]:
-    """Every function of a file."""
+    """Yields every function of a file with its length."""
     lines = text.splitlines()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -82,7 +82,7 @@ def measured(tree: ast.AST, text: str, name: str) -> Iterator[Function]:
 
 
 def unsafe(tree: ast.AST, name: str = "") -> Iterator[tuple[int, str]]:
-    """(line, what) of everything in the file `name` that would run what it reads."""
+    """Yields (line, problem) for every import or call in the file `name` that could execute data as code."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             for module in imported(node):
@@ -93,18 +93,18 @@ def unsafe(tree: ast.AST, name: str = "") -> Iterator[tuple[int, str]]:
 
 
 def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """The modules that a statement imports."""
+    """Returns the modules that a statement imports."""
     return [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
 
 
 def allowed(call: ast.Call, name: str) -> bool:
-    """Whether a call is one of the exceptions, and made in the safe way."""
+    """Whether a call in the file `name` is one of the exceptions in `_ALLOWED` and has `weights_only=True`."""
     restricted = any(k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in call.keywords)
     return restricted and (name, ast.unparse(call.func)) in _ALLOWED
 
 
 def unsafe_call(call: ast.Call) -> Iterator[str]:
-    """What is wrong with a call; nothing for most."""
+    """Yields the problems of a call: an unsafe function, or the argument `shell`."""
     name = ast.unparse(call.func)
     keywords = {k.arg: k.value for k in call.keywords}
     safe_loader = "Safe" in ast.unparse(keywords["Loader"]) if "Loader" in keywords else False
@@ -116,7 +116,7 @@ def unsafe_call(call: ast.Call) -> Iterator[str]:
 
 
 def report(functions: list[Function], problems: list[str]) -> None:
-    """Prints the longest functions, then what must change."""
+    """Prints the longest functions, then the problems."""
     print("The longest functions:")
     for function in sorted(functions, reverse=True)[:SHOWN]:
         print(f"{function.lines:6} {function.place}")

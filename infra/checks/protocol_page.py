@@ -1,9 +1,10 @@
 """Writes the reference part of docs/protocol.md: subjects, messages, error codes and limits, read from the code.
 
-The part before the marker is written by hand and kept. Subjects and message types are imported; which service listens
-where and which reply a handler gives are read from the sources of the services without importing them.
+The part of the page before `MARKER` is written by hand and kept. Subjects and message types are imported. The subjects
+on which a service listens, and the replies of its handlers, are read from the source of the services, which are not
+imported.
 
-Run as `python -m infra.checks.protocol_page` to write the page, with `--check` to end with 1 when it is out of date.
+Run as `python -m infra.checks.protocol_page` to write the page, with `--check` to end with 1 if it is out of date.
 """
 
 import argparse
@@ -42,7 +43,7 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A service that handles a message; `reply` is the type of its answer, empty when it gives none."""
+    """A service that handles a message. `reply` is the type of the answer, empty if there is no answer."""
 
     service: str
     message: str
@@ -50,7 +51,7 @@ class Handler:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Writes or checks the page. Returns 1 if `--check` finds that the page is out of date, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="write nothing; end with 1 when the page is out of date")
     if parser.parse_args(argv).check:
@@ -63,14 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def render() -> str:
-    """The page: the part before the marker as it is, and the reference made anew."""
+    """Returns the text of the page: the existing part before the marker, and the reference made from the code."""
     narrative = PAGE.read_text(encoding="utf-8").partition(MARKER)[0].rstrip()
     modules = [module for service in SERVICES for module in parse_service(ROOT / "services" / service)]
     parts = [narrative, MARKER, *subjects_section(modules), *messages_section(modules), *errors_section()]
     return "\n\n".join([*parts, *limits_section((ROOT / "shared" / "limits.py").read_text(encoding="utf-8"))]) + "\n"
 
 
-# --- what the services do ---
+# --- reading the services' source ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +83,13 @@ class Module:
 
 
 def parse_service(folder: Path) -> list[Module]:
-    """Every Python file of a service, parsed."""
+    """Parses every Python file of a service."""
     paths = sorted(folder.rglob("*.py"))
     return [Module(folder.name, ast.parse(path.read_text(encoding="utf-8"), str(path))) for path in paths]
 
 
 def handlers(modules: Sequence[Module]) -> Iterator[Handler]:
-    """Every method marked with `@handles(MessageType)`."""
+    """Yields every method that is decorated with `@handles(MessageType)`."""
     for module in modules:
         for function in functions(module.tree):
             for decorator in function.decorator_list:
@@ -97,18 +98,21 @@ def handlers(modules: Sequence[Module]) -> Iterator[Handler]:
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """All functions and methods, nested ones included."""
+    """Yields all functions and methods of a module, including nested ones."""
     return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def reply_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """The message that a handler's annotation says it returns; empty for None."""
+    """Returns the name of the message type in a handler's return annotation; empty for None."""
     words = ast.unparse(function.returns).split(" | ") if function.returns else []
     return ", ".join(word for word in words if word != "None")
 
 
 def listeners(modules: Sequence[Module]) -> Iterator[Listener]:
-    """Every `self.bind(subject, *types)`; the subject is a call on `subjects`, in place or in the same function."""
+    """Yields every `self.bind(subject, *types)`.
+
+    The subject must be a call on `subjects`, directly or through a variable that is assigned in the same function.
+    """
     for module in modules:
         for function in functions(module.tree):
             assigned = {
@@ -123,7 +127,7 @@ def listeners(modules: Sequence[Module]) -> Iterator[Listener]:
 
 
 def subject_method(node: ast.expr) -> str:
-    """The method of `Subjects` that an expression calls; empty for anything else."""
+    """Returns the name of the method of `Subjects` that an expression calls; empty for other expressions."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         return node.func.attr if "subjects" in ast.unparse(node.func.value) else ""
     return ""
@@ -133,7 +137,7 @@ def subject_method(node: ast.expr) -> str:
 
 
 def subjects_section(modules: Sequence[Module]) -> Iterator[str]:
-    """The table of subjects with who listens there."""
+    """Yields the section with the table of subjects and the services that listen on them."""
     heard: dict[str, list[Listener]] = defaultdict(list)
     for listener in listeners(modules):
         heard[listener.subject_method].append(listener)
@@ -150,7 +154,7 @@ def subjects_section(modules: Sequence[Module]) -> Iterator[str]:
 
 
 def pattern(name: str) -> str:
-    """A subject with its parameters as `<name>`, without the prefix of the deployment."""
+    """Returns a subject with its parameters written as `<name>`, without the common prefix of all subjects."""
     parameters = list(inspect.signature(getattr(Subjects, name)).parameters.values())[1:]
     words = ["*" if item.default == "*" else f"<{item.name}>" for item in parameters]
     subjects = Subjects()
@@ -158,7 +162,7 @@ def pattern(name: str) -> str:
 
 
 def messages_section(modules: Sequence[Module]) -> Iterator[str]:
-    """A table for each file of `shared/messages/`."""
+    """Yields the section with a table of messages for each file of `shared/messages/`."""
     yield (
         "## Reference: messages\n\nFields in the order of the array, with their defaults. A part occurs inside "
         "messages only. `shared/messages/` explains single fields."
@@ -176,19 +180,19 @@ def messages_section(modules: Sequence[Module]) -> Iterator[str]:
 
 
 def message_types() -> list[type[Message | Part]]:
-    """All messages and parts that the package exports, in the order of their definition."""
+    """Returns all messages and parts that the package exports, sorted by the line of their definition."""
     exported = [getattr(shared.messages, name) for name in shared.messages.__all__]
     kinds = [kind for kind in exported if isinstance(kind, type) and issubclass(kind, Message | Part)]
     return sorted((kind for kind in kinds if kind is not Message and kind is not Part), key=definition_line)
 
 
 def definition_line(kind: type) -> int:
-    """The line at which a class begins in its file."""
+    """Returns the number of the line at which a class begins in its file."""
     return inspect.getsourcelines(kind)[1]
 
 
 def message_row(kind: type[Message | Part], found: Sequence[Handler]) -> tuple[str, ...]:
-    """One line of the table of messages."""
+    """Returns the cells of one row of the table of messages."""
     services = ", ".join(dict.fromkeys(handler.service for handler in found))
     replies = ", ".join(dict.fromkeys(f"`{handler.reply}`" for handler in found if handler.reply))
     receiver = "part" if issubclass(kind, Part) else services
@@ -196,7 +200,7 @@ def message_row(kind: type[Message | Part], found: Sequence[Handler]) -> tuple[s
 
 
 def fields_of(kind: type) -> str:
-    """The fields of a struct as its source states them."""
+    """Returns the fields of a struct as written in its source, separated by `<br>`."""
     [definition] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(definition, ast.ClassDef)
     return "<br>".join(
@@ -208,7 +212,7 @@ def fields_of(kind: type) -> str:
 
 
 def errors_section() -> Iterator[str]:
-    """The table of codes of failed requests."""
+    """Yields the section with the table of error codes."""
     yield "## Reference: error codes"
     rows = [
         (f"`{name}`", str(code.status), f"`{code.type}`", "yes" if code.retryable else "")
@@ -218,7 +222,7 @@ def errors_section() -> Iterator[str]:
 
 
 def limits_section(source: str) -> Iterator[str]:
-    """A table for each section of `shared/limits.py`."""
+    """Yields a table for each section of `shared/limits.py`, whose text is `source`."""
     yield "## Reference: limits"
     tables: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
     lines, body = source.splitlines(), ast.parse(source).body
@@ -237,14 +241,14 @@ def limits_section(source: str) -> Iterator[str]:
 
 
 def docstring_of(node: ast.stmt | None) -> str:
-    """The text of a statement that is only a string; empty for others."""
+    """Returns the text, on one line, of a statement that is only a string; empty for other statements."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
         return " ".join(node.value.value.split())
     return ""
 
 
 def amount(name: str, value: object) -> str:
-    """A limit with its unit, which its name ends with."""
+    """Returns the value of a limit with its unit, which follows from the name's suffix."""
     if not isinstance(value, int | float):
         return f"`{value!r}`"
     if "_BYTES" in name:
@@ -257,12 +261,12 @@ def amount(name: str, value: object) -> str:
 
 
 def sentence(documented: object) -> str:
-    """The first paragraph of a docstring, on one line."""
+    """Returns the first paragraph of an object's docstring, on one line."""
     return " ".join((inspect.getdoc(documented) or "").partition("\n\n")[0].split())
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """A table in Markdown."""
+    """Returns a table in Markdown."""
     lines = [head, tuple("---" for _ in head), *(tuple(cell.replace("|", "\\|") for cell in row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |").replace("|  |", "| |") for line in lines)
 

@@ -1,9 +1,9 @@
-"""Writes the tables of docs/settings.md: every setting, and every option of other servers with its answer.
+"""Writes the tables of docs/settings.md: every setting, and every option of other servers with how it is treated here.
 
-A flag's variable, default and range are read from the settings, the answers from `shared.other_options`. What
-stands before the first table is written by hand and stays.
+A flag's variable, default and range are read from the settings classes, the options of other servers from
+`shared.other_options`. The text before the first table is written by hand and kept.
 
-Run as `python -m infra.checks.settings_page`; a test compares the page with what it would write.
+Run as `python -m infra.checks.settings_page`. A test checks that the page is up to date.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ _COLUMNS = "| flag | variable | default | what it does |\n|---|---|---|---|"
 
 
 def render() -> str:
-    """The page."""
+    """Returns the text of the page: the existing text before the first table, and the tables."""
     parts = [PAGE.read_text(encoding="utf-8").partition("\n## ")[0]]
     for group in dict.fromkeys((*GROUPS, *(item.metadata["group"] for item in _flags()))):
         rows = [_row(item) for item in _flags() if item.metadata["group"] == group]
@@ -36,7 +36,7 @@ def render() -> str:
 
 
 def _others() -> Iterator[str]:
-    """The sections of what other servers have."""
+    """Yields the sections about options and variables of other servers."""
     for refused, title, about in (
         (False, "Options of other servers without effect here", _ACCEPTED),
         (True, "Options of other servers that are refused", _REFUSED),

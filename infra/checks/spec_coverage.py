@@ -1,18 +1,17 @@
-"""Which rows of the specification are proven, and by which tests: writes and checks docs/coverage.md.
+"""Writes and checks docs/coverage.md: the rows (features) of the specification, and the tests that prove each row.
 
-A row counts as proven when every test that names it (`@pytest.mark.spec("S-API-041")`) was collected and passed in a
-recorded run; a skipped, deselected or failed one does not count. The rows are listed in docs/spec_rows.tsv, with tabs
-between the columns and empty columns at the end left out:
+A row counts as proven if every test that names it (`@pytest.mark.spec("S-API-041")`) was collected and passed in a
+recorded run; a skipped, deselected or failed test does not count. The rows are listed in docs/spec_rows.tsv. Columns
+are separated by tabs; empty columns at the end of a line are left out:
 
     id, name    of the row
     state       empty; `waived`: the product departs from the row on purpose; `documented`: a fact that no test can
-                show, such as one about other hardware, stated in a document
-    reason      why it is waived, or the document; for other rows a remark for the reader
-    parts       names of the parts of a row, if it has several: marks then name them ("S-SRV-101:ports"), and the row
-                counts when all of them do
+                show (about other hardware, for example) and that a document states
+    reason      why the row is waived, or the document; for other rows a remark for the reader
+    parts       names of the parts of a row, if it has several; marks then name a part ("S-SRV-101:ports"), and the row
+                counts as proven if all its parts are
 
-Without options: reads the reports of `make test` and `make container-test` and writes the page. The other ways to call
-it are its options.
+Without options, the program reads the reports of `make test` and `make container-test` and writes the page.
 """
 
 import argparse
@@ -28,10 +27,10 @@ from infra.checks.spec_marks import Marks, MisplacedMark, find_marks
 ROOT = Path(__file__).resolve().parents[2]
 REPORT, CONTAINER_REPORT = Path("build/spec-report.json"), Path("build/spec-report-container.json")
 CONTAINER_TESTS = "tests/container/"
-"""They run in `make container-test` alone, which needs Docker."""
+"""Directory of the tests that run only in `make container-test`, which needs Docker."""
 STATES = ("", "waived", "documented")
 ELSEWHERE = "not run here"
-"""What became of a container test where the report of those is missing: it counts neither for a row nor against it."""
+"""Outcome of a container test if their report is missing. Such a test counts neither for nor against a row."""
 _PROVEN_LINE = re.compile(r"^\| (\S+) \|.*\| proven(?: \(container test\))? \|", re.MULTILINE)
 
 
@@ -47,7 +46,7 @@ LEGEND = (
 
 
 class SpecError(ValueError):
-    """Rows, marks, report and page contradict each other; the message says where and what to do."""
+    """Rows, marks, report and page contradict each other. The message says where, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +61,23 @@ class Row:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What marks call the row or its parts."""
+        """The names by which marks refer to the row, or to its parts if it has parts."""
         return tuple(f"{self.id}:{part}" for part in self.parts) or (self.id,)
 
 
 Rows = dict[str, Row]
 Outcomes = Mapping[str, Mapping[str, str]]
-"""Row, or row:part, to each of its tests without parameters and what became of it: the first that is not "passed"."""
+"""For each row (or row:part): the outcome of each test that names it, by the test's name without parameters.
+
+The outcome of a test with several parameters is the first one that is not "passed".
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes or checks the page. Ends with 1 and a message when something contradicts something else."""
+    """Writes or checks the page.
+
+    Returns 0; if rows, marks, reports and page disagree, prints an error and returns 1.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--check", action="store_true", help="fail unless the page lists exactly the rows and marks")
@@ -111,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read_rows(root: Path) -> Rows:
-    """The rows in the specification's order. Raises `SpecError` for a line that breaks a rule."""
+    """Returns the rows in the order of docs/spec_rows.tsv. Raises `SpecError` for an invalid line."""
     rows: Rows = {}
     first, *lines = (root / "docs" / "spec_rows.tsv").read_text(encoding="utf-8").splitlines()
     if first.split("\t") != ["id", "name", "state", "reason", "parts"]:
@@ -129,7 +134,7 @@ def read_rows(root: Path) -> Rows:
 
 
 def check_marks(rows: Rows, marks: Marks) -> None:
-    """Raises `SpecError` for a mark that names no row, or not the parts that a row has."""
+    """Raises `SpecError` for a mark that names an unknown row or an unknown part, or a row instead of its parts."""
     known = {key for row in rows.values() for key in row.keys}
     for key in sorted(set(marks) - known):
         row = rows.get(key.partition(":")[0])
@@ -141,14 +146,14 @@ def check_marks(rows: Rows, marks: Marks) -> None:
 
 
 def provable(rows: Rows, marks: Marks) -> set[str]:
-    """The rows that would be proven if every test passed."""
+    """Returns the rows that would be proven if every test passed."""
     return {row.id for row in rows.values() if not row.state and all(marks.get(key) for key in row.keys)}
 
 
 def read_outcomes(reports: list[Path], marks: Marks) -> Outcomes:
-    """What became of each marked test; see `ELSEWHERE`.
+    """Returns the outcome of each marked test. A container test without a report has the outcome `ELSEWHERE`.
 
-    Raises `SpecError` for a report that is missing or tells of other marks than the sources have.
+    Raises `SpecError` for a report that is missing or has marks that the sources do not have.
     """
     found: dict[str, dict[str, str]] = {}
     for path in reports:
@@ -169,7 +174,7 @@ def read_outcomes(reports: list[Path], marks: Marks) -> Outcomes:
 
 
 def proven(rows: Rows, outcomes: Outcomes) -> set[str]:
-    """The rows whose tests all passed. One that only containers prove needs their report."""
+    """Returns the rows whose tests all passed. A row with only container tests needs the container report."""
     return {
         row.id
         for row in rows.values()
@@ -178,9 +183,9 @@ def proven(rows: Rows, outcomes: Outcomes) -> set[str]:
 
 
 def check_proofs(claims: set[str], rows: Rows, outcomes: Outcomes) -> None:
-    """Raises `SpecError` unless every row that is called proven is.
+    """Raises `SpecError` unless every row of `claims` is proven.
 
-    A row that the container test alone proves is judged only where that ran.
+    A row that only container tests prove is checked only if the container report exists.
     """
     wrong = [f"{row}: {why}" for row in rows if row in claims for why in _missing(rows[row], outcomes)]
     if wrong:
@@ -188,7 +193,7 @@ def check_proofs(claims: set[str], rows: Rows, outcomes: Outcomes) -> None:
 
 
 def check_page(page: Path, rows: Rows, marks: Marks) -> None:
-    """Raises `SpecError` when the page is not made from these rows and marks, whatever a run says of them."""
+    """Raises `SpecError` unless the page was made from these rows and marks. Does not check outcomes of tests."""
     claims = claimed(page)
     if page.exists() and page.read_text(encoding="utf-8") == render(rows, marks, claims & provable(rows, marks)):
         return
@@ -196,12 +201,12 @@ def check_page(page: Path, rows: Rows, marks: Marks) -> None:
 
 
 def claimed(page: Path) -> set[str]:
-    """The rows that the page calls proven."""
+    """Returns the rows that the page calls proven."""
     return set(_PROVEN_LINE.findall(page.read_text(encoding="utf-8"))) if page.exists() else set()
 
 
 def summary(rows: Rows, claims: set[str]) -> str:
-    """One line of counts."""
+    """Returns a line with the number of rows in each state."""
     states = ["proven" if row.id in claims else row.state or "open" for row in rows.values()]
     counts = {state: states.count(state) for state in ("proven", "waived", "documented", "open")}
     told = ", ".join(f"{count} {state}" for state, count in counts.items())
@@ -209,7 +214,7 @@ def summary(rows: Rows, claims: set[str]) -> str:
 
 
 def render(rows: Rows, marks: Marks, claims: set[str]) -> str:
-    """The page."""
+    """Returns the text of the page, in which the rows of `claims` are called proven."""
     lines = [
         "# Coverage of the specification",
         "",
@@ -235,12 +240,12 @@ def _row(columns: list[str]) -> Row:
 
 
 def _documents(path: Path, row: str) -> bool:
-    """Whether a document names a row."""
+    """Whether the document at `path` contains the id of the row."""
     return path.is_file() and re.search(rf"\b{re.escape(row)}\b", path.read_text(encoding="utf-8")) is not None
 
 
 def _missing(row: Row, outcomes: Outcomes) -> list[str]:
-    """What keeps a row from being proven."""
+    """Returns the reasons why a row is not proven; empty if there are none."""
     missing: list[str] = []
     for key in row.keys:
         tests = outcomes.get(key, {})
@@ -253,7 +258,7 @@ def _missing(row: Row, outcomes: Outcomes) -> list[str]:
 
 
 def _proven_by(row: Row, marks: Marks) -> str:
-    """The state of a proven row."""
+    """Returns the state of a proven row as the page shows it."""
     plain = all(any(not test.startswith(CONTAINER_TESTS) for test in marks[key]) for key in row.keys)
     return "proven" if plain else "proven (container test)"
 

@@ -1,8 +1,9 @@
-"""Which rows of the specification the tests' sources name: `@pytest.mark.spec("S-API-041", "S-SRV-101:ports")`.
+"""Finds the rows of the specification that tests name in their source.
 
-Reads syntax trees and imports nothing, so that it works before anything is installed or run. A mark may stand among the
-decorators of a test or a test class, inside `pytest.param` there, or in `pytestmark` of a module or class. Called by
-`spec_coverage`, which compares it with what pytest itself recorded (`spec_plugin`).
+A test names rows with a mark: `@pytest.mark.spec("S-API-041", "S-SRV-101:ports")`. The module parses the source and
+imports none of it, so that it works before the project is installed. A mark may be among the decorators of a test or a
+test class, inside a `pytest.param` of such a decorator, or in `pytestmark` of a module or class. Called by
+`spec_coverage`, which compares the result with what pytest recorded (`spec_plugin`).
 """
 
 import ast
@@ -11,15 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 Marks = dict[str, set[str]]
-"""Row, or row:part, to the tests that name it (`tests/unit/test_x.py::test_name`)."""
+"""For each row (or row:part): the tests that name it (`tests/unit/test_x.py::test_name`)."""
 
 
 class MisplacedMark(ValueError):
-    """A mark at a place where the source does not say which test it belongs to."""
+    """A mark whose test cannot be determined from the source."""
 
 
 def find_marks(root: Path) -> Marks:
-    """The marks of every test below `root`/tests. Raises `MisplacedMark`."""
+    """Returns the marks of every test below `root`/tests. Raises `MisplacedMark`."""
     marks: Marks = defaultdict(set)
     for path in sorted((root / "tests").rglob("test_*.py")):
         name = path.relative_to(root).as_posix()
@@ -35,7 +36,7 @@ def find_marks(root: Path) -> Marks:
 
 
 def _marks_of_body(owner: ast.Module | ast.ClassDef, prefix: str, read: set[int]) -> Iterator[tuple[str, ast.Call]]:
-    """(test, mark) of every test in a module or class; adds the marks that it understood to `read`."""
+    """Yields (test, mark) for every test in a module or class, and adds the ids of these marks to `read`."""
     inherited = [
         call
         for node in owner.body
@@ -64,7 +65,7 @@ def _tests_of(owner: ast.ClassDef, prefix: str) -> Iterator[str]:
 
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:
-    """The marks in a tree."""
+    """Yields the calls in a tree that are `spec` marks."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("mark.spec"):
             yield node

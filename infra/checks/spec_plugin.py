@@ -1,15 +1,16 @@
-"""A pytest plugin that records what became of the tests that prove rows of the specification.
+"""A pytest plugin that records the outcome of the tests that prove rows of the specification.
 
-`--spec-report=FILE` writes, for every collected test with a `spec` mark, the rows that it names and its outcome:
+A row is one feature in the list docs/spec_rows.tsv; a test names the rows that it proves with the mark `spec`.
+`--spec-report=FILE` writes, for every collected test with this mark, the rows that it names and its outcome:
 
     {"tests": {"tests/unit/test_x.py::test_y[1]": {"rows": ["S-API-041"], "outcome": "passed"}}}
 
-Marks are pytest's own, so those of classes, modules and single parameters count for exactly the tests that have them.
-Outcomes: passed, failed, skipped, xfailed, deselected, or "not run" where the run ended early. A test that could not be
-collected is absent. Loaded by tests/conftest.py; read by `spec_coverage`.
+The plugin uses pytest's own marks, so a mark on a class, module or single parameter counts for exactly the tests that
+inherit it. Outcomes are passed, failed, skipped, xfailed, deselected, and "not run" if the run ended before the test.
+A test that could not be collected is absent. Loaded by tests/conftest.py; the report is read by `spec_coverage`.
 
-Write the option with `=`: pytest looks for the paths of tests before it loads conftest files and knows the option, and
-would take a separate word for such a path.
+The option must be written with `=`. pytest looks for paths of tests before it loads conftest files, so it does not know
+the option yet and would treat a separate word as such a path.
 """
 
 import json
@@ -22,47 +23,47 @@ import pytest
 
 @dataclass
 class Recorded:
-    """One test."""
+    """The rows and the outcome of one test."""
 
     rows: list[str]
     outcome: str = "not run"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Called by pytest."""
+    """Adds the option `--spec-report`. Called by pytest."""
     parser.addoption(
         "--spec-report", type=Path, metavar="FILE", help="write what became of the tests that prove specification rows"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Called by pytest."""
+    """Registers a `Recorder` if the option is given. Called by pytest."""
     path = config.getoption("--spec-report")
     if path is not None:
         config.pluginmanager.register(Recorder(path), "spec-recorder")
 
 
 class Recorder:
-    """Its methods are called by pytest."""
+    """Records outcomes and writes them to a file at the end. pytest calls the methods."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._tests: dict[str, Recorded] = {}
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """Notes the rows of a test."""
+        """Records the rows that a test names."""
         rows = sorted({str(row) for mark in item.iter_markers("spec") for row in mark.args})
         if rows:
             self._tests[item.nodeid] = Recorded(rows)
 
     def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
-        """A test that `-k` or `-m` left out proves nothing."""
+        """Records tests that `-k` or `-m` excluded from the run."""
         for item in items:
             if item.nodeid in self._tests:
                 self._tests[item.nodeid].outcome = "deselected"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Called for set-up, call and tear-down of a test: the first one that does not pass decides."""
+        """Records the outcome of a test. Called for its set-up, call and tear-down; the first that fails decides."""
         test = self._tests.get(report.nodeid)
         if test is None or test.outcome not in ("not run", "passed"):
             return
@@ -71,7 +72,7 @@ class Recorder:
             test.outcome = outcome
 
     def pytest_sessionfinish(self) -> None:
-        """Writes the report."""
+        """Writes the report file."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         tests = {name: asdict(test) for name, test in sorted(self._tests.items())}
         self._path.write_text(json.dumps({"tests": tests}, indent=1) + "\n", encoding="utf-8")

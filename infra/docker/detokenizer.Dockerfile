@@ -1,4 +1,4 @@
-# The detokenizer: token ids to text, as they come. No torch: tokenizers alone.
+# The detokenizer: converts token ids to text as they arrive. Needs the package tokenizers, but not torch.
 FROM python:3.11-slim-bookworm
 
 WORKDIR /app

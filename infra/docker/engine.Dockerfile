@@ -1,6 +1,6 @@
 # The engine: runs the model.
 
-# The CPU backend for every processor of this kind: the image that runs has no compiler.
+# Compiles the CPU backend for all processors of this architecture, because the final image has no compiler.
 FROM python:3.11-slim-bookworm AS compiled
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ >/dev/null && rm -rf /var/lib/apt/lists/*
 WORKDIR /app
@@ -13,8 +13,8 @@ RUN python -m services.engine.cpu --all
 FROM python:3.11-slim-bookworm
 
 WORKDIR /app
-# The index that has the torch wanted, e.g. https://download.pytorch.org/whl/cpu (small, for a machine without a GPU).
-# Empty: the usual one, whose torch brings CUDA.
+# Package index for torch, e.g. https://download.pytorch.org/whl/cpu (small, for a machine without a GPU).
+# Empty: PyPI, whose torch includes CUDA.
 ARG TORCH_INDEX_URL=
 COPY pyproject.toml constraints.txt infra/docker/group_requirements.py /build/
 RUN python /build/group_requirements.py /build/pyproject.toml engine > /build/requirements.txt \

@@ -1,4 +1,4 @@
-# The gateway: HTTP in, server-sent events out. Holds no model and no torch.
+# The gateway: serves the HTTP API. The image contains neither a model nor torch.
 FROM python:3.11-slim-bookworm
 
 WORKDIR /app

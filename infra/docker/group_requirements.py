@@ -1,6 +1,7 @@
 """Prints the requirements of dependency groups of pyproject.toml, one a line: `group_requirements.py PYPROJECT GROUP…`.
 
-For plain pip before 25.1, which cannot install a group. `project` stands for the project's own dependencies.
+Needed because pip before version 25.1 cannot install a dependency group. The group `project` means the dependencies of
+the project itself.
 """
 
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 
 
 def requirements(pyproject: dict[str, Any], group: str) -> list[str]:
-    """A group's requirements, included groups first. Raises KeyError for an unknown group."""
+    """Returns a group's requirements, including those of included groups. Raises KeyError for an unknown group."""
     if group == "project":
         return list(pyproject["project"]["dependencies"])
     found: list[str] = []
@@ -20,7 +21,7 @@ def requirements(pyproject: dict[str, Any], group: str) -> list[str]:
 
 
 def main() -> None:
-    """The command."""
+    """Prints the requirements of the groups named on the command line."""
     pyproject = tomllib.loads(Path(sys.argv[1]).read_text())
     for group in sys.argv[2:]:
         print("\n".join(requirements(pyproject, group)))

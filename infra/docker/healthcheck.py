@@ -1,8 +1,9 @@
-"""Is the service of this container well? `healthcheck.py SERVICE` ends with 0 or says why not and ends with 1.
+"""The health check of a container: `healthcheck.py SERVICE` ends with 0, or prints a reason and ends with 1.
 
-The gateway is asked over HTTP whether it is ready. The others have no port: this listens on the bus, as gateways do,
-for one heartbeat of the member in this container that says `ready`. So a process that hangs, has lost the bus or still
-loads its model is not well. Speaks the few lines of the NATS protocol itself, because it runs every few seconds.
+A gateway is asked over HTTP whether it is ready. The other services have no port: the check subscribes to heartbeats on
+the bus and waits for one of the service in this container, whose state must be `ready`. So a service that hangs, has
+lost the bus or is still loading its model fails the check. The program implements the few necessary lines of the NATS
+protocol itself, because it runs every few seconds and must start fast.
 """
 
 import argparse
@@ -26,7 +27,7 @@ PORT = 8000
 
 
 def main() -> int:
-    """The command."""
+    """Runs the check and prints its result. Returns 0 if the service is ready, else 1."""
     service = sys.argv[1]
     try:
         problem = gateway() if service == "gateway" else member(service, socket.gethostname())
@@ -37,7 +38,7 @@ def main() -> int:
 
 
 def gateway() -> str:
-    """What is wrong with the gateway of this container; empty when it is ready. It speaks HTTP or HTTPS."""
+    """Returns why the gateway of this container is not ready; empty if it is. Tries HTTP, then HTTPS."""
     try:
         return ask(http.client.HTTPConnection("127.0.0.1", PORT, timeout=TIMEOUT_S))
     except (http.client.RemoteDisconnected, ConnectionResetError):
@@ -45,7 +46,7 @@ def gateway() -> str:
 
 
 def any_certificate() -> ssl.SSLContext:
-    """For the server of this container, whose certificate is made out to another name."""
+    """Returns a context that accepts any certificate: the one of this container's server has another host name."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -53,7 +54,7 @@ def any_certificate() -> ssl.SSLContext:
 
 
 def ask(connection: http.client.HTTPConnection) -> str:
-    """What /readyz says is wrong."""
+    """Returns the reason that /readyz gives why the gateway is not ready; empty if it is. Closes the connection."""
     try:
         connection.request("GET", "/readyz")
         answer = connection.getresponse()
@@ -63,7 +64,7 @@ def ask(connection: http.client.HTTPConnection) -> str:
 
 
 def member(service: str, host: str) -> str:
-    """What is wrong with the member that runs on this host; empty when its heartbeat says `ready`."""
+    """Returns why the service on this host is not ready; empty if the state in its heartbeat is `ready`."""
     for heartbeat in heartbeats(service):
         if heartbeat.id.startswith(f"{service}-{host}-"):
             return "" if heartbeat.state == "ready" else f"its state is {heartbeat.state}"
@@ -71,7 +72,7 @@ def member(service: str, host: str) -> str:
 
 
 def heartbeats(service: str) -> Iterator[Heartbeat]:
-    """Heartbeats of a service's members (`*`: of all) as they come. Raises OSError."""
+    """Yields heartbeats of the service's replicas (`*`: of all services) as they arrive. Raises OSError."""
     settings = parse_settings()
     decoder = Decoder((Heartbeat,))
     url = urlsplit(settings.nats.split(",")[0])
@@ -84,12 +85,12 @@ def heartbeats(service: str) -> Iterator[Heartbeat]:
 
 
 def parse_settings() -> BusSettings:
-    """The bus, from the environment that the service reads too."""
+    """Returns the settings of the bus, from the same environment variables that the service reads."""
     return parse(BusSettings, argparse.Namespace())
 
 
 def listen(stream: BufferedRWPair, subject: str, credentials: str) -> None:
-    """Introduces itself to the server and subscribes."""
+    """Sends the NATS handshake and subscribes to `subject`."""
     stream.readline()
     user, password = read_credentials(credentials) if credentials else ("", "")
     about = {"verbose": False, "pedantic": False, "lang": "python", "version": "0", "name": "healthcheck"}
@@ -99,7 +100,7 @@ def listen(stream: BufferedRWPair, subject: str, credentials: str) -> None:
 
 
 def messages(stream: BufferedRWPair) -> Iterator[bytes]:
-    """Payloads as they come. Raises OSError when the server refuses, and TimeoutError after a silence."""
+    """Yields payloads as they arrive. Raises OSError if the server refuses, TimeoutError after `TIMEOUT_S` seconds."""
     while line := stream.readline():
         verb = line.split(b" ", 1)[0].strip()
         if verb == b"MSG":

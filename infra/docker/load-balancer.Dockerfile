@@ -1,4 +1,4 @@
-# The load balancer of the compose deployment: HAProxy from Debian's own packages, on the Debian that the other images stand on.
+# The load balancer of the compose deployment: HAProxy from Debian's packages, on the base image of the other images.
 FROM python:3.11-slim-bookworm
 
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends haproxy >/dev/null && rm -rf /var/lib/apt/lists/*
@@ -6,6 +6,6 @@ COPY haproxy.cfg /etc/haproxy/haproxy.cfg
 RUN haproxy -c -q -f /etc/haproxy/haproxy.cfg
 USER haproxy
 EXPOSE 8000
-# Takes no more connections and lets the open ones end (at most `hard-stop-after`).
+# On SIGUSR1 HAProxy accepts no new connections and lets open ones finish (at most `hard-stop-after`).
 STOPSIGNAL SIGUSR1
 ENTRYPOINT ["haproxy", "-db", "-f", "/etc/haproxy/haproxy.cfg"]

@@ -1,4 +1,4 @@
-# The tokenizer: text and conversations to token ids. No torch: tokenizers alone.
+# The tokenizer: converts text and conversations to token ids. Needs the package tokenizers, but not torch.
 FROM python:3.11-slim-bookworm
 
 WORKDIR /app

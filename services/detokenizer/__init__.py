@@ -1,1 +1,1 @@
-"""The detokenizer: token events of many sequences in, text events for their gateways out."""
+"""The detokenizer service: converts the token events of many sequences to text events for their gateways."""

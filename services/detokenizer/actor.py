@@ -1,11 +1,12 @@
 """The detokenizer's actor: opens and closes streams, and turns each engine step into one message for each gateway.
 
-The work is done by `stream` (pure); this shell finds the stream, sends what it gives, asks the engine for what is
-missing (`Resend`) and tells it when a stop string ended a sequence (`Cancel`). Tokens may come before their stream is
-open, which they wait for (`early_events`); those of a closed stream are dropped and counted.
+A stream is the conversion of one sequence's tokens to text; `shared.text.stream` implements it (pure). The actor passes
+token events to their streams, sends the resulting text events, asks the engine for missing tokens (`Resend`) and tells
+the engine when a stop string has ended a sequence (`Cancel`). Tokens that arrive before their stream is open are held
+(`early_events`); tokens of a closed stream are dropped and counted.
 
-What happens when it dies: nothing is failed. A stream is a function of the tokens that its owner has, so the owner
-opens it on another detokenizer and the text goes on.
+If a detokenizer dies, no request fails: the text depends only on tokens that the owner of the stream (its gateway) has,
+so the owner opens the stream on another detokenizer and the text continues.
 """
 
 import asyncio
@@ -49,30 +50,30 @@ ORPHAN_CHECK_S = limits.ORPHAN_S / 5
 
 @dataclass(slots=True)
 class _OpenStream:
-    """A stream with its addresses and times. `started_ns` and `headers` are for the trace."""
+    """A stream with its subjects and times. `started_ns` and `headers` are for the trace."""
 
     stream: TextStream
     reply_subject: str
-    """The text subject of its gateway, which also names the gateway."""
+    """The text subject of the stream's gateway; also identifies the gateway."""
     engine_subject: str
     opened_at: float
     started_ns: int
     headers: Headers | None
     confirmed_at: float
-    """When it was opened, had tokens, or was asked about with its gateway, whichever was last."""
+    """Latest of these times: the stream was opened; it got tokens; its gateway was asked whether it owns the stream."""
     resent_at: float = float("-inf")
 
 
 @dataclass(slots=True)
 class _Gateway:
-    """A gateway: where it answers, and when it was heard last."""
+    """A gateway: its control subject and the time of its last heartbeat."""
 
     control_subject: str
     heard_at: float
 
 
 class DetokenizerActor(Actor):
-    """One detokenizer on the bus. `late_events` counts tokens for streams that are not open (any more)."""
+    """One detokenizer on the bus. `late_events` counts token events that were dropped: no open stream expects them."""
 
     def __init__(
         self, host: Host, vocabulary: Vocabulary, model: str, *, streams_max: int = limits.STREAMS_MAX
@@ -92,7 +93,7 @@ class DetokenizerActor(Actor):
         self._orphans_at = float("-inf")
 
     async def listen(self) -> None:
-        """Binds this incarnation's subjects and the gateways' heartbeats."""
+        """Subscribes to this instance's subjects and to the gateways' heartbeats."""
         subjects, here = self._host.subjects, (self._host.id, self._host.instance_id)
         await self.bind(subjects.detokenizer_control(*here), OpenBatch, OpenStream, CloseStream, OwnershipReply)
         await self.bind(subjects.detokenizer_tokens(*here), TokenEvents)
@@ -100,21 +101,21 @@ class DetokenizerActor(Actor):
 
     @property
     def num_streams(self) -> int:
-        """Streams open now."""
+        """Number of open streams."""
         return len(self._streams)
 
     # --- commands ---
 
     @handles(OpenBatch)
     async def on_open_batch(self, envelope: Envelope) -> OpenBatchReply:
-        """Opens each stream, or refuses it, by itself."""
+        """Opens the streams of the batch. Each stream is opened or refused separately."""
         batch = envelope.message
         assert isinstance(batch, OpenBatch)
         return OpenBatchReply(tuple([await self._open_one(stream) for stream in batch.streams]))
 
     @handles(OpenStream)
     async def on_open(self, envelope: Envelope) -> Ack:
-        """Opens a stream, or opens it anew with what its owner has."""
+        """Opens a stream, or opens it again with the tokens that its owner sent."""
         message = envelope.message
         assert isinstance(message, OpenStream)
         await self._open(message)
@@ -122,7 +123,7 @@ class DetokenizerActor(Actor):
 
     @handles(CloseStream)
     def on_close(self, envelope: Envelope) -> None:
-        """Forgets a stream."""
+        """Closes a stream, unless it has a newer attempt than the message."""
         message = envelope.message
         assert isinstance(message, CloseStream)
         entry = self._streams.get(message.sequence_id)
@@ -131,7 +132,7 @@ class DetokenizerActor(Actor):
 
     @handles(OwnershipReply)
     def on_ownership_reply(self, envelope: Envelope) -> None:
-        """Forgets streams that their gateway does not own any more."""
+        """Closes streams that their gateway does not own any more."""
         reply = envelope.message
         assert isinstance(reply, OwnershipReply)
         gateway = self._host.subjects.gateway_text(reply.gateway_id, reply.gateway_instance_id)
@@ -142,7 +143,7 @@ class DetokenizerActor(Actor):
 
     @handles(Heartbeat)
     def on_heartbeat(self, envelope: Envelope) -> None:
-        """A gateway is alive."""
+        """Records that a gateway is alive."""
         beat = envelope.message
         assert isinstance(beat, Heartbeat)
         subjects, gateway = self._host.subjects, (beat.id, beat.instance_id)
@@ -152,7 +153,7 @@ class DetokenizerActor(Actor):
 
     @handles(TokenEvents)
     async def on_token_events(self, envelope: Envelope) -> None:
-        """One engine step: one message to each gateway that owns some of its sequences."""
+        """Converts the token events of an engine step to text. Sends one message to each affected gateway."""
         message = envelope.message
         assert isinstance(message, TokenEvents)
         engine_subject = self._host.subjects.engine_control(message.engine_id, message.engine_instance_id)
@@ -183,10 +184,10 @@ class DetokenizerActor(Actor):
             await self._ask_again(entry)
 
     async def sweep(self) -> None:
-        """Asks again for what is still missing, and drops what nobody owns any more. Called a few times a second."""
+        """Asks again for missing tokens, and closes streams without an owner. Called a few times a second."""
         now = self._now()
         if not self.transport.connected:
-            # Their silence says nothing while this side is cut off.
+            # While this process is disconnected, missing heartbeats do not show that a gateway is dead.
             for gateway in self._gateways.values():
                 gateway.heard_at = now
         self.late_events += self._early.expire(now)
@@ -208,10 +209,10 @@ class DetokenizerActor(Actor):
         return OpenReply(message.sequence_id, message.attempt)
 
     async def _open(self, message: OpenStream) -> None:
-        """Raises ServiceError."""
+        """Opens a stream. Raises ServiceError if it is refused."""
         old = self._streams.get(message.sequence_id)
         if old is not None and old.stream.attempt > message.attempt:
-            return  # a delayed copy: nobody waits for it, and the newer stream must live
+            return  # a delayed message of an older attempt: it must not replace the newer stream
         if old is None and len(self._streams) >= self._streams_max:
             raise ServiceError(
                 "server_is_overloaded", "The detokenizer has too many streams open.", retry_after_s=RETRY_AFTER_S
@@ -239,7 +240,7 @@ class DetokenizerActor(Actor):
         self.late_events += not self._early.hold(early)
 
     async def _push_early(self, entry: _OpenStream) -> None:
-        """Takes in the tokens that came before their stream was open."""
+        """Passes the held tokens, which arrived before their stream was open, to the stream."""
         for early in self._early.take(entry.stream.sequence_id, entry.stream.attempt):
             engine = early.engine_id, early.engine_instance_id
             if entry.stream.finished or self._host.subjects.engine_control(*engine) != entry.engine_subject:
@@ -265,7 +266,10 @@ class DetokenizerActor(Actor):
             return [entry.stream.fail("internal_error", "The text could not be made.")]
 
     async def _send_texts(self, reply_subject: str, source: tuple[str, str, int], events: Sequence[TextEvent]) -> None:
-        """`source`: the engine's id, its instance id, and the step."""
+        """Sends text events, in several messages if they are too large for one.
+
+        `source`: the engine's id, its instance id, and the step.
+        """
         message = TextEvents(self._host.id, self._host.instance_id, *source, tuple(events))
         try:
             await self._publish(reply_subject, encode(message))
@@ -284,7 +288,7 @@ class DetokenizerActor(Actor):
             await self._publish(entry.engine_subject, encode(Cancel(stream.sequence_id, stream.attempt, "stop")))
 
     async def _ask_again(self, entry: _OpenStream) -> None:
-        """Asks the engine for what a stream misses, not too often."""
+        """Asks the engine for a stream's missing tokens, at most once in `RESEND_INTERVAL_S`."""
         now, gap = self._now(), entry.stream.gap
         if gap is None or now - entry.resent_at < limits.RESEND_INTERVAL_S:
             return
@@ -294,8 +298,8 @@ class DetokenizerActor(Actor):
         await self._publish(entry.engine_subject, encode(Resend(stream.sequence_id, stream.attempt, gap)))
 
     async def _publish(self, subject: str, data: bytes) -> None:
-        """Raises ServiceError('request_too_large'): such a message can be sent in parts."""
-        # What cannot be sent otherwise is as good as lost on the way: the owner notices and opens the stream anew.
+        """Sends a message. Raises ServiceError('request_too_large'); the caller may then send the message in parts."""
+        # Other failures are only logged: as for a message lost on the bus, the owner notices and reopens the stream.
         try:
             await self.transport.publish(subject, data)
         except ServiceError as error:
@@ -314,7 +318,7 @@ class DetokenizerActor(Actor):
         return now - max(entry.opened_at, gateway.heard_at if gateway else entry.opened_at) > limits.ORPHAN_S
 
     async def _check_ownership(self, now: float) -> None:
-        """Asks gateways about streams without tokens for ORPHAN_S: their `CloseStream` may have been lost."""
+        """Asks gateways whether they own streams that got no tokens for ORPHAN_S: `CloseStream` may have been lost."""
         due: dict[str, list[_OpenStream]] = {}
         for entry in sorted(self._streams.values(), key=lambda each: each.confirmed_at):
             if now - entry.confirmed_at <= limits.ORPHAN_S:

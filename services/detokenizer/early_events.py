@@ -1,8 +1,8 @@
-"""Token events whose stream is not open yet: held for a moment, within bounds. Pure.
+"""Holds token events whose stream is not open yet, for a limited time and in a limited number. Pure.
 
-A gateway opens a stream and submits its sequence at the same time, so the first tokens can overtake the `OpenBatch`.
-Without this buffer they would be asked for again only when the next tokens show the gap, or, for a sequence of one
-step, when its gateway asks how far it is.
+A gateway opens a stream and submits its sequence at the same time, so the first tokens can arrive before `OpenBatch`.
+Without this buffer, missing first tokens would be requested only when the next tokens show the gap or, for a sequence
+of one step, when the gateway asks the engine for the sequence's progress.
 """
 
 from collections import OrderedDict
@@ -14,7 +14,7 @@ from shared.messages import TokenEvent
 
 @dataclass(frozen=True, slots=True)
 class EarlyEvent:
-    """An event with what its message said of the sender."""
+    """A token event with the sender and the step of its message. `held_at`: time of its arrival, monotonic seconds."""
 
     event: TokenEvent
     engine_id: str
@@ -24,7 +24,7 @@ class EarlyEvent:
 
 
 class EarlyEvents:
-    """Holds events by sequence. Recently closed streams are remembered, so that their late tokens are not held."""
+    """Holds events by sequence. Remembers recently closed streams, so that their late tokens are not held."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[str, list[EarlyEvent]] = OrderedDict()
@@ -35,7 +35,7 @@ class EarlyEvents:
         return self._num_held
 
     def hold(self, early: EarlyEvent) -> bool:
-        """False when the event is not held: its stream was closed, or the buffer is full."""
+        """Holds an event. Returns False if its stream was already closed or the buffer is full."""
         sequence_id = early.event.sequence_id
         if early.event.attempt <= self._closed.get(sequence_id, 0) or self._num_held >= limits.EARLY_EVENTS_MAX:
             return False
@@ -44,20 +44,23 @@ class EarlyEvents:
         return True
 
     def take(self, sequence_id: str, attempt: int) -> list[EarlyEvent]:
-        """The events of a stream that opens now, in order of arrival; those of other attempts are dropped."""
+        """Removes the events of a stream that is now open and returns them in order of arrival.
+
+        Events of other attempts are dropped.
+        """
         held = self._held.pop(sequence_id, [])
         self._num_held -= len(held)
         return [early for early in held if early.event.attempt == attempt]
 
     def close(self, sequence_id: str, attempt: int) -> None:
-        """A stream has ended."""
+        """Records that a stream has ended at `attempt`."""
         self._closed[sequence_id] = max(attempt, self._closed.get(sequence_id, 0))
         self._closed.move_to_end(sequence_id)
         if len(self._closed) > limits.CLOSED_STREAMS_MAX:
             self._closed.popitem(last=False)
 
     def expire(self, now: float) -> int:
-        """Drops the events of sequences whose first one is held for too long; returns how many."""
+        """Drops all events of sequences whose first event is held longer than EARLY_EVENT_S. Returns their number."""
         dropped = 0
         while self._held:
             sequence_id, held = next(iter(self._held.items()))

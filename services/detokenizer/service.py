@@ -1,4 +1,4 @@
-"""The detokenizer as a service: loads the vocabulary, hosts the actor, keeps house."""
+"""The detokenizer as a service: loads the vocabulary, runs the actor and its periodic sweep."""
 
 import asyncio
 import contextlib
@@ -13,13 +13,14 @@ from shared.model_files import model_directory, model_name, tokenizer_directory
 from shared.text.vocabulary import Vocabulary, choose_vocabulary
 
 SWEEP_S = 2 * limits.HEARTBEAT_INTERVAL_S
-"""Tokens that follow a gap have it asked for at once; this is for a gap that nothing follows."""
+"""Interval of the sweep, seconds. If tokens follow a gap, the missing ones are requested at once; the sweep requests
+them again if no further tokens arrive."""
 
 
 class DetokenizerService:
-    """One detokenizer. Loading runs on a thread.
+    """One detokenizer. Files are loaded on a thread.
 
-    Raises SettingsError when a directory that the settings name is not there.
+    Construction raises SettingsError if the directory of the tokenizer or of the model is not found.
     """
 
     name: ServiceName = "detokenizer"
@@ -30,7 +31,7 @@ class DetokenizerService:
         self._actor: DetokenizerActor | None = None
 
     async def start(self, host: Host) -> None:
-        """See Service. Raises SettingsError when the model's directory has no usable tokenizer."""
+        """See Service. Raises SettingsError if the directory has no usable tokenizer."""
         vocabulary = await asyncio.to_thread(self._load)
         self._actor = DetokenizerActor(host, vocabulary, model_name(self._settings))
         await self._actor.listen()
@@ -52,9 +53,9 @@ class DetokenizerService:
                 await task
 
     async def drain(self) -> None:
-        """See Service. Streams that are open run to their end; owners choose other detokenizers meanwhile.
+        """See Service. Waits until all open streams have ended; gateways open new streams on other detokenizers.
 
-        New streams are still taken: an owner may not have heard yet.
+        Streams are still opened meanwhile, because a gateway may not have received the heartbeat that says `draining`.
         """
         actor = self._actor
         assert actor is not None

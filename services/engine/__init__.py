@@ -1,1 +1,1 @@
-"""The engine service: pure core (`core`), step loop (`loop`), model (`worker`, `models`), shell (`actor`)."""
+"""The engine service: scheduler core (`core`), step loop (`loop`), model (`worker`, `models`), bus actor (`actor`)."""

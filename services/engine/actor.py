@@ -1,7 +1,8 @@
-"""The engine's actor: commands in, token events out. The only asyncio of the engine's inner life.
+"""The engine's actor: receives commands from the bus and publishes token events.
 
-It admits sequences (`sequence_table`), hands them to the step loop (`loop`, on its own thread), and turns each step's
-report into one `TokenEvents` message for each detokenizer. It holds no policy: the core decides, the worker computes.
+The actor admits sequences (`sequence_table`), passes them to the step loop (`loop`, on a thread of its own) and turns
+each step's report into one `TokenEvents` message for each detokenizer. It makes no scheduling decisions (`core` does)
+and computes nothing (`worker` does). It runs on the event loop; `core`, `loop` and the workers use no asyncio.
 """
 
 import asyncio
@@ -52,7 +53,10 @@ T = TypeVar("T")
 
 
 class EngineActor(Actor):
-    """One engine on the bus. `add` and `abort` reach the step loop; `report` is called on the event loop."""
+    """The actor of one engine.
+
+    The callbacks `add` and `abort` pass commands to the step loop. `report` must be called on the event loop.
+    """
 
     def __init__(self, host: Host, add: Callable[[SequenceSpec], None], abort: Callable[[str], None]) -> None:
         super().__init__(f"engine {host.id}", host.transport)
@@ -67,10 +71,10 @@ class EngineActor(Actor):
         self._gateways: dict[GatewayKey, float] = {}
         self._traces = SequenceTraces(host.clock)
         self.unsent = 0
-        """Messages that could not be sent."""
+        """Number of messages that could not be sent."""
 
     async def listen(self) -> None:
-        """Binds the control subject and the gateways' heartbeats."""
+        """Subscribes to the engine's control subject and to the gateways' heartbeats."""
         subjects = self._host.subjects
         control = subjects.engine_control(self._host.id, self._host.instance_id)
         await self.bind(control, SubmitBatch, Cancel, Done, Resend, Retarget, ProgressQuery, OwnershipReply)
@@ -80,14 +84,21 @@ class EngineActor(Actor):
 
     @handles(SubmitBatch)
     def on_submit(self, envelope: Envelope) -> SubmitBatchReply:
-        """Admits each sequence once for each attempt."""
+        """Starts each sequence of the batch or refuses it. Returns one reply for each sequence, in order.
+
+        A repeated submit of the same attempt is answered with `duplicate` and starts nothing.
+        """
         batch = envelope.message
         assert isinstance(batch, SubmitBatch)
         return SubmitBatchReply(tuple(self._submit(submit) for submit in batch.submits))
 
     @handles(Cancel)
     async def on_cancel(self, envelope: Envelope) -> None:
-        """Ends a sequence: for good, or, after a stop string, until its owner has its tokens."""
+        """Ends a sequence.
+
+        With the reason `stop` (a stop string was found) the tokens are kept until the owner sends `Done`. With any
+        other reason the sequence is forgotten at once.
+        """
         cancel = envelope.message
         assert isinstance(cancel, Cancel)
         if cancel.reason == "stop":
@@ -99,7 +110,7 @@ class EngineActor(Actor):
 
     @handles(Done)
     async def on_done(self, envelope: Envelope) -> None:
-        """The owner has everything."""
+        """Forgets a sequence whose owner has received all its tokens. Aborts the sequence if it still runs."""
         done = envelope.message
         assert isinstance(done, Done)
         if self.sequences.release(done.sequence_id, done.attempt, self._now()):
@@ -107,7 +118,7 @@ class EngineActor(Actor):
 
     @handles(Resend)
     async def on_resend(self, envelope: Envelope) -> None:
-        """Publishes the tokens behind a gap again."""
+        """Publishes a sequence's tokens from the given position on again. Does nothing if the sequence is unknown."""
         resend = envelope.message
         assert isinstance(resend, Resend)
         entry = self.sequences.get(resend.sequence_id, resend.attempt)
@@ -116,7 +127,10 @@ class EngineActor(Actor):
 
     @handles(Retarget)
     async def on_retarget(self, envelope: Envelope) -> Ack:
-        """Sends a sequence's tokens to another detokenizer from now on."""
+        """Sends a sequence's tokens to another detokenizer, first those that exist from the given position on.
+
+        Raises ServiceError ('not_found') if the engine does not hold the sequence at this attempt.
+        """
         retarget = envelope.message
         assert isinstance(retarget, Retarget)
         entry = self.sequences.get(retarget.sequence_id, retarget.attempt)
@@ -128,7 +142,10 @@ class EngineActor(Actor):
 
     @handles(ProgressQuery)
     async def on_progress_query(self, envelope: Envelope) -> None:
-        """Tells a gateway how far sequences are that it has not heard of for a while."""
+        """Publishes the progress of the queried sequences on the gateway's reply subject.
+
+        The query also renews the leases of those sequences. Marks and missing sequences go out in separate messages.
+        """
         query = envelope.message
         assert isinstance(query, ProgressQuery)
         gateway = query.gateway_id, query.gateway_instance_id
@@ -140,22 +157,25 @@ class EngineActor(Actor):
 
     @handles(OwnershipReply)
     def on_ownership_reply(self, envelope: Envelope) -> None:
-        """Drops sequences that their gateway does not own any more."""
+        """Ends and forgets the sequences that their gateway has said it does not own any more."""
         reply = envelope.message
         assert isinstance(reply, OwnershipReply)
         self._drop(self.sequences.disowned((reply.gateway_id, reply.gateway_instance_id), reply.released))
 
     @handles(Heartbeat)
     def on_heartbeat(self, envelope: Envelope) -> None:
-        """A gateway is alive."""
+        """Records the time of a gateway's heartbeat."""
         beat = envelope.message
         assert isinstance(beat, Heartbeat)
         self._gateways[beat.id, beat.instance_id] = self._now()
 
-    # --- facts ---
+    # --- reports, credits, housekeeping ---
 
     async def report(self, report: StepReport) -> None:
-        """Publishes what a step gave: one message for each detokenizer."""
+        """Publishes the tokens of a step, and errors for refused sequences: one message for each detokenizer.
+
+        A message that would be too large is split.
+        """
         self._traces.step(report)
         by_sink: dict[str, list[TokenEvent]] = defaultdict(list)
         for sequence_id, error in report.refused:
@@ -166,9 +186,11 @@ class EngineActor(Actor):
             await self._publish(sink, report.step, tuple(events))
 
     def credits(self, max_num_seqs: int) -> int:
-        """Sequences that the engine wants now, negative if it holds too many. May be called from any thread.
+        """Returns the number of sequences that gateways may still place on this engine; negative if it holds too many.
 
-        It wants as many as it has rows, and a queue ahead of them that lasts from one heartbeat to the next.
+        The target is one sequence for each row (batch slot) plus a queue of `ENGINE_QUEUE_AHEAD` times as many, which
+        lasts until the next heartbeat, and at most `ENGINE_WAITING_MAX` in all. 0 while draining. May be called from
+        any thread.
         """
         if self._draining:
             return 0
@@ -176,7 +198,10 @@ class EngineActor(Actor):
         return min(wanted, limits.ENGINE_WAITING_MAX) - self.sequences.num_live
 
     async def sweep(self) -> None:
-        """Drops what a dead gateway owned, and asks living ones about the rest. Called a few times a second."""
+        """Ends the sequences of dead gateways and asks living gateways about sequences that they have not confirmed.
+
+        Called a few times a second. Also lets `drain` return once no live sequence is left.
+        """
         now = self._now()
         self._gateways = {k: t for k, t in self._gateways.items() if now - t < 10 * limits.ORPHAN_S}
         self._drop(self.sequences.expire(now, self._gateways))
@@ -192,18 +217,18 @@ class EngineActor(Actor):
             await self._send(self._host.subjects.gateway_control(*gateway), query, refs)
 
     async def drain(self) -> None:
-        """Refuses new sequences and returns when the running ones have ended."""
+        """Refuses new sequences from now on. Returns when every waiting and running sequence has ended."""
         self._draining = True
         self._quiet.clear()
         await self._quiet.wait()
 
     async def on_crash(self, error: BaseException) -> None:
-        """Tells every owner that its sequence is lost; they place it elsewhere or fail it."""
+        """Aborts and forgets every sequence. Sends no messages."""
         for entry in list(self.sequences.entries()):
             self._abort(core_id(entry.sequence_id, entry.attempt))
             self.sequences.release(entry.sequence_id, entry.attempt, self._now())
 
-    # --- inside ---
+    # --- private ---
 
     def _submit(self, submit: Submit) -> SubmitReply:
         status = self.sequences.admit(submit)
@@ -270,9 +295,10 @@ class EngineActor(Actor):
             await self._publish(entry.sink, 0, (event,))
 
     async def _publish(self, sink: str, step: int, events: tuple[TokenEvent, ...]) -> None:
-        """Sends events as one message, or as several where one would be too large.
+        """Publishes events to a detokenizer's subject as one message, or as several if one would be too large.
 
-        Events that cannot be sent count as lost on the way: the table has the tokens, and the owner notices the gap.
+        Events that cannot be sent are counted, logged and dropped. Their tokens are not lost: the sequence table keeps
+        them, and the owner asks for them when it notices the gap.
         """
         message: Message = TokenEvents(self._host.id, self._host.instance_id, step, events)
         try:
@@ -287,7 +313,7 @@ class EngineActor(Actor):
                 await self._publish(sink, step, half)
 
     async def _send(self, subject: str, make: Callable[[Sequence[T]], Message], items: Sequence[T]) -> None:
-        # What cannot be sent is as good as lost on the way: it is asked for again.
+        # A message that cannot be sent is dropped, like a message lost by the bus: the exchange is repeated later.
         try:
             await tell_in_parts(self.transport, subject, make, items)
         except ServiceError as error:
@@ -307,7 +333,10 @@ class EngineActor(Actor):
 
 
 def core_id(sequence_id: str, attempt: int) -> str:
-    """A sequence's name inside the core: each attempt is a sequence of its own; an older one may still be in flight."""
+    """Returns the id that the core uses for one attempt of a sequence.
+
+    Each attempt is a sequence of its own in the core, because a plan in flight may still contain an older attempt.
+    """
     return f"{sequence_id}#{attempt}"
 
 

@@ -1,12 +1,12 @@
-"""One engine: a model on its devices, the scheduler's core, and the step loop between them. No bus, no asyncio.
+"""One engine: a loaded model on its devices, the scheduler core and the step loop. No bus, no asyncio.
 
     engine = Engine.build(settings, report)    load the model, warm up, allocate the KV cache
-    engine.add(spec); engine.abort(id)         from any thread
-    engine.step()                              one pass, from one thread; results go to `report`
-    engine.facts, engine.counters()            what loading established; the present load, from any thread
-    engine.close()
+    engine.add(spec); engine.abort(id)         queue or end a sequence, from any thread
+    engine.step()                              one pass, always from the same thread; results go to `report`
+    engine.facts, engine.counters()            properties of the loaded model; current load, from any thread
+    engine.close()                             free the device's memory
 
-This is the one place that assembles an engine. The bus service, the offline `LLM`, benchmarks and tests use it.
+All users assemble their engine here: the bus service, the offline `LLM`, benchmarks and tests.
 """
 
 import gc
@@ -34,9 +34,9 @@ MakeWorker = Callable[[EngineSettings], ModelWorker]
 
 
 class Engine:
-    """An engine over an executor whose model is loaded. `build` makes one from settings.
+    """An engine over an executor whose model is loaded. `build` creates one from settings.
 
-    `report` is called on the thread that calls `step`, once for each pass that computed or refused something.
+    `report` is called on the thread that calls `step`, once for each pass that computed tokens or refused a sequence.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class Engine:
         clock: Clock | None = None,
         make_worker: MakeWorker | None = None,
     ) -> "Engine":
-        """Loads the model, which takes seconds; `make_worker` replaces the choice of a backend.
+        """Returns an engine with a loaded model. Loading takes seconds.
 
-        Raises SettingsError for settings that contradict each other or the model, ServiceError for a model that cannot
-        be loaded.
+        `make_worker` creates the worker instead of `load_model`. Raises SettingsError if settings contradict each other
+        or the model, ServiceError if the model cannot be loaded.
         """
         check_engine(settings)
         settings = with_present_names(settings)
@@ -82,33 +82,33 @@ class Engine:
     def of_worker(
         cls, worker: ModelWorker, limits: CoreLimits, report: Report, *, steps_per_report: int = 1
     ) -> "Engine":
-        """An empty engine around a worker that is loaded."""
+        """Returns an engine without sequences for a worker whose model is already loaded."""
         return cls(UniprocExecutor(worker), limits, report, steps_per_report=steps_per_report)
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of one sequence, prompt and output together: the model's context, or what the KV cache holds."""
+        """Maximum number of tokens of one sequence, prompt and output; limited by the model and by the KV cache."""
         return self.core.max_model_len
 
     @property
     def has_work(self) -> bool:
-        """Whether sequences wait or run. Valid on the thread that calls `step`."""
+        """Whether any sequence waits or runs or any command is queued. Valid only on the thread that calls `step`."""
         return bool(self.core.sequences) or self.loop.has_commands
 
     def add(self, spec: SequenceSpec) -> None:
-        """Queues a sequence; one that cannot run is named in a report. An id that is in use is the caller's mistake."""
+        """Queues a sequence. The id must not be in use. A sequence that cannot run is listed as refused in a report."""
         self.loop.add(spec)
 
     def abort(self, sequence_id: str) -> None:
-        """Ends a sequence without a result. Harmless when it has ended."""
+        """Ends a sequence without a result. Does nothing if the sequence has already ended."""
         self.loop.abort(sequence_id)
 
     def step(self) -> bool:
-        """Schedules, computes and reports one pass. Returns False when there was nothing to compute."""
+        """Schedules, computes and reports one pass (see `StepLoop`). Returns False if there was nothing to compute."""
         return self.loop.step()
 
     def counters(self) -> Counters:
-        """Totals since the start and the present load."""
+        """Returns totals since the start and the current load."""
         return self.core.counters()
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Engine:
 
 
 def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
-    """The scheduler's bounds, with defaults filled in. Raises SettingsError for bounds that contradict each other."""
+    """Returns the scheduler's limits, with defaults filled in. Raises SettingsError if they contradict each other."""
     chunked = settings.enable_chunked_prefill
     rows = min(settings.max_num_seqs, settings.limit_worker_concurrency or settings.max_num_seqs)
     least = max(rows, 1 if chunked else facts.max_model_len)
@@ -146,7 +146,7 @@ def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
 
 
 def with_present_names(settings: EngineSettings) -> EngineSettings:
-    """The settings with what was given under a former name under its present one."""
+    """Returns the settings with the value of a deprecated flag moved to the flag that replaces it. Logs a warning."""
     former = settings.max_context_len_to_capture
     if former is None:
         return settings
@@ -155,9 +155,10 @@ def with_present_names(settings: EngineSettings) -> EngineSettings:
 
 
 def load_model(settings: EngineSettings) -> ModelWorker:
-    """A loaded worker of the backend that serves the settings. Imports torch."""
-    # Imported here, so that a service connects to the bus meanwhile: torch takes most of the start-up time. Imported
-    # objects stay alive, and collecting garbage while they are made would take a tenth of that time.
+    """Returns a worker with a loaded model, of the backend that the settings select. Imports torch."""
+    # Importing torch takes most of the start-up time; the import is here so that a service connects to the bus
+    # meanwhile. Imported objects stay alive, so garbage collection during the import would find nothing and take a
+    # tenth of the import time.
     gc.disable()
     try:
         from services.engine.worker.load import load_worker

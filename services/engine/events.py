@@ -1,4 +1,4 @@
-"""What a step gave a sequence, as the event that makes its text: from the core's words to those of the bus. Pure."""
+"""Converts the core's outcome of a step for one sequence to the bus message type `TokenEvent`. No I/O."""
 
 from services.engine.core.plan import SampledLogprobs
 from services.engine.core.request import Outcome
@@ -6,7 +6,7 @@ from shared.messages import TokenEvent, TokenLogprobs, TopLogprob
 
 
 def token_event(outcome: Outcome, sequence_id: str, attempt: int) -> TokenEvent:
-    """The event of one outcome. The core knows each attempt under a name of its own, so both parts are given."""
+    """Returns the event of one outcome. The outcome's own id is the core's, which combines sequence id and attempt."""
     return TokenEvent(
         sequence_id,
         attempt,

@@ -1,8 +1,8 @@
-"""The plans that are launched and not yet collected, oldest first. Used by the step loop.
+"""The plans in flight: launched and not yet collected, oldest first. Used by the step loop.
 
-With an executor that takes one plan at a time a step is computed before the next is planned. With one that takes two,
-the second is planned while the device computes the first, so that planning and applying results cost the device no
-time. The second one is planned as late as is safe, so that a request that arrives meanwhile still joins it.
+If the executor takes one plan at a time, each step is computed before the next one is planned. If it takes two, the
+second step is planned while the device computes the first, so that the device does not wait for planning and for
+applying results. The second step is planned as late as is safe, so that requests that arrive meanwhile still join it.
 """
 
 from collections import deque
@@ -14,32 +14,32 @@ from services.engine.pace import Pace, Timing
 from shared.clock import Clock
 
 LEAD_S, LEAD_SHARE = 0.002, 0.1
-"""How long before the expected end of a step the next one is there: some time, and a share of the step."""
+"""The next plan is launched this long before the expected end of the step: seconds, plus a share of the step's time."""
 READY_S = 0.0002
-"""A result that is there sooner was there before it was asked for."""
+"""If collect() returns within this many seconds, the step had already ended, so its measured time is an upper bound."""
 TOO_LONG = 0.5
-"""What is expected the next time, of what was, when a step had ended before it was asked for: when is not known."""
+"""Factor on the expected time, used as the step's time if the step had ended before collect() was called."""
 FORGETS = 0.9
-"""What counts of the longest planning in the next one."""
+"""Decay of the longest planning time at each new plan."""
 
 
 class RunningStep(NamedTuple):
-    """The step that a worker computes, for readers on other threads: immutable. Times are monotonic seconds."""
+    """The step that the worker computes now. Immutable, so other threads may read it. Times are monotonic seconds."""
 
     step: int
     started_s: float
     expected_s: float
-    """How long it should take; 0 where nothing is known."""
+    """Expected duration in seconds; 0 if unknown."""
     scheduled: tuple[ScheduledSequence, ...]
     basis: Timing | None
-    """The step of its size from which `expected_s` is known."""
+    """The earlier step of the same size class from which `expected_s` is derived; None if there is none."""
 
 
 class Flight:
-    """See the module. Its length is the number of plans under way.
+    """The queue of plans in flight. Its length is the number of plans in flight.
 
-    `running` and `planning_from_s` may be read from any thread: the step that runs, None while there is none, and until
-    when the step thread sleeps on purpose.
+    Two attributes may be read from any thread: `running`, the step that runs now or None; and `planning_from_s`, the
+    monotonic time until which the step thread sleeps on purpose.
     """
 
     def __init__(self, executor: Executor, clock: Clock) -> None:
@@ -51,18 +51,21 @@ class Flight:
         self.running: RunningStep | None = None
         self.planning_from_s = 0.0
         self._began_s = self._planning_s = 0.0
-        """When the oldest plan's step began; how long planning the next one takes at most."""
+        """Start time of the oldest plan's step; decaying maximum of the planning time, in seconds."""
 
     def __len__(self) -> int:
         return len(self._plans)
 
     @property
     def full(self) -> bool:
-        """Whether a result must be collected before the next plan."""
+        """Whether a result must be collected before another plan can be launched."""
         return bool(self._plans) and (not self._ahead or not self._executor.has_room())
 
     def seconds_to_plan(self) -> float:
-        """How long the next plan can wait. The time that it takes counts from the end of that."""
+        """Returns for how many seconds planning of the next step can be put off; 0 if no plan is in flight.
+
+        The planning time that `launch` measures starts when this wait ends.
+        """
         now_s = self._clock.monotonic()
         wait_s = 0.0
         if self._plans:
@@ -72,7 +75,7 @@ class Flight:
         return wait_s
 
     def launch(self, plan: StepPlan) -> None:
-        """Launches a plan that is not empty."""
+        """Launches a plan. The plan must not be empty."""
         if not self._plans:
             self._begin(plan, self._clock.monotonic())
         self._executor.launch(plan)
@@ -82,7 +85,7 @@ class Flight:
         self._plans.append(plan)
 
     def land(self) -> tuple[StepPlan, StepResult]:
-        """Waits for the oldest plan."""
+        """Waits for the oldest plan in flight. Returns the plan and its result."""
         plan = self._plans.popleft()
         asked_s = self._clock.monotonic()
         result = self._executor.collect()
@@ -98,12 +101,15 @@ class Flight:
         return plan, result
 
     def pause(self) -> RunningStep | None:
-        """The step thread is about to do something else than computing. Returns what `resume` needs."""
+        """Hides the running step from the watchdog while the step thread does other work.
+
+        Returns the hidden step, to be passed to `resume`.
+        """
         paused, self.running = self.running, None
         return paused
 
     def resume(self, paused: RunningStep | None) -> None:
-        """It goes on. The time since `pause` says nothing about the step."""
+        """Shows the paused step to the watchdog again, with the current time as its start."""
         if paused is not None:
             self.running = paused._replace(started_s=self._clock.monotonic())
 

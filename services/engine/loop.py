@@ -1,9 +1,9 @@
-"""The step loop: inbox, schedule, run, apply, report. Synchronous; a thread of its own drives it in production.
+"""The step loop: receive commands, schedule, run, apply, report. Synchronous.
 
-It launches as many plans as the executor takes at a time (`flight`). It knows the core and an executor, nothing of the
-bus. Commands come through a thread-safe inbox; what a step gave leaves through one callback, once a step or once for
-several (`--num-scheduler-steps`). `ThreadedLoop` runs it beside the event loop; the simulation calls `step`
-itself.
+The loop launches as many plans as the executor takes at a time (`flight`). It uses the core and an executor and does
+not know the bus. Commands arrive in a thread-safe inbox. Results leave through one callback, which is called once for
+each step or once for several steps (`--num-scheduler-steps`). In production `ThreadedLoop` runs the loop on a thread of
+its own beside the event loop; the simulation calls `step` itself.
 """
 
 import asyncio
@@ -31,14 +31,15 @@ from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
 REST_S = 1.0
-"""Time without work after which the loop counts as resting."""
+"""Seconds without work after which the loop counts as resting."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step did, or several, whose outcomes are put together for each sequence; `step` is the last one.
+    """The results of one step, or of several steps with the outcomes of each sequence merged.
 
-    Times are the clock's nanoseconds. `refused`: sequences that the core could not take.
+    `step` is the number of the last step. `refused` lists the ids of sequences that the core refused, with the errors;
+    `joined` lists the ids of sequences that got a row. Times are the clock's nanoseconds.
     """
 
     step: int
@@ -51,10 +52,10 @@ class StepReport:
 
 
 class StepLoop:
-    """One engine's core and executor. `add` and `abort` may be called from any thread, `step` from one only.
+    """Drives one core and one executor. `add` and `abort` may be called from any thread, `step` from one thread only.
 
-    `steps_a_report`: how many steps a pass takes at most. A step in which sequences join ends the pass, so that nobody
-    waits for a first token.
+    A pass is one call of `step`: up to `steps_a_report` steps that are reported together. A step in which sequences
+    join ends the pass, so that first tokens are reported without delay.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class StepLoop:
         self.core = core
         self.flight = Flight(executor, clock)
         self.thread_id: int | None = None
-        """The system's id of the thread that calls `step`; None where no thread of its own does."""
+        """The system's id of the thread that calls `step`; None unless `ThreadedLoop` runs the loop."""
         self._clock = clock
         self._report = report
         self._steps_a_report = steps_a_report
@@ -77,7 +78,7 @@ class StepLoop:
 
     @property
     def has_commands(self) -> bool:
-        """Whether commands were given that no step has taken yet."""
+        """Whether the inbox holds commands that no step has received yet."""
         return bool(self._inbox)
 
     def add(self, spec: SequenceSpec) -> None:
@@ -86,21 +87,21 @@ class StepLoop:
         self._work.set()
 
     def abort(self, sequence_id: str) -> None:
-        """Ends a sequence; harmless when it is gone."""
+        """Ends a sequence. Does nothing if the sequence has already ended."""
         self._inbox.append(sequence_id)
         self._work.set()
 
     def wake(self) -> None:
-        """Lets a waiting `wait` return."""
+        """Makes a blocked `wait` return."""
         self._work.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Blocks until something arrives, or a batch that gathers has to start; False if there was neither."""
+        """Blocks until a command arrives, `wake` is called or a batch must start. Returns False on timeout."""
         batch_s = self.core.seconds_to_batch(self._clock.monotonic())
         return self._work.wait(min(timeout_s, batch_s)) or batch_s < timeout_s
 
     def step(self) -> bool:
-        """One pass. False when there was nothing to compute."""
+        """Runs one pass and reports it. Returns False if there was nothing to compute."""
         self._work.clear()
         reports: list[StepReport] = []
         while len(reports) < self._steps_a_report:
@@ -110,14 +111,14 @@ class StepLoop:
                 break
         whole = reports[0] if len(reports) == 1 else _put_together(reports)
         if whole.num_tokens or whole.refused:
-            # It may wait for reports that are not published yet, and that is not the step's time.
+            # The callback may block until earlier reports are published. The watchdog must not count that as step time.
             paused = self.flight.pause()
             self._report(whole)
             self.flight.resume(paused)
         return whole.num_tokens > 0
 
     def check_idle(self) -> None:
-        """Checks the core's invariants after a pass that had nothing to compute. Raises AssertionError, and logs it."""
+        """Checks the invariants of an idle core (see `ThreadedLoop`). Logs a violation and raises AssertionError."""
         try:
             check_idle(self.core, self._clock.monotonic())
         except AssertionError as violation:
@@ -131,13 +132,13 @@ class StepLoop:
         if not self.flight:
             return self._summary(plan, [], refused, started_ns)
         plan, result = self.flight.land()
-        # Aborts that came while the step ran take effect before its tokens are given out.
+        # Aborts that arrived while the step ran take effect before the step's tokens are reported.
         refused += self._receive()
         outcomes = self.core.apply(plan, result, self._clock.monotonic())
         return self._summary(plan, outcomes, refused, started_ns)
 
     def _fill_flight(self, refused: list[tuple[str, ServiceError]]) -> StepPlan:
-        """Gives the worker as many plans as it takes; the last one, which is empty if there is nothing to compute."""
+        """Launches plans until the flight is full or a plan is empty (nothing to compute). Returns the last plan."""
         while True:
             if spare_s := self.flight.seconds_to_plan():
                 time.sleep(spare_s)
@@ -196,23 +197,23 @@ def _join(earlier: Outcome, later: Outcome) -> Outcome:
 
 
 class Driver(Protocol):
-    """What calls a StepLoop's `step` again and again."""
+    """Calls a StepLoop's `step` repeatedly."""
 
     def stop(self) -> None:
-        """Asks it to end after the step that runs."""
+        """Asks the driver to end after the current pass. Returns at once."""
         ...
 
     async def join(self, timeout_s: float) -> None:
-        """Waits until it has ended."""
+        """Waits until the driver has ended, for at most `timeout_s` seconds."""
         ...
 
 
 class ThreadedLoop:
     """Runs a StepLoop on a thread of its own.
 
-    Both callbacks come from that thread: `on_exit` when it ends, with None or the error, `on_rest` when there has been
-    nothing to compute for a second, once until there is again. The core's invariants are checked before `on_rest`; a
-    violation ends the thread with the error.
+    Both callbacks are called on that thread. `on_exit` is called when the thread ends, with None or the error.
+    `on_rest` is called once when there has been nothing to compute for `REST_S`, and again only after the loop has
+    computed something. The core's invariants are checked before `on_rest`; a violation ends the thread with the error.
     """
 
     def __init__(
@@ -225,7 +226,7 @@ class ThreadedLoop:
         self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
 
     def start(self) -> None:
-        """Starts stepping."""
+        """Starts the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -259,9 +260,9 @@ class ThreadedLoop:
 
 
 def _take_a_turn_at_once() -> None:
-    """This thread, and those that it starts, are scheduled like any program's: the launcher has services wait more.
+    """Sets the scheduling policy of this thread and the threads it starts to SCHED_OTHER. The launcher set SCHED_BATCH.
 
-    A sandbox may refuse it, and then it refused the launcher too.
+    A sandbox may refuse the call; such a sandbox has also refused the launcher's call.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
-"""How long a step will take, from those that have ended. Pure. Used by `flight`.
+"""Estimates how long a step will take from the steps that have ended. No I/O and no clock. Used by `flight`.
 
-A step that computes few tokens takes as long as reading the weights, one that computes many takes longer with each of
-them; so steps are told apart by their number of tokens, to a factor of two. What else makes a difference, the context
-above all, changes slowly from step to step, and the last two of its size tell most; of these the shorter one, for a
-step that something held up says nothing of the next.
+The time of a step with few tokens is the time to read the weights; with many tokens it grows with their number. Steps
+are therefore put into size classes by number of tokens, each spanning a factor of two. Other influences, above all the
+context length, change slowly, so the estimate uses the last two steps of the class. It takes the faster of the two,
+because a step that was delayed by something else says nothing about the next one.
 """
 
 from typing import NamedTuple
@@ -11,42 +11,42 @@ from typing import NamedTuple
 from services.engine.core.plan import ScheduledSequence, StepPlan
 
 FEW_TOKENS = 32
-"""Up to so many tokens more of them hardly take longer."""
+"""Up to this number of tokens a step's time hardly depends on the number."""
 
 
 class Timing(NamedTuple):
-    """A step that has ended: its seconds for `FEW_TOKENS` tokens, and what it computed."""
+    """A step that has ended: what it computed, and its seconds, scaled down to `FEW_TOKENS` tokens if it had more."""
 
     seconds: float
     scheduled: tuple[ScheduledSequence, ...]
 
 
 class Pace:
-    """Durations of the last steps of each size."""
+    """Durations of the last two steps of each size class."""
 
     def __init__(self) -> None:
         self._timings: dict[int, tuple[Timing, Timing]] = {}
-        """Of the last step of that size and of the one before."""
+        """By size class: the last step and the one before."""
 
     def took(self, plan: StepPlan, seconds: float) -> None:
-        """A step has ended."""
+        """Records the duration of a step that has ended."""
         latest = Timing(seconds / _weight(plan), plan.scheduled)
         before, _ = self._timings.get(_size(plan), (latest, latest))
         self._timings[_size(plan)] = latest, before
 
     def basis(self, plan: StepPlan) -> Timing | None:
-        """The step from which the duration of this one is expected; None where no step of its size has ended."""
+        """Returns the earlier step from which the plan's duration is estimated; None if its size class has none."""
         timings = self._timings.get(_size(plan))
         return None if timings is None else min(timings, key=_seconds)
 
     def expected(self, plan: StepPlan) -> float:
-        """Seconds; 0 where nothing is known."""
+        """Returns the plan's expected duration in seconds; 0 if unknown."""
         basis = self.basis(plan)
         return 0.0 if basis is None else basis.seconds * _weight(plan)
 
 
 def attention_work(scheduled: tuple[ScheduledSequence, ...]) -> int:
-    """Pairs of a computed token and a token of its context, at most: attention takes time in proportion to it."""
+    """Returns an upper bound of the (computed token, context token) pairs. Attention time is proportional to it."""
     return sum(share.num_tokens * (share.start + share.num_tokens) for share in scheduled)
 
 

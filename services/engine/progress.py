@@ -1,4 +1,7 @@
-"""The shell around the watchdog: logs what it finds and ends an engine that stays stalled. Called by the service."""
+"""Applies the watchdog to a step loop: logs stalls and ends the process if the step loop stays stalled.
+
+Called by the service.
+"""
 
 import faulthandler
 import logging
@@ -16,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProgressMonitor:
-    """Watches one step loop. `check` is called on the heartbeats' thread; `end` ends the process with an exit code."""
+    """Watches one step loop. `check` is called on the heartbeat thread; `end` ends the process with an exit code."""
 
     def __init__(
         self, steps: StepLoop, clock: Clock, *, on_host: bool, end: Callable[[int], object] = end_process
@@ -28,7 +31,7 @@ class ProgressMonitor:
         self._stalled = False
 
     def check(self) -> bool:
-        """Whether computing stands still. Ends the process when it has for `limits.STALL_EXIT_S`."""
+        """Returns whether the running step hangs. Ends the process if a step has hung for `limits.STALL_EXIT_S`."""
         flight = self._steps.flight
         stall = self._watchdog.judge(
             self._clock.monotonic(), flight.running, flight.planning_from_s, lambda: observe(self._steps.thread_id)

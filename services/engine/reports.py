@@ -1,6 +1,7 @@
-"""The way of a step's report from the step thread to the event loop, in order and bounded. Called by the service.
+"""A bounded queue that passes step reports in order from the step thread to the event loop. Called by the service.
 
-Publishing step N runs on the event loop beside step N + 1; with `wait` the step thread stands still until it is done.
+Step N is published on the event loop while the step thread computes step N + 1. With `wait` the step thread blocks
+until the report is published.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from shared import limits
 
 
 class ReportQueue:
-    """Made on the event loop; `put` is for the step thread, everything else for the event loop."""
+    """The queue. To be created on the event loop; `put` is called on the step thread, the rest on the event loop."""
 
     def __init__(self, publish: Callable[[StepReport], Awaitable[None]], *, wait: bool) -> None:
         self._event_loop = asyncio.get_running_loop()
@@ -22,16 +23,16 @@ class ReportQueue:
         self._room = threading.Semaphore(1 if wait else limits.STEP_REPORTS_MAX)
 
     def put(self, report: StepReport) -> None:
-        """Hands a report over; blocks while publishing is behind, or until this one is published."""
+        """Adds a report. Blocks while `STEP_REPORTS_MAX` reports wait; with `wait`, until it is published."""
         self._room.acquire()
         self._event_loop.call_soon_threadsafe(self._reports.put_nowait, report)
         if self._wait:
-            # The only place comes back when the report is out.
+            # With `wait` the semaphore has one place, which `run` releases after it has published the report.
             self._room.acquire()
             self._room.release()
 
     async def run(self) -> None:
-        """Publishes for ever: one report after the other, so that a sequence's events leave in order."""
+        """Publishes reports without end, one after the other, so that the events of a sequence stay in order."""
         while True:
             report = await self._reports.get()
             await self._publish(report)
@@ -39,5 +40,5 @@ class ReportQueue:
             self._reports.task_done()
 
     async def empty(self) -> None:
-        """Returns when everything is published."""
+        """Waits until every report in the queue is published."""
         await self._reports.join()

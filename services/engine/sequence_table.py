@@ -1,8 +1,13 @@
-"""What the engine knows of each sequence beyond the core: attempt, gateway, sink, and every token it gave. Pure.
+"""The engine's table of sequences: attempt, gateway, sink and every generated token. No I/O and no clock.
 
-It is the replay buffer (`Resend`, `Retarget`), the fence (an attempt below the highest seen is refused, a cancelled
-sequence leaves a tombstone) and the list of leases: an entry belongs to a gateway, which confirms it now and then. The
-actor calls it on its event loop; the core is told by the commands that the actor derives from the answers.
+The sink is the subject of the detokenizer that gets the tokens. The table serves three purposes:
+
+- replay: it keeps the tokens for `Resend` and `Retarget`;
+- fencing: it refuses attempts below the highest one seen, and a released sequence leaves a tombstone, which refuses
+  late submits;
+- leases: each entry belongs to a gateway, which must confirm from time to time that it still owns the sequence.
+
+The actor calls the table on its event loop and sends the resulting commands to the core.
 """
 
 from collections import OrderedDict
@@ -20,7 +25,10 @@ GatewayKey = tuple[str, str]
 
 @dataclass(slots=True)
 class Entry:
-    """One sequence at one attempt. `token_ids[i]` is the output token at position `first_position + i`."""
+    """One attempt of one sequence. `token_ids[i]` is the output token at position `first_position + i`.
+
+    `last` is the latest event; `registered_at` is in seconds of the caller's clock.
+    """
 
     sequence_id: str
     attempt: int
@@ -34,23 +42,23 @@ class Entry:
 
     @property
     def last_position(self) -> int:
-        """Output tokens that exist, carried ones included."""
+        """Number of output tokens that exist, including those that came with the submit."""
         return self.first_position + len(self.token_ids)
 
     @property
     def finished(self) -> bool:
-        """True once the sequence has ended; its tokens wait for `Done`."""
+        """Whether the sequence has ended. Its tokens are then kept until `Done`."""
         return self.last is not None and self.last.finish_reason is not None
 
 
 class SequenceTable:
-    """Every sequence of this engine, and the tombstones of those that are gone."""
+    """The entries of this engine's sequences and the tombstones of released ones."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
         self._tombstones: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._leases: dict[GatewayKey, OrderedDict[str, float]] = {}
-        """By gateway: when each of its sequences was last confirmed or asked about, the longest ago first."""
+        """By gateway: the time at which each sequence was last confirmed or asked about, oldest time first."""
         self._finished = 0
 
     def __len__(self) -> int:
@@ -58,22 +66,22 @@ class SequenceTable:
 
     @property
     def num_live(self) -> int:
-        """Sequences that still generate or wait to. May be read from any thread."""
+        """Number of sequences that wait or run. May be read from any thread."""
         return len(self._entries) - self._finished
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry."""
+        """Returns an iterator over all entries."""
         return iter(self._entries.values())
 
     def get(self, sequence_id: str, attempt: int) -> Entry | None:
-        """The entry of a sequence at exactly this attempt."""
+        """Returns the entry of a sequence at exactly this attempt; None if there is none."""
         entry = self._entries.get(sequence_id)
         return entry if entry is not None and entry.attempt == attempt else None
 
     # --- life of an entry ---
 
     def admit(self, submit: Submit) -> SubmitStatus:
-        """Whether a submit may run. `accepted` does not enter it yet: see `register`."""
+        """Returns whether a submit may run, or why not. Changes nothing; `register` adds the entry."""
         tombstone = self._tombstones.get(submit.sequence_id)
         if tombstone is not None and submit.attempt <= tombstone[0]:
             return "tombstoned"
@@ -85,7 +93,7 @@ class SequenceTable:
         return "accepted"
 
     def register(self, submit: Submit, first_position: int, now: float) -> None:
-        """Starts an entry; the caller has released an older attempt's."""
+        """Creates the entry of a submit. The caller must have released an older attempt's entry before."""
         assert submit.sequence_id not in self._entries, submit.sequence_id
         gateway = submit.gateway_id, submit.gateway_instance_id
         entry = Entry(submit.sequence_id, submit.attempt, gateway, submit.sink, first_position, now)
@@ -93,7 +101,10 @@ class SequenceTable:
         self._touch(entry, now)
 
     def append(self, event: TokenEvent) -> Entry | None:
-        """Takes in what a step gave. None when the sequence is gone or was already ended by a stop string."""
+        """Adds the tokens of an event to its entry and returns the entry.
+
+        Returns None, and changes nothing, if the sequence is unknown or has already been ended by a stop string.
+        """
         entry = self.get(event.sequence_id, event.attempt)
         if entry is None or entry.finished:
             return None
@@ -105,7 +116,7 @@ class SequenceTable:
         return entry
 
     def end_by_stop_string(self, sequence_id: str, attempt: int) -> bool:
-        """Ends a sequence but keeps its tokens. True when it was still running."""
+        """Ends a sequence but keeps its tokens. Returns whether the sequence was still waiting or running."""
         entry = self.get(sequence_id, attempt)
         if entry is None or entry.finished:
             return False
@@ -115,7 +126,10 @@ class SequenceTable:
         return True
 
     def release(self, sequence_id: str, attempt: int, now: float) -> bool:
-        """Forgets a sequence at this attempt or below and refuses it from now on. True when it was still running."""
+        """Forgets a sequence at this attempt or below and leaves a tombstone, which refuses such attempts from now on.
+
+        Returns whether the sequence was still waiting or running.
+        """
         entry = self._entries.get(sequence_id)
         running = False
         if entry is not None and entry.attempt <= attempt:
@@ -127,10 +141,10 @@ class SequenceTable:
         self._tombstones.move_to_end(sequence_id)
         return running
 
-    # --- tokens again ---
+    # --- replay ---
 
     def replay(self, entry: Entry, position: int) -> TokenEvent | None:
-        """One event with every token from `position` on; None when there is nothing to send."""
+        """Returns one event with every token from `position` on; None if there is nothing to send."""
         if entry.last is None or (position >= entry.last_position and not entry.finished):
             return None
         start = max(position, entry.first_position) - entry.first_position
@@ -152,16 +166,17 @@ class SequenceTable:
     # --- leases ---
 
     def renew_leases(self, gateway: GatewayKey, refs: Iterable[SequenceRef], now: float) -> None:
-        """The gateway has confirmed that it owns these."""
+        """Renews the leases of sequences that the gateway has confirmed. Skips sequences of other gateways."""
         for ref in refs:
             entry = self.get(ref.sequence_id, ref.attempt)
             if entry is not None and entry.gateway == gateway:
                 self._touch(entry, now)
 
     def unconfirmed(self, now: float, heard: Mapping[GatewayKey, float]) -> dict[GatewayKey, list[SequenceRef]]:
-        """By living gateway: sequences that it has not confirmed for OWNERSHIP_CHECK_S, to be asked about now.
+        """Returns, by living gateway, the sequences that it has not confirmed for OWNERSHIP_CHECK_S.
 
-        The longest unconfirmed first, at most LIVENESS_BATCH_MAX; they are returned again after as long a time.
+        At most LIVENESS_BATCH_MAX for each gateway, the longest unconfirmed first. A returned sequence is not returned
+        again for another OWNERSHIP_CHECK_S. `heard` is the time of each gateway's last heartbeat.
         """
         found: dict[GatewayKey, list[SequenceRef]] = {}
         for gateway, leases in self._leases.items():
@@ -179,14 +194,15 @@ class SequenceTable:
         return found
 
     def disowned(self, gateway: GatewayKey, refs: Iterable[SequenceRef]) -> list[Entry]:
-        """Those of the sequences that are this gateway's: it has said that it does not own them."""
+        """Returns the entries of sequences that their gateway has disowned. Skips sequences of other gateways."""
         found = (self.get(ref.sequence_id, ref.attempt) for ref in refs)
         return [entry for entry in found if entry is not None and entry.gateway == gateway]
 
     def expire(self, now: float, heard: Mapping[GatewayKey, float]) -> list[Entry]:
-        """Entries whose gateway has been silent for ORPHAN_S. `heard`: time of each gateway's last heartbeat.
+        """Returns the entries, older than ORPHAN_S, whose gateway has been silent for ORPHAN_S. Drops old tombstones.
 
-        Old tombstones are dropped, too.
+        `heard` is the time of each gateway's last heartbeat. Tombstones are dropped after TOMBSTONE_S, or earlier if
+        there are more than TOMBSTONES_MAX.
         """
         while self._tombstones:
             sequence_id, (_, released_at) = next(iter(self._tombstones.items()))
@@ -202,7 +218,7 @@ class SequenceTable:
         return orphans
 
     def progress(self, refs: Iterable[SequenceRef]) -> tuple[tuple[SequenceMark, ...], tuple[SequenceRef, ...]]:
-        """How far each of the sequences is, and which of them are not held."""
+        """Returns the progress of each sequence in the table, and the sequences that are not in the table."""
         marks: list[SequenceMark] = []
         missing: list[SequenceRef] = []
         for ref in refs:
@@ -226,9 +242,10 @@ class SequenceTable:
 
 
 def split(events: tuple[TokenEvent, ...]) -> tuple[tuple[TokenEvent, ...], tuple[TokenEvent, ...]] | None:
-    """The events in two halves; one event alone is cut between its tokens. None for what cannot be cut.
+    """Returns the events in two halves; a single event is split between its tokens. None if it has at most one token.
 
-    The first half of an event has no end. Its sum of log probabilities is exact where the event lists them.
+    The first half of a split event has no finish reason. Its cumulative log probability is exact only if the event
+    lists the log probabilities of its tokens.
     """
     if len(events) > 1:
         half = len(events) // 2

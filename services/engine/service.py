@@ -1,4 +1,4 @@
-"""The engine as a service on the bus: builds an `Engine`, steps it on a thread, and keeps its status for heartbeats."""
+"""The engine as a service on the bus: builds an `Engine`, runs it on a thread and keeps its status for heartbeats."""
 
 import asyncio
 import contextlib
@@ -23,9 +23,9 @@ JOIN_S = 5.0
 
 
 class EngineService:
-    """One engine. `make_worker` loads the model; it runs on a thread, so the bus is reached meanwhile.
+    """One engine. The constructor raises SettingsError if settings contradict each other.
 
-    Raises SettingsError for settings that contradict each other.
+    `make_worker` loads the model instead of the default loader. It runs on a thread, so that the event loop stays free.
     """
 
     name: ServiceName = "engine"
@@ -38,7 +38,7 @@ class EngineService:
         self._ended: asyncio.Future[None] | None = None
 
     async def start(self, host: Host) -> None:
-        """See Service. Returns when the model is loaded."""
+        """See Service. Returns when the model is loaded and the step thread has started."""
         self._event_loop, self._clock = asyncio.get_running_loop(), host.clock
         self._ended = self._event_loop.create_future()
         self._reports = ReportQueue(self._report, wait=self._settings.disable_async_output_proc)
@@ -53,7 +53,7 @@ class EngineService:
         self._thread = self._drive()
 
     def status(self) -> EngineStatus:
-        """See Service. Credits are those of this moment: a gateway places sequences by them at once."""
+        """See Service. `EngineActor.credits` is computed at each call, because gateways place sequences by it."""
         assert self._status is not None
         return msgspec.structs.replace(self._status, credits=self.actor.credits(self.engine.limits.max_num_seqs))
 
@@ -91,7 +91,7 @@ class EngineService:
 
     async def _report(self, report: StepReport) -> None:
         await self.actor.report(report)
-        # The process is awake: the next look at the house can wait.
+        # The process is awake now, so the status is refreshed here, at most once in a heartbeat interval.
         if self._clock.monotonic() - self._refreshed_at >= limits.HEARTBEAT_INTERVAL_S:
             self._refresh()
 
@@ -101,7 +101,7 @@ class EngineService:
         return thread
 
     def _on_exit(self, error: BaseException | None) -> None:
-        """Called on the step thread."""
+        """Called on the step thread when that thread ends."""
         self._event_loop.call_soon_threadsafe(self._end, error)
 
     def _end(self, error: BaseException | None) -> None:

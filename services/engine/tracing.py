@@ -1,4 +1,7 @@
-"""Spans of a sequence's life in the engine: queue, prefill, decode. Reported when it ends; nothing is kept when off."""
+"""Trace spans of a sequence in the engine: queue, prefill, decode. Reported when the sequence ends.
+
+Nothing is kept while tracing is off.
+"""
 
 from dataclasses import dataclass
 
@@ -21,19 +24,19 @@ class _Life:
 
 
 class SequenceTraces:
-    """Times of each live sequence, by its name in the core."""
+    """Times of each live sequence, by the core's sequence id."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lives: dict[str, _Life] = {}
 
     def submitted(self, sequence: str, num_prompt_tokens: int, headers: Headers | None) -> None:
-        """The sequence entered the queue."""
+        """Records that a sequence has entered the queue. Does nothing without tracing or without trace headers."""
         if telemetry.enabled() and headers:
             self._lives[sequence] = _Life(headers, num_prompt_tokens, self._clock.time_ns())
 
     def step(self, report: StepReport) -> None:
-        """A step ran: sequences may have joined or given their first token."""
+        """Records the sequences that joined in a step, their first tokens and their token counts."""
         if not self._lives:
             return
         for sequence in report.joined:
@@ -48,7 +51,7 @@ class SequenceTraces:
                 life.num_cached_tokens = outcome.num_cached_tokens
 
     def ended(self, sequence: str, reason: str) -> None:
-        """Reports the sequence's spans."""
+        """Reports the spans of a sequence that has ended."""
         life = self._lives.pop(sequence, None)
         if life is None:
             return

@@ -1,6 +1,7 @@
-"""Runs made-up sequences through a worker before it serves (`--use-warmup`): what is slow only once is slow now.
+"""Runs dummy sequences through a worker before it serves (`--use-warmup`), so that one-time costs are paid at start.
 
-They go through a core of their own: afterwards no row is used and no block has a name. Called by the engine service.
+The dummy sequences use a core of their own, so the engine's core starts with all rows free and an empty prefix cache.
+Called by `engine`.
 """
 
 from dataclasses import replace
@@ -15,8 +16,8 @@ DECODE_STEPS = 2
 
 
 def warm_up(worker: ModelWorker, limits: CoreLimits) -> int:
-    """Prefills as much as a step may have, decodes with as many sequences as it takes; returns the steps."""
-    # Made-up sequences have no time to gather in.
+    """Prefills a prompt that fills a step if possible, then decodes `max_num_seqs` sequences. Returns the steps run."""
+    # This core gets no clock, so a batch that gathers would never time out.
     core = Core(replace(limits, max_batch_size=None), worker.facts())
     for index, length in enumerate(_lengths(limits, worker.facts())):
         params = SamplingParams(max_tokens=1 + DECODE_STEPS, temperature=float(index % 2), ignore_eos=True)
@@ -29,7 +30,7 @@ def warm_up(worker: ModelWorker, limits: CoreLimits) -> int:
 
 
 def _lengths(limits: CoreLimits, facts: EngineFacts) -> list[int]:
-    """One prompt as long as a step allows and, to decode beside it, short ones."""
+    """Returns the prompt lengths: one as long as a step allows, the others one token. Empty if no prompt fits."""
     longest = min(facts.max_model_len, facts.num_blocks * facts.block_size) - DECODE_STEPS - 1
     if longest < 1:
         return []

@@ -1,13 +1,14 @@
-"""Judges whether computing has stalled: a step that hangs while the process's other threads live. Pure.
+"""Detects a step that hangs while the other threads of the process still run. No I/O and no clock.
 
-Called before each heartbeat, on the heartbeats' thread (`progress`), with what the step thread publishes (`flight`).
-A step counts as hanging for one of two reasons:
+Called before each heartbeat, on the heartbeat thread (`progress`), with the running step that the step thread publishes
+(`flight`). A step counts as hanging for one of two reasons:
 
-- it has run far longer than steps like it took. Its context may be longer than theirs: the limit grows with that;
-- on the host's processors: no computing thread has used its processor, or was ready to, for `limits.STEP_IDLE_S`. This
-  needs no expectation, so it holds for first steps as well, and a long step that computes is never mistaken.
+- The step has run far longer than expected from earlier steps of its size. The limit grows with the attention work, as
+  the context may be longer than theirs.
+- On the host's processors: no computing thread has used processor time or was ready to run for `limits.STEP_IDLE_S`.
+  This rule needs no expected duration, so it also covers first steps. It never applies to a long step that computes.
 
-When two judgements are further apart than a lease, the whole process stood still: that time counts for nothing.
+If two calls are further apart than a lease, the whole process was suspended, and that time is not counted.
 """
 
 from collections.abc import Callable
@@ -18,35 +19,35 @@ from services.engine.pace import attention_work
 from shared import limits
 
 PAUSE_S = limits.LEASE_S
-"""Longest time between two judgements in which the process counts as having run."""
+"""Longest time between two calls of `judge`, in seconds. After a longer one the process counts as suspended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What the computing threads have done."""
+    """A snapshot of the computing threads."""
 
     ticks: dict[int, int]
-    """Processor time by thread id."""
+    """Processor time in clock ticks, by thread id."""
     ready: bool
-    """Whether one of them runs now, or waits for a processor or a disk."""
+    """Whether any of the threads runs now or waits for a processor or a disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Computing stands still: why, and for how long it has been judged so, in seconds."""
+    """A hanging step: the reason, and for how many seconds a step has been found to hang."""
 
     reason: str
     lasted_s: float
 
 
 class ProgressWatchdog:
-    """One engine's. `on_host`: see `EngineFacts.computes_on_host`."""
+    """The watchdog of one engine. `on_host`: see `EngineFacts.computes_on_host`."""
 
     def __init__(self, *, on_host: bool) -> None:
         self._on_host = on_host
         self._judged_at: float | None = None
         self._counts_from = 0.0
-        """Time before this says nothing."""
+        """Time before this moment is not counted, because the process was suspended."""
         self._step: RunningStep | None = None
         self._activity: Activity | None = None
         self._active_at = 0.0
@@ -55,10 +56,11 @@ class ProgressWatchdog:
     def judge(
         self, now_s: float, step: RunningStep | None, asleep_until_s: float, observe: Callable[[], Activity | None]
     ) -> Stall | None:
-        """Whether the step that runs hangs. Times are monotonic seconds.
+        """Returns a Stall if the running step hangs, else None. Times are monotonic seconds.
 
-        `asleep_until_s`: the step thread sleeps on purpose until then. `observe` reads the computing threads; None
-        where that is not possible. It is called only for a step that was running at the last judgement already.
+        The step thread sleeps on purpose until `asleep_until_s`. `observe` returns a snapshot of the computing threads,
+        or None if that is not possible; it is called only if the same step was running at the last call, and only when
+        this process computes the steps.
         """
         self._look_at_clock(now_s)
         if step is None or step is not self._step:
@@ -94,7 +96,7 @@ class ProgressWatchdog:
     def _limit_s(self, step: RunningStep) -> float:
         if step.basis is None:
             return float("inf") if self._on_host else limits.DEVICE_FIRST_STEP_S
-        # The time of a step is at most linear in the tokens and in the attention work; tokens are in `expected_s`.
+        # A step's time grows at most linearly with its tokens and its attention work. `expected_s` covers the tokens.
         growth = attention_work(step.scheduled) / max(1, attention_work(step.basis.scheduled))
         least_s = limits.STEP_STALL_S if self._on_host else limits.DEVICE_STEP_STALL_S
         return max(least_s, limits.STEP_STALL_FACTOR * step.expected_s * max(1.0, growth))

@@ -1,1 +1,1 @@
-"""The gateway service: the HTTP edge, and one request actor for each request."""
+"""The gateway service: it serves the OpenAI API over HTTP and runs each request on the bus with a request actor."""

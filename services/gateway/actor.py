@@ -1,8 +1,8 @@
-"""The gateway's actor: every request's events and heartbeats come through here, and the HTTP edge asks it to generate.
+"""The gateway's actor: receives all messages for the gateway, and starts requests for the HTTP edge.
 
-It holds the table of requests, hands each text event to the request that owns it, watches members come and go, asks
-engines about sequences without progress, and ticks. What happens within one request is the request actor's business;
-`dispatcher` places sequences.
+The actor holds the table of requests, passes each text event to its request, keeps the table of members (running
+service processes) from their heartbeats, and asks engines about sequences without progress. A request actor handles
+what concerns a single request; `dispatcher` places sequences.
 """
 
 import asyncio
@@ -41,12 +41,14 @@ from shared.messages import (
 
 log = logging.getLogger(__name__)
 TICK_S = limits.HEARTBEAT_INTERVAL_S
-"""Between two looks at what has gone silent: with a heartbeat, for a process that wakes for nothing else costs most.
-Heartbeats come at the same beats, some a little late: one that comes after half of the time will do."""
+"""Interval of the liveness check (`tick`), in seconds. The check runs when a heartbeat arrives, so that an idle process
+is not woken just for this check. Heartbeats of all members arrive at almost the same moments; the first one that
+arrives at least half an interval after the last check starts the next check."""
 WATCH_S = 1.5 * TICK_S
-"""The same where no heartbeat comes."""
+"""Time without a liveness check after which `watch` runs it, because no heartbeat has arrived. Seconds."""
 OWN_PAUSE_S = limits.LEASE_S / 2
-"""From one tick to the next; after a longer one silence says nothing of others."""
+"""If two ticks are further apart than this, in seconds, this process itself was delayed. Messages that arrived
+meanwhile may not be handled yet, so the silence of members does not count."""
 
 
 class GatewayActor(Actor):
@@ -74,7 +76,7 @@ class GatewayActor(Actor):
         self._complete = asyncio.Event()
 
     async def listen(self) -> None:
-        """Binds this incarnation's subjects and the heartbeats of whom it needs."""
+        """Subscribes to this process's subjects and to the heartbeats of the other services."""
         subjects, here = self._host.subjects, (self._host.id, self._host.instance_id)
         await self.bind(subjects.gateway_text(*here), TextEvents)
         await self.bind(subjects.gateway_control(*here), ProgressReply, OwnershipQuery)
@@ -144,13 +146,13 @@ class GatewayActor(Actor):
         return self._catalog.waiting_for()
 
     def engines(self) -> list[Heartbeat]:
-        """The engines' last heartbeats, for metrics."""
+        """Returns the last heartbeat of each living engine, for metrics."""
         return self.members.alive("engine", self._now())
 
     async def first_heartbeats(self) -> None:
-        """Returns when every model has one of each service, or when whatever is alive has sent a heartbeat.
+        """Returns when every known model has a ready member of each service, at the latest after FIRST_HEARTBEATS_S.
 
-        Until then a missing service may only not have been heard yet.
+        Until then a service that seems to be missing may only not have sent its heartbeat yet.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limits.FIRST_HEARTBEATS_S):
@@ -160,7 +162,7 @@ class GatewayActor(Actor):
 
     @handles(TextEvents)
     def on_text_events(self, envelope: Envelope) -> None:
-        """Hands each event to its request."""
+        """Passes each event to its request."""
         message = envelope.message
         assert isinstance(message, TextEvents)
         engine = Address(message.engine_id, message.engine_instance_id)
@@ -175,7 +177,7 @@ class GatewayActor(Actor):
 
     @handles(ProgressReply)
     def on_progress_reply(self, envelope: Envelope) -> None:
-        """An engine says how far sequences are, and which of them it does not hold."""
+        """Passes an engine's report to the requests: the progress of sequences, and which ones it does not hold."""
         reply = envelope.message
         assert isinstance(reply, ProgressReply)
         engine = Address(reply.engine_id, reply.engine_instance_id)
@@ -189,7 +191,7 @@ class GatewayActor(Actor):
 
     @handles(OwnershipQuery)
     async def on_ownership_query(self, envelope: Envelope) -> None:
-        """Tells an engine or a detokenizer which sequences it need not keep."""
+        """Tells an engine or a detokenizer which of the sequences it can drop."""
         query = envelope.message
         assert isinstance(query, OwnershipQuery)
         member = Address(query.member_id, query.member_instance_id)
@@ -202,9 +204,9 @@ class GatewayActor(Actor):
 
     @handles(Heartbeat)
     def on_heartbeat(self, envelope: Envelope) -> None:
-        """Keeps the table of members.
+        """Updates the table of members and runs the liveness check if it is due.
 
-        A new instance id means that the process was restarted: what ran on the old one is lost.
+        A new instance id means that the process was restarted: the sequences on the old process are lost.
         """
         beat = envelope.message
         assert isinstance(beat, Heartbeat)
@@ -224,7 +226,7 @@ class GatewayActor(Actor):
     # --- time ---
 
     async def watch(self) -> None:
-        """Ticks for ever where nothing else does, and asks about sequences without progress after each tick."""
+        """Calls `tick` when no heartbeat does, and asks engines for progress after each tick. Runs without end."""
         while True:
             self._ticked.clear()
             try:
@@ -235,7 +237,7 @@ class GatewayActor(Actor):
             await self._ask_progress()
 
     def tick(self, now: float) -> None:
-        """Looks after leases, stalls, and requests that are over."""
+        """Runs the liveness check: expired leases, streams without text, sequences that no member can take."""
         self._ticked.set()
         self._follow_link(now)
         if not self._stood_still(now):
@@ -252,14 +254,14 @@ class GatewayActor(Actor):
                 actor.tick(now)
 
     async def _ask_progress(self) -> None:
-        """Asks each engine about its sequences without text for a while, in one bounded message."""
+        """Asks each engine for the progress of its sequences without text for STALL_S, in one bounded message."""
         now, watch = self._now(), self._parts.watch
         if not self._connected or self._was_late:
             return
         alive = {Address(beat.id, beat.instance_id) for beat in self.engines()}
         for engine in watch.engines():
             if engine not in alive:
-                # It was lost between its answer and now; nothing it holds can be asked for.
+                # The engine was lost after it answered, so its sequences are placed again.
                 self._lost(engine)
                 continue
             names = watch.overdue(engine, now)
@@ -274,7 +276,7 @@ class GatewayActor(Actor):
             log.warning("%s could not ask %s for progress: %s", self.name, engine.id, error)
 
     def status(self) -> GatewayStatus:
-        """This gateway's load, for heartbeats."""
+        """Returns this gateway's load, for heartbeats."""
         return GatewayStatus(len(self.requests), len(self._parts.dispatcher.queue))
 
     async def drain(self) -> None:
@@ -284,7 +286,7 @@ class GatewayActor(Actor):
         await self._quiet.wait()
 
     async def on_crash(self, error: BaseException) -> None:
-        """Every request ends with an error that its client can read."""
+        """Ends every request with an error, which its client receives."""
         for actor in list(self.requests.values()):
             actor.fail(ServiceError("internal_error", "The gateway failed while it served this request."))
 
@@ -316,13 +318,16 @@ class GatewayActor(Actor):
         self._parts.dispatcher.pump()
 
     def _stalled(self, engine: Address) -> None:
-        """Its work stands still: what runs there goes elsewhere. It lives, so it is told, for when it goes on."""
+        """Moves the sequences of an engine whose step hangs to other engines, and tells the engine to drop them.
+
+        The engine is told because its process is alive and the step may continue later.
+        """
         for actor in list(self.requests.values()):
             actor.on_stalled(engine)
         self._parts.dispatcher.pump()
 
     def _follow_link(self, now: float) -> None:
-        """While our own link is down nobody is declared dead."""
+        """Suspends all leases while this gateway is disconnected from the bus; no member counts as dead meanwhile."""
         connected = self._host.transport.connected
         if connected != self._connected:
             self._connected = connected
@@ -333,13 +338,19 @@ class GatewayActor(Actor):
                     actor.resumed(now)
 
     def _stood_still(self, now: float) -> bool:
-        """Whether this process itself was silent: what others said meanwhile is still to be read, by the next tick."""
+        """Whether this process was delayed since the last tick, so that received messages may not be handled yet.
+
+        Returns False at the tick after a delayed one: the messages have been handled by then.
+        """
         late = now - self._ticked_at > OWN_PAUSE_S and not self._was_late
         self._ticked_at, self._was_late = now, late
         return late
 
     def _judging_time(self) -> float:
-        """Now, or the last tick where this process stood still since: reading a long body takes longer than a lease."""
+        """Returns the time at which leases are judged: now, or the last tick if this process was delayed since then.
+
+        Reading a long request body may delay the process for longer than a lease.
+        """
         now = self._now()
         return self._ticked_at if now - self._ticked_at > OWN_PAUSE_S else now
 

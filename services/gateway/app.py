@@ -1,4 +1,4 @@
-"""The gateway's HTTP application: its routes, and nothing of what they do."""
+"""Builds the gateway's HTTP application: its routes and middleware. The endpoints are in `openai`."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,7 +20,7 @@ from shared.messages import Heartbeat
 from shared.version import __version__
 
 EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms")
-"""Headers of answers that pages of other origins may read."""
+"""Response headers that web pages of other origins may read (CORS)."""
 
 
 def _no_heartbeats() -> Sequence[Heartbeat]:
@@ -30,7 +30,10 @@ def _no_heartbeats() -> Sequence[Heartbeat]:
 def create_app(
     backend: Backend, settings: GatewaySettings, *, heartbeats: Callable[[], Sequence[Heartbeat]] = _no_heartbeats
 ) -> FastAPI:
-    """The ASGI application. `heartbeats`: the last one of each engine, asked for at each scrape of `/metrics`."""
+    """Returns the ASGI application.
+
+    `heartbeats` returns the last heartbeat of each engine; it is called at each scrape of `/metrics`.
+    """
     metrics = GatewayMetrics(EngineCollector(heartbeats))
     app = FastAPI(
         title="Antiphon",
@@ -50,7 +53,7 @@ def create_app(
 
 
 def _allow_pages(app: FastAPI, settings: GatewaySettings) -> None:
-    """Lets pages of other origins use the server. Outermost: a browser asks beforehand, and without a key."""
+    """Adds CORS for web pages of other origins. Outermost, because a browser's preflight request carries no key."""
     if origins := json_words(settings.allowed_origins):
         app.add_middleware(
             CORSMiddleware,
@@ -72,7 +75,7 @@ def _add_service(app: FastAPI, endpoints: ServiceEndpoints) -> None:
     _post(app, "/detokenize", endpoints.detokenize)
     _get(app, "/v1/models", endpoints.models)
     _get(app, "/v1/models/{model_id:path}", endpoints.model)
-    # Whoever waits for a server to come up asks /health, so it tells of readiness; /livez is for restarting.
+    # Scripts poll /health until a server can be used, so it reports readiness; /livez is for restart decisions.
     _get(app, "/health", endpoints.readyz)
     _get(app, "/readyz", endpoints.readyz)
     _get(app, "/livez", endpoints.livez)

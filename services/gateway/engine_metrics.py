@@ -1,7 +1,7 @@
-"""What engines report in their heartbeats, as vLLM's metrics with the labels `model_name` and `engine`.
+"""Exports the engines' heartbeats as Prometheus metrics with vLLM's names and the labels `model_name` and `engine`.
 
-Every gateway shows every engine: a query over several gateways takes the maximum over them, not the sum. Counters count
-from the engine's start, so its restart looks to Prometheus like any other reset.
+Every gateway exports every engine, so a query over several gateways must take the maximum over them, not the sum.
+Counters count from the start of the engine, so a restart is an ordinary counter reset for Prometheus.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +46,7 @@ _COUNTERS: tuple[tuple[str, str, _Value], ...] = (
 
 
 def engine_families(heartbeats: Sequence[Heartbeat]) -> Iterator[Metric]:
-    """Renders the engines among the heartbeats. `heartbeats`: at most one of each engine."""
+    """Yields the metrics of the engines among the heartbeats, of which there is at most one for each engine."""
     engines = [(beat.id, beat.status) for beat in heartbeats if isinstance(beat.status, EngineStatus)]
     yield _stalled(heartbeats)
     for name, text, value in _GAUGES:
@@ -86,7 +86,7 @@ def _finished_and_config(engines: Sequence[tuple[str, EngineStatus]]) -> Iterato
 
 
 class EngineCollector(Collector):
-    """Renders the heartbeats of the moment at each scrape."""
+    """Collects the metrics from the current heartbeats at each scrape."""
 
     def __init__(self, heartbeats: Callable[[], Sequence[Heartbeat]]) -> None:
         self._heartbeats = heartbeats

@@ -1,7 +1,7 @@
-"""The seam between the HTTP edge and the request actors: what is asked, and what comes back.
+"""The interface between the HTTP edge and the request actors: requests, updates, and the backend's methods.
 
-The edge (`app`, `openai_api`, `sse`) knows HTTP and nothing of the bus; the actors (`actor`, `request_actor`) know
-the bus and nothing of HTTP. Both know this file.
+The HTTP edge (`app`, `http`, `openai`) does not use the bus; the actors (`actor`, `requests`) do not use HTTP. Both
+depend on this file.
 """
 
 from collections.abc import AsyncIterator
@@ -16,9 +16,9 @@ from shared.sampling import SamplingParams
 class GenerationRequest:
     """One accepted HTTP request. Exactly one of `texts`, `token_ids` and `messages` is set.
 
-    `params.max_tokens` 0 means as many as fit (chat's default); the actor replaces it when the prompt's length is
-    known. `n` choices for each prompt: sequence index = prompt index * n + choice. Choice c > 0 samples with a seed
-    derived from the request's, so that the choices differ.
+    `params.max_tokens` 0 means as many tokens as fit (the default of chat); the number is filled in when the length of
+    the prompt is known. Each prompt has `n` choices: sequence index = prompt index * n + choice. Choice c > 0 samples
+    with a seed derived from the request's seed, so that the choices differ.
     """
 
     request_id: str
@@ -40,7 +40,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class SequenceUpdate:
-    """What one sequence gained since its last update. The one with a `finish_reason` is its last."""
+    """New output of one sequence since its previous update. The update with a `finish_reason` is the last one."""
 
     index: int
     text: str
@@ -54,27 +54,27 @@ class SequenceUpdate:
 
 
 class Generation(Protocol):
-    """A request under way. Ends exactly once: the updates run out, or raise ServiceError."""
+    """A request in progress. It ends exactly once: the updates end, or raise ServiceError."""
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of all prompts together; known once the first update is there."""
+        """Number of tokens in all prompts of the request. Valid after `updates` has given its first item; 0 before."""
         ...
 
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
-        """Batches of updates, in order for each sequence. Raises ServiceError for the whole request."""
+        """Yields batches of updates; those of one sequence are in order. Raises ServiceError if the request fails."""
         ...
 
     async def cancel(self, reason: str) -> None:
-        """Stops everything that is still running. Idempotent; safe after the end."""
+        """Ends all sequences that are still running. Idempotent; does nothing after the end."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model that live engines serve. `path` is where it was loaded from.
+    """A model that living engines serve. `path`: where the engines loaded the model from.
 
-    `configuration` lists the different `EngineStatus.configuration` of its engines, sorted.
+    `configuration`: the distinct values of `EngineStatus.configuration` of the model's engines, sorted.
     """
 
     name: str
@@ -83,36 +83,37 @@ class ModelCard:
     vocab_size: int
     created: int
     aliases: tuple[str, ...] = ()
-    """Further names that requests may give."""
+    """Other names that requests may use for the model."""
     configuration: tuple[str, ...] = ()
 
 
 class Backend(Protocol):
-    """What the HTTP edge asks of the gateway's actor."""
+    """The methods of the gateway's actor that the HTTP edge calls."""
 
     def models(self) -> list[ModelCard]:
-        """The models that can be used now, the default one first."""
+        """Returns the models that can be used now, the default model first."""
         ...
 
     def resolve_model(self, name: str | None) -> ModelCard:
-        """The model a request means; None, '' and 'default' mean the default model or, without one, the first by name.
+        """Returns the model of a request.
 
-        Raises ServiceError: 'model_not_found', or 'no_engine', 'no_tokenizer', 'no_detokenizer' for what it lacks now.
+        None, '' and 'default' mean the default model or, if none is set, the first usable model by name. Raises
+        ServiceError: 'model_not_found', or 'no_engine', 'no_tokenizer' or 'no_detokenizer' if that service is missing.
         """
         ...
 
     def generate(self, request: GenerationRequest) -> Generation:
-        """Accepts a request and starts it. Raises ServiceError when it is refused (overload, draining)."""
+        """Accepts a request and starts it. Raises ServiceError if the request is refused (overload, draining, …)."""
         ...
 
     async def tokenize(self, request: GenerationRequest, *, return_tokens: bool) -> list[tuple[list[int], list[str]]]:
-        """Token ids (and each token's text, when asked for) of the request's texts or conversation."""
+        """Returns for each text, or for the conversation, its token ids and (if `return_tokens`) each token's text."""
         ...
 
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
-        """The text of token ids."""
+        """Returns the text of token ids."""
         ...
 
     def ready(self) -> str:
-        """Empty when requests can be served; else what is missing, in a sentence."""
+        """Returns '' if requests can be served; else a sentence that says what is missing."""
         ...

@@ -1,7 +1,7 @@
-"""What the gateway measures, in Prometheus's terms and under vLLM's names where vLLM has one.
+"""The gateway's own Prometheus metrics, with vLLM's names where vLLM has such a metric.
 
-They are observed at the HTTP edge (`http.edge`, `openai.request_meter`). What the engines report about themselves is in
-`engine_metrics`; no name is in both.
+They are updated at the HTTP edge (`http.edge`, `openai.request_meter`). The engines' metrics are in `engine_metrics`;
+no name occurs in both.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -20,7 +20,7 @@ _MODEL = ("model_name",)
 
 
 class GatewayMetrics:
-    """One application's registry."""
+    """The metrics of one application, with a registry of their own."""
 
     def __init__(self, *collectors: Collector) -> None:
         self.registry = CollectorRegistry()
@@ -30,15 +30,15 @@ class GatewayMetrics:
         self._request_metrics()
 
     def render(self) -> bytes:
-        """The body of `GET /metrics`."""
+        """Returns the body of `GET /metrics`."""
         return generate_latest(self.registry)
 
     def count_error(self, code: str) -> None:
-        """A request ended in an error with this code, before or after its first byte."""
+        """Counts a request that ended in an error with this code, before or after the first byte of its answer."""
         self.errors.labels(code).inc()
 
     def count_http(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """A request was answered. `handler`: the route's pattern, never the path itself."""
+        """Counts an answered request and its duration. `handler` is the pattern of the route, never the path itself."""
         self.http_requests.labels(handler, method, f"{status // 100}xx").inc()
         self.http_duration.labels(handler, method).observe(seconds)
 

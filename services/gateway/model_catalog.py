@@ -1,8 +1,8 @@
-"""The models that can be used now, what the others lack, and which model a request means. Knows only heartbeats.
+"""Determines from heartbeats which models can be used, what other models lack, and which model a request means.
 
-A model can be used when it has an engine, a tokenizer and a detokenizer that are ready. If its last tokenizer or
-detokenizer was lost less than `QUEUE_WAIT_S` ago it still can: requests wait for the next one. The gateway's actor
-feeds it heartbeats and asks it.
+A model can be used if it has an engine, a tokenizer and a detokenizer that are ready. A model whose last tokenizer or
+detokenizer was lost less than `QUEUE_WAIT_S` ago can still be used: its requests wait for a new one. Called by the
+gateway's actor.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,16 +16,17 @@ from shared.errors import ServiceError
 from shared.messages import EngineStatus, Heartbeat
 
 SERVICES = ("engine", "tokenizer", "detokenizer")
-"""What a model needs one of each."""
+"""The services of which a model needs at least one member each."""
 RETRY_AFTER_S = 1.0
-"""What a client is told to wait before it asks a busy server again."""
+"""Time after which a refused client may try again, in seconds."""
 _NO_NAME = ("", "default")
 
 
 class ModelCatalog:
-    """`default_model` is the served name that requests without a model mean; empty: the first one that can be used.
+    """The models of one gateway.
 
-    `judging_time`: the moment at which leases are judged, monotonic seconds (default: now).
+    `default_model`: served name of the model of requests that name none; if empty, the first usable model by name.
+    `judging_time` returns the time at which leases are judged, in monotonic seconds (default: now).
     """
 
     def __init__(
@@ -39,12 +40,12 @@ class ModelCatalog:
         self._created: dict[str, int] = {}
 
     def observe(self, beat: Heartbeat) -> None:
-        """Takes in a heartbeat of one of SERVICES."""
+        """Records a heartbeat of a member of one of SERVICES."""
         if beat.state == "ready":
             self._ready_at[beat.service, model_of(beat)] = self._now()
 
     def cards(self) -> list[ModelCard]:
-        """The models that can be used, the default one first, the others by name."""
+        """Returns the models that can be used: the default model first, the others by name."""
         engines = self._members.alive("engine", self._now())
         served = served_models(engines)
         usable = self._ready(recent=True)
@@ -56,9 +57,9 @@ class ModelCatalog:
         ]
 
     def resolve(self, name: str | None) -> ModelCard:
-        """The model that a request means by a served name, a path, an alias, or no name. Raises ServiceError.
+        """Returns the model that a request names by served name, path or alias. Raises ServiceError if there is none.
 
-        Without a name it is the default model or, where none is set, the first by name that can be used.
+        Without a name it is the default model or, if none is set, the first usable model by name.
         """
         cards = self.cards()
         wanted = wanted_name(name, self._default)
@@ -68,7 +69,10 @@ class ModelCatalog:
         return card
 
     def waiting_for(self) -> str:
-        """Empty when at least one model has everything now; else what is missing, without the models' names."""
+        """Returns '' if at least one model has a ready member of each service now; else what is missing.
+
+        The sentence does not contain the names of models.
+        """
         ready = self._ready(recent=False)
         lacks = [_missing(model, ready) for model in self._known()] or [list(SERVICES)]
         if not all(lacks):
@@ -76,12 +80,15 @@ class ModelCatalog:
         return f"Waiting for: {'; or '.join(dict.fromkeys(map(', '.join, lacks)))}."
 
     def is_complete(self) -> bool:
-        """Whether every model of which something was heard has one of each service."""
+        """Whether at least one model is known and each known model has a ready member of each service."""
         ready, known = self._ready(recent=False), self._known()
         return bool(known) and not any(_missing(model, ready) for model in known)
 
     def _ready(self, *, recent: bool) -> dict[str, set[str]]:
-        """The models that have a ready member of each service. `recent`: or had one not long ago, engines excepted."""
+        """Returns, by service, the models that have a ready member.
+
+        `recent`: also models that had a ready tokenizer or detokenizer in the last QUEUE_WAIT_S.
+        """
         now = self._now()
         self._ready_at = {key: at for key, at in self._ready_at.items() if now - at <= limits.QUEUE_WAIT_S}
         ready = {
@@ -94,7 +101,7 @@ class ModelCatalog:
         return ready
 
     def _known(self) -> list[str]:
-        """Names of all models of which some service is alive or was ready not long ago."""
+        """Returns the names of all models of which a service is alive or was ready in the last QUEUE_WAIT_S."""
         now = self._now()
         alive = {model_of(beat) for service in SERVICES for beat in self._members.alive(service, now)}
         return sorted(alive | {model for _, model in self._ready_at})
@@ -123,12 +130,15 @@ class ModelCatalog:
 
 
 def wanted_name(name: str | None, default_model: str = "") -> str:
-    """The name in a request; the default model's where it has none."""
+    """Returns the model's name in a request, or the default model's if the request has none."""
     return default_model if name is None or name in _NO_NAME else name
 
 
 def find_model(cards: Sequence[ModelCard], name: str) -> ModelCard | None:
-    """The model of a served name, a path or an alias, looked for in this order; without a name the first one."""
+    """Returns the model with this served name, path or alias, in this order of preference; None if there is none.
+
+    If `name` is '', returns the first model.
+    """
     if not name:
         return cards[0] if cards else None
     for card in cards:
@@ -144,7 +154,7 @@ def find_model(cards: Sequence[ModelCard], name: str) -> ModelCard | None:
 
 
 def unknown_model(cards: Sequence[ModelCard], name: str) -> ServiceError:
-    """What is said of a name that none of the models has."""
+    """Returns the error for a name that none of the models has."""
     if not cards:
         told = "No engine is ready yet. Try again shortly."
         return ServiceError("no_engine", told, retry_after_s=RETRY_AFTER_S)
@@ -153,5 +163,5 @@ def unknown_model(cards: Sequence[ModelCard], name: str) -> ServiceError:
 
 
 def _missing(model: str, ready: Mapping[str, Collection[str]]) -> list[str]:
-    """Services of which the model has no ready member."""
+    """Returns the services of which the model has no ready member."""
     return [service for service in SERVICES if model not in ready[service]]

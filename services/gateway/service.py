@@ -1,4 +1,4 @@
-"""The gateway as a service: its actor on the bus, and an HTTP server for the edge."""
+"""The gateway as a service process: the gateway's actor on the bus, and the HTTP server (uvicorn)."""
 
 import asyncio
 import contextlib
@@ -18,11 +18,11 @@ from shared.messages import GatewayStatus, ServiceName
 
 BACKLOG = 2048
 TICKS_A_SECOND = 10
-"""uvicorn's, which counts them."""
+"""Ticks per second of uvicorn's main loop. uvicorn counts ticks and updates the date header at each multiple of 10."""
 
 
 class GatewayService:
-    """One gateway. Raises SettingsError when it is to serve HTTPS with files that cannot be used."""
+    """One gateway. Raises SettingsError if the certificate or key file for HTTPS cannot be used."""
 
     name: ServiceName = "gateway"
 
@@ -55,7 +55,7 @@ class GatewayService:
             await task
 
     async def drain(self) -> None:
-        """See Service. Connections finish what they have asked for; idle ones are closed."""
+        """See Service. Requests in progress are answered; idle connections are closed."""
         assert self._actor is not None
         self._server.leave()
         try:
@@ -69,21 +69,21 @@ class GatewayService:
                 await self._watch_task
 
     async def _serve(self, actor: GatewayActor, listener: socket.socket) -> None:
-        # Connections wait in the listener meanwhile: a client that came with the gateway's start must not be told that
-        # a service is missing which was only not heard yet.
+        # Connections wait in the listening socket meanwhile. Otherwise a client that connects at the gateway's start
+        # would be told that a service is missing, when only its heartbeat has not arrived yet.
         await actor.first_heartbeats()
         await self._server.serve(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handling, which the process shell has, and without waking ten times a second."""
+    """uvicorn without signal handling, which `shared.actors.service` does, and without waking up ten times a second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._leave = asyncio.Event()
 
     def leave(self) -> None:
-        """Takes no more connections and ends when those that are open have got what they asked for."""
+        """Makes the server accept no more connections and end when the requests in progress are answered."""
         self.should_exit = True
         self._leave.set()
 
@@ -92,7 +92,10 @@ class _Server(uvicorn.Server):
         yield
 
     async def main_loop(self) -> None:
-        """As uvicorn's: a tick makes the date of the next answers, once a second, and says whether to leave."""
+        """Like uvicorn's main loop, but with one tick per second.
+
+        A tick sets the date header of the next responses and returns whether the server must end.
+        """
         ticks = 0
         while not await self.on_tick(ticks):
             ticks += TICKS_A_SECOND
@@ -102,7 +105,7 @@ class _Server(uvicorn.Server):
 
 
 def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
-    """The HTTP server around the application. Signals, logging and the socket are the process's own."""
+    """Returns the configuration of the HTTP server. The process itself provides signals, logging and the socket."""
     return uvicorn.Config(
         app,
         log_config=None,
@@ -119,14 +122,14 @@ def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
 
 
 def _listen(settings: GatewaySettings) -> socket.socket:
-    """Several gateways may listen on one port: the kernel spreads connections over them."""
+    """Returns a listening socket. Several gateways may share a port: the kernel distributes connections over them."""
     if settings.listen_fd >= 0:
         return socket.socket(fileno=settings.listen_fd)
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    # A client that takes nothing any more loses its connection; accepted sockets inherit the option.
+    # The kernel closes the connection of a client that accepts no data; accepted sockets inherit the option.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * limits.CLIENT_STALL_S))
     try:
         listener.bind((settings.host, settings.port))

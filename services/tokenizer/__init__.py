@@ -1,1 +1,1 @@
-"""The tokenizer: text and conversations to token ids, and ids to text. Stateless; any number of replicas."""
+"""The tokenizer service: texts and conversations to token ids, and ids to text. Stateless; any number of replicas."""

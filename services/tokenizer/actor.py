@@ -1,10 +1,11 @@
 """The tokenizer's actor: answers tokenize and detokenize requests. Stateless: any replica may answer any request.
 
-Short texts are encoded in the handler, which takes less than a millisecond. Long texts (on a thread; the library
-releases the interpreter lock) and conversations (rendered by a worker process) become jobs that answer by themselves,
-so that a slow request never stands before a short one. Jobs are bounded; one more is refused as overload.
+Short texts are encoded in the handler, which takes less than a millisecond. Long texts and conversations become jobs:
+tasks outside the mailbox that send their own answers, so that a slow request does not delay a short one. Long texts are
+encoded on a thread (the library releases the interpreter lock); conversations are rendered by a worker process. The
+number of jobs is limited; further requests that need a job are refused as overload.
 
-What happens when it dies: requests under way get no answer, and their gateways ask another replica.
+If a tokenizer dies, its requests in progress get no answer, and their gateways ask another replica.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ RETRY_AFTER_S = 1.0
 
 
 class TokenizerActor(Actor):
-    """One replica. `num_requests` and `num_tokens` count what it has answered."""
+    """One replica. `num_requests` and `num_tokens` count the answered requests and the prompt tokens in the answers."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class TokenizerActor(Actor):
         super().__init__(f"tokenizer {host.id}", host.transport)
         self.num_requests = self.num_tokens = 0
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Gets the exception of a job that found an invariant broken."""
+        """Fails with the exception of the first job that found a broken invariant."""
         self._host = host
         self._codec = codec
         self._renderer = renderer
@@ -67,7 +68,7 @@ class TokenizerActor(Actor):
         self._threads = ThreadPoolExecutor(min(THREADS_MAX, os.cpu_count() or 1), "tokenizer")
 
     async def listen(self) -> None:
-        """Joins the model's pool, and listens on a subject of its own for requests that another one did not answer."""
+        """Subscribes to the model's queue group, and to the replica's own subject for requests that are retried."""
         subjects = self._host.subjects
         await self.bind(subjects.tokenize(self._model), TokenizeRequest, DetokenizeRequest, queue=TOKENIZER_QUEUE)
         await self.bind(
@@ -76,7 +77,7 @@ class TokenizerActor(Actor):
 
     @handles(TokenizeRequest)
     def on_tokenize(self, envelope: Envelope) -> TokenizeReply | None:
-        """Text or a conversation to token ids."""
+        """Converts texts or a conversation to token ids. Returns None if a job sends the answer."""
         request = envelope.message
         assert isinstance(request, TokenizeRequest)
         check_model(request.model, self._model)
@@ -92,7 +93,7 @@ class TokenizerActor(Actor):
 
     @handles(DetokenizeRequest)
     def on_detokenize(self, envelope: Envelope) -> DetokenizeReply | None:
-        """Token ids to text."""
+        """Converts token ids to text. Returns None if a job sends the answer."""
         request = envelope.message
         assert isinstance(request, DetokenizeRequest)
         check_model(request.model, self._model)
@@ -109,7 +110,7 @@ class TokenizerActor(Actor):
         await self._end()
 
     async def on_crash(self, error: BaseException) -> None:
-        """Lets the requests under way fall: each is asked again elsewhere."""
+        """Cancels the jobs; their requests get no answer, and the gateways ask another replica."""
         for job in self._jobs:
             job.cancel()
         await self._end()
@@ -121,7 +122,7 @@ class TokenizerActor(Actor):
             messages = plain_messages(self._codec, request.messages)
             text = await self._renderer.render(messages, request.add_generation_prompt)
             if self._bos_token and text.startswith(self._bos_token):
-                # The template wrote it; the tokenizer must not write it again.
+                # The template has added the BOS token, so the tokenizer must not add it again.
                 request = msgspec.structs.replace(request, add_special_tokens=False)
             if len(text) <= limits.TOKENIZER_INLINE_CHARS_MAX:
                 return self._counted(tokenize(self._codec, request, (text,)), span)
@@ -163,7 +164,7 @@ class TokenizerActor(Actor):
             await self._send(envelope.reply, data)
 
     async def _send(self, subject: str, data: bytes) -> None:
-        """An answer that is too large for the bus becomes the error that says so."""
+        """Sends an answer. If it is too large for the bus, sends the error reply `request_too_large` instead."""
         try:
             try:
                 await self.transport.publish(subject, data)

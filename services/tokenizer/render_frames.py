@@ -1,4 +1,4 @@
-"""What the tokenizer and its template worker say to each other over pipes: a length (big-endian), then msgpack."""
+"""Messages between the tokenizer and its template worker over pipes: a 4-byte length (big-endian), then msgpack."""
 
 import msgspec
 
@@ -6,7 +6,10 @@ LENGTH_BYTES = 4
 
 
 class RenderSetup(msgspec.Struct, frozen=True, array_like=True):
-    """The first frame to a worker: what to compile, and its limits. Answered by `Rendered` with an empty text."""
+    """The first message to a worker: the template to compile, and its limits.
+
+    Answered by `Rendered`, with an empty text if the template compiles. `wall_s`: time limit for a job, seconds.
+    """
 
     template: str
     constants: dict[str, str]
@@ -15,14 +18,14 @@ class RenderSetup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RenderJob(msgspec.Struct, frozen=True, array_like=True):
-    """One conversation. Answered by `Rendered`."""
+    """One conversation to render. Answered by `Rendered`."""
 
     messages: list[dict[str, str]]
     add_generation_prompt: bool
 
 
 class Rendered(msgspec.Struct, frozen=True, array_like=True):
-    """The text, or in `error` a sentence for the user."""
+    """The rendered text. If rendering failed, `error` is a message for the user."""
 
     text: str = ""
     error: str = ""
@@ -32,6 +35,6 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 def pack_frame(message: msgspec.Struct) -> bytes:
-    """A message with its length in front."""
+    """Returns the encoded message with its length before it."""
     data = _ENCODER.encode(message)
     return len(data).to_bytes(LENGTH_BYTES, "big") + data

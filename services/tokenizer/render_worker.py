@@ -1,8 +1,9 @@
 """The process that renders chat templates: `python -m services.tokenizer.render_worker`, started by `renderer` only.
 
-It gives up what a template could misuse (memory, processor time, files, the environment) and then answers jobs from its
-standard input until that ends. It holds nothing between jobs, so it can be killed at any time. It imports Jinja and
-msgspec and nothing else, which keeps its start below a tenth of a second.
+A template is untrusted code, so the process limits its own memory, processor time and files, and `renderer` starts it
+without environment variables other than its module path. The process answers jobs from standard input until end of
+file. It keeps no state between jobs, so it can be killed at any time. It imports no third-party packages but Jinja and
+msgspec, so that it starts in less than 0.1 s.
 """
 
 import contextlib
@@ -18,14 +19,14 @@ from services.tokenizer.render_frames import LENGTH_BYTES, Rendered, RenderJob, 
 from shared.text.chat_template import ChatTemplate, TemplateFailedError
 
 ADDRESS_SPACE_BYTES = 768 * 2**20
-"""The interpreter takes a tenth of it; the longest allowed conversation needs several copies of its text."""
+"""The interpreter uses a tenth of it. The longest allowed conversation needs memory for several copies of its text."""
 OPEN_FILES_MAX = 16
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 def main() -> int:
-    """Answers jobs until standard input ends; returns the exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt from the terminal is the parent's business
+    """Answers jobs until the end of standard input. Returns the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles an interrupt from the terminal
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     setup = _read(source, msgspec.msgpack.Decoder(RenderSetup))
     if setup is None:
@@ -60,13 +61,16 @@ def _limit_resources() -> None:
         resource.RLIMIT_NOFILE: OPEN_FILES_MAX,
     }
     for limit, value in wanted.items():
-        # Some systems know a limit but do not let it be set; the parent's clock still holds there.
+        # Some systems define a limit but do not allow it to be set. The parent's time limit still applies there.
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(limit, (value, value))
 
 
 def _allow_processor_time(wall_s: float) -> None:
-    """Processor time for one job, counted from now: the kernel kills a worker that its parent could not."""
+    """Limits the processor time of the next job, so that the kernel ends the worker even if its parent cannot.
+
+    The limit is `wall_s` plus 1 to 2 seconds from now.
+    """
     usage = resource.getrusage(resource.RUSAGE_SELF)
     soft = math.ceil(usage.ru_utime + usage.ru_stime + wall_s) + 1
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)

@@ -1,9 +1,9 @@
 """Renders chat templates in worker processes with a wall-clock limit: the tokenizer's side of `render_worker`.
 
-A worker stays between requests, so a rendering costs two pipe writes and no process start. The first is started in the
-background once the service works (`warm`), because start-up must not wait for it; a second one is added when the first
-is busy, so that one slow conversation does not stop the others. A worker that exceeds its time is killed, and the next
-request starts a fresh one.
+Workers are reused, so a rendering costs two pipe writes and no process start. The first worker is started in the
+background when the service is ready (`warm`), so that start-up does not wait for it. A second worker is started when
+the first is busy, so that a slow conversation does not block the others. A worker that exceeds its time limit is
+killed, and the next request starts a new one.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ FRAME_BYTES_MAX = 4 * limits.TEMPLATE_OUTPUT_CHARS_MAX + 1024
 
 
 class Renderer(Protocol):
-    """Conversation to prompt text."""
+    """Converts a conversation to the text of a prompt."""
 
     async def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-        """Raises ServiceError('invalid_value', param='messages')."""
+        """Returns the text of the prompt. Raises ServiceError('invalid_value', param='messages') if rendering fails."""
         ...
 
     async def close(self) -> None:
-        """Ends what it has started."""
+        """Ends the processes that the renderer has started."""
         ...
 
 
 class NoTemplate:
-    """The renderer of a model without a chat template; `reason` is what a conversation is answered with."""
+    """The renderer of a server without a chat template or tokenizer: refuses conversations with `reason` as message."""
 
     def __init__(self, reason: str = NO_TEMPLATE) -> None:
         self._reason = reason
@@ -68,10 +68,10 @@ class WorkerPool:
         self._busy: set[_Worker] = set()
         self._broken = ""
         self.killed = 0
-        """Workers that had to be killed."""
+        """Number of workers lost during a rendering, by time limit or death."""
 
     async def warm(self) -> None:
-        """Starts a worker before it is needed. Logs what is wrong with the template; requests will hear it too."""
+        """Starts a worker before it is needed. Logs an error in the template, which later requests get as well."""
         try:
             async with self._places:
                 if not self._idle:
@@ -80,7 +80,7 @@ class WorkerPool:
             log.warning("%s", error.message)
 
     async def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-        """See Renderer. Waits for a free worker; the time limit counts from then on."""
+        """See Renderer. Waits for a free worker; the time limit begins when the worker gets the job."""
         async with self._places:
             worker = await self._take()
             self._busy.add(worker)
@@ -127,17 +127,17 @@ class WorkerPool:
                 await worker.kill()
         if answer.error:
             await worker.kill()
-            self._broken = answer.error  # it will not compile the next time either
+            self._broken = answer.error  # every later attempt to compile the template would fail as well
             raise _refusal(answer.error)
         return worker
 
 
 class _WorkerLostError(Exception):
-    """The worker is gone or must go; the message completes 'The chat template …'."""
+    """The worker has died or exceeded its time limit. The message completes the sentence 'The chat template …'."""
 
 
 class _Worker:
-    """One process. `fresh`: it waits for a job and has not missed an answer."""
+    """One worker process. `fresh`: whether the worker is waiting for a job, having answered all earlier ones."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -145,7 +145,7 @@ class _Worker:
 
     @property
     def alive(self) -> bool:
-        # The closed pipe shows a death sooner than the exit status does.
+        # After the death of a worker, its closed pipe is seen earlier than its exit status.
         assert self._process.stdout is not None
         return self._process.returncode is None and not self._process.stdout.at_eof()
 
@@ -181,7 +181,7 @@ class _Worker:
 
 
 async def _spawn() -> Process:
-    # The worker sees no environment but the way to its modules: a template that broke out would find no secrets there.
+    # The worker's environment has only its module path, so a template that escapes the sandbox finds no secrets in it.
     return await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "services.tokenizer.render_worker",
         stdin=PIPE, stdout=PIPE, env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

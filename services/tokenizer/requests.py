@@ -1,4 +1,4 @@
-"""What a tokenize or detokenize request means, apart from asyncio and the bus: checks, and texts to reply. Pure."""
+"""Checks tokenize and detokenize requests and makes their replies, without asyncio and the bus. Pure."""
 
 from shared import limits
 from shared.blocks import chain_hashes
@@ -11,7 +11,7 @@ from shared.text.turns import known_ids
 
 
 def check_model(model: str, served: str) -> None:
-    """Raises ServiceError('model_not_found') for another model than the one this pool serves; '' means that one."""
+    """Raises ServiceError('model_not_found') if `model` is neither '' nor the served model."""
     if model not in ("", served):
         raise ServiceError("model_not_found", f"The model '{model}' does not exist.", param="model")
 
@@ -30,17 +30,17 @@ def check_request(request: TokenizeRequest) -> None:
 
 
 def field(request: TokenizeRequest) -> str:
-    """The request's field that holds the text, as the user knows it."""
+    """Returns the name of the field of the user's request that holds the text: `messages` or `prompt`."""
     return "messages" if request.messages else "prompt"
 
 
 def num_characters(request: TokenizeRequest) -> int:
-    """Characters of text to tokenize."""
+    """Returns the number of characters to tokenize."""
     return sum(map(len, request.prompts)) + sum(len(message.content) for message in request.messages)
 
 
 def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> TokenizeReply:
-    """The reply for these texts: the request's prompts, or its rendered conversation.
+    """Returns the reply for `texts`: the request's prompts, or its rendered conversation.
 
     Raises ServiceError('context_length_exceeded').
     """
@@ -52,12 +52,15 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
 
 
 def detokenize(codec: Codec, request: DetokenizeRequest) -> str:
-    """The text of the request's tokens, special tokens included. Raises ServiceError for ids outside the vocabulary."""
+    """Returns the text of the request's tokens, including special tokens.
+
+    Raises ServiceError for ids outside the vocabulary.
+    """
     return codec.decode(known_ids(codec, request.token_ids, "tokens"))
 
 
 def num_tokens(reply: TokenizeReply) -> int:
-    """Tokens in all prompts of a reply."""
+    """Returns the number of tokens in all prompts of a reply."""
     return sum(len(prompt.token_ids) for prompt in reply.prompts) // 4
 
 

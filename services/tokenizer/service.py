@@ -1,4 +1,4 @@
-"""The tokenizer as a service: loads the codec and the chat template, hosts the actor."""
+"""The tokenizer as a service: loads the codec and the chat template, and runs the actor."""
 
 import asyncio
 import contextlib
@@ -13,9 +13,9 @@ from shared.text.codec import NO_TOKENIZER, Codec, TextFacts, choose_codec, load
 
 
 class TokenizerService:
-    """One replica. Loading runs on a thread; the first template worker starts once the replica works.
+    """One replica. Files are loaded on a thread. The first template worker is started when the replica is ready.
 
-    Raises SettingsError when the directory that the settings name is not there.
+    Construction raises SettingsError if the tokenizer's directory is not found.
     """
 
     name: ServiceName = "tokenizer"
@@ -27,7 +27,7 @@ class TokenizerService:
         self._warming: asyncio.Task[None] | None = None
 
     async def start(self, host: Host) -> None:
-        """See Service. Raises SettingsError when the directory has no usable tokenizer."""
+        """See Service. Raises SettingsError if the directory has no usable tokenizer."""
         codec, facts = await asyncio.to_thread(self._load)
         pool = WorkerPool(facts.chat_template, facts.named_tokens) if facts.chat_template is not None else None
         none = NoTemplate(NO_TOKENIZER) if self._settings.skip_tokenizer_init else NoTemplate()
@@ -52,7 +52,7 @@ class TokenizerService:
             await part
 
     async def drain(self) -> None:
-        """See Service. Answers what has arrived."""
+        """See Service. Answers all requests that have arrived."""
         assert self._actor is not None
         if self._warming is not None:
             self._warming.cancel()

@@ -1,1 +1,1 @@
-"""The actor runtime: mailboxes and handlers (`actor`), the bus seam (`transport`) and its two implementations."""
+"""The actor runtime: mailboxes and handlers (`actor`), the bus interface (`transport`) and its NATS implementation."""

@@ -1,18 +1,18 @@
-"""Actors: one bounded mailbox, one table of message type to handler, one failure rule.
+"""Actors: an actor has a bounded mailbox, a table from message type to handler, and the failure rules below.
 
-An actor handles one message at a time, in the order of arrival, and shares its state with nobody. It is not a process:
-a process hosts a few actors on one event loop (`Actor.bind` ties one to subjects of a transport).
+An actor handles one message at a time, in the order of arrival, and shares its state with no other actor. An actor is
+not a process: a process runs a few actors on one event loop. `Actor.bind` subscribes an actor to a subject.
 
-The failure rule, for every actor of the system:
+The failure rules, for every actor of the system:
 
-- A handler that raises `ServiceError` fails *that message*: a request is answered with `ErrorReply`; for a message that
-  has no reply subject the failure is logged.
-- Any other exception is the same with the code `internal_error`, and its traceback is logged.
-- `AssertionError` is a broken invariant: the actor stops. The message at hand, the messages in the mailbox and later
-  ones are answered with `actor_stopped`, `on_crash` runs, which must fail everything the actor holds, and `run` raises.
-  The process of a service then exits with 13 and is started again by the launcher or the container runtime.
-- A message that finds the mailbox full is refused: a request is answered with `server_is_overloaded`, anything else is
-  counted and logged.
+- If a handler raises `ServiceError`, *that message* fails: a request is answered with `ErrorReply`; for a message
+  without a reply subject the failure is logged.
+- Any other exception is treated in the same way, with the code `internal_error`, and its traceback is logged.
+- `AssertionError` means a broken invariant: the actor stops. The message in progress, the messages in the mailbox and
+  later ones are answered with `actor_stopped`; `on_crash` runs, which must fail all requests that the actor holds; and
+  `run` raises. The process of a service then exits with 13 and is restarted by the launcher or the container runtime.
+- A message that arrives at a full mailbox is refused: a request is answered with `server_is_overloaded`, any other
+  message is counted and logged.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ Handler = Callable[[Any, "Envelope"], Awaitable[Message | None] | Message | None
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A decoded message with what came around it."""
+    """A decoded message with its subject, reply subject and headers."""
 
     message: Message
     subject: str
@@ -45,7 +45,10 @@ class Envelope:
 
 
 def handles(message_type: type[Message]) -> Callable[[Handler], Handler]:
-    """Marks a method as the handler of one message type. What it returns is the reply."""
+    """Returns a decorator that makes a method the handler of one message type.
+
+    The handler's return value is sent as the reply; for None nothing is sent.
+    """
 
     def mark(method: Handler) -> Handler:
         method.__dict__["handled_type"] = message_type
@@ -55,7 +58,7 @@ def handles(message_type: type[Message]) -> Callable[[Handler], Handler]:
 
 
 class Actor:
-    """Subclass it, mark methods with `handles`, `bind` it to subjects, and `run` it."""
+    """Base class of actors. A subclass marks its handlers with `handles`; its user calls `bind`, then `run`."""
 
     handlers: ClassVar[dict[type[Message], Handler]] = {}
 
@@ -84,20 +87,20 @@ class Actor:
     # --- life cycle ---
 
     async def on_stop(self) -> None:
-        """Runs once after the last message of an orderly stop; never together with `on_crash`."""
+        """Called once after the last message of an orderly stop. Not called if `on_crash` was."""
 
     async def on_crash(self, error: BaseException) -> None:
-        """Runs once when the actor dies: must fail everything it holds."""
+        """Called once when the actor stops because of `error`. Must fail all requests that the actor holds."""
 
     async def bind(self, subject: str, *types: type[Message], queue: str = "") -> None:
-        """Receives messages of `types` on `subject`. Every type needs a handler."""
+        """Subscribes the actor to messages of `types` on `subject`. Every type needs a handler."""
         assert all(t in self.handlers for t in types), (self.name, types)
         decoder = codec.Decoder(types)
         receive = functools.partial(self._receive, decoder)
         self._subscriptions.append(await self.transport.subscribe(subject, receive, queue=queue))
 
     async def run(self) -> None:
-        """Handles messages until `stop`. Raises what killed the actor."""
+        """Handles messages until `stop`. Raises the exception that stopped the actor before that."""
         try:
             while (envelope := await self._next()) is not None:
                 await self._handle(envelope)
@@ -108,7 +111,7 @@ class Actor:
         await self.on_stop()
 
     async def stop(self) -> None:
-        """Leaves the subjects, lets `run` handle what has arrived, and lets it return."""
+        """Ends the subscriptions and makes `run` return as soon as all messages that have arrived are handled."""
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         self._subscriptions.clear()
@@ -116,13 +119,13 @@ class Actor:
         self._wake.set()
 
     async def settle(self) -> None:
-        """Returns when the mailbox is empty and no handler runs."""
+        """Waits until the mailbox is empty and no handler is running."""
         await self._idle.wait()
 
     # --- messages ---
 
     def put(self, envelope: Envelope) -> None:
-        """Adds a message to the mailbox, or refuses it when the mailbox is full or the actor has ended."""
+        """Adds a message to the mailbox. Refuses the message if the mailbox is full or the actor has ended."""
         if self._ended:
             self._refuse_ended(envelope)
             return
@@ -137,7 +140,7 @@ class Actor:
         self._wake.set()
 
     async def tell(self, subject: str, message: Message, headers: Headers | None = None) -> None:
-        """Sends a message that nobody answers."""
+        """Sends a message one way, without a reply subject."""
         await self.transport.publish(subject, codec.encode(message), headers=headers)
 
     def _receive(self, decoder: codec.Decoder[Message], delivery: Delivery) -> None:
@@ -187,7 +190,7 @@ class Actor:
             log.warning("%s: %s failed: %s", self.name, type(envelope.message).__name__, error.message)
 
     def _log_overflow(self, message: Message) -> None:
-        # At 1, 2, 4, 8 … refusals: a flood of messages must not become a flood of log lines.
+        # Logged at the 1st, 2nd, 4th, 8th … refusal only, so that many refusals do not fill the log.
         if self.overflowed & (self.overflowed - 1) == 0:
             log.warning("%s: mailbox full, %s dropped (%d so far)", self.name, type(message).__name__, self.overflowed)
 
@@ -230,12 +233,12 @@ def _sent(task: asyncio.Task[None]) -> None:
 
 
 def error_reply(error: ServiceError) -> ErrorReply:
-    """The wire form of an expected failure."""
+    """Returns the message that reports an expected failure."""
     return ErrorReply(error.code, error.message, error.param, error.retry_after_s)
 
 
 def raise_error_reply(reply: ErrorReply) -> NoReturn:
-    """The exception of a wire failure; an unknown code (a newer peer's) counts as internal."""
+    """Raises the ServiceError that a reply describes. An unknown code (of a newer peer) becomes `internal_error`."""
     from shared.errors import CODES
 
     code = reply.code if reply.code in CODES else "internal_error"
@@ -245,9 +248,9 @@ def raise_error_reply(reply: ErrorReply) -> NoReturn:
 async def tell_in_parts(
     transport: Transport, subject: str, make: Callable[[Sequence[T]], Message], items: Sequence[T]
 ) -> None:
-    """Sends `make(items)`, halved as often as needed where the bus does not take it. Raises ServiceError.
+    """Sends `make(items)`. If the message is too large for the bus, sends each half of `items` separately, recursively.
 
-    Sends nothing for no items.
+    Sends nothing if `items` is empty. Raises ServiceError, also when a single item is too large.
     """
     if not items:
         return
@@ -270,9 +273,10 @@ async def ask(
     timeout_s: float,
     headers: Headers | None = None,
 ) -> Message:
-    """One request. Raises ServiceError for an error reply, NoRespondersError and RequestTimeoutError for silence.
+    """Sends a request and returns the decoded reply. `expected` must include ErrorReply among its types.
 
-    `expected` must include ErrorReply among its types.
+    Raises ServiceError for an error reply, NoRespondersError if nobody is subscribed to the subject, and
+    RequestTimeoutError if no reply arrives within `timeout_s`.
     """
     data = codec.encode(message)
     return await ask_encoded(transport, subject, data, expected, timeout_s=timeout_s, headers=headers)
@@ -287,7 +291,7 @@ async def ask_encoded(
     timeout_s: float,
     headers: Headers | None = None,
 ) -> Message:
-    """`ask` with a message that is encoded already."""
+    """Like `ask`, with a message that is already encoded."""
     delivery = await transport.request(subject, data, timeout_s=timeout_s, headers=headers)
     reply = expected.decode(delivery.payload)
     if isinstance(reply, ErrorReply):

@@ -1,4 +1,4 @@
-"""The bus's credentials file: one line, `user:password`. Read by `nats`, written by the launcher."""
+"""The credentials file for the bus: one line, `user:password`. Read by `nats`, written by the launcher."""
 
 import logging
 from pathlib import Path
@@ -9,7 +9,11 @@ log = logging.getLogger(__name__)
 
 
 def read_credentials(path: str) -> tuple[str, str]:
-    """User and password. Raises SettingsError."""
+    """Returns user and password.
+
+    Raises SettingsError if the file cannot be read or is not one line `user:password`. Logs a warning if other users of
+    the machine have access to the file.
+    """
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8").strip()
@@ -25,6 +29,6 @@ def read_credentials(path: str) -> tuple[str, str]:
 
 
 def without_credentials(url: str) -> str:
-    """A URL without user and password, for messages."""
+    """Returns the URL without user and password, for log and error messages."""
     scheme, separator, rest = url.rpartition("://")
     return scheme + separator + rest.rpartition("@")[2]

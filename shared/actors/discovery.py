@@ -1,6 +1,6 @@
-"""Answers to `nats micro list`, `info` and `stats`: the service discovery protocol of NATS (ADR-32) over any transport.
+"""The service discovery protocol of NATS (ADR-32): answers `nats micro list`, `info` and `stats`, over any transport.
 
-For people and their tools only; nothing in the system depends on it. Presence is `presence`, requests go to `actor`.
+Discovery is for operators and their tools only: the services themselves find each other by heartbeats (`presence`).
 Subjects are `$SRV.PING|INFO|STATS`, alone, with the service's name, or with name and id.
 """
 
@@ -23,7 +23,7 @@ VERBS = ("PING", "INFO", "STATS")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A subject that the service listens on. `queue` is empty when every member gets every message."""
+    """A subject that the service subscribes to. `queue` is its queue group, empty if each replica gets all messages."""
 
     name: str
     subject: str
@@ -32,7 +32,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the service says about itself. `name` groups replicas; `version` is a semantic version."""
+    """The service's description in its answers. All replicas have the same `name`; `version` is a semantic version."""
 
     name: str
     id: str
@@ -43,7 +43,11 @@ class Identity:
 
 
 class Discovery:
-    """One member's answers. `deliveries` tells how many messages came on a subject, `load` what the service reports."""
+    """Answers discovery requests for one replica.
+
+    `deliveries` returns the number of messages received on a subject. `load` returns the service's load, which is part
+    of the STATS answer.
+    """
 
     def __init__(
         self,
@@ -62,14 +66,14 @@ class Discovery:
         self._replies: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Begins to answer."""
+        """Subscribes to the discovery subjects and answers from then on."""
         for verb in VERBS:
             for subject in control_subjects(verb, self._identity.name, self._identity.id):
                 receive = functools.partial(self._receive, verb)
                 self._subscriptions.append(await self._transport.subscribe(subject, receive))
 
     async def stop(self) -> None:
-        """Ends it."""
+        """Ends the subscriptions and waits until the pending answers are sent."""
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         self._subscriptions.clear()
@@ -77,7 +81,7 @@ class Discovery:
             await asyncio.wait(set(self._replies))
 
     def answer(self, verb: str) -> dict[str, Any]:
-        """The answer to a verb, as the JSON object of ADR-32."""
+        """Returns the answer to a verb as the JSON object of ADR-32. `verb`: PING, INFO or STATS."""
         common: dict[str, Any] = {
             "type": f"io.nats.micro.v1.{verb.lower()}_response",
             "name": self._identity.name,
@@ -94,7 +98,7 @@ class Discovery:
         return common
 
     def _stats(self, endpoint: Endpoint) -> dict[str, Any]:
-        # Times and errors of single messages are not kept here: the metrics and traces of a service have them.
+        # Processing times and errors are always 0 here: a service's metrics and traces report them.
         return {
             "name": endpoint.name,
             "subject": endpoint.subject,
@@ -122,7 +126,7 @@ class Discovery:
 
 
 def control_subjects(verb: str, name: str, member_id: str) -> tuple[str, str, str]:
-    """The subjects on which a member hears a verb."""
+    """Returns the subjects on which a replica receives a verb: for all services, for its name, and for its id."""
     return f"{PREFIX}.{verb}", f"{PREFIX}.{verb}.{name}", f"{PREFIX}.{verb}.{name}.{member_id}"
 
 

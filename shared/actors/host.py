@@ -1,6 +1,7 @@
-"""What a process gives its service, and what a service is to its process.
+"""The interface between a process and its service: `Host` is passed to the service, `Service` is called by the process.
 
-`shared.actors.service.run_service` joins them; the simulation joins them on the in-process bus instead.
+`shared.actors.service.run_service` runs a service as a process on NATS; the simulation runs services on the in-process
+bus instead.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ Status = EngineStatus | StreamStatus | PoolStatus | GatewayStatus
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One incarnation's place in the world."""
+    """The environment of one run of a service: bus connection, subjects, clock, service id and instance id."""
 
     transport: Transport
     subjects: Subjects
@@ -26,31 +27,37 @@ class Host:
 
 
 class Service(Protocol):
-    """One of the four services. Made before the bus is reached, so that slow loading and connecting overlap."""
+    """One of the four services. Constructed before the process connects to the bus."""
 
     name: ServiceName
 
     async def start(self, host: Host) -> None:
-        """Loads what it needs and binds its subjects; when it returns the service can work."""
+        """Loads the service's files and subscribes to its subjects. When `start` returns, the service is ready."""
         ...
 
     def status(self) -> Status:
-        """The load, for heartbeats. Cheap, and safe to call from another thread."""
+        """Returns the load, for heartbeats. Cheap, and safe to call from another thread."""
         ...
 
     async def drain(self) -> None:
-        """Finishes or hands over what it holds. The caller bounds the time."""
+        """Finishes or hands over all work in progress. The caller limits the time."""
         ...
 
     async def run(self) -> None:
-        """Works until `drain` has ended it. Raises when the service cannot go on: the process then exits with 13."""
+        """Runs until `drain` has ended the service.
+
+        Raises an exception when the service cannot continue; the process then exits with 13.
+        """
         ...
 
 
 @runtime_checkable
 class SelfMonitoring(Protocol):
-    """A service that can tell that its work stands still although the process lives."""
+    """A service that can detect that its work makes no progress although its process is alive."""
 
     def stalled(self) -> bool:
-        """Whether it does now. Called before each heartbeat, on the thread that sends it; cheap."""
+        """Returns whether the work makes no progress now.
+
+        Called before each heartbeat, on the thread that sends the heartbeat; must be cheap.
+        """
         ...

@@ -1,16 +1,18 @@
-"""The bus over a NATS server: the only file that knows nats-py.
+"""The bus over a NATS server. This is the only file that imports nats-py.
 
-What it adds to nats-py, because the library alone does not keep the promises of `transport`:
+The library alone does not give the guarantees of `transport`. This module adds:
 
-- `flush` sends its PING past what waits in the client's own buffer, so the PONG may come back before the server has
-  seen a SUB or PUB. Two in a row are a barrier: the buffer is written while the first PONG is awaited.
-- A PONG that finds its waiter cancelled ends the library's read loop. Round trips are therefore never cancelled while
-  their connection lives; a caller that gives up leaves its own behind.
-- A message whose headers push it over the server's limit, or an overlong subject, makes the server close the connection
-  for good. Both are refused here.
-- The initial connection gives up after a while, with a reason; every later one is retried for ever.
+- A barrier. The library's `flush` writes its PING ahead of commands that wait in the client's buffer, so the PONG may
+  arrive before the server has processed a SUB or PUB. Two flushes in a row are a barrier, because the buffer is written
+  while the first PONG is awaited.
+- Safe time limits. A PONG whose waiting future was cancelled ends the library's read loop. Round trips (PING and PONG)
+  are therefore not cancelled while their connection lives: after a timeout the caller returns and the round trip goes
+  on in the background.
+- Size checks. If headers push a message over the server's limit, or a subject is too long, the server closes the
+  connection permanently. Such messages are refused here.
+- A time limit for the first connection, whose error states the reason. Later reconnections are retried without limit.
 
-Nothing here decodes messages; `actor` does.
+Messages are decoded in `actor`, not here.
 """
 
 import asyncio
@@ -37,37 +39,38 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 1
 PING_INTERVAL_S = 1
 PINGS_OUTSTANDING_MAX = 2
-"""Unanswered pings before a frozen server counts as gone."""
+"""Number of unanswered pings after which the connection to an unresponsive server is given up."""
 RECONNECT_WAIT_S = (0.05, 0.2)
-"""Bounds of the random wait before each attempt, so that a herd does not come back at once."""
+"""Bounds of the random wait before each reconnection, seconds. Random, so that clients do not all reconnect at once."""
 FLUSH_TIMEOUT_S = 2
 BARRIER_TIMEOUT_S = 10.0
 ROUND_TRIP_ABANDONED_S = 30
-"""Longer than any connection lives without an answered ping."""
+"""Timeout that the library gets for a round trip, seconds. Longer than any connection lives without an answered ping,
+so that the library never cancels a round trip on a live connection."""
 ROOM_WAIT_S = 0.5
-"""How long a publisher waits for a full outbound buffer."""
+"""How long `publish` waits for space in a full outbound buffer, seconds."""
 CLOSE_TIMEOUT_S = 5.0
 SUBJECT_CHARS_MAX = 1024
-"""Well under the server's limit for a protocol line, behind which it closes the connection."""
+"""Well below the server's limit for a protocol line. The server closes the connection if a line exceeds that limit."""
 
 OnError = Callable[[str, Exception], None]
 OnChange = Callable[[], None]
 
 
 class _Client(Client):
-    """nats-py's client with a `flush` that is a barrier and that may be abandoned."""
+    """The client of nats-py with a `flush` that is a barrier and that a caller may give up on after a timeout."""
 
     def __init__(self) -> None:
         super().__init__()
         self._trips: set[asyncio.Task[None]] = set()
 
     async def flush(self, timeout: int = FLUSH_TIMEOUT_S) -> None:
-        """Returns when the server has seen everything sent before. Raises FlushTimeoutError."""
+        """Returns when the server has processed everything sent before. Raises FlushTimeoutError."""
         await self._round_trip(timeout)
         await self._round_trip(timeout)
 
     def abandon_round_trips(self) -> None:
-        """Their PONG will not come: only to be called when the connection is gone."""
+        """Cancels all round trips. Only for a lost connection, on which no PONG will arrive any more."""
         for trip in tuple(self._trips):
             trip.cancel()
 
@@ -98,23 +101,23 @@ class _Subscription:
         try:
             await self._subscription.drain()
         except errors.Error as error:
-            # The connection is gone or frozen: nothing more will be delivered, so there is nothing to wait for.
+            # The connection is lost or unresponsive: no more messages will be delivered, so draining is not needed.
             log.debug("unsubscribing from %s: %s", self._subscription.subject, error)
 
 
 class NatsTransport:
     """A connection to a NATS server that implements `transport.Transport`. Made by `connect`.
 
-    `counters` counts what went wrong, by kind: `slow_consumer` (messages dropped because a receiver lagged),
-    `permission_denied`, `receiver_failed`, `connection_error`, `disconnect`, `reconnect`. The same kinds go to
-    `on_error`; all three callbacks run on the event loop and must not block.
+    `counters` counts events by kind: `slow_consumer` (messages dropped because a receiver was too slow),
+    `permission_denied`, `receiver_failed`, `connection_error`, `disconnect`, `reconnect`. The first four kinds are also
+    passed to `on_error`. The three callbacks run on the event loop and must not block.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.counters: Counter[str] = Counter()
         self.deliveries: Counter[str] = Counter()
-        """Messages received, by subscribed subject."""
+        """Number of received messages for each subscribed subject."""
         self.on_error: OnError | None = None
         self.on_disconnect: OnChange | None = None
         self.on_reconnect: OnChange | None = None
@@ -139,10 +142,10 @@ class NatsTransport:
         on_disconnect: OnChange | None = None,
         on_reconnect: OnChange | None = None,
     ) -> "NatsTransport":
-        """Connects to one of the servers, trying for `wait_s` seconds.
+        """Connects to one of the servers; retries for up to `wait_s` seconds.
 
-        `credentials` is a file with `user:password`. Raises ServiceError('bus_unavailable') naming the servers, and
-        SettingsError when they refuse the credentials or a URL is none.
+        `credentials` is the path of a file with `user:password`. Raises ServiceError('bus_unavailable') naming the
+        servers if none of them answers, and SettingsError if the credentials are refused or a URL is invalid.
         """
         transport = cls(name)
         transport.on_error, transport.on_disconnect, transport.on_reconnect = on_error, on_disconnect, on_reconnect
@@ -154,11 +157,11 @@ class NatsTransport:
 
     @property
     def connected(self) -> bool:
-        """See Transport. A frozen server shows after `PING_INTERVAL_S` times `PINGS_OUTSTANDING_MAX` + 1."""
+        """See Transport. An unresponsive server is detected after `PING_INTERVAL_S` × (`PINGS_OUTSTANDING_MAX` + 1)."""
         return self._client.is_connected
 
     async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
-        """See Transport. Does not wait for the server: the bytes leave with the next turn of the event loop."""
+        """See Transport. Does not wait for the server: the bytes are sent in the next iteration of the event loop."""
         self._check(subject, payload, headers)
         if self._client.pending_data_size + len(payload) > limits.OUTBOUND_BYTES_MAX:
             await self._make_room(len(payload))
@@ -206,7 +209,10 @@ class NatsTransport:
         return Delivery(message.subject, message.data, message.reply, message.headers)
 
     async def barrier(self) -> None:
-        """See Transport. Waits for a lost connection; raises ServiceError('bus_unavailable') after a while."""
+        """See Transport. If the connection is lost, waits for the reconnection and starts again.
+
+        Raises ServiceError('bus_unavailable') after `BARRIER_TIMEOUT_S`, or if the connection is closed.
+        """
         try:
             async with asyncio.timeout(BARRIER_TIMEOUT_S):
                 while not await self._crossed():
@@ -215,7 +221,7 @@ class NatsTransport:
             raise ServiceError("bus_unavailable", "The message bus does not answer.", retry_after_s=1.0) from None
 
     async def close(self) -> None:
-        """See Transport. Takes at most `CLOSE_TIMEOUT_S`, also when the server does not answer."""
+        """See Transport. Waits at most `CLOSE_TIMEOUT_S` for the server, and as long again for the client to close."""
         if self._closing:
             return
         self._closing = True
@@ -232,7 +238,7 @@ class NatsTransport:
     # --- beyond the contract ---
 
     async def lost(self) -> None:
-        """Returns when the connection has ended for good without `close`: the process should then end, too."""
+        """Returns when the connection is permanently closed without a call of `close`. The process should then end."""
         await self._lost.wait()
 
     # --- connecting ---
@@ -273,7 +279,10 @@ class NatsTransport:
         self._up.set()
 
     async def _attempt(self, options: dict[str, Any]) -> Exception | None:
-        """One attempt with a fresh client, which by itself would try for ever. Returns why it failed."""
+        """Makes one connection attempt with a new client. Returns the error, or None if the client is connected.
+
+        The client by itself would retry without limit. Raises SettingsError for an invalid URL.
+        """
         self._client = _Client()
         self._failure = asyncio.get_running_loop().create_future()
         connecting = asyncio.create_task(self._client.connect(**options))
@@ -301,7 +310,7 @@ class NatsTransport:
         kind = _kind(error)
         self.counters[kind] += 1
         count = self.counters[kind]
-        if count & (count - 1) == 0:  # a flood of one kind is logged at its 1st, 2nd, 4th, 8th … message
+        if count & (count - 1) == 0:  # logs only the 1st, 2nd, 4th, 8th … error of a kind, to keep the log short
             trace = error if kind == "receiver_failed" else None
             log.warning("%s: %s (%d so far): %s", self.name, kind, count, error, exc_info=trace)
         if self.on_error is not None:
@@ -370,7 +379,7 @@ class NatsTransport:
 
 
 async def _close_client(client: _Client) -> None:
-    """Closes the socket whatever state the client is in."""
+    """Closes the client's socket in any state of the client. Waits for at most `CLOSE_TIMEOUT_S`."""
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await client.close()

@@ -1,4 +1,4 @@
-"""What both buses say to a message that is too large for them. Called by `nats` and `memory`."""
+"""The error for a message that exceeds the size limit of the bus. Used by `nats` and by the tests' in-process bus."""
 
 import logging
 
@@ -9,12 +9,15 @@ _num_refused = 0
 
 
 def num_refused() -> int:
-    """Messages of this process that the bus did not take because of their size."""
+    """Returns the number of messages of this process that exceeded the size limit of the bus."""
     return _num_refused
 
 
 def too_large(size: int, max_payload: int) -> ServiceError:
-    """The error for a message of `size` bytes on a bus that takes at most `max_payload`; it is counted and logged."""
+    """Returns the error for a message of `size` bytes on a bus with a limit of `max_payload` bytes.
+
+    The error is also counted and logged.
+    """
     global _num_refused
     _num_refused += 1
     log.warning("a message of %d bytes exceeds the bus limit of %d (%d so far)", size, max_payload, _num_refused)

@@ -1,8 +1,8 @@
-"""Who is alive: the table of members that heartbeats fill (`Members`, pure), and the senders of one's own heartbeats.
+"""Liveness by heartbeats: the table of known members (`Members`, pure), and the senders of a service's own heartbeats.
 
-A member is one run of a service: an id and an instance id. It counts as alive for one lease after its last heartbeat;
-one that sends them more rarely has a longer lease.
-Safety never depends on the lease; a wrong suspicion costs work done twice.
+A member is one run of a service, named by its id and its instance id, which is drawn at process start. A member counts
+as alive for one lease after its last heartbeat; a member with a longer heartbeat interval has a longer lease.
+Correctness does not depend on leases: if a living member is taken for dead, its work is only done twice.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from shared.messages import Heartbeat, ServiceName, ServiceState
 
 log = logging.getLogger(__name__)
 REPLACED_INSTANCES_MAX = 16
-"""Former incarnations of one id whose late heartbeats are recognised."""
+"""Number of replaced instance ids remembered for each service id, so that their late heartbeats are ignored."""
 THREAD_END_S = 5.0
 
 
@@ -38,10 +38,10 @@ class _Member:
 
 @dataclass(slots=True)
 class Members:
-    """The members that were heard of. Times are monotonic seconds of one clock.
+    """The members whose heartbeats were received. All times are seconds of one monotonic clock.
 
-    While one's own link to the bus is down silence says nothing: between `suspend` and `resume` no lease runs, and each
-    member then gets a whole one.
+    While this process is disconnected from the bus, missing heartbeats do not show that a member is dead. Leases
+    therefore do not run between `suspend` and `resume`, and `resume` gives each living member a whole new lease.
     """
 
     lease_s: float = limits.LEASE_S
@@ -50,9 +50,10 @@ class Members:
     _suspended_at: float | None = None
 
     def observe(self, heartbeat: Heartbeat, now: float) -> list[Heartbeat]:
-        """Takes in a heartbeat. Returns the last one of the incarnation that it replaces, if any: that one is lost.
+        """Records a heartbeat. If it replaces another instance of the same service id, that instance is lost.
 
-        Late heartbeats, of a replaced incarnation or out of order, change nothing.
+        Returns the last heartbeat of the replaced instance, or an empty list. Heartbeats of a replaced instance, and
+        heartbeats older than the last recorded one, are ignored.
         """
         key = (heartbeat.service, heartbeat.id)
         known = self._members.get(key)
@@ -69,22 +70,22 @@ class Members:
         return [known.heartbeat]
 
     def alive(self, service: str, now: float) -> list[Heartbeat]:
-        """The latest heartbeat of each living member of a service, by id; draining members are among them."""
+        """Returns the latest heartbeat of each living member of a service, sorted by id; includes draining members."""
         found = [m.heartbeat for (name, _), m in self._members.items() if name == service and self._lives(m, now)]
         return sorted(found, key=lambda heartbeat: heartbeat.id)
 
     def get(self, service: str, member_id: str) -> Heartbeat | None:
-        """The latest heartbeat of one member, until `expire` has reported it as lost."""
+        """Returns the latest heartbeat of one member; None if the member is unknown or was removed."""
         member = self._members.get((service, member_id))
         return None if member is None else member.heartbeat
 
     def expire(self, now: float) -> list[Heartbeat]:
-        """Forgets the members whose lease has run out and returns their last heartbeats: they are lost."""
+        """Removes the members whose lease has run out, which are lost, and returns their last heartbeats."""
         overdue = [key for key, member in self._members.items() if not self._lives(member, now)]
         return [self._members.pop(key).heartbeat for key in overdue]
 
     def forget(self, service: str, member_id: str, instance_id: str) -> bool:
-        """Removes an incarnation that was found dead in another way. Returns whether it was known."""
+        """Removes a member that was found dead by other means than its lease. Returns whether the member was known."""
         member = self._members.get((service, member_id))
         if member is None or member.heartbeat.instance_id != instance_id:
             return False
@@ -92,12 +93,15 @@ class Members:
         return True
 
     def suspend(self, now: float) -> None:
-        """The own link to the bus is down since `now`. Harmless when repeated."""
+        """Records that this process lost its connection to the bus at `now`. Repeated calls have no effect."""
         if self._suspended_at is None:
             self._suspended_at = now
 
     def resume(self, now: float) -> None:
-        """The own link is up again: whoever lived when it broke has one lease to be heard. Harmless when repeated."""
+        """Records that this process is connected to the bus again. Repeated calls have no effect.
+
+        Each member that was alive at the time of `suspend` gets a whole new lease, which begins at `now`.
+        """
         if self._suspended_at is None:
             return
         for member in self._members.values():
@@ -111,7 +115,7 @@ class Members:
 
 
 def interval_of(service: ServiceName) -> float:
-    """Seconds between the heartbeats of a service."""
+    """Returns the seconds between two heartbeats of a service."""
     others = {
         "gateway": limits.GATEWAY_HEARTBEAT_INTERVAL_S,
         "tokenizer": limits.TOKENIZER_HEARTBEAT_INTERVAL_S,
@@ -120,10 +124,10 @@ def interval_of(service: ServiceName) -> float:
 
 
 async def sleep_to_beat(interval_s: float) -> None:
-    """Sleeps until the loop's clock stands at a multiple of the interval, between half of it and one and a half away.
+    """Sleeps until the event loop's clock is at a multiple of `interval_s`: for 0.5 to 1.5 intervals.
 
-    The processes of a machine have that clock in common: what they do at the same beats wakes each of them once, where
-    what each did at times of its own would wake it for every message of the others.
+    All processes of a machine share this clock, so their periodic work falls on the same moments and wakes each process
+    once. With unaligned periods, each process would be woken separately for each message of the others.
     """
     now = asyncio.get_running_loop().time()
     beats = math.floor(now / interval_s + 1.5)
@@ -134,10 +138,10 @@ async def sleep_to_beat(interval_s: float) -> None:
 
 
 class HeartbeatTask:
-    """Sends the heartbeats of a service from the caller's event loop. For services whose loop is never busy for long.
+    """Sends a service's heartbeats from the caller's event loop. For services that never block their loop for long.
 
-    They say `stalled`, whatever the state, while the service says so of itself (`SelfMonitoring`). `transport` is the
-    connection to send on, the host's own unless given.
+    While a service that implements `SelfMonitoring` reports that it is stalled, heartbeats carry the state `stalled`
+    instead of the state that was set. `transport` is the connection to send on; by default the host's.
     """
 
     def __init__(
@@ -157,38 +161,38 @@ class HeartbeatTask:
         self._state: ServiceState = "starting"
         self._sequence = 0
         self.unsent = 0
-        """Heartbeats that could not be sent."""
+        """Number of heartbeats that could not be published. Heartbeats skipped while disconnected do not count."""
         self._task: asyncio.Task[None] | None = None
 
     def set_state(self, state: ServiceState) -> None:
-        """What the next heartbeats say."""
+        """Sets the state that the next heartbeats carry."""
         self._state = state
 
     async def run(self) -> None:
-        """Sends for ever, the first one at once."""
+        """Sends heartbeats without end; sends the first one at once."""
         while True:
             await self._send()
             await sleep_to_beat(self._interval_s)
 
     async def start(self, state: ServiceState = "ready") -> None:
-        """Runs in a task of its own."""
+        """Starts `run` in a new task."""
         self._state = state
         self._task = asyncio.create_task(self.run(), name=f"heartbeats of {self._host.id}")
 
     async def announce(self, state: ServiceState) -> None:
-        """Changes the state and says so at once."""
+        """Sets the state and sends a heartbeat at once."""
         self._state = state
         await self._send()
 
     async def failed(self) -> None:
-        """Raises what ended the heartbeats; returns after `stop`."""
+        """Waits until the heartbeats end. Raises the exception that ended them; returns normally after `stop`."""
         assert self._task is not None
         await asyncio.wait({self._task})
         if not self._task.cancelled():
             self._task.result()
 
     async def stop(self) -> None:
-        """Sends a last heartbeat, `draining`, and no more."""
+        """Ends the task and sends a last heartbeat with the state `draining`. Does nothing if no task is running."""
         if self._task is None or self._task.done():
             return
         self._task.cancel()
@@ -197,7 +201,7 @@ class HeartbeatTask:
 
     async def _send(self) -> None:
         if not self._transport.connected:
-            return  # a heartbeat kept for later would tell of a past that is over
+            return  # a heartbeat buffered until the reconnection would carry an outdated state
         try:
             await self._transport.publish(self._subject, codec.encode(self._next()))
         except ServiceError as error:
@@ -219,17 +223,18 @@ class HeartbeatTask:
 
 
 class Link(Transport, Protocol):
-    """A connection that knows when it has ended for good."""
+    """A bus connection that reports when it is permanently lost."""
 
     async def lost(self) -> None:
-        """Returns when no reconnection will be tried any more."""
+        """Returns when the connection is closed and will not be re-established."""
         ...
 
 
 class HeartbeatThread:
-    """Sends heartbeats from a thread of its own, so that a long step on the main loop does not look like death.
+    """Sends heartbeats from a separate thread, so that a service whose main event loop is blocked does not look dead.
 
-    The thread has an event loop and a connection of its own, made by `connect`. `Service.status` is called on it.
+    The thread has its own event loop and its own bus connection, made by `connect`. `Service.status` is called on this
+    thread.
     """
 
     def __init__(
@@ -254,22 +259,25 @@ class HeartbeatThread:
         self._thread = threading.Thread(target=self._main, name=f"heartbeats of {host.id}", daemon=True)
 
     async def start(self, state: ServiceState = "ready") -> None:
-        """Returns when the thread is connected. Raises what `connect` raises."""
+        """Starts the thread and returns when it is connected. Raises the exceptions of `connect`."""
         self._state = state
         self._thread.start()
         await asyncio.shield(asyncio.wrap_future(self._started))
 
     async def announce(self, state: ServiceState) -> None:
-        """Changes the state; the thread says so at once."""
+        """Sets the state; the thread sends a heartbeat at once."""
         self._state = state
         self._tell_thread(self._announce)
 
     async def failed(self) -> None:
-        """Raises what ended the heartbeats; returns after `stop`."""
+        """Waits until the heartbeats end. Raises the exception that ended them; returns normally after `stop`."""
         await asyncio.shield(asyncio.wrap_future(self._ended))
 
     async def stop(self) -> None:
-        """Sends a last heartbeat, `draining`, closes the connection and ends the thread."""
+        """Sends a last heartbeat with the state `draining`, closes the connection and ends the thread.
+
+        Waits for at most `THREAD_END_S`, then logs a warning.
+        """
         if not self._tell_thread(self._stopping.set):
             return
         ended = asyncio.wrap_future(self._ended)
@@ -293,7 +301,7 @@ class HeartbeatThread:
     def _main(self) -> None:
         try:
             asyncio.run(self._run())
-        except Exception as error:  # handed to whoever waits in `start` or `failed`
+        except Exception as error:  # re-raised to the caller of `start` or `failed`
             waiting = self._ended if self._started.done() else self._started
             waiting.set_exception(error)
         if not self._ended.done():
@@ -316,7 +324,7 @@ class HeartbeatThread:
 
 
 async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Returns when the first of them ends, or raises what it raised; cancels the others."""
+    """Runs coroutines until the first one ends, then cancels the others. Raises the exception of the one that ended."""
     tasks = [asyncio.create_task(wait) for wait in waits]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,12 +1,12 @@
-"""The process around a service: settings, logging, bus, heartbeats, signals, drain, exit code.
+"""The process that runs a service: settings, logging, bus connection, heartbeats, signals, drain, exit code.
 
-`main` is all that a service's `__main__` calls; `run_service` is its asyncio half. What the service does is its own
-business (`host.Service`).
+A service's `__main__` calls only `main`; `run_service` is the asyncio part of `main`. The service itself implements
+`host.Service`.
 
 | exit code | meaning                                               | what a supervisor should do  |
 |-----------|-------------------------------------------------------|------------------------------|
 | 0         | drained                                               | nothing                      |
-| 13        | the service cannot go on                              | start it again               |
+| 13        | the service cannot continue                           | start it again               |
 | 78        | a setting is wrong, or asks for the impossible        | nothing: it would fail again |
 | 128 + n   | a second signal n came while draining                 | nothing                      |
 """
@@ -48,9 +48,9 @@ EXIT_FAULT = 13
 EXIT_CONFIG = 78
 EXIT_SIGNAL = 128
 PROBE_S = 5.0
-"""Longest way of the self probe through the bus."""
+"""Time limit for the start-up probe, a message that the process sends to itself through the bus, seconds."""
 RUN_END_S = 2.0
-"""What a drained service may take to return from `run`."""
+"""Time limit for a service's `run` to return after `drain` or after its cancellation, seconds."""
 
 
 # --- the process ------------------------------------------------------------------------------------------------------
@@ -64,9 +64,9 @@ def main(
     *,
     heartbeat_thread: bool = False,
 ) -> int:
-    """Runs the service `name` as this process and returns its exit code; after a fault it ends the process itself.
+    """Runs the service `name` in this process. Returns exit code 0 or 78; with any other code it ends the process.
 
-    `build` makes the service from its settings; it may raise SettingsError or ServiceError for what the user got wrong.
+    `build` makes the service from its settings. It may raise SettingsError or ServiceError for wrong settings.
     """
     taken = take(normalise(sys.argv[1:] if argv is None else argv), os.environ)
     try:
@@ -88,9 +88,9 @@ def main(
 
 
 async def run_service(settings: BusSettings, service: Service, *, heartbeat_thread: bool = False) -> int:
-    """Runs a service on this event loop until a signal comes or it ends; returns the exit code.
+    """Runs a service on this event loop until a signal arrives or the service ends. Returns the exit code.
 
-    `heartbeat_thread` is for services that keep the event loop busy for long.
+    `heartbeat_thread`: send heartbeats from a separate thread, for services that block the event loop for long.
     """
     process = _Process(settings, service, heartbeat_thread)
     signals = _Signals()
@@ -108,7 +108,7 @@ async def run_service(settings: BusSettings, service: Service, *, heartbeat_thre
     except ServiceError as error:
         log.critical("%s", error)
         return EXIT_FAULT
-    except Exception:  # the last resort of the process: whatever it is, it must end with the code for faults
+    except Exception:  # any unexpected error must end the process with the exit code for faults
         log.critical("%s cannot go on", service.name, exc_info=True)
         return EXIT_FAULT
     finally:
@@ -117,13 +117,13 @@ async def run_service(settings: BusSettings, service: Service, *, heartbeat_thre
 
 
 def default_id(service: str) -> str:
-    """`<service>-<host name>-<process id>`, fit for subjects."""
+    """Returns `<service>-<host name>-<process id>`, with characters that are not allowed in subjects replaced."""
     host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:40]
     return f"{service}-{host}-{os.getpid()}"
 
 
 class _Unusable(Exception):
-    """The settings, or the model or file that they name, cannot be used."""
+    """The settings, or a model or file that the settings name, cannot be used."""
 
 
 class _Process:
@@ -139,7 +139,7 @@ class _Process:
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Connects, starts the service, and announces it when the bus is proven to work both ways."""
+        """Connects to the bus, starts the service, checks with a probe that the bus delivers, and starts heartbeats."""
         try:
             member_id = _member_id(self._settings, self._service.name)
             subjects = _subjects(self._settings.namespace)
@@ -156,12 +156,12 @@ class _Process:
         await transport.barrier()
         await _probe(transport, subjects, member_id)
         gc.collect()
-        gc.freeze()  # what start-up made lives as long as the process: no collection needs to look at it again
+        gc.freeze()  # objects made at start-up live as long as the process: garbage collections can skip them
         await self._announce(host, transport)
         log.info("ready")
 
     async def work(self, stop: asyncio.Event) -> None:
-        """Returns when `stop` is set or the service has ended. Raises when it cannot go on."""
+        """Returns when `stop` is set or the service has ended. Raises if the service fails or the bus is lost."""
         assert self._running is not None
         assert self._transport is not None
         assert self._heartbeats is not None
@@ -171,7 +171,7 @@ class _Process:
             raise ServiceError("bus_unavailable", "The connection to the message bus has ended for good.")
 
     async def drain(self, force: asyncio.Event) -> bool:
-        """Ends the service in good order. Returns False when `force` was set before that. Raises what it raises."""
+        """Drains the service. Returns False if `force` was set before the drain ended. Raises the service's errors."""
         assert self._heartbeats is not None
         assert self._running is not None
         log.info("draining")
@@ -187,7 +187,7 @@ class _Process:
         return True
 
     async def close(self) -> None:
-        """Leaves the bus and ends every task. Safe at any time."""
+        """Ends all tasks and closes the bus connection. May be called in any state."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait({self._running}, timeout=RUN_END_S)
@@ -231,7 +231,7 @@ class _Process:
 
 
 class _Signals:
-    """SIGTERM and SIGINT: the first asks the process to drain, the second to leave."""
+    """Handles SIGTERM and SIGINT: the first signal starts the drain, the second one ends the process without it."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -239,12 +239,12 @@ class _Signals:
         self.number = 0
 
     def install(self) -> None:
-        """Takes over the signals of the process."""
+        """Installs the signal handlers."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._came, number)
 
     def remove(self) -> None:
-        """Gives them back."""
+        """Removes the signal handlers."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(number)
 
@@ -258,7 +258,7 @@ class _Signals:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """A wrong flag is a wrong setting, with the same exit code."""
+        """Raises SettingsError, so that a wrong flag has the same exit code as a wrong setting."""
         raise SettingsError(message)
 
 
@@ -286,9 +286,10 @@ async def _build_and_run(settings: S, build: Callable[[S], Service], heartbeat_t
 
 
 def end_process(code: int) -> NoReturn:
-    """Ends this process at once, from any thread, whatever its other threads do.
+    """Ends this process at once, from any thread. Does not wait for other threads.
 
-    The interpreter would wait for its threads, and one that hangs in a step must not keep a dead process alive.
+    A normal exit of the interpreter waits for all threads, so a thread that hangs in a step would keep the process
+    alive.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -297,7 +298,7 @@ def end_process(code: int) -> NoReturn:
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Does the work, or cancels it when the event comes first. Returns whether it was done; raises what it raised."""
+    """Runs `work` and cancels it if `event` is set first. Returns whether `work` ended; raises its exception."""
     task = asyncio.create_task(work)
     waiting = asyncio.create_task(event.wait())
     try:
@@ -313,14 +314,14 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool
 
 
 async def _ended(task: asyncio.Task[None], timeout_s: float | None = None) -> None:
-    """Waits for a task without ending it. Raises what it raised."""
+    """Waits until a task ends or the time is up, without cancelling the task. Raises the task's exception."""
     await asyncio.wait({task}, timeout=timeout_s)
     if task.done() and not task.cancelled():
         task.result()
 
 
 async def _probe(transport: Transport, subjects: Subjects, member_id: str) -> None:
-    """Sends a message to itself through the bus. Raises ServiceError when it does not come back."""
+    """Sends a message to this process through the bus. Raises ServiceError if it does not arrive within `PROBE_S`."""
     subject = f"{subjects.inbox(member_id)}.probe"
     came = asyncio.Event()
     subscription = await transport.subscribe(subject, lambda delivery: came.set())

@@ -1,7 +1,8 @@
-"""The seam to the bus: what an actor may ask of it. Implemented by `nats`; tests have a bus in one process.
+"""The interface between actors and the message bus. Implemented by `nats`; tests also have an in-process bus.
 
-Both promise the same, and one suite of tests holds them to it: at most once; in order from one publisher to one
-subscriber while nothing is lost; after `barrier` returns, every subscription made before it is known to the bus.
+Both implementations give the same guarantees, which one test suite checks: messages are delivered at most once;
+messages from one publisher to one subscriber arrive in order while none is lost; after `barrier` returns, the bus knows
+every subscription made before the call.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ Headers = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One message as it came in. `reply` is empty when nobody waits for an answer."""
+    """One received message, not yet decoded. `reply` is the reply subject, empty if the sender expects no answer."""
 
     subject: str
     payload: bytes
@@ -22,22 +23,22 @@ class Delivery:
 
 
 Receiver = Callable[[Delivery], None]
-"""Called on the event loop for each message; must not block: decode, look up, put."""
+"""Called on the event loop for each received message; must not block."""
 
 
 class NoRespondersError(Exception):
-    """Nobody listens on the subject: the fastest sign that a peer is gone."""
+    """Nobody is subscribed to the subject of a request. This is the fastest sign that the peer has ended."""
 
 
 class RequestTimeoutError(Exception):
-    """Somebody may listen, but no answer came in time."""
+    """No answer arrived within the time limit, although somebody may be subscribed to the subject."""
 
 
 class Subscription(Protocol):
-    """A standing interest in a subject."""
+    """A subscription to a subject."""
 
     async def unsubscribe(self) -> None:
-        """Ends it; what was delivered before is still handled."""
+        """Ends the subscription. Messages that were delivered before the call are still handled."""
         ...
 
 
@@ -46,31 +47,37 @@ class Transport(Protocol):
 
     @property
     def connected(self) -> bool:
-        """False while the bus cannot be reached; publishing then only fills a bounded buffer."""
+        """Whether the bus can be reached. While it cannot, published messages go to a bounded buffer."""
         ...
 
     async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
-        """Fire and forget.
+        """Sends a message one way, without a confirmation of its delivery.
 
-        Raises ServiceError: 'bus_unavailable' when the outbound buffer is full, 'request_too_large' when the payload
-        with its headers is larger than the bus takes.
+        Raises ServiceError: 'bus_unavailable' when the outbound buffer is full, 'request_too_large' when payload and
+        headers together exceed the size limit of the bus.
         """
         ...
 
     async def subscribe(self, subject: str, receiver: Receiver, *, queue: str = "") -> Subscription:
-        """Delivers every message on `subject` (wildcards allowed), or a share of them within a queue group."""
+        """Calls `receiver` for each message on `subject`, which may contain wildcards.
+
+        With `queue`, each message goes to one member of that queue group only.
+        """
         ...
 
     async def request(
         self, subject: str, payload: bytes, *, timeout_s: float, headers: Headers | None = None
     ) -> Delivery:
-        """One question, one answer. Raises NoRespondersError or RequestTimeoutError, and what `publish` raises."""
+        """Sends a request and returns the answer.
+
+        Raises NoRespondersError, RequestTimeoutError, and the errors of `publish`.
+        """
         ...
 
     async def barrier(self) -> None:
-        """Returns when the bus has seen every subscription and message sent before."""
+        """Returns when the bus has processed every subscription and message sent before the call."""
         ...
 
     async def close(self) -> None:
-        """Handles what was delivered, sends what was published, then leaves the bus."""
+        """Handles the delivered messages, sends the published ones, then closes the connection."""
         ...

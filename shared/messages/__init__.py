@@ -1,14 +1,17 @@
-"""Every message that crosses the bus, and nothing else: no logic, no defaults that think.
+"""The messages that services exchange on the bus. Contains only data definitions, no logic.
 
-A file for each service that messages go to and come from, one for what all of them say; users import from here.
+There is one file for each service, one for heartbeats (`presence`), and one for what several messages use (`base`).
+Import messages from this package.
 
-A message is a frozen struct that `shared.codec` writes as one msgpack array, its type's name first. Fields are only
-ever appended, with a default, so that an older reader skips what it does not know. The major version is part of the
-subject (`shared.subjects`). Token lists of unbounded length travel as `bytes`: little-endian u32 (`codec.pack_ids`).
+A message is a frozen struct that `shared.codec` encodes as one msgpack array whose first item is the name of the type.
+New fields are appended, with a default, so that an older reader skips them. The major version is part of the subject
+(`shared.subjects`). Token lists of unbounded length are `bytes`: little-endian u32 (`codec.pack_ids`).
 
-Names: a command is imperative (`Submit`), a fact is a noun (`TokenEvents`). `request_id` names one sequence on one
-engine: a request with `n` choices or several prompts is several sequences, each with an id of its own. `attempt` counts
-the placements of a sequence; the gateway's request actor alone moves it. A token's place in the output is its number.
+The name of a command is a verb (`Submit`), the name of a fact is a noun (`TokenEvents`). `sequence_id` names one
+sequence: a request with `n` choices or several prompts has several sequences, each with its own id. `attempt` is a
+fencing token: the number of times the sequence was placed on an engine. Only the request actor in the gateway
+increments it. `position` is the index of a token in the output of its sequence. The owner of a sequence is the gateway
+that serves its request; a member is a running service process (id and instance id).
 """
 
 from shared.messages.base import Ack, ErrorReply, FinishReason, Message, Part, SequenceRef, ServiceName, ServiceState

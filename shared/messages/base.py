@@ -1,4 +1,4 @@
-"""What every message is made of, and the two answers that any service gives. See the package."""
+"""Base classes of messages, and the replies that every service uses. See the package."""
 
 from typing import Literal
 
@@ -6,21 +6,21 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 ServiceState = Literal["starting", "ready", "draining", "stalled"]
-"""`stalled`: the process lives, but what it is for stands still. Whoever waits for it treats it as dead until it is
-`ready` again."""
+"""`stalled`: the process is alive, but its work makes no progress (an engine whose step hangs). Gateways treat the
+member as dead until its state is `ready` again."""
 ServiceName = Literal["gateway", "tokenizer", "engine", "detokenizer"]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base of everything that can stand alone on the bus."""
+    """Base of the types that are sent as a message of their own."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """Base of what only occurs inside a message."""
+    """Base of the types that occur only inside a message."""
 
 
 class ErrorReply(Message, frozen=True, array_like=True, tag=True):
-    """The answer to a request that failed. `code` is a key of `shared.errors.CODES`; `message` is for the user."""
+    """The reply to a request that failed. `code` is a key of `shared.errors.CODES`; `message` is for the user."""
 
     code: str
     message: str
@@ -29,13 +29,13 @@ class ErrorReply(Message, frozen=True, array_like=True, tag=True):
 
 
 class Ack(Message, frozen=True, array_like=True, tag=True):
-    """The answer to a command that was carried out and has nothing to return."""
+    """The reply to a command that was carried out and has no result."""
 
     sequence_id: str
 
 
 class SequenceRef(Part, frozen=True, array_like=True):
-    """One sequence at one placement, for queries about many of them."""
+    """One sequence at one attempt, for queries about many sequences."""
 
     sequence_id: str
     attempt: int

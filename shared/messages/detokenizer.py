@@ -1,13 +1,14 @@
-"""To a detokenizer: streams. From it: text. See the package."""
+"""Messages to a detokenizer (streams to open and close) and from a detokenizer (text). See the package."""
 
 from shared.messages.base import FinishReason, Message, Part
 
 
 class OpenStream(Message, frozen=True, array_like=True, tag=True):
-    """Turn a sequence's tokens into text and send it to `reply_subject` as `TextEvents`. Answered by `Ack`.
+    """Opens a stream: converts a sequence's tokens to text and sends it to `reply_subject` as `TextEvents`.
 
-    Opening a stream that is open replaces it. `output_token_ids` are tokens that the owner has already: they are taken
-    in first, and text is sent from character `text_offset` on, so that a stream can move to another detokenizer.
+    Answered by `Ack`. If the stream is already open, the new one replaces it. `output_token_ids` are output tokens that
+    the owner already has; the detokenizer decodes them first and sends only the text from character `text_offset` on.
+    This allows a stream to move to another detokenizer.
     """
 
     sequence_id: str
@@ -15,9 +16,9 @@ class OpenStream(Message, frozen=True, array_like=True, tag=True):
     model: str
     reply_subject: str
     engine_subject: str
-    """The engine's control subject, for `Resend` and for `Cancel` at a stop string."""
+    """Control subject of the engine, to which the detokenizer sends `Resend`, and `Cancel` at a stop string."""
     prompt_token_ids: bytes = b""
-    """The prompt's last few tokens: a byte-level tokenizer needs them to join the first output token."""
+    """The last tokens of the prompt: the context in which a byte-level tokenizer decodes the first output token."""
     output_token_ids: bytes = b""
     text_offset: int = 0
     stop: tuple[str, ...] = ()
@@ -25,22 +26,23 @@ class OpenStream(Message, frozen=True, array_like=True, tag=True):
     skip_special_tokens: bool = True
     min_tokens: int = 0
     traceparent: str = ""
-    """W3C trace context of the request, empty without tracing."""
+    """W3C trace context of the request; empty without tracing."""
     tracestate: str = ""
 
 
 class OpenBatch(Message, frozen=True, array_like=True, tag=True):
-    """Open these streams: what one gateway places on one detokenizer at a time. Answered by `OpenBatchReply`.
+    """Opens the streams that one gateway places on one detokenizer at the same time. Answered by `OpenBatchReply`.
 
-    At most `limits.OPEN_BATCH_MAX` streams, and `limits.BATCH_BYTES_MAX` bytes unless it is one. It is sent together
-    with the `SubmitBatch` of the same sequences, so tokens may arrive first: a detokenizer holds them for a moment.
+    A batch has at most `limits.OPEN_BATCH_MAX` streams, and at most `limits.BATCH_BYTES_MAX` bytes unless it has a
+    single stream. It is sent at the same time as the `SubmitBatch` of the same sequences, so the first tokens may
+    arrive before it; the detokenizer holds such tokens for `limits.EARLY_EVENT_S`.
     """
 
     streams: tuple[OpenStream, ...]
 
 
 class OpenReply(Part, frozen=True, array_like=True):
-    """What became of one stream of an `OpenBatch`: open when `code` is empty, else refused (see `ErrorReply`)."""
+    """The result for one stream of an `OpenBatch`: open if `code` is empty, else refused (see `ErrorReply`)."""
 
     sequence_id: str
     attempt: int
@@ -51,20 +53,20 @@ class OpenReply(Part, frozen=True, array_like=True):
 
 
 class OpenBatchReply(Message, frozen=True, array_like=True, tag=True):
-    """One reply for each stream of an `OpenBatch`, in its order."""
+    """One reply for each stream of an `OpenBatch`, in the order of the batch."""
 
     replies: tuple[OpenReply, ...]
 
 
 class CloseStream(Message, frozen=True, array_like=True, tag=True):
-    """Forget a stream at this attempt or below. Idempotent."""
+    """Closes a stream whose attempt is at most `attempt`. Idempotent; not answered."""
 
     sequence_id: str
     attempt: int
 
 
 class TokenText(Part, frozen=True, array_like=True):
-    """A token's log probability with its text; `token_bytes` are the exact bytes it stands for."""
+    """A token with its text and log probability. `token_bytes` are the exact bytes of the token."""
 
     token_id: int
     token: str
@@ -73,16 +75,17 @@ class TokenText(Part, frozen=True, array_like=True):
 
 
 class PositionLogprobs(Part, frozen=True, array_like=True):
-    """The chosen token at one position and the alternatives to it."""
+    """The chosen token at one position and the most likely candidates (`top`)."""
 
     chosen: TokenText
     top: tuple[TokenText, ...] = ()
 
 
 class TextEvent(Part, frozen=True, array_like=True):
-    """What a sequence gained: tokens at [position, position + len(token_ids)), text from character `text_offset` on.
+    """New output of a sequence: tokens at [position, position + len(token_ids)), text from character `text_offset` on.
 
-    Text may lag behind tokens (an unfinished character, a possible stop string); the last event has all of it.
+    Text may lag behind the tokens (incomplete character, possible beginning of a stop string); the last event has all
+    remaining text.
     """
 
     sequence_id: str
@@ -93,7 +96,7 @@ class TextEvent(Part, frozen=True, array_like=True):
     text: str
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    """The stop string or stop token id that ended the sequence; None for the model's own end token."""
+    """The stop string or stop token id that ended the sequence; None for the model's own end-of-sequence token."""
     logprobs: tuple[PositionLogprobs, ...] = ()
     num_cached_tokens: int = 0
     cumulative_logprob: float = 0.0
@@ -102,7 +105,7 @@ class TextEvent(Part, frozen=True, array_like=True):
 
 
 class TextEvents(Message, frozen=True, array_like=True, tag=True):
-    """The text of one `TokenEvents` message for one gateway. `step`: the engine step it came from."""
+    """The text that results from one `TokenEvents` message, for one gateway. `step`: the engine step of the tokens."""
 
     detokenizer_id: str
     detokenizer_instance_id: str

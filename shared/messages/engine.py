@@ -1,4 +1,4 @@
-"""To an engine: commands. From it: tokens. See the package."""
+"""Messages to an engine (commands) and from an engine (tokens). See the package."""
 
 from typing import Literal
 
@@ -9,10 +9,11 @@ from shared.sampling import SamplingParams
 
 
 class Submit(Message, frozen=True, array_like=True, tag=True):
-    """Run one sequence. Answered by `SubmitReply`; its tokens then go to `sink` as `TokenEvents`.
+    """Runs one sequence. Answered by `SubmitReply`; the tokens are then sent to `sink` as `TokenEvents`.
 
-    `output_token_ids` are tokens that were already generated elsewhere: they count as output (penalties, min_tokens,
-    positions), and generation goes on behind them. A `family` begins alike and is computed once: choices of a prompt.
+    `output_token_ids` are carried tokens: output that an earlier attempt generated. They count as output (penalties,
+    min_tokens, positions), and generation continues after them. `family` is the id of the first choice of the same
+    prompt (empty for a single choice): the engine computes the common beginning of the sequences of a family once.
     """
 
     sequence_id: str
@@ -20,7 +21,7 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     gateway_id: str
     gateway_instance_id: str
     sink: str
-    """The detokenizer's token subject."""
+    """Token subject of the detokenizer."""
     prompt_token_ids: bytes
     params: SamplingParams
     output_token_ids: bytes = b""
@@ -29,15 +30,15 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     priority: int = 0
     family: str = ""
     traceparent: str = ""
-    """W3C trace context of the request, empty without tracing. In the message because a batch has many of them."""
+    """W3C trace context of the request; empty without tracing. A field, not a header: a batch has one per sequence."""
     tracestate: str = ""
 
 
 class SubmitBatch(Message, frozen=True, array_like=True, tag=True):
-    """Run these sequences: what one gateway places on one engine at a time. Answered by `SubmitBatchReply`.
+    """Runs the sequences that one gateway places on one engine at the same time. Answered by `SubmitBatchReply`.
 
-    At most `limits.SUBMIT_BATCH_MAX` sequences, and `limits.BATCH_BYTES_MAX` bytes unless it is one. Each sequence is
-    admitted or refused by itself.
+    A batch has at most `limits.SUBMIT_BATCH_MAX` sequences, and at most `limits.BATCH_BYTES_MAX` bytes unless it has a
+    single sequence. The engine admits or refuses each sequence separately.
     """
 
     submits: tuple[Submit, ...]
@@ -47,7 +48,7 @@ SubmitStatus = Literal["accepted", "duplicate", "stale_attempt", "tombstoned", "
 
 
 class SubmitReply(Message, frozen=True, array_like=True, tag=True):
-    """What became of a `Submit`. `code` and `message` say why when it is `busy` or `invalid`."""
+    """The result of a `Submit`. `code` and `message` give the reason if `status` is `busy` or `invalid`."""
 
     sequence_id: str
     attempt: int
@@ -60,16 +61,17 @@ class SubmitReply(Message, frozen=True, array_like=True, tag=True):
 
 
 class SubmitBatchReply(Message, frozen=True, array_like=True, tag=True):
-    """One reply for each sequence of a `SubmitBatch`, in its order."""
+    """One reply for each sequence of a `SubmitBatch`, in the order of the batch."""
 
     replies: tuple[SubmitReply, ...]
 
 
 class Cancel(Message, frozen=True, array_like=True, tag=True):
-    """Stop a sequence at this attempt or below and refuse late submits of it. Idempotent.
+    """Ends a sequence whose attempt is at most `attempt`; later submits up to this attempt are refused. Idempotent.
 
-    With the reason `stop` (a detokenizer found a stop string) the engine keeps the tokens until the owner says `Done`;
-    with any other it forgets them. Apart from that the reason is for the trace.
+    With the reason `stop` (a detokenizer found a stop string) the engine ends the sequence at exactly this attempt and
+    keeps its tokens until the owner sends `Done`. With any other reason the engine forgets the tokens; the other
+    reasons have no effect of their own.
     """
 
     sequence_id: str
@@ -78,14 +80,14 @@ class Cancel(Message, frozen=True, array_like=True, tag=True):
 
 
 class Done(Message, frozen=True, array_like=True, tag=True):
-    """The owner has every token of a finished sequence: the engine may forget it."""
+    """The owner has all tokens of a finished sequence; the engine forgets the sequence."""
 
     sequence_id: str
     attempt: int
 
 
 class Resend(Message, frozen=True, array_like=True, tag=True):
-    """A gap was seen: publish the tokens from `position` on again, to the sequence's sink."""
+    """Publishes the tokens from `position` on again, to the sequence's sink. Sent when tokens are missing."""
 
     sequence_id: str
     attempt: int
@@ -93,7 +95,7 @@ class Resend(Message, frozen=True, array_like=True, tag=True):
 
 
 class Retarget(Message, frozen=True, array_like=True, tag=True):
-    """Send a sequence's tokens to another detokenizer, from `position` on. Answered by `Ack`."""
+    """Sends a sequence's tokens to another detokenizer, from `position` on. Answered by `Ack`."""
 
     sequence_id: str
     attempt: int
@@ -102,10 +104,11 @@ class Retarget(Message, frozen=True, array_like=True, tag=True):
 
 
 class ProgressQuery(Message, frozen=True, array_like=True, tag=True):
-    """A gateway asks how far sequences are whose tokens it has not seen for a while. Answered by `ProgressReply`.
+    """Asks an engine how many tokens sequences have whose text has not arrived for `limits.STALL_S`.
 
-    The answer goes to `reply_subject`, the gateway's control subject; a lost one is asked for again. At most
-    `limits.LIVENESS_BATCH_MAX` sequences. A query also confirms that the gateway owns them (see `OwnershipQuery`).
+    A gateway sends the query. The engine answers with `ProgressReply` to `reply_subject`, the gateway's control
+    subject; if the answer is lost, the gateway asks again. A query has at most `limits.LIVENESS_BATCH_MAX` sequences.
+    It also confirms that the gateway owns these sequences (see `OwnershipQuery`).
     """
 
     gateway_id: str
@@ -118,17 +121,17 @@ class ProgressQuery(Message, frozen=True, array_like=True, tag=True):
 
 
 class SequenceMark(Part, frozen=True, array_like=True):
-    """How far a sequence has come: `high_water` is the number of output tokens generated, carried ones included."""
+    """Progress of a sequence. `high_water` is the number of its output tokens, carried tokens included."""
 
     sequence_id: str
     attempt: int
     high_water: int
     finished: bool = False
-    """It has ended and waits for its owner's `Done`."""
+    """The sequence has ended; the engine keeps its tokens until the owner sends `Done`."""
 
 
 class ProgressReply(Message, frozen=True, array_like=True, tag=True):
-    """The engine's answer to a `ProgressQuery`: a mark for each sequence that it holds, and those that it does not."""
+    """The answer to a `ProgressQuery`: a mark for each sequence that the engine holds; `missing` lists the others."""
 
     engine_id: str
     engine_instance_id: str
@@ -144,14 +147,14 @@ class TopLogprob(Part, frozen=True, array_like=True):
 
 
 class TokenLogprobs(Part, frozen=True, array_like=True):
-    """The chosen token's log probability and the most likely candidates, best first."""
+    """The chosen token's log probability and the most likely candidates, most likely first."""
 
     logprob: float
     top: tuple[TopLogprob, ...] = ()
 
 
 class TokenEvent(Part, frozen=True, array_like=True):
-    """The tokens that one step gave one sequence, at output positions [position, position + len(token_ids))."""
+    """The tokens of one sequence from one step, at output positions [position, position + len(token_ids))."""
 
     sequence_id: str
     attempt: int
@@ -159,18 +162,19 @@ class TokenEvent(Part, frozen=True, array_like=True):
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
-    """The stop token that ended the sequence, which is then the last of `token_ids`."""
+    """The stop token that ended the sequence; it is the last of `token_ids`."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache."""
     cumulative_logprob: float = 0.0
-    """Sum over all output tokens up to and including these."""
+    """Sum of the log probabilities of the tokens generated at this attempt, up to the end of this event. Carried tokens
+    do not count."""
     error_code: str = ""
     error_message: str = ""
 
 
 class TokenEvents(Message, frozen=True, array_like=True, tag=True):
-    """One engine step's tokens for one detokenizer."""
+    """The tokens of one engine step for one detokenizer."""
 
     engine_id: str
     engine_instance_id: str

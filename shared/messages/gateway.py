@@ -1,13 +1,14 @@
-"""To a gateway: the questions of those that work for it. See the package."""
+"""Queries of engines and detokenizers to a gateway about the sequences that they hold. See the package."""
 
 from shared.messages.base import Message, SequenceRef
 
 
 class OwnershipQuery(Message, frozen=True, array_like=True, tag=True):
-    """An engine or a detokenizer asks which of the gateway's sequences it still has to keep. See `OwnershipReply`.
+    """Asks a gateway which of its sequences an engine or a detokenizer still has to keep. See `OwnershipReply`.
 
-    Asked about sequences that the gateway has not confirmed for a while, because a `Done`, `Cancel` or `CloseStream`
-    may have been lost. At most `limits.LIVENESS_BATCH_MAX` sequences.
+    Sent for sequences that the gateway has not confirmed for `limits.OWNERSHIP_CHECK_S` (engine) and for streams
+    without tokens for `limits.ORPHAN_S` (detokenizer), because a `Done`, `Cancel` or `CloseStream` may have been lost.
+    A query has at most `limits.LIVENESS_BATCH_MAX` sequences.
     """
 
     service: str
@@ -15,14 +16,14 @@ class OwnershipQuery(Message, frozen=True, array_like=True, tag=True):
     member_id: str
     member_instance_id: str
     reply_subject: str
-    """The asker's control subject."""
+    """Control subject of the engine or detokenizer that asks."""
     sequences: tuple[SequenceRef, ...]
 
 
 class OwnershipReply(Message, frozen=True, array_like=True, tag=True):
-    """The sequences of an `OwnershipQuery` that the gateway does not have there: the asker drops them.
+    """The sequences of an `OwnershipQuery` that the gateway does not own at that member; the member drops them.
 
-    Not sent when the gateway has all of them.
+    Not sent if the gateway owns all sequences of the query.
     """
 
     gateway_id: str

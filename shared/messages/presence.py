@@ -1,14 +1,18 @@
-"""That a service is alive, and how much it has to do. See the package.
+"""Heartbeats: each says that a service process is alive and reports its load. See the package.
 
-A heartbeat's size does not depend on the number of live sequences: what concerns single ones is asked for between the
-two services that hold them (`ProgressQuery`, `OwnershipQuery`).
+The size of a heartbeat does not depend on the number of live sequences. The state of single sequences is exchanged
+between the two services that hold them (`ProgressQuery`, `OwnershipQuery`).
 """
 
 from shared.messages.base import Message, Part, ServiceName, ServiceState
 
 
 class EngineStatus(Part, frozen=True, array_like=True, tag=True):
-    """What a gateway needs to place requests on an engine, and counts from its start (cached tokens: not computed)."""
+    """The engine's model, capacity and load, by which gateways place sequences, and its counters.
+
+    The fields from `step` to `accepted_tokens` are counters since the start of the engine. `cached_tokens` counts
+    prompt tokens that were not computed.
+    """
 
     model: str
     model_path: str
@@ -28,48 +32,49 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     prefix_cache_hits: int = 0
     preemptions: int = 0
     finished: tuple[tuple[str, int], ...] = ()
-    """Requests ended, by finish reason."""
+    """Number of sequences that have ended, by finish reason."""
     cached_tokens: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     model_aliases: tuple[str, ...] = ()
-    """Further names that requests may give for `model`."""
+    """Other names that requests may use for `model`."""
     configuration: str = ""
-    """Hash of what can change tokens beside the weights: types, computing backend, hardware, software."""
+    """Hash of everything besides the weights that can change tokens: data types, backend, hardware, software."""
     credits: int = 0
-    """Sequences that the engine wants now: its rows and as many ahead, minus what it holds. Negative: too many came."""
+    """Number of further sequences that the engine wants: its batch slots, plus as many for its queue
+    (`limits.ENGINE_QUEUE_AHEAD`), minus the unfinished sequences that it holds. Negative if it holds too many."""
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):
-    """A detokenizer's load."""
+    """Load and counters of a detokenizer."""
 
     num_streams: int = 0
     text_events: int = 0
     resends: int = 0
     model: str = ""
-    """Served name of the model whose tokens it turns into text."""
+    """Served name of the model whose tokens the detokenizer converts to text."""
 
 
 class PoolStatus(Part, frozen=True, array_like=True, tag=True):
-    """A tokenizer's load."""
+    """Counters of a tokenizer."""
 
     num_requests: int = 0
     num_tokens: int = 0
     model: str = ""
-    """Served name of the model that it tokenizes for."""
+    """Served name of the model for which the tokenizer works."""
 
 
 class GatewayStatus(Part, frozen=True, array_like=True, tag=True):
-    """A gateway's load: requests, and sequences that wait in it for an engine's credit."""
+    """Load of a gateway: its requests, and its sequences that wait for an engine with credit."""
 
     num_requests: int = 0
     num_waiting: int = 0
 
 
 class Heartbeat(Message, frozen=True, array_like=True, tag=True):
-    """A service is alive. `instance_id` is drawn anew at each process start, so that a restart is a new address."""
+    """Says that a service process is alive. `instance_id` is drawn at process start: a restart gives a new address."""
 
     service: ServiceName
     id: str

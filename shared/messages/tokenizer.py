@@ -1,10 +1,10 @@
-"""To and from the tokenizer pool. See the package."""
+"""Messages to and from the tokenizers of a model. See the package."""
 
 from shared.messages.base import Message, Part
 
 
 class ChatMessage(Part, frozen=True, array_like=True):
-    """One turn. `token_ids` (packed) replaces `content` for pre-tokenised turns."""
+    """One message of a conversation. If `token_ids` (packed) is set, it replaces `content`."""
 
     role: str
     content: str
@@ -13,9 +13,9 @@ class ChatMessage(Part, frozen=True, array_like=True):
 
 
 class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
-    """Text or a conversation to token ids, checked against the context length.
+    """Converts texts or a conversation to token ids and checks their number against the context length.
 
-    Either `prompts` (one reply item each) or `messages` (one reply item: the rendered conversation) is set.
+    Either `prompts` (one reply item for each) or `messages` (one reply item, for the rendered conversation) is set.
     """
 
     request_id: str
@@ -25,18 +25,18 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     max_model_len: int = 0
-    """Longest context, prompt and output together; 0: no check."""
+    """Context length in tokens, prompt and output together; 0: no check."""
     max_tokens: int = 0
-    """Output tokens asked for; 0: as many as fit, at least one."""
+    """Number of output tokens requested; 0: as many as fit, at least one."""
     block_size: int = 0
-    """Tokens per KV block to hash for placement and prefix caching; 0: no hashes."""
+    """Tokens in a KV block; each full block is hashed, for placement and prefix caching. 0: no hashes."""
     cache_salt: bytes = b""
     return_tokens: bool = False
-    """Also return each token's own text."""
+    """Whether the reply also has each token's own text."""
 
 
 class TokenizedPrompt(Part, frozen=True, array_like=True):
-    """`block_hashes`: `shared.blocks.HASH_BYTES` for each full block, chained."""
+    """A prompt as token ids. `block_hashes` has a chained hash of `shared.blocks.HASH_BYTES` for each full KV block."""
 
     token_ids: bytes
     block_hashes: bytes = b""
@@ -44,14 +44,14 @@ class TokenizedPrompt(Part, frozen=True, array_like=True):
 
 
 class TokenizeReply(Message, frozen=True, array_like=True, tag=True):
-    """One item for each prompt, or one for the conversation."""
+    """The reply to a `TokenizeRequest`: one item for each prompt, or one for the conversation."""
 
     request_id: str
     prompts: tuple[TokenizedPrompt, ...]
 
 
 class DetokenizeRequest(Message, frozen=True, array_like=True, tag=True):
-    """Token ids to text, whole: the `/detokenize` endpoint, not the stream."""
+    """Converts token ids to text in one piece, for the `/detokenize` endpoint; streams use detokenizers."""
 
     request_id: str
     model: str
@@ -59,7 +59,7 @@ class DetokenizeRequest(Message, frozen=True, array_like=True, tag=True):
 
 
 class DetokenizeReply(Message, frozen=True, array_like=True, tag=True):
-    """The text of a `DetokenizeRequest`."""
+    """The reply to a `DetokenizeRequest`."""
 
     request_id: str
     text: str

@@ -1,11 +1,11 @@
-"""One user request and its sequences: rules for parameters, seeds, conversations. Pure: no bus, no HTTP, no clock.
+"""Rules for one user request: its parameters, its seed, its conversation. Pure: no bus, no HTTP, no clock.
 
-The gateway and the offline `LLM` use it, so that both accept the same requests and give the same answer.
+The gateway and the offline `LLM` use this package, so both accept the same requests and give the same answers.
 
 | module         | what it does                                                         |
 |----------------|----------------------------------------------------------------------|
 | `checks`       | raises the errors that name a wrong parameter                        |
-| `rules`        | choices, stop strings, and what every choice samples with            |
-| `seed_source`  | the seed of a request that has none                                  |
-| `conversation` | chat messages as clients send them, to messages that a template takes |
+| `rules`        | checks `n` and stop strings; sampling parameters of each choice      |
+| `seed_source`  | draws the seed of a request that has none                            |
+| `conversation` | converts a client's chat messages to the chat template's messages    |
 """

@@ -1,4 +1,4 @@
-"""The few checks that every request body needs. Pure."""
+"""Checks that several kinds of request bodies share. Pure."""
 
 from collections.abc import Sequence
 from typing import NoReturn, TypeVar
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def refuse(param: str, rule: str) -> NoReturn:
-    """Raises ServiceError('invalid_value'); `rule` goes on after the parameter's name."""
+    """Raises ServiceError('invalid_value'). `rule` continues the sentence that begins with the parameter's name."""
     raise ServiceError("invalid_value", f"'{param}' {rule}.", param=param)
 
 
@@ -19,12 +19,12 @@ def missing(param: str) -> NoReturn:
 
 
 def unsupported(param: str, what: str) -> NoReturn:
-    """Raises ServiceError('unsupported_parameter'); `what` is the subject of the sentence."""
+    """Raises ServiceError('unsupported_parameter'). `what` is the beginning of the sentence '… not supported yet.'."""
     raise ServiceError("unsupported_parameter", f"{what} not supported yet.", param=param)
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
-    """Raises ServiceError unless there are some and all of them are in the vocabulary."""
+    """Raises ServiceError('invalid_value') if the list is empty or an id is outside the vocabulary."""
     if not token_ids:
         refuse(param, "must not be an empty list of token ids")
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
@@ -32,5 +32,5 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> No
 
 
 def given(value: T | None, default: T) -> T:
-    """The value, or the default where the request has none or null."""
+    """Returns the value, or the default if the value is None (field missing or null in the request)."""
     return default if value is None else value

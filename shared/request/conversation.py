@@ -1,4 +1,4 @@
-"""Chat messages as clients send them: checked, and flattened to the text that a chat template takes. Pure."""
+"""Checks the chat messages of a request and flattens their content to the text that a chat template takes. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,14 +11,14 @@ from shared.request.checks import check_token_ids, missing, refuse, unsupported
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message; only the type `text` is served."""
+    """A part of a message's content. Only the type `text` is supported."""
 
     type: str
     text: str | None = None
 
 
 class Turn(msgspec.Struct, kw_only=True):
-    """One message. `content` may also be the token ids of a text that is tokenized already."""
+    """One message of a conversation. `content` may also be a list of token ids: text that is already tokenized."""
 
     role: str
     content: str | list[int | ContentPart] | None = None
@@ -32,7 +32,7 @@ _ROLES_TO_COME = frozenset({"tool", "function"})
 
 
 def messages(turns: Sequence[Turn] | None, vocab_size: int) -> tuple[ChatMessage, ...]:
-    """Raises ServiceError that names the message and field to blame."""
+    """Returns the messages for the chat template. Raises ServiceError that names the wrong message and field."""
     if turns is None:
         missing("messages")
     if not 1 <= len(turns) <= limits.MESSAGES_MAX:

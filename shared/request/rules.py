@@ -1,4 +1,4 @@
-"""What a request may ask for beyond the ranges of `shared.sampling`, and the parameters of its choices. Pure."""
+"""Checks of a request that `shared.sampling` does not make, and the sampling parameters of its choices. Pure."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from shared.sampling import SamplingParams
 
 
 def check_choices(n: int, best_of: int | None, temperature: float, top_k: int, num_prompts: int = 1) -> None:
-    """Raises ServiceError for a number of choices that cannot be, or that would all be the same."""
+    """Raises ServiceError if `n` or `best_of` is out of range, or if all choices would be the same."""
     if not 1 <= n <= limits.CHOICES_MAX:
         refuse("n", f"must be between 1 and {limits.CHOICES_MAX}")
     if n * num_prompts > limits.SEQUENCES_PER_REQUEST_MAX:
@@ -27,7 +27,7 @@ def check_choices(n: int, best_of: int | None, temperature: float, top_k: int, n
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The stop strings of a request that gives one, several or none. Raises ServiceError."""
+    """Returns the stop strings of a request, which may give one, a list, or none. Raises ServiceError."""
     found = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(found) > limits.STOP_STRINGS_MAX:
         refuse("stop", f"must hold at most {limits.STOP_STRINGS_MAX} strings")
@@ -37,9 +37,10 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def choice_params(params: SamplingParams, choice: int, room: int) -> SamplingParams:
-    """The parameters of one choice: a seed of its own, and `room` for `max_tokens` where the request left it open (0).
+    """Returns the parameters of one choice, with its own seed and with `room` as `max_tokens` if that is 0 (not given).
 
-    The first choice has the request's seed, so that a request for one choice and for several begin alike.
+    `room` is the number of tokens that fit behind the prompt. The first choice has the request's seed, so the first
+    choice is the same whether the request asks for one choice or for several.
     """
     seed = params.seed if choice == 0 else _derived_seed(params.seed, choice)
     return msgspec.structs.replace(params, seed=seed, max_tokens=params.max_tokens or room)

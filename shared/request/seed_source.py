@@ -1,8 +1,8 @@
-"""Where a request without a seed gets one: from chance, or from the server's own seed and the request's number.
+"""Draws the seed of a request that has none: at random, or from the server's seed and the request's number.
 
-A request has its seed before it is placed, and every choice's draws follow from it: where it runs, and how often it is
-moved, changes nothing. With a seed of the server, the same requests in the same order get the same ones in each run.
-Used by the endpoints that generate.
+A request gets its seed before its sequences are placed, and the samples of all choices depend only on this seed. So the
+output does not depend on which engine runs a sequence or how often the sequence moves. With a server seed, the same
+requests in the same order get the same seeds in every run. Used by the gateway's generating endpoints and offline.
 """
 
 import hashlib
@@ -13,24 +13,24 @@ SeedSource = Callable[[], int]
 
 
 def random_seed() -> int:
-    """A seed that nobody can foretell, 63 bits."""
+    """Returns an unpredictable seed of 63 bits."""
     return secrets.randbits(63)
 
 
 class SequentialSeeds:
-    """Seeds for the first, the second, … request, as a function of the server's seed."""
+    """Returns, at the k-th call, the seed of the k-th request, which depends only on the server's seed and k."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._drawn = 0
 
     def __call__(self) -> int:
-        """The next one, 63 bits."""
+        """Returns the seed of the next request, 63 bits."""
         self._drawn += 1
         digest = hashlib.sha256(f"{self._seed}/request {self._drawn}".encode()).digest()
         return int.from_bytes(digest[:8], "little") >> 1
 
 
 def seeds_of(seed: int | None) -> SeedSource:
-    """What draws seeds for a server with this seed, or with none."""
+    """Returns the seed source of a server with this seed; `random_seed` if `seed` is None."""
     return random_seed if seed is None else SequentialSeeds(seed)

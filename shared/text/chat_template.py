@@ -1,8 +1,8 @@
-"""Chat templates as models bring them: Jinja in a sandbox, with the names that they expect. Pure; used by the worker.
+"""Renders models' chat templates: Jinja in a sandbox, with the names that templates expect. Pure.
 
-A template is code of a stranger. The sandbox keeps it from Python's internals; it does not keep it from looping or from
-building huge strings: `render_worker` runs it in a process of its own with limits. The dialect (filters, globals, block
-trimming, loop controls, the `generation` tag) is the one of transformers' `apply_chat_template`.
+A template is untrusted code. The sandbox denies it access to Python's internals, but does not prevent endless loops or
+huge strings; the tokenizer's `render_worker` therefore runs it in a separate process with limits. The dialect (filters,
+globals, block trimming, loop controls, the `generation` tag) is that of transformers' `apply_chat_template`.
 """
 
 import json
@@ -19,13 +19,13 @@ from jinja2.utils import Namespace
 
 
 class TemplateFailedError(Exception):
-    """The template could not be compiled or refused its input; the message is for the user."""
+    """The template could not be compiled, failed, or refused its input. The message is for the user."""
 
 
 class ChatTemplate:
-    """A compiled template. `constants` are variables of every rendering (`bos_token` and the like).
+    """A compiled template. `constants` are variables of every rendering, such as `bos_token`.
 
-    Raises TemplateFailedError when the source is no template.
+    Construction raises TemplateFailedError if the source cannot be compiled.
     """
 
     def __init__(self, source: str, constants: Mapping[str, str], output_chars_max: int) -> None:
@@ -41,7 +41,7 @@ class ChatTemplate:
             raise TemplateFailedError(f"The chat template cannot be compiled: {_describe(error)}.") from None
 
     def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-        """The conversation as the model's prompt. Raises TemplateFailedError."""
+        """Returns the conversation as the text of the model's prompt. Raises TemplateFailedError."""
         variables: dict[str, Any] = {
             **self._constants,
             "messages": messages,
@@ -55,7 +55,7 @@ class ChatTemplate:
             raise TemplateFailedError(f"The chat template refuses these messages: {refusal.message}") from None
         except TemplateFailedError:
             raise
-        except Exception as error:  # a template can raise whatever Python can
+        except Exception as error:  # a template can raise any exception
             raise TemplateFailedError(f"The chat template failed: {_describe(error)}.") from None
 
     def _generate(self, variables: dict[str, Any]) -> str:
@@ -67,7 +67,7 @@ class ChatTemplate:
                 raise TemplateFailedError(f"The conversation is longer than {self._output_chars_max} characters.")
             pieces.append(piece)
         text = "".join(pieces)
-        text.encode()  # a template can write half a surrogate pair, which is no text
+        text.encode()  # raises for half a surrogate pair, which a template can write but which is no valid text
         return text
 
 
@@ -76,7 +76,10 @@ class _RefusalError(TemplateError):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's part for training; here it is only its content."""
+    """The tag `{% generation %}…{% endgeneration %}`, which marks the assistant's part for training.
+
+    Here the tag has no effect: its content is rendered.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
 
@@ -87,9 +90,9 @@ class _GenerationTag(Extension):
 
 
 class _GuardedNamespace(Namespace):
-    """`namespace()` without underscore names, through which a template could reach Python's internals."""
+    """Jinja's `namespace()` without names that begin with "_", which would give access to Python's internals."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # lets `namespace(self=…)` work
+    def __init__(*args: Any, **kwargs: Any) -> None:  # no parameter `self`, so that `namespace(self=…)` works
         self, rest = args[0], args[1:]
         attributes = dict(*rest, **kwargs)
         for name in attributes:
@@ -124,7 +127,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    # Jinja's own filter escapes for HTML.
+    # Jinja's own `tojson` escapes characters for HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,7 +1,7 @@
-"""A model's text codec: text to token ids and back, with the tokenizer's own rules. Thread-safe once made.
+"""A model's text codec: text to token ids and back, by the rules of its tokenizer. Thread-safe after construction.
 
-Reads the files of a model directory in Hugging Face layout; needs the `tokenizers` library only. It does not render
-chat templates (`chat_template`); other kinds of tokenizers are handled by `tokenizer_adapter`.
+Reads the files of a model directory in Hugging Face layout; needs only the `tokenizers` library. Chat templates are
+rendered by `chat_template`; tokenizers without a `tokenizer.json` are loaded by `tokenizer_adapter`.
 """
 
 import json
@@ -23,9 +23,10 @@ _TEMPLATE_MARKS = ("{{", "{%", "{#", "\n")
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """What a directory says about the tokenizer beyond `tokenizer.json`.
+    """Data about the tokenizer from files other than `tokenizer.json`.
 
-    `named_tokens`: `bos_token` and the like by name, as chat templates use them. `chat_template`: None without one.
+    `named_tokens`: the texts of `bos_token`, `eos_token` etc. by name, for use in chat templates. `chat_template`: the
+    template's text, or None if there is no template.
     """
 
     named_tokens: dict[str, str]
@@ -33,27 +34,27 @@ class TextFacts:
 
 
 class Codec(Protocol):
-    """Text to token ids and back. Raises ServiceError where there is no text at all."""
+    """Converts text to token ids and back. All methods raise ServiceError on a server without a tokenizer."""
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """The token ids of each text."""
+        """Returns the token ids of each text."""
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of token ids; ids that the vocabulary lacks add nothing."""
+        """Returns the text of token ids. Ids outside the vocabulary add no text."""
         ...
 
     def knows(self, token_id: int) -> bool:
-        """True when the vocabulary has this id."""
+        """Whether the vocabulary has this id."""
         ...
 
     def token_text(self, token_id: int) -> str:
-        """One token as it reads inside a text."""
+        """Returns the text of one token inside a longer text."""
         ...
 
 
 class NoCodec:
-    """The codec of a server without a tokenizer (`--skip-tokenizer-init`): refuses whatever is asked of it."""
+    """The codec of a server without a tokenizer (`--skip-tokenizer-init`): every method raises ServiceError."""
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """See Codec."""
@@ -73,10 +74,10 @@ class NoCodec:
 
 
 class TextCodec:
-    """A Codec. `special_ids` are the ids of tokens that are no text."""
+    """A Codec that uses a tokenizer. `special_ids` are the ids of special tokens, which stand for no text."""
 
     def __init__(self, tokenizer: AnyTokenizer) -> None:
-        # A file may carry the truncation and padding of its training; requests are neither cut nor filled.
+        # The tokenizer's file may enable truncation and padding for training. Requests must not be cut or padded.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -85,25 +86,28 @@ class TextCodec:
         self._anchor_chars = len(self.decode(self._anchor))
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """See Codec. Releases the interpreter lock while it works."""
+        """See Codec. The `tokenizers` library releases the interpreter lock meanwhile."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of token ids; ids that the vocabulary lacks add nothing."""
+        """Returns the text of token ids. Ids outside the vocabulary add no text."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def knows(self, token_id: int) -> bool:
-        """True when the vocabulary has this id."""
+        """Whether the vocabulary has this id."""
         return self._tokenizer.id_to_token(token_id) is not None
 
     def token_text(self, token_id: int) -> str:
-        """One token as it reads inside a text: a leading space is kept, a piece of a character shows as U+FFFD."""
+        """Returns the text of one token inside a longer text.
+
+        A leading space is kept; a token that is only a part of a character gives U+FFFD.
+        """
         return self.decode([*self._anchor, token_id])[self._anchor_chars :]
 
 
 def choose_codec(settings: ModelSettings, directory: Path) -> Codec:
-    """The codec that the settings ask for, of a tokenizer in `directory`. Raises SettingsError."""
+    """Returns the codec that the settings ask for, with the tokenizer in `directory`. Raises SettingsError."""
     if settings.skip_tokenizer_init:
         return NoCodec()
     adapter = load_adapter(settings, directory)
@@ -111,7 +115,7 @@ def choose_codec(settings: ModelSettings, directory: Path) -> Codec:
 
 
 def load_codec(directory: Path) -> TextCodec:
-    """Raises SettingsError when the directory has no usable `tokenizer.json`."""
+    """Returns the codec of a directory's `tokenizer.json`. Raises SettingsError if that is missing or unusable."""
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise SettingsError(f"--tokenizer: {directory} has no tokenizer.json (a 'fast' tokenizer is needed).")
@@ -122,9 +126,10 @@ def load_codec(directory: Path) -> TextCodec:
 
 
 def load_facts(directory: Path, chat_template: str = "") -> TextFacts:
-    """Named tokens, and the chat template: the one given (a file or the text itself), else the directory's.
+    """Returns the named tokens and the chat template of a directory.
 
-    Raises SettingsError for a file that cannot be read.
+    `chat_template`, a file or the template's text, replaces the directory's own template. Raises SettingsError for a
+    file that cannot be read.
     """
     config = _read_object(directory / "tokenizer_config.json")
     named = {**_named_tokens(_read_object(directory / "special_tokens_map.json")), **_named_tokens(config)}
@@ -137,7 +142,7 @@ def _no_tokenizer() -> ServiceError:
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """A token is named by its text or by an object that holds the text as `content`."""
+    """Returns the named tokens of a configuration file. A value is the token's text or an object with a `content`."""
     found: dict[str, str] = {}
     for name in _TOKEN_NAMES:
         value = config.get(name)
@@ -148,9 +153,9 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def given_template(chat_template: str) -> str:
-    """The text of a chat template that is given as text or as the path of a file. Raises SettingsError."""
+    """Returns the text of a chat template that is given as text or as a file's path. Raises SettingsError."""
     if any(mark in chat_template for mark in _TEMPLATE_MARKS):
-        # On one line, as a shell passes it, a line break is written as backslash and n.
+        # A template on a command line is one line, with line breaks and tabs written as \n and \t.
         return chat_template.replace("\\n", "\n").replace("\\t", "\t")
     path = Path(chat_template)
     if not path.is_file():
@@ -163,7 +168,7 @@ def _own_template(directory: Path, config: Mapping[str, Any]) -> str | None:
         return _read_text(directory / "chat_template.jinja")
     for source in (_read_object(directory / "chat_template.json"), config):
         template: Any = source.get("chat_template")
-        if isinstance(template, list):  # several, by name
+        if isinstance(template, list):  # several named templates
             named = cast(list[dict[str, Any]], template)
             template = {item["name"]: item["template"] for item in named}.get("default")
         if isinstance(template, str):

@@ -1,13 +1,15 @@
-"""Incremental detokenization: tokens in, text out, never a broken character and never text that later changes. Pure.
+"""Incremental detokenization: returns text token by token, without broken characters or later corrections. Pure.
 
-Both classes promise the same. The deltas of `push` and `finish`, joined, are a function of the prompt's tail and the
-tokens alone: however the tokens are split over calls, and wherever a new object takes over with the tokens so far, the
-text is the same. It equals what the tokenizer library decodes from tail + tokens, behind what it decodes from the tail.
+Both classes give the same guarantee: the concatenated results of `push` and `finish` depend only on the prompt's tail
+(its last few tokens) and the output tokens. They do not depend on how the tokens are split over calls, nor on whether a
+new object continues with the tokens so far. The text equals the tokenizer library's decoding of tail + output tokens,
+without the decoding of the tail at its beginning.
 
-One exception, on purpose: a byte-fallback decoder of the library turns a whole run of byte tokens into U+FFFD when one
-of them is wrong, good characters included. Text that was shown cannot be taken back, so here the good ones stay.
+There is one intended exception. If one byte token in a run of byte tokens is invalid, the library's byte-fallback
+decoder turns the whole run into U+FFFD, valid characters included. Text that was already returned cannot be changed, so
+here the valid characters stay.
 
-Cost does not grow with the output's length.
+The cost of a token does not grow with the output's length.
 """
 
 import codecs
@@ -21,25 +23,25 @@ REPLACEMENT = "\ufffd"
 
 
 class Detokenizer(Protocol):
-    """One sequence's text."""
+    """Converts the tokens of one sequence to text."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens make certain. Raises UnknownTokenError and then takes no more."""
+        """Returns the text that is certain after these tokens. Must not be called again after UnknownTokenError."""
         ...
 
     def finish(self) -> str:
-        """What was held back: the broken end of the text, as U+FFFD."""
+        """Returns the text held back so far: an incomplete character at the end, as U+FFFD."""
         ...
 
 
 def start_detokenizer(vocabulary: Vocabulary, prompt_tail: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
-    """A detokenizer for the text behind `prompt_tail`, the prompt's last few tokens. Raises UnknownTokenError."""
+    """Returns a detokenizer for the text after `prompt_tail`, the last few prompt tokens. Raises UnknownTokenError."""
     kind = WindowDetokenizer if vocabulary.rule is None else ByteDetokenizer
     return kind(vocabulary, prompt_tail, skip_special_tokens)
 
 
 class ByteDetokenizer:
-    """For decoders whose text is the sum of their tokens' bytes: an incremental UTF-8 reading of them."""
+    """For tokenizers whose text is the concatenation of their tokens' bytes: decodes these bytes as UTF-8."""
 
     __slots__ = ("_at_start", "_first_pieces", "_pieces", "_utf8")
 
@@ -72,13 +74,14 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any other decoder: decodes a short window of tokens again and shows what is new in it.
+    """For all other tokenizers: decodes a short window of tokens again for each token and returns the new text.
 
-    The window is the tokens that gave the last text (context for joining) and those after them:
+    The window `_ids` consists of the tokens that gave the last text, which are the context, and all tokens after them.
+    `text` is the decoding of the window:
 
-        [0, ..)                  ids: decoded at each token
-        text[:_shown]            is out
-        text[_shown:]            is new, unless the text ends with a broken character, which is held back
+        text[:_shown]            was already returned, or belongs to the prompt
+        text[_shown:]            is new; while the text ends with an incomplete character, it is held back, for at most
+                                 `HELD_TOKENS_MAX` tokens
     """
 
     __slots__ = ("_ids", "_num_context", "_num_held", "_shown", "_skip", "_vocabulary")
@@ -114,7 +117,7 @@ class WindowDetokenizer:
         return new
 
     def _move_window(self, shown: int) -> None:
-        """Drops the old context; the tokens that gave new text become the context, if they have text of their own."""
+        """Drops the old context. The tokens that gave new text become the context, if they have text by themselves."""
         latest = self._ids[self._num_context :]
         text = self._vocabulary.decode(latest, self._skip)
         if text:

@@ -1,9 +1,9 @@
-"""What bytes each token adds to a text. Pure; `vocabulary` gives it the decoder description of `tokenizer.json`.
+"""The bytes that each token adds to a text. Pure; `vocabulary` passes the decoder description of `tokenizer.json`.
 
-Nearly every tokenizer of today decodes token by token: the text of a sequence is the UTF-8 reading of its tokens'
-bytes, joined, and only the first token of a text may lose a leading space. For such a decoder `piece_rule` returns a
-rule, and detokenizing one more token costs one table look-up. For any other (WordPiece, unknown sequences) it returns
-None.
+Most tokenizers decode token by token: the text of a sequence is its tokens' bytes, concatenated and decoded as UTF-8,
+and only the first token of a text may lose a leading space. For such a decoder `piece_rule` returns a rule, and
+detokenizing one more token costs one table look-up. For all other decoders (WordPiece, unknown sequences of decoders)
+`piece_rule` returns None.
 """
 
 import codecs
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 REPLACE_SUBPART = "replace"
-"""One U+FFFD for each longest broken part of a character: what byte-level decoders show."""
+"""UTF-8 error handler: one U+FFFD for each maximal invalid part of a character, as byte-level decoders do."""
 REPLACE_EACH_BYTE = "antiphon_each_byte"
-"""One U+FFFD for each broken byte: what byte-fallback decoders show."""
+"""UTF-8 error handler: one U+FFFD for each invalid byte, as byte-fallback decoders do."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 Description = Mapping[str, Any]
@@ -24,10 +24,10 @@ Piece = Callable[[str], bytes]
 
 @dataclass(frozen=True, slots=True)
 class PieceRule:
-    """From a token's vocabulary string to its bytes.
+    """Converts a token's vocabulary string to its bytes.
 
     `first` is used for the first token of a text, `piece` for all others. `errors` names the codec error handler for
-    bytes that are no UTF-8.
+    bytes that are not valid UTF-8.
     """
 
     piece: Piece
@@ -36,7 +36,7 @@ class PieceRule:
 
 
 def piece_rule(decoder: Description | None) -> PieceRule | None:
-    """The rule of a decoder, or None when its text is not the sum of its tokens."""
+    """Returns the rule of a decoder, or None if its text is not the concatenation of its tokens' bytes."""
     kind = decoder["type"] if decoder else ""
     if decoder is None or kind == "WordPiece":
         return None
@@ -48,7 +48,7 @@ def piece_rule(decoder: Description | None) -> PieceRule | None:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in byte-level vocabularies (GPT-2's table)."""
+    """Returns GPT-2's table of byte-level vocabularies: from each printable character to the byte it stands for."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -60,7 +60,7 @@ _BYTE_LEVEL = _byte_level_alphabet()
 def _byte_level_piece(token: str) -> bytes:
     try:
         return bytes([_BYTE_LEVEL[character] for character in token])
-    except KeyError:  # an added token, which is in the vocabulary as it is
+    except KeyError:  # an added token, whose vocabulary string is plain text
         return token.encode()
 
 
@@ -73,7 +73,10 @@ def _metaspace_rule(decoder: Description) -> PieceRule:
 
 
 def _sequence_rule(decoders: list[Description]) -> PieceRule | None:
-    """SentencePiece models: replacements, then byte fallback, then fusing, then at most one leading space dropped."""
+    """Returns the rule of a SentencePiece decoder; None for any other sequence.
+
+    Its steps are replacements, then byte fallback, then fusing, then the removal of at most one leading space.
+    """
     replacements: list[tuple[str, str]] = []
     steps = list(decoders)
     while steps and steps[0]["type"] == "Replace" and "String" in steps[0]["pattern"]:

@@ -1,13 +1,13 @@
-"""Separates a reasoning model's thoughts from its answer: text between `<think>` and `</think>` at the start. Pure."""
+"""Separates a reasoning model's thoughts, the text in `<think>…</think>` at the start, from its answer. Pure."""
 
 OPEN, CLOSE = "<think>", "</think>"
 
 
 def split_reasoning(text: str, prompt: str, *, ended: bool) -> tuple[str | None, str]:
-    """(thoughts, answer) of an output so far; thoughts are None for an output that does not begin with any.
+    """Returns (thoughts, answer) of the output so far. Thoughts are None if the output does not begin with thoughts.
 
-    The prompt of some models ends with the opening tag, so that the output begins within the thoughts. While the output
-    has not `ended`, characters that may turn out to be part of a tag are in neither.
+    The prompts of some models end with the opening tag, so that the output begins inside the thoughts. While the output
+    has not `ended`, characters at its end that may belong to a tag are in neither part.
     """
     if prompt.rstrip().endswith(OPEN):
         thoughts = text
@@ -24,6 +24,6 @@ def split_reasoning(text: str, prompt: str, *, ended: bool) -> tuple[str | None,
 
 
 def _without_part_of(tag: str, text: str) -> str:
-    """The text without an end that begins the tag."""
+    """Returns the text without its end, if that end is the beginning of the tag."""
     held = next((size for size in range(len(tag) - 1, 0, -1) if text.endswith(tag[:size])), 0)
     return text[: len(text) - held]

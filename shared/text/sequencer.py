@@ -1,10 +1,13 @@
-"""Puts one sequence's token events in order: each position is taken exactly once, whatever the bus does to messages.
+"""Puts one sequence's token events in order: each position is accepted exactly once.
 
-Pure. An event stands at `event.position`, the sequence at `position`, the number of tokens taken:
+This holds even if messages are lost, duplicated or reordered. Pure. `event.position` is the position of an event's
+first token, `position` is the number of tokens accepted so far:
 
-    event.position <  position   overlap: what is known is dropped after a comparison, the rest is taken
-    event.position == position   taken
-    event.position >  position   gap: held (boundedly) until what is missing has come; `has_gap` says so
+    event.position <  position   overlap: known tokens are compared and dropped, the other tokens are accepted
+    event.position == position   the event is accepted
+    event.position >  position   gap: the event is held until the missing tokens arrive; `has_gap` is true meanwhile
+
+At most `HELD_EVENTS_MAX` events are held.
 """
 
 from array import array
@@ -16,17 +19,17 @@ from shared.messages import TokenEvent
 
 
 class Fresh(NamedTuple):
-    """An event whose turn has come; its first `skip` tokens were known already."""
+    """An accepted event. Its first `skip` tokens were already known."""
 
     event: TokenEvent
     skip: int
 
 
 class Sequencer:
-    """`token_ids` are the output tokens taken so far; `position` is where the next one belongs.
+    """The order of one sequence. `token_ids` are the output tokens accepted so far.
 
-    `divergences` counts overlaps that contradict what was taken (which stays the truth), `duplicates` events without
-    anything new, `dropped` events that found no place behind a gap.
+    `divergences` counts overlaps whose tokens differ from the accepted ones, which are kept. `duplicates` counts events
+    with nothing new. `dropped` counts events that could not be held because too many were, or with a negative position.
     """
 
     __slots__ = ("_held", "divergences", "dropped", "duplicates", "token_ids")
@@ -40,16 +43,16 @@ class Sequencer:
 
     @property
     def position(self) -> int:
-        """Where the next token belongs."""
+        """The position of the next token: the number of tokens accepted so far."""
         return len(self.token_ids)
 
     @property
     def has_gap(self) -> bool:
-        """True while something before a held event is missing."""
+        """Whether tokens before a held event are missing."""
         return bool(self._held)
 
     def push(self, event: TokenEvent) -> list[Fresh]:
-        """What can be taken now, in order. Raises OverflowError for a token id that is no u32."""
+        """Returns the events that can be accepted now, in order. Raises OverflowError for a token id that is no u32."""
         if event.position > len(self.token_ids):
             self._hold(event)
             return []
@@ -81,7 +84,8 @@ class Sequencer:
         if len(event.token_ids) > known:
             self.token_ids.extend(event.token_ids[known:])
             return Fresh(event, known)
-        # An end that lies behind us is old, unless the engine gave the sequence up.
+        # The event has no new tokens. Its finish reason is outdated if the event ends before `position`, unless the
+        # engine aborted the sequence.
         at_end = len(event.token_ids) == known or event.finish_reason in ("abort", "error")
         if event.finish_reason is None or not at_end:
             self.duplicates += 1

@@ -1,27 +1,29 @@
-"""Stop strings in growing text: finds the first, and shows nothing that may turn out to be part of one. Pure.
+"""Finds the first stop string in growing text and holds back text that may be the beginning of a stop string. Pure.
 
-Which one wins: the stop string that is complete first, because generation ends at that character; if several end
-there, the longest, so that nothing of any of them is left. This does not depend on how the text is cut into tokens.
+The first stop string is the one that is complete first, because generation ends at that character. If several stop
+strings end at the same character, the longest one counts, so that no part of any of them remains. The result does not
+depend on how the text is split into tokens.
 """
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Looks for `stops` in pushed text. With `include` the stop string is shown, else the text ends before it."""
+    """Searches for `stops` in pushed text. The shown text includes the stop string only with `include`."""
 
     __slots__ = ("_first_characters", "_held", "_include", "_stops")
 
     def __init__(self, stops: Sequence[str], include: bool) -> None:
-        self._stops = tuple(filter(None, stops))  # an empty one would end every text before it begins
+        self._stops = tuple(filter(None, stops))  # an empty stop string would match at once
         self._include = include
         self._first_characters = frozenset(stop[0] for stop in self._stops)
         self._held = ""
 
     def push(self, text: str, counts: bool = True) -> tuple[str, str | None]:
-        """What may be shown now, and the stop string that ended the text, if one did: then nothing more is taken.
+        """Returns the text that can be shown now, and the stop string that ended the text or None.
 
-        With `counts` False a stop string that ends within `text` is ordinary text (`min_tokens`).
+        After a stop string, `push` must not be called again. With `counts` False a stop string that ends within `text`
+        is treated as ordinary text (`min_tokens`).
         """
         if not text:
             return "", None
@@ -37,12 +39,12 @@ class StopStrings:
         return text[:num_shown], None
 
     def finish(self) -> str:
-        """The text that was held back, when no more can come."""
+        """Returns the text that was held back. To be called when no more text follows."""
         held, self._held = self._held, ""
         return held
 
     def _find(self, text: str, num_old: int) -> tuple[int, str] | None:
-        """The winner among stop strings that end behind the first `num_old` characters, with its start."""
+        """Returns the first stop string that ends after the first `num_old` characters, as (start, stop string)."""
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
             start = text.find(stop, max(0, num_old - len(stop) + 1))
@@ -52,7 +54,7 @@ class StopStrings:
         return (best[1], best[2]) if best is not None else None
 
     def _num_held(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
+        """Returns the length of the longest end of `text` that is the beginning of a stop string."""
         for start in range(len(text)):
             if text[start] in self._first_characters:
                 tail = text[start:]

@@ -1,10 +1,10 @@
-"""One stream: a sequence's token events in, its text events out. Pure: no bus, no clock.
+"""The stream of one sequence: converts its token events to text events. Pure: no bus, no clock.
 
     TokenEvent -> Sequencer (order) -> Detokenizer (text) -> StopStrings (end) -> TextEvent
 
-Everything it sends is a function of `OpenStream` and the tokens, so a stream that is opened anew, here or elsewhere,
-with the tokens so far goes on with exactly the same text. At a stop string the text event's tokens end with the token
-that completed it, and what the engine computed beyond is dropped.
+The text events depend only on `OpenStream` and the tokens. A stream that is opened again with the tokens so far, on the
+same or another detokenizer, therefore continues with exactly the same text. At a stop string, the tokens of the text
+event end with the token that completed the stop string; further tokens from the engine are dropped.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ from shared.text.vocabulary import UnknownTokenError, Vocabulary
 
 
 class TextStream:
-    """Raises UnknownTokenError or DecodeError when `message` carries tokens that are none.
+    """The text stream of one sequence. Construction raises UnknownTokenError or DecodeError for invalid token ids.
 
-    `finish_reason` is set with the last text event. `stopped`: by a stop string or bad tokens, which the engine has to
-    be told.
+    `finish_reason` is set when the last text event is made. `stopped`: whether a stop string or invalid tokens ended
+    the stream before the engine ended the sequence, so that the engine has to be told.
     """
 
     __slots__ = (
@@ -49,21 +49,21 @@ class TextStream:
 
     @property
     def finished(self) -> bool:
-        """True when the last text event is out."""
+        """Whether the last text event has been made."""
         return self.finish_reason is not None
 
     @property
     def num_tokens(self) -> int:
-        """Output tokens that belong to the text, those that the owner had included."""
+        """Number of output tokens that belong to the text, including those that the owner sent in `OpenStream`."""
         return self._position
 
     @property
     def gap(self) -> int | None:
-        """The position from which tokens are missing, if some are."""
+        """The position of the first missing token; None if no tokens are missing or the stream has finished."""
         return self.sequencer.position if self.sequencer.has_gap and not self.finished else None
 
     def push(self, event: TokenEvent) -> list[TextEvent]:
-        """The text events that this token event makes possible. A bad token id ends the stream with an error."""
+        """Returns the text events that follow from a token event. An invalid token id ends the stream with an error."""
         if self.finished:
             return []
         if self._stop_reason is not None:
@@ -79,7 +79,7 @@ class TextStream:
         return texts
 
     def fail(self, code: str, message: str) -> TextEvent:
-        """Ends the stream: the last text event, with what text there is."""
+        """Ends the stream with an error. Returns the last text event, which has the text that was held back."""
         self.finish_reason, self.stopped = "error", True
         offset, text = self._show(self._stops.finish() if self._stops else "")
         return TextEvent(
@@ -95,7 +95,10 @@ class TextStream:
         )
 
     def _end_of_replay(self, stop: str) -> TextEvent:
-        """The owner's own tokens hold the stop string: the end is said as soon as the engine is heard."""
+        """Returns the last text event of a stream whose tokens in `OpenStream` already contain a stop string.
+
+        The event is made when the first token event of the engine arrives.
+        """
         self.finish_reason, self.stopped = "stop", True
         offset, text = self._show("")
         return TextEvent(self.sequence_id, self.attempt, self._position, (), offset, text, "stop", stop)
@@ -109,7 +112,10 @@ class TextStream:
             texts.append(self._take_range(event, skip, end))
 
     def _take_range(self, event: TokenEvent, start: int, end: int) -> TextEvent:
-        """The tokens [start, end) of an event; the event's end counts when they are its last."""
+        """Returns the text event of the tokens [start, end) of a token event.
+
+        The token event's finish reason applies only if the range includes its last token.
+        """
         reason = event.finish_reason if end == len(event.token_ids) else None
         text, used, stop = self._decode(event.token_ids[start:end], ending=reason is not None)
         stop_reason: str | int | None = event.stop_token_id if reason is not None else None
@@ -136,7 +142,7 @@ class TextStream:
         )
 
     def _decode(self, token_ids: Sequence[int], ending: bool) -> tuple[str, int, str | None]:
-        """Text, the number of tokens that count, and the stop string that ended the text."""
+        """Returns the text, the number of tokens that belong to it, and the stop string that ended the text or None."""
         if self._stops is not None:
             return self._decode_to_stop(self._stops, token_ids, ending)
         text = self._detokenizer.push(token_ids)
@@ -147,7 +153,7 @@ class TextStream:
     ) -> tuple[str, int, str | None]:
         parts: list[str] = []
         num_exempt = self._min_tokens - self._position
-        # All of them before the first counts: an unknown token must not take text of earlier ones with it.
+        # All tokens are decoded before any text goes to `stops`: if an unknown token raises an error, no text is lost.
         deltas = [self._detokenizer.push((token_id,)) for token_id in token_ids]
         for used, delta in enumerate(deltas, start=1):
             text, stop = stops.push(delta, used > num_exempt)
@@ -161,7 +167,7 @@ class TextStream:
         return "".join(parts), len(token_ids), stop
 
     def _show(self, text: str) -> tuple[int, str]:
-        """Where the next text belongs, and the text with what the replay left."""
+        """Returns the offset of the next text event, and `text` with any pending text of the replay before it."""
         if self._pending:
             text, self._pending = self._pending + text, ""
         offset = self._text_length

@@ -1,8 +1,8 @@
-"""Tokenizers that are no `tokenizer.json`: a user's own file, or a class of transformers (`--tokenizer-mode slow`).
+"""Tokenizers without a `tokenizer.json`: a user's Python file, or a class of transformers (`--tokenizer-mode slow`).
 
-`TokenizerAdapter` gives them the few methods of the `tokenizers` library that the services use, one call at a time:
-nothing says that they are safe on several threads. Called by the tokenizer and the detokenizer at start-up.
-Transformers is imported by name and only when it is asked for: the images of both services do without it.
+`TokenizerAdapter` gives them the methods of the `tokenizers` library that the services use. A lock allows one call at a
+time, because such tokenizers may not be thread-safe. Called by the tokenizer and the detokenizer at start-up.
+Transformers is imported by name and only when needed, because the images of both services do not contain it.
 """
 
 import importlib
@@ -20,52 +20,52 @@ _OTHER_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "v
 
 
 class AddedToken(Protocol):
-    """What a vocabulary says about a token beyond its text."""
+    """The properties of a token that was added to a vocabulary."""
 
     @property
     def special(self) -> bool:
-        """True when the token is no text."""
+        """Whether the token is a special token, which stands for no text."""
         ...
 
 
 class Encoding(Protocol):
-    """An encoded text."""
+    """The encoding of a text."""
 
     @property
     def ids(self) -> list[int]:
-        """Its token ids."""
+        """The token ids."""
         ...
 
 
 class AnyTokenizer(Protocol):
-    """What the services need of `tokenizers.Tokenizer`."""
+    """The methods of `tokenizers.Tokenizer` that the services use."""
 
     def no_truncation(self) -> None:
-        """Texts are never cut."""
+        """Switches the truncation of texts off."""
         ...
 
     def no_padding(self) -> None:
-        """Texts are never filled up."""
+        """Switches the padding of texts off."""
         ...
 
     def get_added_tokens_decoder(self) -> dict[int, Any]:
-        """`AddedToken` by id."""
+        """Returns the added tokens by id, as `AddedToken`."""
         ...
 
     def get_vocab_size(self) -> int:
-        """Tokens in the vocabulary, 0 when nobody knows."""
+        """Returns the number of tokens in the vocabulary, 0 if it is unknown."""
         ...
 
     def id_to_token(self, id: int) -> str | None:
-        """A token's string in the vocabulary."""
+        """Returns a token's string in the vocabulary, None if the vocabulary does not have the id."""
         ...
 
     def encode_batch_fast(self, input: list[str], *, add_special_tokens: bool = True) -> Sequence[Any]:
-        """An `Encoding` of each text."""
+        """Returns an `Encoding` of each text."""
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids."""
+        """Returns the text of token ids."""
         ...
 
 
@@ -78,9 +78,9 @@ class _Ids(NamedTuple):
 
 
 class TokenizerAdapter:
-    """Wraps an object with `encode` and `decode`. What else it may have: `vocab_size`, `all_special_ids`, `bos_token`.
+    """Wraps an object with methods `encode` and `decode`, and optional attributes `vocab_size` and `all_special_ids`.
 
-    Its methods get `add_special_tokens` and `skip_special_tokens` by name if they take them.
+    `encode` gets `add_special_tokens` and `decode` gets `skip_special_tokens` if they accept these arguments by name.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -105,7 +105,7 @@ class TokenizerAdapter:
         return self._size
 
     def id_to_token(self, id: int) -> str | None:
-        """See AnyTokenizer. The string is empty: only whether there is one matters to those who ask."""
+        """See AnyTokenizer. The string of a known id is empty, because callers only check whether the id is known."""
         return "" if id >= 0 and (id < self._size or not self._size) else None
 
     def encode_batch_fast(self, input: list[str], *, add_special_tokens: bool = True) -> list[_Ids]:
@@ -122,9 +122,9 @@ class TokenizerAdapter:
 
 
 def load_adapter(settings: ModelSettings, directory: Path) -> TokenizerAdapter | None:
-    """The tokenizer that the settings ask for, or None when it is the directory's `tokenizer.json`.
+    """Returns the tokenizer that the settings ask for, or None if the directory's `tokenizer.json` is to be used.
 
-    Raises SettingsError when it cannot be made.
+    Raises SettingsError if the tokenizer cannot be made.
     """
     if settings.tokenizer_extension_path:
         return _from_extension(Path(settings.tokenizer_extension_path).expanduser(), directory, settings)
@@ -134,7 +134,7 @@ def load_adapter(settings: ModelSettings, directory: Path) -> TokenizerAdapter |
 
 
 def _needs_transformers(directory: Path, trusted: bool) -> bool:
-    """True for files that only transformers understands. A directory with none at all is somebody else's complaint."""
+    """Whether the directory's tokenizer files can be read only by transformers. False also if it has no such files."""
     if (directory / _FILE).is_file():
         return False
     patterns = (*_OTHER_FILES, "tokenization_*.py") if trusted else _OTHER_FILES
@@ -152,7 +152,7 @@ def _from_extension(path: Path, directory: Path, settings: ModelSettings) -> Tok
     try:
         spec.loader.exec_module(module)
         inner = _make(module, directory, settings)
-    except Exception as error:  # it is somebody else's code
+    except Exception as error:  # the user's code may raise any exception
         raise SettingsError(f"{flag}: {path} failed: {type(error).__name__}: {error}") from error
     if inner is None:
         raise SettingsError(f"{flag}: {path} has neither get_tokenizer(name_or_path, **options) nor a class Tokenizer")
@@ -186,7 +186,7 @@ def _from_transformers(directory: Path, settings: ModelSettings) -> TokenizerAda
     trusted = settings.trust_remote_code
     try:
         inner = transformers.AutoTokenizer.from_pretrained(directory, use_fast=False, trust_remote_code=trusted)
-    except Exception as error:  # whatever its loaders, or the model's own code, raise
+    except Exception as error:  # transformers' loaders and the model's own code may raise any exception
         reason = (str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(".")
         untrusted = not trusted and any(directory.glob("*.py"))
         hint = " Its own code runs with --trust-remote-code only." if untrusted else ""
@@ -198,12 +198,12 @@ def _from_transformers(directory: Path, settings: ModelSettings) -> TokenizerAda
 def _takes(method: Callable[..., Any], name: str) -> bool:
     try:
         parameters = inspect.signature(method).parameters.values()
-    except (TypeError, ValueError):  # built in: it does not say
+    except (TypeError, ValueError):  # a built-in function without a signature
         return False
     return any(each.name == name or each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
 
 
 def _size(inner: Any) -> int:
-    """Tokens with the added ones, which transformers counts by `len`."""
+    """Returns the number of tokens including added tokens, which `len` counts in transformers' tokenizers."""
     length = len(inner) if hasattr(inner, "__len__") else 0
     return max(length, int(getattr(inner, "vocab_size", 0) or 0))

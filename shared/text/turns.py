@@ -1,4 +1,4 @@
-"""Chat turns as a chat template takes them: text in place of pre-tokenized content. Pure."""
+"""Converts chat turns to the input of a chat template: pre-tokenized content becomes text. Pure."""
 
 from shared.codec import DecodeError, unpack_ids
 from shared.errors import ServiceError
@@ -7,10 +7,10 @@ from shared.text.codec import Codec
 
 
 def plain_messages(codec: Codec, messages: tuple[ChatMessage, ...]) -> list[dict[str, str]]:
-    """The conversation as a chat template sees it.
+    """Returns the conversation as the input of a chat template.
 
-    A pre-tokenised turn is decoded first, special tokens included: a template works on text, and what comes before and
-    after a turn decides how its text is cut into tokens. Raises ServiceError for ids outside the vocabulary.
+    A pre-tokenized turn is decoded first, including special tokens, because a template works on text and the
+    tokenization of a turn depends on the text before and after it. Raises ServiceError for ids outside the vocabulary.
     """
     return [_plain_message(codec, message) for message in messages]
 
@@ -23,7 +23,7 @@ def _plain_message(codec: Codec, message: ChatMessage) -> dict[str, str]:
 
 
 def known_ids(codec: Codec, packed: bytes, param: str) -> list[int]:
-    """Unpacked token ids. Raises ServiceError, naming `param`, for ids outside the vocabulary."""
+    """Returns unpacked token ids. Raises ServiceError that names `param` for ids outside the vocabulary."""
     try:
         token_ids = unpack_ids(packed)
     except DecodeError:

@@ -1,7 +1,7 @@
-"""A model's vocabulary, read from its directory: tokens to bytes, to text, and which of them are special.
+"""A model's vocabulary, read from its directory: the bytes and text of each token, and which tokens are special.
 
-Not a tokenizer: it never splits text. Made once for a process and shared by every stream; the tables inside are filled
-as tokens occur, so that start-up reads the file and nothing more.
+A vocabulary only decodes; texts are encoded by `codec`. It is made once for a process and shared by all streams. Its
+tables are filled when tokens first occur, so that start-up only has to read the file.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +18,14 @@ from shared.text.tokenizer_adapter import AnyTokenizer, load_adapter
 
 
 class UnknownTokenError(ValueError):
-    """A token id that neither the tokenizer nor the model has."""
+    """A token id is neither in the tokenizer's nor in the model's vocabulary."""
 
 
 class _Table(dict[int, bytes]):
-    """Token id to bytes, computed at the first look-up. Bounded by the vocabulary: an unknown id raises."""
+    """Maps token ids to bytes, which are computed at the first look-up.
+
+    An unknown id raises an error, so the table has at most as many entries as the vocabulary.
+    """
 
     def __init__(self, compute: Callable[[int], bytes]) -> None:
         super().__init__()
@@ -34,34 +37,34 @@ class _Table(dict[int, bytes]):
 
 
 class Vocabulary:
-    """`pieces`, `visible_pieces` and `first_pieces` are only meant when `rule` is not None."""
+    """The tokens of a model. `pieces`, `visible_pieces` and `first_pieces` may be used only if `rule` is not None."""
 
     has_text = True
-    """False when tokens stand for no text at all."""
+    """Whether tokens have text. False on a server without a tokenizer."""
 
     def __init__(self, tokenizer: AnyTokenizer, decoder: dict[str, Any] | None, model_vocab_size: int = 0) -> None:
         self.size = max(tokenizer.get_vocab_size(), model_vocab_size)
         self.special_ids = frozenset(i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special)
         self.rule: PieceRule | None = piece_rule(decoder)
         self.pieces = _Table(self._piece)
-        """What each token adds to a text."""
+        """The bytes that each token adds to a text."""
         self.visible_pieces = _Table(lambda i: b"" if i in self.special_ids else self._piece(i))
-        """The same, with special tokens adding nothing."""
+        """The bytes that each token adds to a text if special tokens are skipped: none for special tokens."""
         self.first_pieces = _Table(self._first_piece)
-        """What each token gives as the first of a text."""
+        """The bytes of each token as the first token of a text."""
         self.token_bytes = self.pieces if self.rule else _Table(self._decoded_bytes)
-        """The exact bytes that a token stands for, wherever it is."""
+        """The exact bytes of each token, independent of its place in a text."""
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """The tokenizer library's own decoding of a whole list. Raises UnknownTokenError."""
+        """Returns the text of a list of tokens as the tokenizer library decodes it. Raises UnknownTokenError."""
         for token_id in token_ids:
             self._string(token_id)
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """One token as text; bytes that are no whole character show as U+FFFD. Raises UnknownTokenError."""
+        """Returns the text of one token; bytes that are not a whole character give U+FFFD. Raises UnknownTokenError."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._texts[token_id] = self.token_bytes[token_id].decode("utf-8", "replace")
@@ -71,7 +74,7 @@ class Vocabulary:
         string = self._tokenizer.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if string is not None:
             return string
-        # Models round their vocabulary up: an id in the rounding is legal and has no text.
+        # Models round the size of their vocabulary up. The additional ids are legal and have no text.
         if 0 <= token_id < self.size:
             return ""
         raise UnknownTokenError(f"token id {token_id} is outside the vocabulary of {self.size}")
@@ -98,7 +101,7 @@ class SilentVocabulary(Vocabulary):
 
 
 def choose_vocabulary(settings: ModelSettings, tokenizer_directory: Path, model_directory: Path) -> Vocabulary:
-    """The vocabulary that the settings ask for. Raises SettingsError."""
+    """Returns the vocabulary that the settings ask for. Raises SettingsError."""
     if settings.skip_tokenizer_init:
         return SilentVocabulary(_model_vocab_size(model_directory / "config.json"))
     adapter = load_adapter(settings, tokenizer_directory)
@@ -108,9 +111,9 @@ def choose_vocabulary(settings: ModelSettings, tokenizer_directory: Path, model_
 
 
 def load_vocabulary(tokenizer_directory: Path, model_directory: Path) -> Vocabulary:
-    """Reads `tokenizer.json` and, where there is one, the vocabulary size in the model's `config.json`.
+    """Returns the vocabulary of `tokenizer.json`, with the vocabulary size in the model's `config.json` if it exists.
 
-    Raises SettingsError when the directory has no usable tokenizer.
+    Raises SettingsError if the directory has no usable tokenizer.
     """
     path = tokenizer_directory / "tokenizer.json"
     if not path.is_file():

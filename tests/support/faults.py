@@ -1,4 +1,7 @@
-"""What can go wrong with one message of the in-process bus, decided by seed. Used by `memory` only."""
+"""Faults that the in-process bus can apply to single messages: loss, duplication, delay. Used only by `memory`.
+
+Random decisions come from the bus's seeded generator.
+"""
 
 import functools
 import random
@@ -8,12 +11,12 @@ from dataclasses import dataclass, field
 from shared.actors.transport import Delivery
 
 Rule = float | Callable[[Delivery], bool]
-"""When a fault strikes: with a probability, or when the predicate says so."""
+"""Which messages a fault applies to: each with this probability, or those for which the predicate is true."""
 
 
 @functools.lru_cache(maxsize=65536)
 def matches(pattern: str, subject: str) -> bool:
-    """True when a subject falls under a pattern with `*` (one token) and `>` (one or more at the end)."""
+    """Whether a subject matches a pattern, in which `*` stands for one token and `>` for one or more at the end."""
     wanted, given = pattern.split("."), subject.split(".")
     for index, token in enumerate(wanted):
         if token == ">":
@@ -25,24 +28,28 @@ def matches(pattern: str, subject: str) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Fault:
-    """A fault switched on by `MemoryBus`. `hits` says how often it struck: a test must look, or proves nothing."""
+    """A fault of a `MemoryBus`.
+
+    `hits` counts the deliveries to which the fault was applied. A test must check that `hits` is not 0; otherwise the
+    test may pass without any fault.
+    """
 
     pattern: str
     rule: Rule = 1.0
     delay_s: tuple[float, float] = (0.0, 0.0)
     sender: str = ""
-    """The connection whose messages it strikes; empty: every one."""
+    """Name of the connection whose sent messages are affected; empty: all connections."""
     target: str = ""
-    """The connection that it keeps messages from; empty: every one."""
+    """Name of the connection whose received messages are affected; empty: all connections."""
     hits: int = 0
     active: bool = True
 
     def remove(self) -> None:
-        """Switches it off."""
+        """Switches the fault off."""
         self.active = False
 
     def strikes(self, delivery: Delivery, sender: str, target: str, draw: random.Random) -> bool:
-        """Decides about one delivery, and counts."""
+        """Whether the fault applies to this delivery. If so, adds one to `hits`."""
         if not self.active or self.sender not in ("", sender) or self.target not in ("", target):
             return False
         if not matches(self.pattern, delivery.subject):
@@ -54,7 +61,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Faults:
-    """The faults of one bus and the generator that they draw from."""
+    """The faults of one bus, and the random generator that decides about them."""
 
     draw: random.Random
     drops: list[Fault] = field(default_factory=list[Fault])
@@ -62,15 +69,18 @@ class Faults:
     delays: list[Fault] = field(default_factory=list[Fault])
 
     def lost(self, delivery: Delivery, sender: str, target: str) -> bool:
-        """True when the message does not arrive."""
+        """Whether the message is lost."""
         return any(fault.strikes(delivery, sender, target, self.draw) for fault in self.drops)
 
     def doubled(self, delivery: Delivery, sender: str, target: str) -> bool:
-        """True when the message arrives twice."""
+        """Whether the message is delivered twice."""
         return any(fault.strikes(delivery, sender, target, self.draw) for fault in self.duplicates)
 
     def delay_s(self, delivery: Delivery, sender: str, target: str) -> float | None:
-        """How long it takes, when a fault decides that: the one made last does."""
+        """Returns the delay in seconds that a fault gives the message; None if no delay fault applies.
+
+        If several apply, the fault that was added last decides.
+        """
         for fault in reversed(self.delays):
             if fault.strikes(delivery, sender, target, self.draw):
                 return self.draw.uniform(*fault.delay_s)

@@ -1,11 +1,11 @@
-"""The bus within one process: seeded, deterministic, and full of faults on request. For tests and simulations.
+"""A bus within one process for tests and simulations: seeded, deterministic, with faults that a test can switch on.
 
-It keeps the promises of `transport` as a NATS server does, and breaks them in the ways that one can: see the methods of
-`MemoryBus` for the faults. On a loop with virtual time (`simulation`) the same seed gives the same run.
+The bus gives the guarantees of `shared.actors.transport`, like a NATS server. The methods of `MemoryBus` add the faults
+that occur with a real server. On a loop with virtual time (`simulation`) the same seed gives the same run.
 
-Time works as on a network: a message arrives `delay_s` after it was sent, never before an earlier one from the same
-connection to the same subscription (unless `reordering`), and a subscription counts only `delay_s` after it was made,
-so that a missing `barrier` shows.
+Timing is as on a network. A message arrives `delay_s` after it was sent, but never before an earlier message from the
+same connection to the same subscription (unless `reordering` is set). A subscription becomes effective `delay_s` after
+it was made, so that tests find a missing `barrier`.
 """
 
 import asyncio
@@ -27,28 +27,32 @@ log = logging.getLogger(__name__)
 
 
 class MemoryBus:
-    """A bus of its own. `counters` counts deliveries and what the faults did to them."""
+    """An independent bus. `counters` has the number of deliveries and of each kind of fault.
+
+    `delay_s` is the range (seconds) from which delays are drawn. `pending_max` limits the undelivered messages of a
+    subscription; further ones are dropped as for a slow consumer.
+    """
 
     def __init__(
         self, seed: int = 0, delay_s: tuple[float, float] = (0.0, 0.0), *, pending_max: int = limits.PENDING_MSGS_MAX
     ) -> None:
         self.delay_s = delay_s
         self.reordering = False
-        """Switch it on to let messages overtake each other."""
+        """Whether messages may overtake each other."""
         self.max_payload = limits.BUS_PAYLOAD_BYTES
-        """Bytes of the largest message, as a server has it configured."""
+        """Largest message in bytes, like the setting of a server."""
         self.counters: Counter[str] = Counter()
         self.largest_payload = 0
-        """Bytes of the largest message so far."""
+        """Size in bytes of the largest message so far."""
         self.observer: Callable[[str, Flight], None] | None = None
-        """Called with what became of each message: a counter's name and the message."""
+        """Called with the fate of each message (the name of a counter) and the message."""
         self._pending_max = pending_max
         self._random = random.Random(seed)
         self._numbers = itertools.count()
         self._transports: dict[str, MemoryTransport] = {}
         self._subscriptions: list[MemorySubscription] = []
         self._interest: dict[str, list[MemorySubscription]] = {}
-        """The subscriptions of each subject that was used since the last change."""
+        """A cache of the subscriptions that match a subject. Cleared when subscriptions change."""
         self._faults = Faults(self._random)
         self._flights: list[Flight] = []
         self._timer: asyncio.Handle | None = None
@@ -57,7 +61,10 @@ class MemoryBus:
         self._hash = hashlib.sha256()
 
     def connect(self, name: str, *, inbox_prefix: str = "") -> MemoryTransport:
-        """A new connection. A name is free again after `crash` or `close`. Needs a running event loop."""
+        """Returns a new connection. Needs a running event loop.
+
+        The name must not be in use; it is free again after `crash` or `close`.
+        """
         assert name not in self._transports, name
         transport = MemoryTransport(self, name, next(self._numbers), inbox_prefix or f"_INBOX.{name}")
         self._transports[name] = transport
@@ -65,13 +72,13 @@ class MemoryBus:
 
     @property
     def fingerprint(self) -> str:
-        """A hash over every delivery so far with its time: equal for equal runs."""
+        """A hash over all deliveries so far and their times, which is equal for equal runs."""
         return self._hash.hexdigest()
 
     # --- faults ---
 
     def drop(self, pattern: str, rule: Rule = 1.0, *, sender: str = "", target: str = "") -> Fault:
-        """Loses messages on the way to each receiver. Counted as `dropped`."""
+        """Loses messages, independently for each receiver. Counted as `dropped`."""
         return self._add(self._faults.drops, Fault(pattern, rule, sender=sender, target=target))
 
     def duplicate(self, pattern: str, rule: Rule = 1.0, *, sender: str = "", target: str = "") -> Fault:
@@ -79,55 +86,58 @@ class MemoryBus:
         return self._add(self._faults.duplicates, Fault(pattern, rule, sender=sender, target=target))
 
     def delay(self, pattern: str, low_s: float, high_s: float, *, sender: str = "", target: str = "") -> Fault:
-        """Slows messages down; the fault made last decides. Counted as `delayed`."""
+        """Delays messages by `low_s` to `high_s` seconds; of several such faults the last decides.
+
+        Counted as `delayed`.
+        """
         return self._add(self._faults.delays, Fault(pattern, 1.0, (low_s, high_s), sender=sender, target=target))
 
     def crash(self, name: str) -> None:
-        """The process is gone: its subscriptions vanish, and what it has sent or sends still is lost."""
+        """Simulates the death of the process: its subscriptions end; its messages in flight and later ones are lost."""
         transport = self._transports.pop(name)
         transport.crashed = True
         transport.end()
 
     def freeze(self, name: str) -> None:
-        """The process stands still, unnoticed by the bus: messages to it and from it wait until `thaw`."""
+        """Simulates a stopped process whose connection stays open: messages to it and from it wait until `thaw`."""
         self._transports[name].frozen = True
 
     def thaw(self, name: str) -> None:
-        """The process goes on with what has waited, in both directions."""
+        """Resumes a frozen process and delivers the messages that have waited, in both directions."""
         self._transports[name].thaw()
 
     def partition(self, name: str) -> None:
-        """The connection breaks: messages to it are lost, its own wait in its outbound buffer until `heal`."""
+        """Breaks the connection: messages to it are lost; messages from it wait in its outbound buffer until `heal`."""
         self._transports[name].disconnect()
 
     def heal(self, name: str) -> None:
-        """The connection is made anew, with the same subscriptions."""
+        """Restores a broken connection with its subscriptions."""
         self._transports[name].reconnect()
 
     # --- used by transports ---
 
     def add(self, subscription: MemorySubscription) -> None:
-        """Registers interest."""
+        """Registers a subscription."""
         self._subscriptions.append(subscription)
         self._interest.clear()
 
     def forget(self, subscription: MemorySubscription) -> None:
-        """Removes interest; harmless when there is none."""
+        """Removes a subscription; does nothing if it is not registered."""
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
             self._interest.clear()
 
     def leave(self, transport: MemoryTransport) -> None:
-        """The connection has ended in good order."""
+        """Removes a connection that was closed properly."""
         if self._transports.get(transport.name) is transport:
             del self._transports[transport.name]
 
     def draw_delay_s(self) -> float:
-        """How long one way through the bus takes now."""
+        """Draws the delay in seconds of one message through the bus."""
         return self._random.uniform(*self.delay_s)
 
     def route(self, sender: MemoryTransport, delivery: Delivery) -> None:
-        """Sends one message to all who want it; tells a waiting sender when nobody does."""
+        """Sends a message to all matching subscriptions. If there are none, a request gets the answer NO_RESPONDERS."""
         self.largest_payload = max(self.largest_payload, len(delivery.payload))
         targets = self._targets(delivery.subject)
         for target in targets:
@@ -137,7 +147,7 @@ class MemoryBus:
             for target in self._targets(delivery.reply):
                 self._send(sender, target, absent)
 
-    # --- inner workings ---
+    # --- implementation ---
 
     def _add(self, faults: list[Fault], fault: Fault) -> Fault:
         faults.append(fault)
@@ -229,7 +239,7 @@ class MemoryBus:
         self._arm()
 
     def deliver(self, flight: Flight) -> None:
-        """Hands a message to its receiver."""
+        """Calls the receiver of a message."""
         target, delivery = flight.target, flight.delivery
         self._landed(flight)
         self.counters["delivered"] += 1
@@ -239,13 +249,13 @@ class MemoryBus:
         target.owner.deliveries[target.pattern] += 1
         try:
             target.owner.context.run(target.receiver, delivery)
-        except Exception as error:  # as a network client would: a receiver's fault must not stop the bus
+        except Exception as error:  # as in a network client, an exception in a receiver must not stop the bus
             self.counters["receiver_failed"] += 1
             log.exception("%s: a receiver of %s failed", target.owner.name, target.pattern)
             target.owner.report("receiver_failed", error)
 
     def drop_held(self, flight: Flight, counter: str) -> None:
-        """Gives up on a message that waited for a frozen receiver."""
+        """Drops a message that was held for a frozen receiver."""
         self._drop_flight(flight, counter)
 
     def _drop_flight(self, flight: Flight, counter: str) -> None:

@@ -1,4 +1,7 @@
-"""One connection to the in-process bus, and what is on its way to it. Made by `memory.MemoryBus.connect`."""
+"""A connection to the in-process bus, its subscriptions and the messages in flight to it.
+
+Connections are created by `memory.MemoryBus.connect`.
+"""
 
 import asyncio
 import contextvars
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from tests.support.memory import MemoryBus
 
 NO_RESPONDERS = {"Status": "503"}
-"""Headers of the answer that the bus gives for a subject without receivers."""
+"""Headers of the bus's answer to a request on a subject without subscribers."""
 
 
 @dataclass(eq=False, slots=True)
@@ -32,7 +35,7 @@ class MemorySubscription:
     pending: int = 0
     pending_bytes: int = 0
     last_due: dict[int, float] = field(default_factory=dict[int, float])
-    """By sender: when its latest message arrives."""
+    """For each sender (by number): the time at which its latest message arrives."""
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def unsubscribe(self) -> None:
@@ -46,7 +49,7 @@ class MemorySubscription:
 
 @dataclass(order=True, slots=True)
 class Flight:
-    """A message on its way."""
+    """A message in flight to one subscription. `due` is the time of its arrival."""
 
     due: float
     number: int
@@ -63,7 +66,10 @@ class MemoryTransport:
         self.name = name
         self.number = number
         self.context = contextvars.copy_context()
-        """Receivers run in the context in which the connection was made: in a simulation, the process."""
+        """The context in which the connection was created, and in which receivers run.
+
+        In a simulation the context identifies the simulated process.
+        """
         self.counters: Counter[str] = Counter()
         self.deliveries: Counter[str] = Counter()
         self.on_error: Callable[[str, Exception], None] | None = None
@@ -92,7 +98,7 @@ class MemoryTransport:
 
     @property
     def closed(self) -> bool:
-        """True after `close`."""
+        """Whether `close` has been called."""
         return self._closed
 
     async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
@@ -142,13 +148,13 @@ class MemoryTransport:
         self.bus.leave(self)
 
     async def lost(self) -> None:
-        """Returns when the connection has ended for good."""
+        """Returns when the connection has been closed or its process has crashed."""
         await self._lost.wait()
 
     # --- faults, called by the bus ---
 
     def end(self) -> None:
-        """Drops everything, as the end of the process does."""
+        """Ends all subscriptions and drops held messages, as if the process had ended."""
         for subscription in self._subscriptions:
             subscription.open = False
             subscription.emptied.set()
@@ -159,14 +165,14 @@ class MemoryTransport:
         self._lost.set()
 
     def thaw(self) -> None:
-        """See MemoryBus."""
+        """See `MemoryBus.thaw`."""
         self.frozen = False
         while self.held and not self.frozen:
             self.bus.deliver(self.held.popleft())
         self._flush()
 
     def disconnect(self) -> None:
-        """See MemoryBus."""
+        """See `MemoryBus.partition`."""
         self._linked = False
         self._link_up.clear()
         while self.held:
@@ -177,7 +183,7 @@ class MemoryTransport:
             self.on_disconnect()
 
     def reconnect(self) -> None:
-        """See MemoryBus."""
+        """See `MemoryBus.heal`."""
         self._linked = True
         for subscription in self._subscriptions:
             subscription.active_at = self._now() + self.bus.draw_delay_s()
@@ -187,13 +193,13 @@ class MemoryTransport:
             self.on_reconnect()
 
     def forget(self, subscription: MemorySubscription) -> None:
-        """A subscription has ended."""
+        """Removes a subscription that has ended."""
         self.bus.forget(subscription)
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
 
     def report(self, kind: str, error: Exception) -> None:
-        """Counts a fault of this connection and offers it to `on_error`."""
+        """Counts an error of this connection and passes it to `on_error`."""
         self.counters[kind] += 1
         if self.on_error is not None:
             self.on_error(kind, error)

@@ -1,14 +1,15 @@
-"""Virtual time: an asyncio loop that never sleeps, so that hours of timeouts run in milliseconds, the same every time.
+"""Virtual time: an asyncio event loop that never sleeps, so that hours of timeouts run in milliseconds and repeatably.
 
-When nothing is ready the clock jumps to the next timer. When there is no timer either, nothing can ever happen again:
-that is an error, and it says who waits. Used by tests, with `memory.MemoryBus` as the bus.
+When no callback is ready, the clock jumps to the next timer. If there is no timer either, the tasks would wait forever;
+the loop then raises an error that lists the waiting tasks. Used by tests, with `memory.MemoryBus` as the bus.
 
 A `SimProcess` groups the tasks and callbacks of one simulated process, so that they can be stopped and
 resumed together.
 
-The same seed gives the same run as long as the code under test takes its randomness from `random` or from seeded
-generators, its time from `SimClock` or the loop, starts no threads (executors run their work in place, in no time), and
-never iterates over a set. Garbage collection is off meanwhile: what it finalises, and when, would differ between runs.
+The same seed gives the same run if the code under test takes random numbers only from `random` or seeded generators and
+the time only from `SimClock` or the loop, starts no threads (executors run their work at once, in zero virtual time),
+and never iterates over a set. Garbage collection is off during a run, because finalizers would run at different times
+in different runs.
 """
 
 import asyncio
@@ -22,25 +23,26 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 EPOCH_NS = 1_700_000_000_000_000_000
-"""Wall time at virtual time zero."""
+"""Unix time in nanoseconds at virtual time zero."""
 
 
 class DeadlockError(RuntimeError):
-    """Every task waits for something that cannot happen any more."""
+    """Every task waits, and there is no timer that could wake one of them."""
 
 
 class TimeLimitError(RuntimeError):
-    """The simulation went on for longer than it may: something never ends."""
+    """The simulation has reached its limit of virtual time."""
 
 
 _PROCESS: contextvars.ContextVar["SimProcess | None"] = contextvars.ContextVar("simulated process", default=None)
 
 
 class SimProcess:
-    """A process of the simulation: every task and callback that descends from its `context`. Made inside the loop.
+    """A simulated process: all tasks and callbacks whose context descends from `context`.
 
-    `stop` is SIGSTOP: nothing of it runs until `resume`, while its timers expire. A process that is never resumed has
-    been killed: none of its clean-up runs.
+    It must be created inside the loop. `stop` acts like SIGSTOP: tasks and callbacks of the process do not run until
+    `resume`, but its timers expire. A killed process is one that is stopped and never resumed, so that none of its
+    clean-up code runs.
     """
 
     def __init__(self, name: str) -> None:
@@ -56,11 +58,11 @@ class SimProcess:
         loop.processes.append(self)
 
     def stop(self) -> None:
-        """Nothing of it runs from now on. Harmless when repeated."""
+        """Stops the process: its callbacks are held from now on. May be called again."""
         self.stopped = True
 
     def resume(self) -> None:
-        """Runs what became due meanwhile, in that order, and goes on."""
+        """Resumes the process, and first runs the callbacks that were held, in the order in which they became due."""
         self.stopped = False
         held, self._held = self._held, []
         for handle in held:
@@ -71,7 +73,7 @@ class SimProcess:
         return self._loop.create_task(work, context=self.context)
 
     def tasks(self) -> "list[asyncio.Task[Any]]":
-        """Its tasks that have not ended, oldest first."""
+        """Returns the tasks of the process that have not ended, oldest first."""
         for task in [task for task in self._tasks if task.done()]:
             del self._tasks[task]
         return list(self._tasks)
@@ -81,7 +83,7 @@ class SimProcess:
         self._held.append(handle)
 
     def adopt(self, task: "asyncio.Task[Any]") -> None:
-        """Remembers a task. Called by the loop."""
+        """Records a task of the process. Called by the loop."""
         self._tasks[task] = None
         if len(self._tasks) > 1024:
             self.tasks()
@@ -93,7 +95,7 @@ def _run_held(handle: asyncio.Handle) -> None:
 
 
 class _Handle(asyncio.Handle):
-    """A callback that waits while its process is stopped."""
+    """A callback that is held while its process is stopped."""
 
     __slots__ = ()
 
@@ -106,7 +108,7 @@ class _Handle(asyncio.Handle):
 
 
 class _TimerHandle(asyncio.TimerHandle):
-    """The same with a time."""
+    """A timer whose callback is held while its process is stopped."""
 
     __slots__ = ()
 
@@ -119,14 +121,14 @@ class _TimerHandle(asyncio.TimerHandle):
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """Looks at real files without waiting, and moves the loop's clock instead of sleeping."""
+    """Polls real files without waiting, and advances the loop's clock instead of sleeping."""
 
     def __init__(self, advance: Callable[[float | None], None]) -> None:
         self._real = selectors.DefaultSelector()
         self._advance = advance
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Asks the loop to jump by `timeout` seconds when no file is ready."""
+        """Returns the files that are ready. If there are none, advances the loop's clock by `timeout` seconds."""
         ready = self._real.select(0)
         if not ready and (timeout is None or timeout > 0):
             self._advance(timeout)
@@ -154,24 +156,24 @@ class _JumpingSelector(selectors.BaseSelector):
 
 
 class SimulationLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time starts at zero and jumps. `limit_s` bounds it."""
+    """An event loop whose virtual time starts at zero, and which raises TimeLimitError after `limit_s` seconds."""
 
     def __init__(self, limit_s: float) -> None:
         self._virtual_s = 0.0
         self._limit_s = limit_s
         self.processes: list[SimProcess] = []
         self.context = contextvars.copy_context()
-        """The context of what belongs to no process: the network."""
+        """The context of callbacks that belong to no process, such as those of the network."""
         super().__init__(_JumpingSelector(self._jump))
 
     def time(self) -> float:
-        """Virtual seconds."""
+        """Returns the virtual time in seconds."""
         return self._virtual_s
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        """See BaseEventLoop; the callback waits while its process is stopped."""
+        """See BaseEventLoop. The callback is held while its process is stopped."""
         timer = _TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)
         timer._scheduled = True
@@ -180,7 +182,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
     def create_task(
         self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: contextvars.Context | None = None
     ) -> "asyncio.Task[T]":
-        """See BaseEventLoop; a task belongs to the process that its context says."""
+        """See BaseEventLoop. The context of a task determines the process that it belongs to."""
         task = super().create_task(coro, name=name, context=context)
         process = _PROCESS.get() if context is None else context.get(_PROCESS)
         if process is not None:
@@ -200,7 +202,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         return handle
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Runs the function here and now: a thread would finish at its own time, differently in every run."""
+        """Runs the function immediately. With a thread, the time of the result would differ between runs."""
         future = self.create_future()
         try:
             future.set_result(func(*args))
@@ -213,13 +215,13 @@ class SimulationLoop(asyncio.SelectorEventLoop):
             raise DeadlockError(f"at {self._virtual_s:.3f} s every task waits and no timer is set:\n{_waiting(self)}")
         self._virtual_s += seconds
         if self._virtual_s > self._limit_s:
-            limit_s, self._limit_s = self._limit_s, float("inf")  # the tasks' own clean-up may take its time
+            limit_s, self._limit_s = self._limit_s, float("inf")  # no limit for the clean-up of the tasks
             self.release()
             raise TimeLimitError(f"still running after {limit_s:g} virtual seconds:\n{_waiting(self)}")
 
 
 class SimClock:
-    """`shared.clock.Clock` in virtual time; to be made inside the simulation."""
+    """`shared.clock.Clock` in virtual time. It must be created inside the simulation."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -234,10 +236,10 @@ class SimClock:
 
 
 def run_simulation(main: Callable[[], Coroutine[Any, Any, T]], seed: int = 0, *, limit_s: float = 3600.0) -> T:
-    """Runs `main()` in virtual time and returns what it returns.
+    """Runs `main()` in virtual time and returns its result.
 
-    The module `random` is seeded for the duration. Raises DeadlockError, and TimeLimitError after `limit_s` virtual
-    seconds; in both cases every task has been cancelled by then.
+    The module `random` is seeded with `seed` during the run. Raises DeadlockError if all tasks wait without a timer,
+    and TimeLimitError after `limit_s` virtual seconds; in both cases all tasks are cancelled first.
     """
     state, collecting = random.getstate(), gc.isenabled()
     random.seed(seed)
@@ -252,7 +254,7 @@ def run_simulation(main: Callable[[], Coroutine[Any, Any, T]], seed: int = 0, *,
 
 
 async def _and_release(work: Coroutine[Any, Any, T]) -> T:
-    """Lets the tasks of stopped processes run when the work has ended, so that they can be cancelled."""
+    """Awaits `work`, and then resumes stopped processes, so that their tasks can be cancelled."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimulationLoop)
     try:
@@ -262,7 +264,7 @@ async def _and_release(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _waiting(loop: asyncio.AbstractEventLoop) -> str:
-    """One line for each task that waits: its name and the innermost place."""
+    """Returns one line for each waiting task: its name, and the file and line of its innermost frame."""
     lines: list[str] = []
     for task in sorted(asyncio.all_tasks(loop), key=lambda t: t.get_name()):
         frames = task.get_stack()

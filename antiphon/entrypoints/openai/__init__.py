@@ -1,1 +1,1 @@
-"""The server with the OpenAI API."""
+"""The entry point of the server with the OpenAI API."""

@@ -1,7 +1,7 @@
-"""`python -m antiphon.entrypoints.openai.api_server --model DIR …`: the direct entry point, as other servers have it.
+"""`python -m antiphon.entrypoints.openai.api_server --model DIR …`: starts the server by the module name of vLLM.
 
-The same as `antiphon serve` with three other defaults: the model has to be named (with `--model`, or in the file of
-`--models`), it listens on every network, and the draws of requests without a seed are those of seed 0.
+The entry point is the same as `antiphon serve` with three differences: a model must be named (with `--model`, or in the
+file of `--models`), the server listens on every network, and requests without a seed get seeds derived from seed 0.
 """
 
 import os
@@ -15,7 +15,7 @@ from shared.other_options import take
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serves until it is told to stop; the exit code."""
+    """Runs the server until it is told to stop, and returns the exit code."""
     program = "python -m antiphon.entrypoints.openai.api_server"
     parser = Parser(prog=program, usage=f"{program} --model MODEL [FLAGS]", description=__doc__, allow_abbrev=False)
     add_flags(parser, DirectSettings, skip=NOT_FOR_USERS)

@@ -1,1 +1,1 @@
-"""The compile gate of the GPU kernels: what the launchers would start, really compiled, without a GPU."""
+"""The compile check of the GPU kernels: compiles every kernel as the launchers would start it, without a GPU."""

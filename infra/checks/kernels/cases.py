@@ -1,6 +1,6 @@
-"""Every kernel in the shapes that matter: what the launchers would start for published models, on tensors without data.
+"""The cases of the compile check: every kernel in the shapes of published models, on tensors without data.
 
-A case calls launchers with tensors of the `meta` device. Its name heads the lines of docs/kernels.md.
+A case calls launchers with tensors of the `meta` device. The name of a case is the first column in docs/kernels.md.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,12 +24,12 @@ from services.engine.triton.step_inputs import known_ids, scatter_words
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 NOT_ON_SM_80 = frozenset({"sm_80"})
-"""Kernels that read or write 8-bit floats."""
+"""Targets left out for kernels that read or write 8-bit floats, which sm_80 does not support."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Launches under one name. `left_out`: targets that have no such types."""
+    """Launches under one name. `left_out` names targets that lack a data type of the case."""
 
     name: str
     start: Callable[[], None]
@@ -38,7 +38,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Attention:
-    """An attention's sizes and options."""
+    """Sizes and options of an attention layer. `queries` is the number of query tokens of each sequence."""
 
     heads: int
     kv_heads: int
@@ -123,7 +123,7 @@ def activations(width: int, dtype: torch.dtype) -> Callable[[], None]:
 
 
 def layer_of_few(hidden: int, qkv: int, attended: int, inner: int, dtype: torch.dtype) -> Callable[[], None]:
-    """The four products of a decoder layer for a few rows."""
+    """Returns a case with the matrix products of a decoder layer for four rows, and the output projection."""
 
     def start() -> None:
         x, norm = empty(4, hidden, dtype=dtype), (empty(hidden, dtype=dtype), 1e-6)
@@ -168,7 +168,7 @@ def moves() -> None:
 
 
 def all_cases() -> Iterator[Case]:
-    """Every case, in the order of the table."""
+    """Yields every case, in the order of the table in docs/kernels.md."""
     for name, a in ATTENTIONS.items():
         yield Case(f"attention, {name}", attention(a), NOT_ON_SM_80 if a.cache else frozenset())
     llama, qwen = ATTENTIONS["Llama 3.1 8B"], ATTENTIONS["Qwen3 0.6B"]

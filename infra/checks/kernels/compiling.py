@@ -1,8 +1,8 @@
-"""Compiles what a launcher would start, for a GPU that is not here, and reads from the artefact what it costs.
+"""Compiles Triton kernels for a GPU that need not be present, and reads their cost from the compiled code.
 
-A launch is noted instead of carried out (`runtime.record_launches`); its arguments give the signature that Triton's own
-launcher would derive. The backends bring their assemblers and disassemblers: no CUDA, no ROCm, no driver. Not for a
-process with TRITON_INTERPRET=1, in which there is nothing to compile.
+Launches are recorded instead of executed (`runtime.record_launches`). The arguments of a recorded launch determine the
+signature that Triton's own launcher would derive. Triton's backends include assemblers and disassemblers, so CUDA, ROCm
+and a driver are not needed. Not for a process with TRITON_INTERPRET=1, in which kernels are interpreted, not compiled.
 """
 
 import re
@@ -38,7 +38,7 @@ _ALIGNED = [["tt.divisibility", 16]]
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of GPU; `shared_max` bytes of shared memory that a program may have."""
+    """A kind of GPU. `shared_max` is the shared memory in bytes that one program (thread block) may use."""
 
     name: str
     gpu: GPUTarget
@@ -54,7 +54,7 @@ TARGETS = (
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel with everything that decides its code."""
+    """One launch of a kernel, with everything that determines the compiled code."""
 
     kernel: Any
     signature: dict[str, str]
@@ -65,19 +65,19 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """The kernel's, without decoration."""
+        """The kernel's name without leading underscores and the suffix `_kernel`."""
         return self.kernel.__name__.strip("_").removesuffix("_kernel")
 
     @property
     def key(self) -> str:
-        """Equal for launches with equal code."""
+        """A text that is equal for launches with equal compiled code."""
         parts = (sorted(self.signature.items()), sorted(self.constants.items()), sorted(self.attributes))
         return repr((self.kernel.__name__, *parts, self.warps, self.stages))
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a kernel takes: registers of a thread, bytes spilled, bytes of shared memory, notable instructions."""
+    """What a kernel needs: registers per thread, bytes spilled, bytes of shared memory, counts of some instructions."""
 
     registers: int
     spills: int
@@ -86,7 +86,7 @@ class Cost:
 
 
 def launches_of(case: Callable[[], None], target: Target) -> list[Launch]:
-    """What a launcher starts on a target, each once."""
+    """Returns the distinct launches that `case` makes on a target."""
     found: dict[str, Launch] = {}
 
     def note(kernel: Any, _: Any, arguments: Any, constants: dict[str, Any], warps: int, stages: int) -> None:
@@ -99,7 +99,7 @@ def launches_of(case: Callable[[], None], target: Target) -> list[Launch]:
 
 
 def describe(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any], warps: int, stages: int) -> Launch:
-    """The specialisation that Triton's launcher would choose for these arguments."""
+    """Returns the launch with the specialisation that Triton's launcher would choose for these arguments."""
     signature: dict[str, str] = {}
     values: dict[str, Any] = dict(constants)
     attributes: dict[tuple[int, ...], Any] = {}
@@ -123,7 +123,7 @@ def describe(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any],
 
 
 def compile_for(launch: Launch, target: Target) -> Cost:
-    """Really compiled; whatever Triton raises passes through."""
+    """Compiles a kernel and returns its cost. Exceptions of Triton are passed on."""
     source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
     compiled = triton.compile(source, target=target.gpu, options=options)
@@ -142,7 +142,7 @@ def _read_cubin(asm: dict[str, Any]) -> tuple[int, int, dict[str, int]]:
     counts = {
         name: len(re.findall(rf"\b{name}\b", text)) for name in ("HGMMA", "QGMMA", "HMMA", "LDGSTS", "LDL", "STL")
     }
-    # Library functions may use a few bytes of stack of their own; spills are what is read back.
+    # Library functions may use some stack without spilling; registers are spilled only if local memory is accessed.
     spills = max(fields["STACK"], fields["LOCAL"]) if counts["LDL"] + counts["STL"] else 0
     return fields["REG"], spills, counts
 

@@ -1,12 +1,13 @@
-"""`make kernels`: compiles every kernel for every target and compares what it takes with the budgets that were agreed.
+"""`make kernels`: compiles every kernel for every target and compares its cost with the recorded budget.
 
     python -m infra.checks.kernels.gate [--changed] [--write] [--only TEXT] [--jobs N]
 
-A budget is a line of `budgets.json` for each kernel, case and target: registers, bytes spilled, shared memory. More of
-any is an error, and so is a target's missing instruction: warp-group products in Hopper's prefill, matrix instructions
-on AMD. Each line also has a fingerprint of everything that decides the code: with `--changed`, as the tests call it,
-only kernels with another one are compiled, and the line says what the others take. `--write` makes the budgets and the
-table docs/kernels.md anew.
+`budgets.json` has one line for each case, kernel and target, with the limits for registers, bytes spilled and shared
+memory. Exceeding a limit is an error. It is also an error if an instruction is missing that makes the kernel fast on a
+target: warp-group matrix products in Hopper's prefill, matrix instructions on AMD. Each line also has a fingerprint of
+everything that determines the compiled code. With `--changed`, which the tests use, only kernels whose fingerprint has
+changed are compiled, and the cost of the others is read from `budgets.json`. `--write` rewrites the budgets and the
+table in docs/kernels.md.
 """
 
 import argparse
@@ -32,7 +33,7 @@ TABLE = ROOT / "docs" / "kernels.md"
 
 @dataclass(frozen=True)
 class Entry:
-    """One kernel of one case on one target."""
+    """The result for one kernel of one case on one target."""
 
     case: str
     kernel: str
@@ -42,12 +43,12 @@ class Entry:
 
     @property
     def key(self) -> str:
-        """Its line in the budgets."""
+        """The key of this entry's line in the budgets."""
         return f"{self.case} | {self.kernel} | {self.target}"
 
 
 def main() -> int:
-    """The command."""
+    """Runs the check from the command line. Returns 1 if there is a problem, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--changed", action="store_true", help="compile only what has another fingerprint")
     parser.add_argument("--write", action="store_true", help="make budgets and table anew")
@@ -74,7 +75,10 @@ def main() -> int:
 
 
 def compiled(only: str, jobs: int, known: Mapping[str, Cost]) -> Iterator[Entry]:
-    """Every kernel of the chosen cases on every target that has it; those with a known fingerprint are not compiled."""
+    """Yields every kernel of the selected cases, on every target that supports the case, with its cost.
+
+    `only` selects cases whose name contains it. `known` has the cost of fingerprints that need not be compiled.
+    """
     found: list[tuple[tuple[str, str, str], str]] = []
     work: dict[str, tuple[str, int, str]] = {}
     for case in all_cases():
@@ -91,7 +95,7 @@ def compiled(only: str, jobs: int, known: Mapping[str, Cost]) -> Iterator[Entry]
 
 
 def compile_all(work: list[tuple[str, int, str]], jobs: int) -> list[Cost]:
-    """What each (case, number of the launch, target) takes."""
+    """Returns the cost of each (case, number of the launch, target), compiled in `jobs` processes."""
     if jobs == 1:
         return [cost_of(*each) for each in work]
     with ProcessPoolExecutor(jobs) as pool:
@@ -99,25 +103,25 @@ def compile_all(work: list[tuple[str, int, str]], jobs: int) -> list[Cost]:
 
 
 def cost_of(case_name: str, number: int, target_name: str) -> Cost:
-    """Of one kernel, really compiled."""
+    """Compiles one kernel and returns its cost."""
     target = next(target for target in TARGETS if target.name == target_name)
     case = next(case for case in all_cases() if case.name == case_name)
     return compile_for(launches_of(case.start, target)[number], target)
 
 
 def cost_in(line: Mapping[str, Any]) -> Cost:
-    """What a line of the budgets says."""
+    """Returns the cost that a line of the budgets records."""
     return Cost(**{name: line[name] for name in Cost.__dataclass_fields__})
 
 
 def fingerprint(launch: Launch, target: Target) -> str:
-    """Of the kernel with all that it calls, its specialisation, the target and the compiler."""
+    """Returns a hash of the kernel and all functions it calls, its specialisation, the target and Triton's version."""
     parts = (launch.kernel.cache_key, launch.key, target.name, triton.__version__)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def check(entries: Iterable[Entry], budgets: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """What is over its budget, beyond the target, or lacks the instructions that it is made for."""
+    """Yields a message for each kernel that exceeds its budget or its target's limits or lacks a needed instruction."""
     limits = {target.name: target.shared_max for target in TARGETS}
     for entry in entries:
         cost, budget = entry.cost, budgets.get(entry.key)
@@ -137,7 +141,7 @@ def check(entries: Iterable[Entry], budgets: Mapping[str, Mapping[str, Any]]) ->
 
 
 def needed_instruction(entry: Entry) -> str:
-    """What makes a kernel fast on its target; empty: nothing special."""
+    """Returns the instruction that the kernel must contain to be fast on its target; empty if none is required."""
     kernel = entry.kernel.split()[1]
     narrow = "float32" not in entry.case
     if (
@@ -152,7 +156,7 @@ def needed_instruction(entry: Entry) -> str:
 
 
 def table(entries: list[Entry]) -> str:
-    """The page docs/kernels.md."""
+    """Returns the text of docs/kernels.md: the text of `page.md`, then the table of costs."""
     head = (ROOT / "infra" / "checks" / "kernels" / "page.md").read_text(encoding="utf-8").strip()
     lines = [
         head,
@@ -169,7 +173,7 @@ def table(entries: list[Entry]) -> str:
 
 
 def brief(cost: Cost) -> str:
-    """Registers, shared memory, products, and spills where there are some."""
+    """Returns a cell of the table: registers, shared memory, matrix instructions, and spilled bytes if any."""
     products = [
         f"{count} {name}" for name, count in cost.instructions.items() if name.endswith(("MMA", "FMA")) and count
     ]
@@ -178,7 +182,7 @@ def brief(cost: Cost) -> str:
 
 
 if __name__ == "__main__":
-    # An interpreted kernel cannot be compiled.
+    # Under Triton's interpreter kernels cannot be compiled.
     if os.environ.pop("TRITON_INTERPRET", "0") not in ("", "0"):
         sys.exit("unset TRITON_INTERPRET: under the interpreter there is nothing to compile")
     sys.exit(main())

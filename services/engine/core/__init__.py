@@ -1,4 +1,5 @@
-"""The pure core: requests, blocks, prefix cache, scheduler. No torch, no asyncio, no bus, no clock, no randomness.
+"""The engine's core: sequences, KV blocks, prefix cache, scheduler. No torch, asyncio, bus, clock or randomness.
 
-`Core.add`, `Core.abort`, `Core.schedule() -> StepPlan`, `Core.apply(plan, result) -> outcomes` are its whole surface.
+Its interface: `Core.add`, `Core.fork`, `Core.abort`, `Core.schedule() -> StepPlan`, `Core.apply(plan, result) ->
+outcomes`, and `Core.counters`.
 """

@@ -1,9 +1,9 @@
-"""Dynamic batches (`--max-batch-size`, `--batch-wait-timeout`): new sequences gather and join together.
+"""Dynamic batches (`--max-batch-size`, `--batch-wait-timeout`): new sequences are gathered and admitted together.
 
-A batch starts when it is full or when the wait is over, which begins with the first sequence that finds nobody waiting
-before it. What has run already, a preempted sequence, waits for no batch. Beside running sequences a batch joins like
-any other newcomers: as rows, blocks and budget allow. Times are the caller's: the core has no clock. Used by
-`scheduler` alone.
+A batch starts when it is full or when its wait is over. The wait begins when a plan first finds a waiting sequence, and
+begins anew for the rest of the queue when a new sequence joins. A preempted sequence does not wait for a batch. If
+sequences are running, a gathered batch is admitted like any new sequences, as far as free rows, KV blocks and the
+step's token budget allow. The caller passes the times, as the core has no clock. Used only by `scheduler`.
 """
 
 import math
@@ -12,7 +12,7 @@ from services.engine.core.sequence import Sequence, Status
 
 
 class BatchGate:
-    """Decides when those at the head of the queue may join. `size` None: at any time. Times in seconds."""
+    """Decides when sequences at the head of the queue may join. With `size` None they may always. Times in seconds."""
 
     def __init__(self, size: int | None, wait_s: float) -> None:
         self._size = size
@@ -21,7 +21,10 @@ class BatchGate:
         self._open = size is None
 
     def look(self, head: Sequence | None, num_waiting: int, now_s: float) -> None:
-        """Takes in the queue at the beginning of a plan: whether the batch may start is the same for all of it."""
+        """Decides, once at the beginning of each plan, whether the gathered batch may start.
+
+        `head` is the first waiting sequence; None if the queue is empty.
+        """
         if self._size is None:
             return
         if head is None:
@@ -31,17 +34,17 @@ class BatchGate:
         self._open = num_waiting >= self._size or self.seconds_left(now_s) <= 0
 
     def admits(self, head: Sequence, num_joined: int) -> bool:
-        """True when the head may join a plan in which `num_joined` sequences join already."""
+        """Returns whether the head may join a plan that `num_joined` sequences have already joined."""
         if self._size is None or head.status is Status.PREEMPTED:
             return True
         return self._open and num_joined < self._size
 
     def started(self) -> None:
-        """A new sequence joins: what stays behind gathers anew."""
+        """Records that a new sequence joins. The wait of the sequences that stay in the queue begins anew."""
         self._gathering_since_s = None
 
     def seconds_left(self, now_s: float) -> float:
-        """Until the batch that gathers starts even if it is not full; infinite when none does."""
+        """Returns the seconds until the gathering batch starts even if it is not full; infinite if no batch gathers."""
         if self._gathering_since_s is None:
             return math.inf
         return max(0.0, self._gathering_since_s + self._wait_s - now_s)

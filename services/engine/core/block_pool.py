@@ -1,17 +1,18 @@
-"""KV blocks by number: who holds them, which are free, what cached content they have.
+"""The pool of KV blocks: reference counts, free list, content hashes.
 
-Knows nothing of sequences or tokens: the scheduler holds blocks, `prefix_cache` gives them names. A block is either
-held (reference count of at least one) or on the free list; a free block may still have a name and then be found and
-held again. The free list is in eviction order: `allocate` takes from its head, and a named block taken there loses its
-name: it is evicted. Blocks without a name go to the head when freed, as nothing is lost with them; named ones to the
-tail, the last of a table first, so that the tail of a prefix is evicted before what it hangs on.
+The pool does not know sequences or tokens: the scheduler holds blocks, and `prefix_cache` registers their hashes. A
+block is either held (reference count of at least 1) or on the free list. A free block may keep its hash and can then be
+found and held again. The free list is in eviction order: `allocate` takes from its head, and a block with a hash that
+is taken loses the hash, that is, its content is evicted. A freed block without a hash goes to the head, because
+reusing it loses no cached content. Freed blocks with a hash go to the tail, the last block of a table first, so that
+the end of a prefix is evicted before its beginning.
 """
 
 from collections.abc import Iterator, Sequence
 
 
 class BlockPool:
-    """All blocks of the KV cache, numbered 0 to num_blocks - 1. Every operation is O(1) for each block named."""
+    """All blocks of the KV cache, numbered 0 to num_blocks - 1. Every operation takes O(1) time for each block."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -19,13 +20,13 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
-        # A ring of block numbers; the number after the last block is the sentinel between tail and head.
+        # The free list is a doubly linked ring of block numbers; `num_blocks` is the sentinel between tail and head.
         self._ring_end = num_blocks
         self._next = [*range(1, num_blocks + 1), 0]
         self._prev = [num_blocks, *range(num_blocks)]
 
     def allocate(self, count: int) -> list[int] | None:
-        """Takes `count` blocks, each with one reference and no name; None, and no change, if there are too few."""
+        """Takes `count` free blocks, each with one reference and no hash. Returns None, and takes none, if too few."""
         if count > self.num_free:
             return None
         blocks: list[int] = []
@@ -38,14 +39,14 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Adds one reference to each; a free one leaves the free list with its name."""
+        """Adds one reference to each block. A free block leaves the free list and keeps its hash."""
         for block in blocks:
             if self._refs[block] == 0:
                 self._unlink(block)
             self._refs[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Drops one reference of each block of a table; those without any are free, the last one evicted first."""
+        """Removes one reference from each block of a table, last block first. Blocks without references become free."""
         for block in reversed(blocks):
             self._refs[block] -= 1
             assert self._refs[block] >= 0, f"block {block} was freed more often than it was taken"
@@ -54,7 +55,7 @@ class BlockPool:
                 self._link_before(block, self._next[self._ring_end] if at_head else self._ring_end)
 
     def register(self, block: int, block_hash: bytes) -> bool:
-        """Names a held block by its content; False, and no change, if another block has that name."""
+        """Registers the content hash of a held block. Returns False, without effect, if another block has that hash."""
         assert self._refs[block] > 0, f"block {block} is free"
         assert self._hashes[block] is None, f"block {block} has a name"
         if block_hash in self._by_hash:
@@ -64,28 +65,28 @@ class BlockPool:
         return True
 
     def find(self, block_hash: bytes) -> int | None:
-        """The block with this content, held or free."""
+        """Returns the block with this content hash, held or free; None if there is none."""
         return self._by_hash.get(block_hash)
 
     def is_free(self, block: int) -> bool:
-        """True while nobody holds the block."""
+        """Returns whether the block has no references."""
         return self._refs[block] == 0
 
     def ref_count(self, block: int) -> int:
-        """How many tables hold the block."""
+        """Returns the number of block tables that hold the block."""
         return self._refs[block]
 
     def hash_of(self, block: int) -> bytes | None:
-        """The block's name."""
+        """Returns the block's content hash; None if it has none."""
         return self._hashes[block]
 
     @property
     def num_named(self) -> int:
-        """Blocks that can be found by content."""
+        """Number of blocks with a content hash."""
         return len(self._by_hash)
 
     def eviction_order(self) -> Iterator[int]:
-        """The free blocks, next one to be taken first."""
+        """Returns the free blocks in the order in which `allocate` takes them."""
         block = self._next[self._ring_end]
         while block != self._ring_end:
             yield block

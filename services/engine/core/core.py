@@ -1,13 +1,13 @@
-"""The façade: sequences in, plans out, results in, outcomes out.
+"""The core's interface: takes sequences, returns step plans, takes the results of plans, returns outcomes.
 
     core.add(spec)                    queue a sequence
-    core.fork(sequence_id, spec)       queue one that shares the computed tokens of another
-    core.abort(sequence_id)            end one, at any moment
-    plan = core.schedule()            decide the next step
-    outcomes = core.apply(plan, r)    take in what the worker gave
+    core.fork(sequence_id, spec)      queue a sequence that shares the computed tokens of another
+    core.abort(sequence_id)           end a sequence, at any time
+    plan = core.schedule()            plan the next step
+    outcomes = core.apply(plan, r)    apply the worker's result of a plan
 
-It decides nothing about order or memory (`scheduler`, `block_pool`) and runs nothing: the step loop and the offline
-`LLM` call it from one thread. Only `counters` may be read from another.
+The scheduling order and the memory are decided in `scheduler` and `block_pool`; plans are run by the caller. The step
+loop calls the core from one thread. Only `counters` may be called from another thread.
 """
 
 from services.engine.core.block_pool import BlockPool
@@ -25,7 +25,7 @@ from shared.errors import ServiceError
 
 
 class Core:
-    """All state of an engine's sequences, and none of the model's."""
+    """The state of all sequences of an engine. Holds no state of the model."""
 
     def __init__(self, limits: CoreLimits, facts: EngineFacts) -> None:
         assert min(limits.max_num_seqs, limits.max_num_batched_tokens, facts.num_blocks, facts.block_size) > 0
@@ -36,30 +36,30 @@ class Core:
         self.swap = SwapSpace(facts.num_host_blocks, facts.block_size, self.pool, self.tally)
         self.scheduler = Scheduler(limits, facts.block_size, self.pool, self.prefix_cache, self.swap, self.tally)
         self._families: dict[tuple[str, bytes], list[Sequence]] = {}
-        """The live sequences of each family, by name and cache salt."""
+        """The live sequences of each family (sequences with a common prefix), by family name and cache salt."""
         self.sequences: dict[str, Sequence] = {}
-        """Those that were added and have not ended, by request id."""
-        # The last token of a sequence is sampled and never computed, so it needs no place in a block.
+        """The live sequences (added and not ended), by sequence id."""
+        # The last token of a sequence is sampled but never computed, so it needs no slot in a KV block.
         self.max_model_len = min(facts.max_model_len, facts.num_blocks * facts.block_size + 1)
-        """Longest prompt and output together: the model's limit, or what the pool holds of a sequence that is alone."""
+        """Maximum tokens of a sequence, prompt and output: the model's limit or the whole pool's capacity, if lower."""
         self.num_speculative_tokens = limits.num_speculative_tokens
         self._num_added = 0
         self._num_applied = 0
 
     def __contains__(self, sequence_id: str) -> bool:
-        """True from `add` to the outcome with a finish reason, or to `abort`."""
+        """Whether the sequence is live: from `add` until its outcome has a finish reason or until `abort`."""
         return sequence_id in self.sequences
 
     @property
     def num_families(self) -> int:
-        """Groups of sequences that begin alike and have a live member."""
+        """Number of families with a live member."""
         return len(self._families)
 
     def add(self, spec: SequenceSpec) -> None:
         """Queues a sequence.
 
-        Raises ServiceError ('invalid_value', 'context_length_exceeded') for one that could never run. An id that is
-        in use is the caller's mistake; the id of an aborted sequence is free again at once.
+        Raises ServiceError ('invalid_value', 'context_length_exceeded') for a sequence that could never run. The id
+        must not be in use (AssertionError); the id of an aborted sequence may be used again at once.
         """
         assert spec.sequence_id not in self.sequences, f"{spec.sequence_id} was added twice"
         self._check(spec)
@@ -75,11 +75,12 @@ class Core:
         self.scheduler.add(sequence)
 
     def fork(self, source_id: str, spec: SequenceSpec) -> None:
-        """Queues a sequence that begins like a live one, for a further choice or a beam.
+        """Queues a sequence that has a prefix in common with a live one (the source), for a further choice or a beam.
 
-        If the source is running when the new one joins, all that both have in common and that is computed by then is
-        shared, its last block, if it is not full, as a copy. Otherwise it is a sequence like any other. The same errors
-        as `add`; a source that is not live or has another cache salt, or a family, is the caller's mistake.
+        If the source is running when the new sequence joins, the new one reuses the source's KV of the common prefix
+        (see `reuse`): full blocks are shared, a partly filled last block is copied. Otherwise the new sequence is an
+        ordinary one. Raises the same errors as `add`. The source must be live and have the same cache salt, and `spec`
+        must have no family.
         """
         source = self.sequences[source_id]
         assert source.cache_salt == spec.cache_salt, "a fork across cache salts"
@@ -88,9 +89,10 @@ class Core:
         self.sequences[spec.sequence_id].relatives = [source]
 
     def abort(self, sequence_id: str) -> bool:
-        """Ends a sequence without an outcome; False if there is none of this id.
+        """Ends a sequence without an outcome. Returns False if no live sequence has this id.
 
-        If a plan in flight names it, its blocks and row are kept until that plan is applied and its result is ignored.
+        If a plan in flight contains the sequence, its blocks and row are freed when that plan is applied, and the
+        plan's result for it is ignored.
         """
         sequence = self.sequences.pop(sequence_id, None)
         if sequence is None:
@@ -101,24 +103,25 @@ class Core:
         return True
 
     def schedule(self, now_s: float = 0.0) -> StepPlan:
-        """Plans the next step; the plan is empty when there is nothing to compute, and is then not to be run.
+        """Plans the next step. The plan is empty if there is nothing to compute; an empty plan must not be run.
 
-        `now_s` is the clock, in seconds, 0 where there is none: a scheduler delay, batches and guesses go by it.
+        `now_s` is the caller's clock in seconds, 0 if there is none. It is used for the scheduler delay, for batches
+        that gather and for deciding whether to draft tokens.
 
-        Every plan that is not empty must be run and applied, in order. The next one may be planned before that; it then
-        leaves out sequences with guesses in flight: what follows them is only known from the result.
+        Every plan that is not empty must be run and applied, in order. The next step may be planned before that. It
+        then leaves out sequences with draft tokens in flight, because what follows these is known only from the result.
         """
         return self.scheduler.schedule(now_s)
 
     def seconds_to_batch(self, now_s: float) -> float:
-        """How long after an empty plan the next one may have something without anything new; mostly infinite."""
+        """Returns the seconds until a gathering batch must start (see `batching`); infinite if no batch gathers."""
         return self.scheduler.batches.seconds_left(now_s)
 
     def apply(self, plan: StepPlan, result: StepResult, now_s: float = 0.0) -> list[Outcome]:
-        """Takes in a step's result: one outcome for each sequence that got tokens and was not aborted, in plan order.
+        """Applies a step's result. Returns one outcome for each live sequence that got tokens, in plan order.
 
-        A sequence whose outcome has a finish reason is gone, its row and blocks are free, unless a later plan in flight
-        names it: then they are when that one is applied.
+        A sequence whose outcome has a finish reason has ended. Its row and blocks are free, or, if a later plan in
+        flight contains the sequence, will be free when that plan is applied.
         """
         if plan.empty:
             return []
@@ -140,7 +143,7 @@ class Core:
         return outcomes
 
     def counters(self) -> Counters:
-        """The counts and the present load; safe from any thread."""
+        """Returns the totals and the current load. May be called from any thread."""
         scheduler, tally = self.scheduler, self.tally
         return Counters(
             num_running=len(scheduler.running),
@@ -166,7 +169,7 @@ class Core:
     def _take_tokens(
         self, sequence: Sequence, token_ids: tuple[int, ...], logprobs: tuple[SampledLogprobs, ...]
     ) -> Outcome:
-        # A plan made ahead counted on exactly one token.
+        # A later plan in flight assumed exactly one token.
         assert len(token_ids) == 1 or sequence.num_in_flight == 0, f"{sequence.sequence_id} was planned ahead"
         position = sequence.num_output_tokens
         verdict = _append(sequence, token_ids)
@@ -239,7 +242,7 @@ class Core:
 
 
 def _append(sequence: Sequence, token_ids: tuple[int, ...]) -> Verdict | None:
-    """Appends sampled tokens up to the one that ends the sequence, if one does; returns why it ends."""
+    """Appends sampled tokens up to the first that ends the sequence. Returns why it ends; None if it goes on."""
     assert token_ids, f"nothing was sampled for {sequence.sequence_id}"
     for position, token_id in enumerate(token_ids, sequence.num_output_tokens):
         sequence.tokens.append(token_id)

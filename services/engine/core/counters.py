@@ -1,4 +1,4 @@
-"""What the core counts from the engine's start, for heartbeats and metrics. Nothing here decides anything."""
+"""The core's counters since the engine's start, for heartbeats and metrics. They do not influence scheduling."""
 
 from dataclasses import dataclass, field
 
@@ -7,32 +7,32 @@ from shared.messages import FinishReason
 
 @dataclass(slots=True)
 class Tally:
-    """The running counts: plain ints that the core adds to, so that another thread may read them at any time."""
+    """The live counters: plain ints that the core increments, so that another thread may read them at any time."""
 
     step: int = 0
-    """Steps planned."""
+    """Number of planned steps; also the number of the last plan that is not empty."""
     prompt_tokens: int = 0
     """Prompt tokens of sequences that reached their first output token, cached ones included."""
     generation_tokens: int = 0
     prefix_cache_queries: int = 0
-    """Tokens of sequences looked up when they first ran."""
+    """Known tokens of sequences when they first joined, with prefix caching enabled."""
     prefix_cache_hits: int = 0
-    """Those of them found in the cache."""
+    """Of these, the tokens that were not computed, as their KV came from the prefix cache or a relative."""
     cached_tokens: int = 0
-    """Prompt tokens that a first scheduling took from others instead of computing them."""
+    """Sum of `Sequence.num_cached_tokens`: prompt tokens reused instead of computed when sequences first joined."""
     preemptions: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
     drafted_tokens: int = 0
-    """Tokens guessed."""
+    """Number of draft tokens."""
     accepted_tokens: int = 0
-    """Those of them that were right."""
+    """Number of accepted draft tokens."""
     finished: dict[FinishReason, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """A reading of the tally and of the present load. Between two steps all of it belongs together."""
+    """A snapshot of the tally and of the current load. It is consistent only if taken between two steps."""
 
     num_running: int
     num_waiting: int

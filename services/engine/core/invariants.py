@@ -1,7 +1,7 @@
-"""What must hold between any two operations of the core. Tests call `check` after each operation.
+"""Invariants that hold between any two operations of the core. Tests call `check` after each operation.
 
-`check` reads everything, so it costs time with the number of blocks and sequences. `check_idle` is for a running engine
-that has nothing to compute; its cost does not depend on the number of blocks. Both change nothing.
+`check` reads the whole state, so its time grows with the number of blocks and sequences. `check_idle` is for an engine
+in production that has nothing to compute; its time does not depend on the number of blocks. Neither changes anything.
 """
 
 import math
@@ -13,7 +13,7 @@ from services.engine.core.sequence import Sequence, Status
 
 
 def check(core: Core) -> None:
-    """Raises AssertionError with what is wrong."""
+    """Raises AssertionError, with a description, if an invariant is violated."""
     _check_free_list(core.pool)
     _check_free_list(core.swap.pool)
     _check_references(core)
@@ -26,10 +26,11 @@ def check(core: Core) -> None:
 
 
 def check_idle(core: Core, now_s: float) -> None:
-    """Raises AssertionError with what an idle core still holds.
+    """Raises AssertionError, with a description, if an idle core still holds something.
 
-    To be called on the core's thread when `schedule` has returned an empty plan and no plan is in flight. Sequences may
-    then wait only for a batch to gather; nothing may run, and no block, row or sequence group may be held.
+    Call it on the core's thread when `schedule` has returned an empty plan and no plan is in flight. Sequences may then
+    wait only for a batch to gather. No sequence may run and no block or row may be held; without live sequences, no
+    host block or family (sequence group) either.
     """
     scheduler = core.scheduler
     assert not scheduler.running, f"{len(scheduler.running)} sequences run and have nothing to compute"
@@ -49,7 +50,7 @@ def check_idle(core: Core, now_s: float) -> None:
 
 
 def _check_free_list(pool: BlockPool) -> None:
-    """Every free block is on the list once, every held one is not."""
+    """Every free block is on the free list exactly once; no held block is on it."""
     free = list(pool.eviction_order())
     assert len(free) == len(set(free)), f"blocks twice on the free list: {free}"
     assert len(free) == pool.num_free, f"{pool.num_free} free blocks counted, {len(free)} on the list"
@@ -58,7 +59,7 @@ def _check_free_list(pool: BlockPool) -> None:
 
 
 def _check_references(core: Core) -> None:
-    """A reference count is the number of tables with the block; what is in two tables is full of planned tokens."""
+    """A block's reference count is the number of tables that hold it; shared blocks hold only scheduled tokens."""
     held: Counter[int] = Counter()
     block_size = core.facts.block_size
     for sequence in core.scheduler.rows.holders():
@@ -72,7 +73,7 @@ def _check_references(core: Core) -> None:
 
 
 def _check_host(core: Core) -> None:
-    """Host blocks are held once, by preempted sequences, as many as their tokens need."""
+    """Each used host block is held by one preempted sequence, which has as many as its host tokens need."""
     held: Counter[int] = Counter()
     for sequence in core.sequences.values():
         held.update(sequence.host_blocks)
@@ -84,7 +85,7 @@ def _check_host(core: Core) -> None:
 
 
 def _check_names(core: Core) -> None:
-    """Names lead to their blocks, and a held block has its holder's name and is computed."""
+    """Hashes map to their blocks; a held block's hash is the one of its holder's content and is published."""
     pool = core.pool
     names = [(block, name) for block in range(pool.num_blocks) if (name := pool.hash_of(block)) is not None]
     assert len(names) == pool.num_named, f"{pool.num_named} names for {len(names)} named blocks"
@@ -99,7 +100,7 @@ def _check_names(core: Core) -> None:
 
 
 def _check_rows(core: Core) -> None:
-    """Every row is free or held once, by a sequence that runs or ends with a plan in flight."""
+    """Every row is free or held by one sequence that is running, or finished with a plan in flight."""
     rows = core.scheduler.rows
     holders = list(rows.holders())
     assert len(holders) + rows.num_free == len(rows), (
@@ -112,7 +113,7 @@ def _check_rows(core: Core) -> None:
 
 
 def _check_queues(core: Core) -> None:
-    """Every live sequence is in exactly one queue; the running ones are in order."""
+    """Every live sequence is in exactly one queue; the running sequences are in order of age."""
     scheduler = core.scheduler
     running, waiting = scheduler.running, list(scheduler.waiting)
     assert len(waiting) == scheduler.waiting.num_waiting, "the number of waiting sequences is wrong"
@@ -134,7 +135,7 @@ def _check_queues(core: Core) -> None:
 
 
 def _check_counters(core: Core, sequence: Sequence) -> None:
-    """Counters are in order, and the table has the blocks of the scheduled tokens and of guesses at most."""
+    """Counters are in order; the block table covers the scheduled tokens and at most the draft tokens besides."""
     name, block_size = sequence.sequence_id, core.facts.block_size
     computed, scheduled = sequence.num_computed_tokens, sequence.num_scheduled_tokens
     assert 0 <= computed <= scheduled, f"{name}: {computed} computed, {scheduled} scheduled"

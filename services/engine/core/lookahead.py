@@ -1,24 +1,26 @@
-"""Guesses of the next tokens from a sequence's own: what followed the last time the same few tokens stood there.
+"""Drafts the next tokens of a sequence by n-gram lookup in its own tokens (prompt lookup decoding).
 
-A guess (draft) costs a worker little if it computes several tokens of a sequence in one pass, and saves a pass for each
-token that turns out right. Wrong guesses cost: how far a sequence guesses follows from how its last guesses went, and
-after a guess with nothing right it rests, longer each time. Pure; one object for each sequence. Used by `scheduler`
-(drafts) and `core` (verdicts).
+The draft is what followed the latest earlier occurrence of the sequence's last three tokens, or else of its last two.
+Computing several tokens of a sequence in one step costs a worker little, and each accepted draft token saves a step.
+Rejected ones cost time. The draft length therefore follows from how many tokens of the last drafts were accepted, and
+after a draft without an accepted token the sequence drafts nothing for some steps, more each time. No I/O; one object
+for each sequence. `core` creates the objects, `scheduler` calls them.
 """
 
 from array import array
 
 CANDIDATES_MAX = 8
-"""Places behind the same two tokens that are looked at for one behind the same three."""
+"""Number of earlier occurrences of the last two tokens that are checked for a match of the last three."""
 FIRST_REACH = 4
 REST_STEPS_MAX = 64
 BLANKS_A_STEP = 8
 BLANK_STEPS_MAX = 7
-"""After every so many looks in a row that found nothing one step more passes without a look, up to so many steps."""
+"""After every `BLANKS_A_STEP` lookups in a row without a match, one more step is skipped after each lookup, up to
+`BLANK_STEPS_MAX` steps."""
 
 
 class Lookahead:
-    """One sequence's memory of its tokens, and how far to guess."""
+    """The token index of one sequence and its current draft length. `most` is the maximum draft length."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -27,12 +29,12 @@ class Lookahead:
         self._rest = 0
         self._blanks = 0
         self._latest: dict[int, int] = {}
-        """Each pair of tokens to the place behind its last occurrence that something follows."""
+        """Maps a token pair to the index behind its latest occurrence; occurrences at the very end are not entered."""
         self._earlier = array("I", (0, 0))
-        """For each such place the one behind the pair's occurrence before; 0: there is none."""
+        """For each such index, the index behind the previous occurrence of the same pair; 0 if there is none."""
 
     def draft(self, tokens: "array[int]", most: int) -> tuple[int, ...]:
-        """At most `most` tokens that may follow; empty while resting or where nothing like the end was seen before."""
+        """Returns at most `most` draft tokens; none while the sequence pauses or if its last tokens have no match."""
         if self._rest:
             self._rest -= 1
             return ()
@@ -46,12 +48,12 @@ class Lookahead:
             self._rest = min(self._blanks // BLANKS_A_STEP, BLANK_STEPS_MAX)
             return ()
         self._blanks = 0
-        # What is guessed beyond the known tokens repeats the guess.
+        # A draft that reaches beyond the known tokens repeats itself.
         period = len(tokens) - place
         return tuple(tokens[place + offset % period] for offset in range(most))
 
     def judge(self, num_drafted: int, num_accepted: int) -> None:
-        """How a draft went."""
+        """Records how many tokens of a draft were accepted and adapts the draft length and the pause."""
         if num_accepted == 0:
             self._misses += 1
             self._rest = min(2**self._misses, REST_STEPS_MAX)
@@ -61,7 +63,7 @@ class Lookahead:
         self._reach = min(self._most, 2 * self._reach if num_accepted == num_drafted else num_accepted + 1)
 
     def _index(self, tokens: "array[int]") -> None:
-        """Every pair that something follows, each once."""
+        """Adds the token pairs that are new since the last call and have a following token."""
         latest, earlier = self._latest, self._earlier
         for place in range(len(earlier), len(tokens)):
             pair = tokens[place - 2] << 32 | tokens[place - 1]
@@ -69,7 +71,7 @@ class Lookahead:
             latest[pair] = place
 
     def _find(self, tokens: "array[int]") -> int | None:
-        """The latest place behind the last three tokens, or else behind the last two."""
+        """Returns the index behind the latest match of the last three tokens, or else of the last two; None if none."""
         if len(tokens) < 2:
             return None
         place = first = self._latest.get(tokens[-2] << 32 | tokens[-1], 0)

@@ -1,15 +1,15 @@
-"""Whether guessing pays: the time of steps with guesses against that of steps without. Pure; times are the caller's.
+"""Decides whether draft tokens (guesses) save time, by comparing the times of steps with and without drafts.
 
-A guess costs time whether it is right or not, how much depends on model, machine and batch. So steps that only decode
-are timed, and an account is kept in seconds:
+Draft tokens cost time whether they are accepted or not; how much depends on model, machine and batch. Steps that only
+decode are therefore timed, and a balance is kept in seconds:
 
-    in     a small share of every step's time, and for each right guess the time of one token
-    out    what a step with guesses took beyond the usual time of one without
+    plus     a small share (`COST_SHARE`) of every step's time, and for each accepted draft token the time of one token
+    minus    the time of a step with drafts beyond the usual time of a step without
 
-Only while there is something in it may anybody guess: guessing costs at most that share, whatever the text. How many
-sequences may guess in a step begins with one, doubles with every step that gained and begins anew with every step that
-lost, so that trying is cheap in large batches too. A time of 0 means that there is no clock: then nothing is held back.
-Used by `scheduler` alone.
+Sequences may draft only while the balance is positive, so drafts cost at most that share of the time, whatever the
+text. The number of sequences that may draft in a step starts at one, doubles after every step that saved time and
+returns to one after every step that lost time, so that trials are cheap in large batches too. The caller passes the
+times; a time of 0 means that there is no clock, and then drafts are not limited. Used only by `scheduler`.
 """
 
 import math
@@ -18,17 +18,17 @@ from dataclasses import dataclass
 from statistics import median
 
 COST_SHARE = 0.01
-"""Part of the time that wrong guesses may take."""
+"""Share of the total time that rejected draft tokens may cost."""
 PLAIN_TIMES = 9
-"""Steps whose median is the usual time: one that something else held up does not count."""
+"""The usual time is the median of this many latest steps without drafts. A single delayed step hardly changes it."""
 PLAIN_TIMES_MIN = 3
 SAVED_STEPS_MAX = 4
-"""What luck may save up, in steps, to be lost when the text changes."""
+"""Upper limit of the balance, in usual step times. It limits the loss when drafts begin to be rejected."""
 OUTLIER = 3.0
-"""A step that took this many times the usual is not held against its guesses beyond that."""
+"""A step with drafts is charged at most this many times the usual step time."""
 WIDTH_MAX = 2**16
 REFRESH_STEPS = 32
-"""Every so many steps with guesses there is one without, so that the usual time stays true."""
+"""After this many steps with drafts, one step runs without, to keep the usual time up to date."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class _Started:
 
 
 class Payoff:
-    """The account of one engine."""
+    """The balance of one engine."""
 
     def __init__(self) -> None:
         self._plain: dict[int, deque[float]] = {}
-        """Recent times of steps without guesses, for each size of batch."""
+        """Recent times of steps without drafts, in seconds, by size class of the batch (see `_size`)."""
         self._balance_s = 0.0
         self._landed_s = 0.0
         self._width = 1
@@ -53,7 +53,7 @@ class Payoff:
         self._started: dict[int, _Started] = {}
 
     def num_guessers(self, num_sequences: int, now_s: float) -> int:
-        """How many of the running sequences may guess in the next step."""
+        """Returns how many of the running sequences may get draft tokens in the next step."""
         if not now_s:
             return num_sequences
         times = self._plain.get(_size(num_sequences), ())
@@ -62,11 +62,14 @@ class Payoff:
         return self._width
 
     def planned(self, step: int, now_s: float, num_sequences: int, num_guesses: int) -> None:
-        """A step was planned in which all sequences decode one token and check `num_guesses` besides."""
+        """Records a planned step in which every sequence decodes one token, with `num_guesses` draft tokens in all."""
         self._started[step] = _Started(now_s, num_sequences, num_guesses)
 
     def landed(self, step: int, now_s: float, num_right: int) -> None:
-        """A step's result is in. Of a step planned ahead the time from the result before it counts."""
+        """Records the end of a step, with `num_right` accepted draft tokens.
+
+        The time of a step that was planned ahead counts from the end of the step before it.
+        """
         started, before_s = self._started.pop(step, None), self._landed_s
         self._landed_s = now_s
         if started is None or not started.now_s:
@@ -89,5 +92,5 @@ class Payoff:
 
 
 def _size(num_sequences: int) -> int:
-    """Batches within an eighth of each other count as one size."""
+    """Returns the size class of a batch. Sizes in one class differ by a factor of at most 2^(1/8), about 9 %."""
     return round(8 * math.log2(max(1, num_sequences)))

@@ -1,16 +1,19 @@
-"""Decisions as data: what the scheduler asks of a worker for one step, and what the worker answers.
+"""The data types between scheduler and worker: the plan of one step and its result.
 
-A worker keeps a state table with one row for each running sequence (`--max-num-seqs` rows). A plan is a difference:
-sequences that join get a row with everything about them; for the others only new blocks are named. The worker appends a
-sampled token to its own row, so that the next step's input is already there. Token ranges of a scheduled sequence:
+A worker keeps a state table with one row (batch slot) for each running sequence, `--max-num-seqs` rows in all. A plan
+holds only changes: a sequence that joins is sent completely and gets a row; for other sequences only new blocks are
+listed. The worker appends each sampled token to the sequence's row itself, so that it already has the input of the next
+step. Token ranges and fields of a scheduled sequence:
 
-    [0, start)                  computed: KV is in the blocks, or will be once the keys and values of this step are
-                                written, which is before any are read, in each layer
+    [0, start)                  computed before: the KV is in the blocks, or is written by this step for another
+                                sequence that shares the blocks; in each layer, all keys and values of a step are
+                                written before any are read
     [start, start + num_tokens) computed by this step
-    `samples`                   true when the range ends at the last known token, so that the next one is sampled
-    `draft_token_ids`           guesses of what follows the last known token: the end of the range, computed like known
-                                ones. The worker samples after the last known token and after each guess, and gives the
-                                sampled tokens up to the first that differs from its guess: at least one
+    `samples`                   whether the range reaches the last known token, so that the next token is sampled
+    `draft_token_ids`           draft tokens behind the last known token. They are the end of the range and are computed
+                                like known tokens. The worker samples after the last known token and after each draft
+                                token, and returns the sampled tokens up to and including the first that differs from
+                                its draft token: at least one
 """
 
 from dataclasses import dataclass, field
@@ -20,22 +23,23 @@ import msgspec
 from shared.sampling import SamplingParams
 
 DEFAULT_BATCHED_TOKENS = 2048
-"""Most tokens of a step where the flag is not given."""
+"""Token budget of a step on a GPU if `--max-num-batched-tokens` is not given."""
 CPU_PROMPT_TOKENS = 1024
-"""The same on a CPU, beside a token of every running sequence: more make steps longer, which everybody waits for, and
-hardly faster. A worker that is as fast with fewer says so (`EngineFacts.step_prompt_tokens`)."""
+"""The same on a CPU, in addition to one token for each running sequence. A larger budget makes steps longer, so that
+all sequences wait longer, with hardly more throughput. A worker for which fewer tokens are as fast sets
+`EngineFacts.step_prompt_tokens`."""
 
 
 def default_batched_tokens(on_cpu: bool, max_num_seqs: int) -> int:
-    """Most tokens of a step where the flag is not given."""
+    """Returns the token budget of a step if `--max-num-batched-tokens` is not given."""
     return CPU_PROMPT_TOKENS + max_num_seqs if on_cpu else DEFAULT_BATCHED_TOKENS
 
 
 class NewSequence(msgspec.Struct, frozen=True):
-    """A sequence that joins (or comes back after preemption) and the row it takes.
+    """A sequence that joins, or comes back after preemption, and the row that it gets.
 
     `token_ids` are prompt and output so far; the first `num_prompt_tokens` are the prompt. `block_ids` is the whole
-    block table so far. Everything in it stays valid until the row is freed.
+    block table so far. The data stay valid until the row is freed.
     """
 
     row: int
@@ -47,9 +51,9 @@ class NewSequence(msgspec.Struct, frozen=True):
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
-    """One sequence's share of a step. `new_block_ids` extend the row's block table before the step runs.
+    """One sequence's share of a step. `new_block_ids` are appended to the row's block table before the step runs.
 
-    For a sequence that joins in this plan they are empty: `NewSequence.block_ids` has all of them.
+    For a sequence that joins in this plan `new_block_ids` is empty, as `NewSequence.block_ids` has all its blocks.
     """
 
     row: int
@@ -61,10 +65,10 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step. Order of effects: rows freed, blocks copied, rows filled, blocks added, computed, tokens sampled.
+    """One step. Order of effects: free rows, copy blocks, fill rows, append blocks, compute, sample tokens.
 
-    All copies out to the host come first, then those in from the host, then those from block to block. No block is the
-    target of two copies of a plan, so that each of the three groups may be one operation.
+    Copies run in three groups: to the host, then from the host, then from block to block. No block is the target of two
+    copies of a plan, so that each group may be one operation.
     """
 
     step: int
@@ -76,18 +80,18 @@ class StepPlan(msgspec.Struct, frozen=True):
     swap_in: tuple[tuple[int, int], ...] = ()
     """(host block, block)"""
     copies: tuple[tuple[int, int], ...] = ()
-    """(block, block): for a sequence that goes on where another has filled a block only in part."""
+    """(source block, target block): for a sequence that reuses another's partly filled block and must write into it."""
     num_tokens: int = 0
-    """Sum of the scheduled tokens: at most the token budget, but for one long prompt alone without chunked prefill."""
+    """Number of scheduled tokens. At most the token budget, except for a single long prompt without chunked prefill."""
 
     @property
     def empty(self) -> bool:
-        """True when there is nothing to compute."""
+        """Whether the plan has nothing to compute."""
         return not self.scheduled
 
 
 class SampledLogprobs(msgspec.Struct, frozen=True, gc=False):
-    """Of one sampled token: its own log probability and the best candidates, best first (raw distribution)."""
+    """Log probabilities of a sampled token and of the best candidates, best first (raw distribution)."""
 
     logprob: float
     top_token_ids: tuple[int, ...] = ()
@@ -95,10 +99,10 @@ class SampledLogprobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What a step gave: for each scheduled sequence with `samples`, in plan order, one tuple of new tokens.
+    """The result of a step: for each scheduled sequence with `samples`, in plan order, one tuple of new tokens.
 
-    A tuple, because several are accepted where guesses were right. `logprobs` holds the chosen tokens' log
-    probabilities, parallel to `token_ids`; it is always there, candidates only for sequences that asked.
+    The tuple has more than one token if draft tokens were accepted. `logprobs` is parallel to `token_ids` and always
+    holds the log probabilities of the new tokens; it holds candidates only for sequences that asked for them.
     """
 
     step: int
@@ -108,7 +112,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What start-up learnt of model and machine: flows into the core by value, never by editing a config."""
+    """Properties of model and machine that are determined at start-up and passed to the core."""
 
     num_blocks: int
     block_size: int
@@ -116,40 +120,40 @@ class EngineFacts:
     vocab_size: int
     eos_token_ids: frozenset[int] = field(default_factory=frozenset[int])
     num_host_blocks: int = 0
-    """Blocks in the host's memory for preempted sequences."""
+    """Number of KV blocks in the host's memory for preempted sequences."""
     step_tokens: int = DEFAULT_BATCHED_TOKENS
-    """Most tokens of a step where the flag is not given."""
+    """Token budget of a step if `--max-num-batched-tokens` is not given."""
     step_prompt_tokens: int | None = None
-    """Of these, most beside what the running sequences decode; None: as many as there is room for."""
+    """Limit of the step's tokens in addition to those that running sequences decode; None: no limit but the budget."""
     computes_on_host: bool = True
-    """Whether this process's threads compute a step; False: they wait for a device that does."""
+    """Whether threads of this process compute the steps. If False, a device computes and the threads wait for it."""
     configuration: str = ""
-    """Hash of what can change tokens beside the weights: types, backend, hardware, software."""
+    """Hash of everything besides the weights that can change tokens: types, backend, hardware, software."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoreLimits:
-    """The scheduler's bounds, from flags."""
+    """The scheduler's limits, from flags."""
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     kv_cache_ratio: float | None = None
-    """Share of the blocks up to which sequences are let in beside running ones; None: all of them."""
+    """Share of the KV blocks that may be in use after a sequence joins beside running ones; None: all blocks."""
     scheduler_delay_factor: float = 0.0
-    """See `delay`."""
+    """Factor of the wait between admissions; see `delay`."""
     num_speculative_tokens: int = 0
-    """Most tokens that are guessed for a sequence in a step; see `lookahead`."""
+    """Maximum number of draft tokens of a sequence in a step; 0: no drafts. See `lookahead`."""
     max_batch_size: int | None = None
-    """Most new sequences that join together after gathering; None: they do not gather. See `batching`."""
+    """Maximum number of new sequences in a gathered batch; None: sequences do not gather. See `batching`."""
     batch_wait_timeout: float = 0.1
-    """Longest time to gather, in seconds."""
+    """Longest time that a batch gathers, in seconds."""
     step_prompt_tokens: int | None = None
-    """Most tokens of a step beside one and its guesses for each running sequence; None: what room there is."""
+    """Limit of the step's tokens besides one token and its drafts for each running sequence; None: only the budget."""
 
     def step_tokens(self, num_running: int, num_guessers: int) -> int:
-        """Most tokens of a step with so many running sequences, of which so many may guess."""
+        """Returns the token budget of a step with `num_running` sequences, of which `num_guessers` may get drafts."""
         if self.step_prompt_tokens is None:
             return self.max_num_batched_tokens
         guesses = min(num_guessers, num_running) * self.num_speculative_tokens

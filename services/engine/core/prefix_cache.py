@@ -1,9 +1,10 @@
-"""Finds computed prefixes and makes newly computed ones findable.
+"""Looks up computed prefixes and publishes newly computed blocks.
 
-Content is known by the hash chain of `shared.blocks`; the blocks themselves are `block_pool`'s. A sequence keeps the
-hashes that it came with or that were computed, so no block is hashed twice, not even after preemption. A block is
-published only when all its tokens are computed. Two sequences that compute the same block at the same time each keep
-their own: the first to be applied is published, the other stays nameless and is taken first when it is free again.
+Block content is identified by the hash chain of `shared.blocks`; `block_pool` holds the blocks and their hashes. A
+sequence keeps the hashes that came with it or were computed, so no block is hashed twice, even after preemption. A
+block is published (its hash is registered in the pool) only when all its tokens are computed. Two sequences that
+compute the same block at the same time each keep their own block: the first one applied is published; the other one
+gets no hash and is reused first after it is freed.
 """
 
 from services.engine.core.block_pool import BlockPool
@@ -13,7 +14,7 @@ from shared.codec import pack_ids
 
 
 class PrefixCache:
-    """The names of one pool's blocks. When disabled nothing is hashed, found or published."""
+    """The prefix cache of one block pool. If disabled, nothing is hashed, found or published."""
 
     def __init__(self, pool: BlockPool, block_size: int, *, enabled: bool) -> None:
         self._pool = pool
@@ -21,9 +22,9 @@ class PrefixCache:
         self._enabled = enabled
 
     def lookup(self, sequence: Sequence) -> list[int]:
-        """The blocks of the longest cached prefix, short of the last token: something must be left to sample from.
+        """Returns the blocks of the longest cached prefix that leaves out the last token (needed for sampling).
 
-        They are not held yet: the caller takes them (`BlockPool.share`) before it allocates anything.
+        The lookup adds no references: the caller must call `BlockPool.share` before it allocates other blocks.
         """
         hits: list[int] = []
         for index in range(self._cacheable_blocks(sequence)):
@@ -34,17 +35,17 @@ class PrefixCache:
         return hits
 
     def first_miss(self, sequence: Sequence, num_hits: int) -> bytes | None:
-        """The hash whose publication would lengthen a lookup that gave `num_hits` blocks; None: no hash would."""
+        """Returns the hash of the first block that a lookup with `num_hits` hits did not find; None if it found all."""
         return self._hash(sequence, num_hits) if num_hits < self._cacheable_blocks(sequence) else None
 
     def know(self, sequence: Sequence, num_blocks: int) -> None:
-        """Has the hashes of the leading blocks worked out, for blocks that were not found by them."""
+        """Computes the sequence's hashes of the first `num_blocks` blocks, for blocks that were not found by hash."""
         if self._enabled and num_blocks:
             self._hash(sequence, num_blocks - 1)
 
     def publish(self, sequence: Sequence) -> None:
-        """Names the blocks that have been filled and computed since the last call."""
-        # Guesses that were right are computed before they are known here.
+        """Publishes the sequence's blocks that have become full and computed since the last call."""
+        # Accepted draft tokens count as computed before the core appends them to the sequence's known tokens.
         num_full = min(sequence.num_computed_tokens, sequence.num_tokens) // self._block_size
         if not self._enabled or num_full <= sequence.num_published_blocks:
             return

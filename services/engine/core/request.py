@@ -1,4 +1,4 @@
-"""What the core is told about a sequence, and what it tells of one."""
+"""The core's input and output types for a sequence: `SequenceSpec` and `Outcome`."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,11 @@ from shared.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """A sequence to run. `output_token_ids` were generated elsewhere and count as output.
+    """A sequence to run.
 
-    `block_hashes` are those of the full blocks of prompt + output so far, or shorter, or empty: the core computes what
-    is missing. `arrival` orders the queue within a priority (lower runs first).
+    `output_token_ids` were generated already, elsewhere, and count as output. `block_hashes` are the hashes of the full
+    blocks of prompt and output; the list may be shorter or empty, and the core computes the missing ones. Lower
+    `priority` runs first; within a priority, lower `arrival` runs first.
     """
 
     sequence_id: str
@@ -26,17 +27,17 @@ class SequenceSpec:
     priority: int = 0
     arrival: int = 0
     family: str = ""
-    """Sequences of one family (and one salt) that run at the same time share what they have in common."""
+    """Sequences of one family and cache salt share the KV of their common prefix while they run. Empty: no family."""
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """What a step gave one sequence: tokens at output positions [position, position + len(token_ids))."""
+    """The tokens that a step gave one sequence, at output positions [position, position + len(token_ids))."""
 
     sequence_id: str
     position: int
     token_ids: tuple[int, ...]
     logprobs: tuple[SampledLogprobs, ...] = ()
-    """Parallel to `token_ids` if the sequence asked for log probabilities, else empty."""
+    """One entry for each token if the sequence asked for log probabilities, else empty."""
     cumulative_logprob: float = 0.0
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None

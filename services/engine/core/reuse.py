@@ -1,13 +1,15 @@
-"""What a sequence that joins need not compute: blocks of others, its own on the host, those of a relative. Pure.
+"""Finds the KV that a joining sequence can reuse: from the prefix cache, from the host, or from a relative. No I/O.
 
-    shared      full blocks that others hold or that wait on the free list: held with them, never written
-    the rest    the blocks behind them, new ones, are filled by copies: from the host, or one from a relative
+A relative is a running sequence of the same family or the source of a fork (`Sequence.relatives`). Reused KV is either
 
-The prefix cache is asked first. What was swapped out or a relative has goes further or is not used. A relative's blocks
-can be shared as soon as the step that fills them is planned, even this very one: a step writes all its keys and values
-before it reads any. Copied is only what earlier steps have computed, as copies come before everything else in a step,
-and none reads what another writes. Where that makes a difference of many tokens, it is worth waiting a step.
-Called by `scheduler`.
+    shared      full blocks that other sequences hold or that are on the free list; they are never written to
+    copied      new blocks behind the shared ones, filled by copies: from the host, or one block from a relative
+
+The prefix cache is looked up first; host blocks or a relative are used only if they cover more tokens. A relative's
+full blocks can be shared as soon as the step that fills them is planned, even if it is the step being planned, because
+in each layer a step writes all its keys and values before it reads any. A block can be copied only if its tokens were
+computed by earlier steps, because a step's copies run before its computation, and no copy reads what another copy
+writes. If waiting for one step makes many more tokens reusable, the sequence should wait. Called by `scheduler`.
 """
 
 from array import array
@@ -18,29 +20,33 @@ from services.engine.core.prefix_cache import PrefixCache
 from services.engine.core.sequence import Sequence, Status
 
 WORTH_WAITING_TOKENS = 16
-"""A step that only decodes takes a new sequence about as long as so many tokens of a prompt."""
+"""A sequence waits a step if that saves more than this many prompt tokens; they take about as long as a decode step."""
 _NUM_TOKENS = attrgetter("num_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Reusable:
-    """The first `num_tokens` of a waiting sequence have KV, in `shared` and behind them in blocks that are copied."""
+    """Reusable KV of the first `num_tokens` tokens of a waiting sequence: blocks in `shared`, then copied blocks."""
 
     shared: list[int]
     num_tokens: int
     copied: int | None = None
-    """The block behind the shared ones that has the rest, when it is a relative's."""
+    """The relative's block to copy, which holds the tokens behind the shared blocks; None if there is none."""
     num_soon: int = 0
-    """As `num_tokens`, in a step that follows the landing of all that is planned now."""
+    """What `num_tokens` will be once all steps planned so far have been applied."""
 
     @property
     def worth_waiting(self) -> bool:
-        """Whether computing the difference costs more than to join a step later."""
+        """Whether joining a later step costs less than computing the tokens that are reusable only then."""
         return self.num_soon - self.num_tokens > WORTH_WAITING_TOKENS
 
 
 def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int) -> Reusable:
-    """The longest of what is there. Nothing is held yet: the caller does that before it allocates anything."""
+    """Returns the longest reusable prefix from the prefix cache, the host blocks or the first relative with a row.
+
+    Relatives are not considered if host blocks cover more tokens than the prefix cache. Adds no references: the caller
+    must do that before it allocates blocks.
+    """
     hits = prefix_cache.lookup(sequence)
     found = Reusable(hits, len(hits) * block_size)
     if sequence.num_host_tokens > found.num_tokens:
@@ -53,7 +59,7 @@ def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int
 
 
 def _of_relative(sequence: Sequence, relative: Sequence, prefix_cache: PrefixCache, block_size: int) -> Reusable:
-    # Something must be left to sample from.
+    # The last token must be computed for sampling.
     most = min(_common_length(sequence.tokens, relative.tokens), sequence.num_tokens - 1)
     joined_before = relative.status is Status.RUNNING
     num_copied = min(relative.num_computed_tokens, most) if joined_before else 0

@@ -1,6 +1,6 @@
-"""The rows of the worker's state table: which sequence has which, and which were freed since the last plan.
+"""The rows (batch slots) of the worker's state table: which sequence has which row, and which rows were freed.
 
-Used by `scheduler` alone. The lowest free row is given first, so that the rows in use stay close together.
+The lowest free row is assigned first, so that the rows in use stay close together. Used only by `scheduler`.
 """
 
 import heapq
@@ -10,7 +10,7 @@ from services.engine.core.sequence import Sequence
 
 
 class RowTable:
-    """As many rows as sequences may run at once."""
+    """The table of rows. `num_rows` is the maximum number of running sequences."""
 
     def __init__(self, num_rows: int) -> None:
         self._holders: list[Sequence | None] = [None] * num_rows
@@ -21,27 +21,27 @@ class RowTable:
         return len(self._holders)
 
     def __getitem__(self, row: int) -> Sequence:
-        """The row's sequence; it must have one."""
+        """Returns the sequence that has the row. Raises AssertionError if the row is free."""
         sequence = self._holders[row]
         assert sequence is not None, f"row {row} is free"
         return sequence
 
     @property
     def num_free(self) -> int:
-        """Rows that can be taken."""
+        """Number of free rows."""
         return len(self._free)
 
     def holders(self) -> Iterator[Sequence]:
-        """Every sequence with a row, by row."""
+        """Returns the sequences that have a row, in row order."""
         return (sequence for sequence in self._holders if sequence is not None)
 
     def take(self, sequence: Sequence) -> None:
-        """Gives the sequence the lowest free row; there must be one."""
+        """Assigns the lowest free row to the sequence. There must be a free row."""
         sequence.row = heapq.heappop(self._free)
         self._holders[sequence.row] = sequence
 
     def give_back(self, sequence: Sequence) -> None:
-        """Frees the sequence's row; the next plan announces it."""
+        """Frees the sequence's row. The next plan lists it as freed."""
         assert self[sequence.row] is sequence, f"row {sequence.row} is not of {sequence.sequence_id}"
         self._holders[sequence.row] = None
         heapq.heappush(self._free, sequence.row)
@@ -49,7 +49,7 @@ class RowTable:
         sequence.row = -1
 
     def announce(self) -> tuple[int, ...]:
-        """The rows freed since the last call, for a plan that will be carried out."""
+        """Returns the rows freed since the last call. To be called only for a plan that will be run."""
         freed = tuple(self._freed)
         self._freed.clear()
         return freed

@@ -1,19 +1,19 @@
-"""The policy: which sequences compute which tokens in the next step.
+"""The scheduling policy: which sequences compute which tokens in the next step.
 
-There is no prefill phase and no decode phase. Of every sequence some tokens are known and some scheduled, and each
-step lets the second number catch up with the first under one token budget; chunked prefill, prefix hits, preemption and
-resumption are all the same case. Running sequences come first, oldest first, then waiting ones in queue order while
-rows, blocks and budget last; none overtakes the head of the queue. A running sequence that finds no block takes those
-of the youngest one, which waits again and comes back from the host's memory or recomputes (preemption, `swap`), so the
-oldest always gets on.
+There is no prefill phase and no decode phase. Each sequence has a number of known tokens and a number of scheduled
+tokens, and each step schedules some of the difference under one token budget. This covers chunked prefill, prefix hits,
+preemption and resumption. Running sequences are scheduled first, oldest first; then waiting sequences join (get a row)
+in queue order while rows, KV blocks and budget last. No waiting sequence overtakes the head of the queue. If a running
+sequence finds no free block, the youngest running sequence is preempted: its blocks are freed, and it waits again and
+later comes back from the host's memory or is recomputed (`swap`). The oldest sequence therefore always progresses.
 
-Plans may be made ahead: `schedule` counts what is in flight as if it had come true, and the worker's own row supplies
-the tokens that are not known here yet. Rows and blocks of a sequence are given back only when no plan in flight names
-it, and a sequence in flight is not preempted: planning pauses for it instead. What a plan did to a sequence is read
-from the plan when it lands, so there is no record of a "last plan".
+Steps may be planned ahead: `schedule` treats plans in flight as if they had been applied, and the worker takes tokens
+that the core does not know yet from its own row. A sequence's row and blocks are freed only when no plan in flight
+contains the sequence. A sequence in flight is not preempted; planning waits for it instead. When a plan is applied, its
+effect on a sequence is read from the plan itself, so the scheduler keeps no record of earlier plans.
 
-Not here: stop conditions and results (`core`), block contents (`prefix_cache`), what a joining sequence need not
-compute (`reuse`). Called by `core`.
+Elsewhere: stop conditions and results (`core`), block hashes (`prefix_cache`), what a joining sequence need not compute
+(`reuse`). Called by `core`.
 """
 
 from bisect import bisect_left, insort
@@ -39,13 +39,13 @@ _AGE = attrgetter("age")
 
 @dataclass(slots=True)
 class _Draft:
-    """A plan in the making."""
+    """A step plan under construction. `budget` is the number of tokens that may still be scheduled."""
 
     step: int
     budget: int
     now_s: float
     num_guessers: int = 0
-    """Sequences that may still guess."""
+    """Number of sequences that may still get draft tokens (guesses) in this step."""
     scheduled: list[ScheduledSequence] = field(default_factory=list[ScheduledSequence])
     joined: list[Sequence] = field(default_factory=list[Sequence])
     copies: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -55,7 +55,10 @@ class _Draft:
     def add(
         self, sequence: Sequence, num_tokens: int, new_blocks: Iterable[int] = (), guesses: tuple[int, ...] = ()
     ) -> None:
-        """Schedules the sequence's next `num_tokens` and the guesses behind them; its blocks are there."""
+        """Schedules the sequence's next `num_tokens` and the draft tokens behind them.
+
+        The sequence's block table must already have the blocks.
+        """
         start = sequence.num_scheduled_tokens
         samples = start + num_tokens == len(sequence.tokens) + sequence.num_pending_tokens
         num_tokens += len(guesses)
@@ -72,7 +75,11 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class _Shortage:
-    """Why the head of the queue did not fit. Until one of these changes it need not be looked up again."""
+    """What the head of the queue lacked when it did not fit.
+
+    The head is looked up again only when this many blocks and tokens are available or `first_miss`, the hash of the
+    first block that was not found in the prefix cache, is published.
+    """
 
     sequence: Sequence
     num_blocks: int
@@ -94,7 +101,7 @@ class Scheduler:
     ) -> None:
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
-        """By age."""
+        """In order of age, oldest first."""
         self.rows = RowTable(limits.max_num_seqs)
         self._limits = limits
         self._block_size = block_size
@@ -115,7 +122,10 @@ class Scheduler:
         self.waiting.push(sequence)
 
     def schedule(self, now_s: float) -> StepPlan:
-        """Plans a step. An empty plan takes no step number; rows freed and copies out stay for the next one."""
+        """Plans a step.
+
+        An empty plan uses no step number, and freed rows and swap copies stay pending for the next plan.
+        """
         guessers = self._payoff.num_guessers(len(self.running), now_s)
         budget = self._limits.step_tokens(len(self.running), guessers)
         draft = _Draft(self._tally.step + 1, budget, now_s, guessers)
@@ -127,15 +137,19 @@ class Scheduler:
         return self._close(draft)
 
     def landed(self, step: int, now_s: float, num_right: int) -> None:
-        """A step's result is in, with so many right guesses; its shares land one by one."""
+        """Records that a step has ended, with `num_right` accepted draft tokens in all.
+
+        The caller then calls `land` for each sequence of the step.
+        """
         self._delay.landed(step, now_s)
         self._payoff.landed(step, now_s, num_right)
 
     def land(self, share: ScheduledSequence, num_given: int) -> Sequence:
-        """Takes in that a share of the oldest plan in flight was computed and gave `num_given` tokens.
+        """Applies one sequence's share of the oldest plan in flight, which gave `num_given` tokens.
 
-        Returns its sequence, which may be finished: then the last share gives its row and blocks back. Guesses that
-        were wrong count as never scheduled; blocks that were added for them stay, for the tokens to come.
+        Returns the sequence. If it is finished and no other plan in flight contains it, its row and blocks are freed.
+        Rejected draft tokens count as never scheduled; the blocks that were added for them stay in the block table for
+        later tokens.
         """
         sequence = self.rows[share.row]
         sequence.num_in_flight -= 1
@@ -152,7 +166,10 @@ class Scheduler:
         return sequence
 
     def finish(self, sequence: Sequence) -> None:
-        """Ends a sequence for good, now or, if a plan in flight names it, when that lands."""
+        """Ends a sequence and frees its row and blocks.
+
+        If plans in flight contain the sequence, its row and blocks are freed when the last of these plans is applied.
+        """
         was_running = sequence.status is Status.RUNNING
         sequence.move_to(Status.FINISHED)
         if was_running:
@@ -165,10 +182,10 @@ class Scheduler:
     # --- running sequences --------------------------------------------------------------------------------------------
 
     def _schedule_running(self, draft: _Draft) -> bool:
-        """Serves the running sequences, oldest first. False when blocks ran out, so that nobody new may join."""
+        """Schedules the running sequences, oldest first. Returns False if blocks ran out; then no sequence may join."""
         num_running = len(self.running)
         index = 0
-        # Preemption takes from the end of the list, so the index stays right.
+        # Preemption removes sequences from the end of the list, so the index stays valid.
         while index < len(self.running) and draft.budget > 0:
             sequence = self.running[index]
             num_tokens = min(sequence.num_unscheduled_tokens, draft.budget)
@@ -184,10 +201,13 @@ class Scheduler:
         return len(self.running) == num_running
 
     def _guess(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
-        """Guesses for a sequence with one token to compute, never at the cost of another sequence's token or blocks."""
+        """Returns draft tokens for a sequence with one token to compute, else none.
+
+        Draft tokens use only budget that the other running sequences do not need, and only free blocks.
+        """
         if sequence.lookahead is None or sequence.num_in_flight or sequence.num_unscheduled_tokens != 1:
             return ()
-        # One token comes in any case, and none after the last one that the sequence may have.
+        # The step samples one token in any case, and the sequence must not get more than `max_tokens`.
         most = min(budget, sequence.rules.max_tokens - sequence.num_output_tokens - 1)
         room = (len(sequence.block_table) + self._pool.num_free) * self._block_size - sequence.num_tokens
         guesses = sequence.lookahead.draft(sequence.tokens, min(most, room))
@@ -195,7 +215,7 @@ class Scheduler:
         return guesses
 
     def _judge(self, sequence: Sequence, num_guesses: int, num_right: int) -> int:
-        """Takes in how many guesses were right; returns how many were wrong."""
+        """Records how many draft tokens were accepted. Returns how many were rejected."""
         assert 0 <= num_right <= num_guesses, f"{sequence.sequence_id}: {num_right} of {num_guesses} guesses right"
         assert sequence.lookahead is not None, f"{sequence.sequence_id} does not guess"
         sequence.lookahead.judge(num_guesses, num_right)
@@ -204,10 +224,11 @@ class Scheduler:
         return num_guesses - num_right
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> list[int] | tuple[()] | None:
-        """Extends the block table for the next `num_tokens`, at the cost of younger sequences. Returns the new blocks.
+        """Extends the block table for the next `num_tokens`, preempting the youngest sequences if blocks are short.
 
-        None: there are none. Then the sequence itself was the youngest and has been preempted, or the youngest is in
-        flight; either way nothing younger may be scheduled in this step, or the sequence would be passed over for ever.
+        Returns the new blocks; None if there are not enough. Then the sequence itself was the youngest and has been
+        preempted, or the youngest is in flight and cannot be preempted. In both cases no younger sequence may be
+        scheduled in this step; otherwise this sequence could be passed over in every step.
         """
         count = self._blocks_for(sequence.num_scheduled_tokens + num_tokens) - len(sequence.block_table)
         if count <= 0:
@@ -251,11 +272,11 @@ class Scheduler:
             self._join(sequence, found, draft)
 
     def _schedule_large_head(self, draft: _Draft) -> None:
-        """Without chunked prefill: lets the head go before the running ones if these would never leave room for it.
+        """Without chunked prefill: schedules the head of the queue before the running sequences if it needs that.
 
-        Its prompt may be longer than what they leave of the budget, or than the whole budget: then it runs alone. Not
-        in two steps in a row, so that the running ones get at least every other step, and only if they need not be
-        preempted for it.
+        The prompt may be longer than what the running sequences leave of the budget, or than the whole budget; in the
+        latter case the head runs alone. This happens at most in every other step while sequences run, so that they
+        progress too, and only if none of them would have to be preempted for it.
         """
         went_first, self._head_went_first = self._head_went_first and bool(self.running), False
         head = None if self._limits.enable_chunked_prefill or went_first else self.waiting.head()
@@ -270,7 +291,7 @@ class Scheduler:
         self._head_went_first = True
 
     def _demand_of_running(self) -> tuple[int, int]:
-        """Tokens and new blocks that the running sequences want next."""
+        """Returns the number of tokens and of new blocks that the running sequences need for their next tokens."""
         tokens = blocks = 0
         for sequence in self.running:
             wanted = sequence.num_unscheduled_tokens
@@ -279,11 +300,12 @@ class Scheduler:
         return tokens, blocks
 
     def _reusable_of_fitting(self, sequence: Sequence, budget: int, spare_blocks: int) -> Reusable | None:
-        """What a waiting sequence need not compute, or None if it does not fit now.
+        """Returns what a waiting sequence need not compute; None if it does not fit now.
 
-        It fits if all its known tokens find blocks (even if only a part of them is to be scheduled now: a prefill that
-        is preempted half-way is work lost), `spare_blocks` left free, and if the budget has room for them, or for any
-        when prefill is chunked. One that has little to compute a step later waits for that.
+        A sequence fits if there are blocks for all its known tokens with `spare_blocks` left free, and if the budget
+        has room for all tokens to compute (with chunked prefill: for one token). All known tokens need blocks even if
+        only part of them is scheduled now, because a prefill that is preempted half-way is wasted. Also returns None if
+        the sequence would have much less to compute in the next step (`Reusable.worth_waiting`).
         """
         num_free = self._pool.num_free - spare_blocks
         if not self._worth_a_lookup(sequence, budget, num_free):
@@ -301,7 +323,7 @@ class Scheduler:
         return None
 
     def _worth_a_lookup(self, sequence: Sequence, budget: int, num_free: int) -> bool:
-        """False while a head that did not fit would not fit now either: looking it up costs time with its length."""
+        """Returns False if the head did not fit before and still cannot. A lookup's time grows with its length."""
         shortage = self._shortage
         if shortage is None or shortage.sequence is not sequence:
             return True
@@ -310,7 +332,7 @@ class Scheduler:
         return shortage.first_miss is not None and self._pool.find(shortage.first_miss) is not None
 
     def _join(self, head: Sequence, found: Reusable, draft: _Draft) -> None:
-        """Gives the head of the queue a row and blocks and schedules as much of it as the budget or the mode allows."""
+        """Gives the head of the queue a row and blocks and schedules its tokens (chunked prefill: up to the budget)."""
         self._shortage = None
         self.waiting.pop()
         start, num_shared = found.num_tokens, len(found.shared)

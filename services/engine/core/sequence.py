@@ -1,12 +1,12 @@
-"""A sequence as the core sees it from `add` to its end: tokens, counters, blocks, row, status.
+"""The core's state of a sequence from `add` to its end: tokens, counters, blocks, row, status.
 
-Not a wire type and not a plan: only the core's own files touch it. Its token ranges, as half-open intervals:
+Used only inside the core. The token ranges of a sequence, as half-open intervals:
 
-    [0, num_computed_tokens)                     KV is in the blocks and the step that wrote it has been applied
-    [num_computed_tokens, num_scheduled_tokens)  computed by plans in flight
-    [num_scheduled_tokens, num_tokens)           known, still to schedule
-    [num_tokens, num_tokens + num_pending_tokens)  sampled by plans in flight: known to the worker, not yet here; with
-                                                   a draft in flight as many as it may give at most
+    [0, num_computed_tokens)                       KV is in the blocks, and the step that wrote it has been applied
+    [num_computed_tokens, num_scheduled_tokens)    computed by plans in flight
+    [num_scheduled_tokens, num_tokens)             known, not scheduled yet
+    [num_tokens, num_tokens + num_pending_tokens)  sampled by plans in flight, not known to the core yet; with draft
+                                                   tokens in flight, the largest possible number
 """
 
 from array import array
@@ -20,12 +20,12 @@ from shared.sampling import SamplingParams
 
 
 class Status(Enum):
-    """Where a sequence is in its life."""
+    """The status of a sequence. Only the transitions in `_LEGAL` are allowed."""
 
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
-    """Waiting again, without row and blocks, or with blocks of the host."""
+    """Waiting again after having run: without row and KV blocks, possibly with host blocks (swapped out)."""
     FINISHED = "finished"
 
 
@@ -41,7 +41,7 @@ _LEGAL = {
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Mutable state of one sequence. `tokens` (prompt, then output) only ever grows."""
+    """Mutable state of one sequence. `tokens` (prompt, then output) never shrinks. `row` is -1 without a row."""
 
     sequence_id: str
     params: SamplingParams
@@ -49,50 +49,56 @@ class Sequence:
     tokens: "array[int]"
     num_prompt_tokens: int
     num_carried_tokens: int
-    """Output tokens that were generated elsewhere."""
+    """Number of output tokens that came with the spec (`SequenceSpec.output_token_ids`)."""
     age: tuple[int, int, int]
-    """Priority, arrival, order of `add`: smaller runs first and is preempted last."""
+    """Priority, arrival, order of `add`. The sequence with the smaller tuple runs first and is preempted last."""
     cache_salt: bytes
     family: str
     block_hashes: list[bytes]
-    """Hashes of the leading full blocks, as many as were needed so far."""
+    """Hashes of the leading full blocks, as many as have been needed so far."""
     status: Status = Status.WAITING
     row: int = -1
     block_table: list[int] = field(default_factory=list[int])
     host_blocks: list[int] = field(default_factory=list[int])
-    """While preempted and swapped out: copies of the blocks of the first `num_host_tokens`."""
+    """While the sequence is swapped out: the host blocks with the KV of its first `num_host_tokens` tokens."""
     num_host_tokens: int = 0
     relatives: list["Sequence"] = field(default_factory=list["Sequence"])
-    """Live sequences that may begin alike, itself among them; one list for all of them."""
+    """Sequences that may have a prefix in common with this one.
+
+    Members of a family share one list of all live members, this sequence included. A fork's list has only its source.
+    """
     num_published_blocks: int = 0
-    """Leading blocks that the prefix cache has been told of."""
+    """Number of leading blocks that have been published to the prefix cache or were shared by other sequences."""
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0
     num_pending_tokens: int = 0
     num_drafted_tokens: int = 0
-    """Guessed tokens in flight: nothing more is planned until it is known how many were right."""
+    """Number of draft tokens in flight. While it is not 0, nothing more of this sequence is scheduled."""
     num_in_flight: int = 0
-    """Plans that hold this sequence and were not applied yet."""
+    """Number of plans in flight that contain this sequence."""
     num_cached_tokens: int = 0
-    """Prompt tokens that the first scheduling took from the prefix cache."""
+    """Prompt tokens whose KV came from the prefix cache or a relative when the sequence first joined."""
     first_scheduled_step: int = 0
     cumulative_logprob: float = 0.0
     lookahead: Lookahead | None = None
-    """Guesses its next tokens; None: nobody does."""
+    """Drafts the sequence's next tokens; None without speculative decoding."""
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens, prompt and output."""
+        """Number of known tokens, prompt and output."""
         return len(self.tokens)
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens, those that were carried in included."""
+        """Number of known output tokens, including those that came with the spec."""
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
     def num_unscheduled_tokens(self) -> int:
-        """Tokens that the next plan could compute; 0 when those in flight reach the sequence's greatest length."""
+        """Number of tokens that the next plan can compute.
+
+        0 while draft tokens are in flight, or if the tokens in flight reach the sequence's maximum length.
+        """
         if self.num_drafted_tokens:
             return 0
         ahead = len(self.tokens) + self.num_pending_tokens
@@ -101,19 +107,19 @@ class Sequence:
         return ahead - self.num_scheduled_tokens
 
     def move_to(self, status: Status) -> None:
-        """Changes the status; an illegal transition is a broken invariant."""
+        """Changes the status. Raises AssertionError for an illegal transition."""
         assert (self.status, status) in _LEGAL, f"{self.sequence_id}: {self.status} -> {status}"
         self.status = status
 
     def start_at(self, num_tokens: int) -> None:
-        """Sets the counters of a sequence whose first `num_tokens` are in its blocks, and that no plan holds."""
+        """Marks the first `num_tokens` as computed, the rest as unscheduled. The sequence must not be in flight."""
         assert self.num_in_flight == 0, self.sequence_id
         self.num_computed_tokens = self.num_scheduled_tokens = num_tokens
         self.num_pending_tokens = 0
 
 
 def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int) -> Sequence:
-    """A new sequence; `number` counts the sequences added and breaks ties of arrival."""
+    """Returns a new sequence. `number` is the running number of the added sequence and breaks ties of `arrival`."""
     tokens = array("I", spec.prompt_token_ids)
     tokens.extend(spec.output_token_ids)
     return Sequence(

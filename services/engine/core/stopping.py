@@ -1,6 +1,6 @@
-"""When a sequence ends by what it generated: end token, stop token, length.
+"""Decides whether a sequence ends at a generated token: end token, stop token or length.
 
-Not here: stop strings (the detokenizer's) and aborts (the façade's). Called by `core` for every sampled token.
+Stop strings are handled by the detokenizer and aborts by `core`. Called by `core` for every sampled token.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from shared.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why a sequence ends at a token. `stop_token_id` is set when one of the request's own stop tokens ended it."""
+    """Why a sequence ends at a token. `stop_token_id` is set if one of the request's own stop tokens ended it."""
 
     reason: Literal["stop", "length"]
     stop_token_id: int | None = None
@@ -23,18 +23,18 @@ _LENGTH = Verdict("length")
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """The stop conditions of one sequence, worked out once."""
+    """The stop conditions of one sequence."""
 
     eos_token_ids: frozenset[int]
-    """Empty when the request ignores the model's end token."""
+    """The model's end tokens; empty if the request ignores them."""
     stop_token_ids: frozenset[int]
     min_tokens: int
-    """Output tokens that must exist before an end or stop token counts."""
+    """Number of output tokens that must come before an end or stop token takes effect."""
     max_tokens: int
-    """Most output tokens: what was asked for, or what the context leaves."""
+    """Maximum number of output tokens: the request's limit or, if lower, what the context leaves."""
 
     def verdict(self, token_id: int, position: int) -> Verdict | None:
-        """Judges the output token at `position` (from 0); None: the sequence goes on.
+        """Returns why the sequence ends at the output token at `position` (from 0); None if it goes on.
 
         A token that is both an end token and a stop token counts as the end token.
         """
@@ -49,7 +49,7 @@ class StopRules:
 def rules_for(
     params: SamplingParams, num_prompt_tokens: int, max_model_len: int, eos_token_ids: frozenset[int]
 ) -> StopRules:
-    """The rules of a sequence whose prompt and output together may have `max_model_len` tokens."""
+    """Returns the rules of a sequence whose prompt and output together may have `max_model_len` tokens."""
     return StopRules(
         eos_token_ids=frozenset() if params.ignore_eos else eos_token_ids,
         stop_token_ids=frozenset(params.stop_token_ids),

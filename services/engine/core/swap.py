@@ -1,11 +1,13 @@
-"""Host memory for preempted sequences: which of its blocks hold whose KV, and the copies that the next plan must make.
+"""The swap space for preempted sequences: which host blocks hold whose KV, and the copies that the next plan must make.
 
-A preempted sequence is swapped out if the host has room for all its computed blocks and at least one full block would
-have to be computed again; otherwise it is recomputed. Blocks that others hold as well do not count for that: they are
-likely to be found again through the prefix cache, which is always asked first when the sequence comes back.
+A preempted sequence is swapped out if there are host blocks for all its computed blocks and at least one full block
+would have to be recomputed; otherwise the sequence is recomputed. A block that other sequences hold too does not count
+as one to recompute, because it is likely to be found in the prefix cache, which is looked up first when the sequence
+comes back.
 
-Copies run in the order of plans, out before in. A copy out is kept until a plan is really carried out. Host blocks that
-are copied in become free only with that plan, since its copies out come first. Used by `scheduler` alone.
+A plan's copies to the host run before its copies from the host. Copies to the host stay pending until a plan that is
+not empty takes them. Host blocks that a plan copies back are freed only when that plan takes the copies; otherwise the
+plan's copies to the host, which run first, could overwrite them. Used only by `scheduler`.
 """
 
 from services.engine.core.block_pool import BlockPool
@@ -14,7 +16,7 @@ from services.engine.core.sequence import Sequence
 
 
 class SwapSpace:
-    """The host's blocks, numbered like the device's but a pool of their own."""
+    """The host blocks, in a pool of their own (numbered from 0), and the pending copies."""
 
     def __init__(self, num_blocks: int, block_size: int, device: BlockPool, tally: Tally) -> None:
         self.pool = BlockPool(num_blocks)
@@ -22,11 +24,14 @@ class SwapSpace:
         self._device = device
         self._tally = tally
         self._out: dict[int, int] = {}
-        """Host block to the device block that is copied to it; a later copy to the same block replaces an earlier."""
+        """Maps a host block to the device block to be copied to it. A later copy to the same host block replaces it."""
         self._in: list[tuple[int, int]] = []
 
     def store(self, sequence: Sequence) -> bool:
-        """Swaps out a sequence that no plan holds and that still has its blocks; False: it must be recomputed."""
+        """Swaps out a sequence; returns False if it must be recomputed instead.
+
+        The sequence must not be in flight and must still have its blocks.
+        """
         computed = sequence.num_computed_tokens
         full = sequence.block_table[: computed // self._block_size]
         if all(self._device.ref_count(block) > 1 for block in full):
@@ -42,21 +47,27 @@ class SwapSpace:
         return True
 
     def bring_back(self, sequence: Sequence, first: int) -> None:
-        """Copies host blocks from the `first` on to the same places of the block table. `first` may be behind all."""
+        """Adds copies of the host blocks from index `first` on to the same indices of the block table.
+
+        Frees the host blocks before `first`. `first` may be beyond the last host block.
+        """
         for index in range(first, len(sequence.host_blocks)):
             self._in.append((sequence.host_blocks[index], sequence.block_table[index]))
         self._tally.swapped_in_blocks += max(0, len(sequence.host_blocks) - first)
         self.drop(sequence, sequence.host_blocks[first:])
 
     def drop(self, sequence: Sequence, in_use: list[int] | tuple[()] = ()) -> None:
-        """Forgets what is stored of a sequence; blocks that the next plan reads are free only after it."""
+        """Frees a sequence's host blocks except those in `in_use`, which the next plan reads and `announce` frees."""
         keep = set(in_use)
         self.pool.free([block for block in sequence.host_blocks if block not in keep])
         sequence.host_blocks = []
         sequence.num_host_tokens = 0
 
     def announce(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
-        """(device, host) copies out and (host, device) copies in, for a plan that will be carried out."""
+        """Returns the pending (device, host) copies out and (host, device) copies in, and clears them.
+
+        Frees the host blocks that are copied in. To be called only for a plan that will be run.
+        """
         out, back = tuple((device, host) for host, device in self._out.items()), tuple(self._in)
         self.pool.free([host for host, _ in back])
         self._out.clear()

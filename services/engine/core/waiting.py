@@ -1,7 +1,7 @@
 """The queue of sequences without a row: by priority (lower first), preempted before new, then by arrival.
 
-A heap in which aborted sequences stay until they surface or outnumber the living, so that every operation is O(log n)
-on average however long the queue is. Used by `scheduler` alone.
+The queue is a heap. Aborted sequences stay in it until they reach the top or outnumber the waiting ones, so that every
+operation takes O(log n) time on average. Used only by `scheduler`.
 """
 
 import heapq
@@ -14,33 +14,33 @@ _DEAD_ENTRIES_MIN = 64
 
 
 class WaitingQueue:
-    """Sequences that wait. Their known tokens do not change while they do."""
+    """The waiting sequences. The number of known tokens of a sequence must not change while it waits."""
 
     def __init__(self) -> None:
         self.num_waiting = 0
         self.num_tokens = 0
-        """Known tokens of all waiting sequences."""
+        """Number of known tokens of all waiting sequences."""
         self._heap: list[_Entry] = []
 
     def __iter__(self) -> Iterator[Sequence]:
-        """The waiting sequences, in no particular order."""
+        """Returns the waiting sequences in no particular order."""
         return (entry[-1] for entry in self._heap if _alive(entry))
 
     def push(self, sequence: Sequence) -> None:
-        """Queues a new or preempted sequence."""
+        """Adds a new or preempted sequence."""
         priority, arrival, number = sequence.age
         is_new = sequence.status is not Status.PREEMPTED
         heapq.heappush(self._heap, (priority, is_new, arrival, number, sequence))
         self._count(sequence, 1)
 
     def head(self) -> Sequence | None:
-        """The next sequence to run."""
+        """Returns the next sequence to run; None if the queue is empty."""
         while self._heap and not _alive(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][-1] if self._heap else None
 
     def pop(self) -> Sequence:
-        """Removes the head."""
+        """Removes and returns the head. The queue must not be empty."""
         sequence = self.head()
         assert sequence is not None, "the queue is empty"
         heapq.heappop(self._heap)
@@ -48,7 +48,7 @@ class WaitingQueue:
         return sequence
 
     def forget(self, sequence: Sequence) -> None:
-        """Takes out a sequence whose status has just become finished."""
+        """Removes a waiting sequence whose status has just become finished."""
         assert sequence.status is Status.FINISHED, sequence.sequence_id
         self._count(sequence, -1)
         if len(self._heap) - self.num_waiting > max(self.num_waiting, _DEAD_ENTRIES_MIN):

@@ -1,1 +1,1 @@
-"""The CPU backend: a decoder's whole step as one call into C++ (`source/`), compiled for the processor it runs on."""
+"""The CPU backend: computes a whole decoder step in one call to C++ code (`source/`) compiled for this processor."""

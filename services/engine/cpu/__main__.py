@@ -1,8 +1,10 @@
-"""Compiles the CPU backend ahead of its first use, beside its sources: `python -m services.engine.cpu [--all]`.
+"""Compiles the CPU backend before its first use: `python -m services.engine.cpu [--all]`.
 
-For the best of what this processor has, or with `--all` for every processor of its kind. Without a compiler that is a
-notice, and with `--all`, which images use, a failure. With `--which` it compiles nothing and says what an engine would
-compute with. Called by `make install`, the engine's image and `antiphon doctor`.
+The libraries are written to `compiled/` beside the sources: for the best instruction set of this processor, or with
+`--all` for every instruction set of this machine's architecture. If a library cannot be compiled, the command prints a
+notice and exits with status 0; with `--all`, which image builds use, it exits with 1. With `--which` the command
+compiles nothing and prints the variant that an engine on this machine would compute with. Called by `make install`, the
+build of the engine's image and `antiphon doctor`.
 """
 
 import argparse
@@ -14,7 +16,7 @@ from services.engine.cpu.library import BESIDE, describe
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command."""
+    """Runs the command and returns its exit status."""
     parser = argparse.ArgumentParser(description="Compiles the CPU backend ahead of its first use.")
     parser.add_argument("--all", action="store_true", help="for every processor of this machine's kind")
     parser.add_argument("--which", action="store_true", help="only say what an engine here computes with")
@@ -28,9 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def compile_beside(variants: list[Variant], must: bool) -> int:
-    """Makes the variants' libraries; 1 where one that `must` be cannot be made."""
+    """Compiles the variants' libraries into `BESIDE`. Returns 1 if that fails and `must` is true, else 0."""
     try:
-        # Whoever may run the program may read what is compiled for it.
+        # Default permissions: every user who can run the program must be able to read the libraries.
         BESIDE.mkdir(exist_ok=True)
         for variant in variants:
             sys.stdout.write(f"compiled: {make_library(variant, BESIDE).name}\n")

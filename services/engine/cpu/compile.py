@@ -1,7 +1,7 @@
-"""Compiles the C++ in `source/` for a processor.
+"""Compiles the C++ sources in `source/` for an instruction set.
 
-A library is named by its variant and a hash of sources and flags: whatever changes makes another one. Where and when
-one is made is the business of `library`, and ahead of time of `__main__`, which call this.
+A library is named after its variant and a hash of sources and flags, so any change results in another file. `library`
+decides where and when a library is compiled, `__main__` compiles in advance; both call this module.
 """
 
 import hashlib
@@ -22,14 +22,14 @@ SOURCE = Path(__file__).parent / "source"
 COMPILERS = ("g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra")
 QUIET = ("-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
-"""The compiler's own headers of vector instructions are not free of these."""
+"""Warnings that the compiler's own headers of vector instructions cause."""
 COMPILE_TIMEOUT_S = 300.0
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Instructions to compile for, and what `/proc/cpuinfo` says of a processor that has them."""
+    """An instruction set to compile for, and the flags in `/proc/cpuinfo` of a processor that has it."""
 
     name: str
     machine: str
@@ -56,15 +56,15 @@ VARIANTS = (
     Variant("avx2", "x86_64", ("-march=x86-64-v3",), frozenset({"avx2", "fma", "f16c", "bmi2"})),
     Variant("neon", "aarch64", ("-march=armv8-a",), frozenset()),
 )
-"""The best first."""
+"""Ordered by preference, the best variant first."""
 
 
 class CompileError(RuntimeError):
-    """There is no library and none could be made; the message says why."""
+    """No library was found and none could be compiled; the message says why."""
 
 
 def usable_variants(machine: str | None = None, cpuinfo: str | None = None) -> list[Variant]:
-    """The variants that this processor runs, the best first."""
+    """Returns the variants that this processor can run, the best first."""
     machine = platform.machine() if machine is None else machine
     if cpuinfo is None:
         cpuinfo = _CPUINFO.read_text() if _CPUINFO.is_file() else ""
@@ -73,7 +73,7 @@ def usable_variants(machine: str | None = None, cpuinfo: str | None = None) -> l
 
 
 def processor_flags(cpuinfo: str) -> frozenset[str]:
-    """The flags of the first processor that is described."""
+    """Returns the flags of the first processor that `cpuinfo` describes."""
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):
@@ -82,7 +82,7 @@ def processor_flags(cpuinfo: str) -> frozenset[str]:
 
 
 def make_library(variant: Variant, directory: Path) -> Path:
-    """Compiles a variant into a directory, unless it is there. Raises `CompileError`."""
+    """Compiles a variant into a directory unless it is there already, and returns its path. Raises `CompileError`."""
     path = directory / library_name(variant)
     if path.is_file():
         return path
@@ -92,7 +92,7 @@ def make_library(variant: Variant, directory: Path) -> Path:
     try:
         make_directory(directory)
         with alone_in(directory, ".compiling-*"):
-            # Somebody else may have made it meanwhile.
+            # Another process may have compiled it while this one waited for the lock.
             if not path.is_file():
                 _compile(compiler, variant, path)
                 remove_oldest(directory, "*.so", COMPILED_LIBRARIES_MAX)
@@ -102,12 +102,12 @@ def make_library(variant: Variant, directory: Path) -> Path:
 
 
 def find_compiler() -> str | None:
-    """The path of a C++ compiler."""
+    """Returns the path of a C++ compiler; None if there is none."""
     return next((path for name in COMPILERS if (path := shutil.which(name))), None)
 
 
 def compile_objects(compiler: str, flags: Iterable[str], sources: Iterable[Path], scratch: Path) -> list[str]:
-    """Compiles the sources, several at a time, and gives the objects' paths. Raises `CompileError`."""
+    """Compiles the sources in parallel and returns the paths of the objects. Raises `CompileError`."""
     pairs = [(str(source), str(scratch / f"{source.stem}.o")) for source in sources]
     with ThreadPoolExecutor(max_workers=max(1, len(os.sched_getaffinity(0)))) as pool:
         list(pool.map(run, ([compiler, *flags, "-c", source, "-o", to] for source, to in pairs)))
@@ -115,7 +115,7 @@ def compile_objects(compiler: str, flags: Iterable[str], sources: Iterable[Path]
 
 
 def run(command: list[str]) -> None:
-    """Runs a compiler. Raises `CompileError` with what it said."""
+    """Runs a compiler. Raises `CompileError` with the compiler's output if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMPILE_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -125,7 +125,7 @@ def run(command: list[str]) -> None:
 
 
 def library_name(variant: Variant) -> str:
-    """`variant-hash.so`."""
+    """Returns the file name of a variant's library, `variant-hash.so`."""
     digest = hashlib.sha256(repr((FLAGS, variant.flags)).encode())
     for path in sorted(SOURCE.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -133,7 +133,7 @@ def library_name(variant: Variant) -> str:
 
 
 def _compile(compiler: str, variant: Variant, path: Path) -> None:
-    """The library appears whole or not at all."""
+    """Compiles in a temporary directory and renames the library into place, so that it is always complete."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-", ignore_cleanup_errors=True) as scratch:
         flags, made = (*FLAGS, *QUIET, *variant.flags), Path(scratch) / path.name
         objects = compile_objects(compiler, flags, sorted(SOURCE.glob("*.cpp")), Path(scratch))

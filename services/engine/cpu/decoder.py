@@ -1,7 +1,7 @@
-"""Hands a decoder's description and weights to the C++ library, parameter by parameter.
+"""Passes a decoder's description and weights to the C++ library, parameter by parameter.
 
-Peak memory stays near the model's own: each parameter is read, packed by the library and dropped. Called by the CPU
-worker at start-up.
+Each parameter is read, packed by the library and released before the next one is read, so peak memory stays close to
+the size of the model. Called by the CPU worker at start-up.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ from services.engine.worker.checkpoint import Checkpoint
 from services.engine.worker.memory import fetch
 
 WIDTH_MULTIPLE = 32
-"""Heads are padded to a multiple of this many dimensions in the cache."""
+"""In the KV cache, the dimensions of a head are padded to a multiple of this number."""
 HEAD_DIM_MAX = 512
 _CPU = torch.device("cpu")
 _NORMS = ("input_norm", "mlp_norm", "after_attention_norm", "after_mlp_norm")
@@ -40,7 +40,7 @@ _MATRICES = ("qkv", "o", "up", "down", "router", "shared.up", "shared.down", "sh
 
 
 class NativeDecoder:
-    """A model in the library together with the memory that it reads in place."""
+    """A model in the library, together with the memory that the library reads in place."""
 
     def __init__(
         self,
@@ -54,9 +54,10 @@ class NativeDecoder:
         quantize: Quantize | None = None,
         cache: WeightCache | None = None,
     ) -> None:
-        """Loads the checkpoint. Raises `ServiceError` where it does not fit its config.
+        """Loads the checkpoint. Raises `ServiceError` if it does not fit its config.
 
-        What was packed before is taken from the cache; what is packed now is left there, unless it is quantized.
+        Packed weights are taken from the cache if it has them; otherwise they are packed and written to the cache. With
+        `quantize` the cache is not used.
         """
         self._quantize = quantize
         self._cache = None if quantize else cache
@@ -79,17 +80,20 @@ class NativeDecoder:
 
     @property
     def mapped_bytes(self) -> int:
-        """Of the file that packed weights are read from: memory that only seems to be free."""
+        """Size of the mapped file of packed weights; 0 if there is none.
+
+        The system counts the file's pages as available memory although the model needs them.
+        """
         return self._mapped.nbytes if self._mapped else 0
 
     def close(self) -> None:
-        """Frees the model."""
+        """Stops writing packed weights and frees the model."""
         if self._cache:
             self._cache.close()
         self.model.free()
 
     def set_cache(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """A layer's cache, in place of an earlier one: any tensors of the right size, first dimension blocks."""
+        """Sets or replaces a layer's KV cache: any tensors of the right size whose first dimension is blocks."""
         assert keys.nbytes == values.nbytes == len(keys) * self.model.block_bytes()
         self._caches[layer] = keys, values
         self.model.set_table(layer, "keys", keys.data_ptr())
@@ -153,7 +157,7 @@ class NativeDecoder:
         self.model.set_rope(layer, frequencies.data_ptr(), len(frequencies), rope.interleaved, rope.attention_factor)
 
     def _matrix(self, layer: int, name: str, expert: int, read: Callable[[], Tensor], bias: Tensor | None) -> bool:
-        """Hands a matrix over; False where it was quantized."""
+        """Passes a matrix to the library. Returns False if it was quantized, else True."""
         address = 0 if bias is None else bias.data_ptr()
         if self._mapped:
             piece = self._mapped.piece((layer, name, expert))
@@ -178,20 +182,21 @@ class NativeDecoder:
     def _table(self, layer: int, name: str, table: Tensor) -> None:
         assert table.is_contiguous()
         self._kept.append(table)
-        # Rows are read where they lie in the checkpoint's file, and which ones nobody knows beforehand.
+        # The table's rows are read in place from the mapped checkpoint in an unknown order: start reading all of it
+        # now.
         fetch(table.data_ptr(), table.nbytes)
         self.model.set_table(layer, name, table.data_ptr())
 
 
 def _release_freed_memory() -> None:
-    """What the allocator kept of parameters that have been packed goes back to the system, where the C library can."""
+    """Returns the memory of released parameters from the allocator to the system, if the C library supports it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 class _Experts:
-    """The weights of a layer's experts, which lie together; read when the first one is wanted."""
+    """The weights of one layer's experts, which are one parameter. It is read when the first expert is requested."""
 
     def __init__(self, read: Callable[[], Tensor], count: int) -> None:
         self._read, self._count = read, count
@@ -203,7 +208,7 @@ class _Experts:
 
 
 class _Source:
-    """Parameters by name."""
+    """Reads the checkpoint's parameters by name."""
 
     def __init__(self, checkpoint: Checkpoint, layout: tuple[Parameter, ...], dtype: torch.dtype) -> None:
         self._checkpoint, self._dtype = checkpoint, dtype
@@ -223,7 +228,7 @@ class _Source:
 
 
 def make_spec(d: DecoderDescription, dtype: torch.dtype, block_size: int, threads: int) -> Spec:
-    """The description as the library takes it."""
+    """Returns the description as the library takes it."""
     experts = d.experts
     return Spec(
         vocab_size=d.vocab_size,

@@ -1,8 +1,9 @@
-"""Which compiled library this process computes with: found, or compiled once and kept for the next start.
+"""Finds the compiled library for this process, or compiles it and keeps it for the next start.
 
-Libraries that an image or an installation made beforehand lie beside the sources; others are kept in the user's cache,
-and only where nobody else could have put code: the directory and all above it belong to this user or root. Where there
-is no such place, one is made for this process alone. Called by the CPU worker and by `__main__`.
+Libraries that an image or an installation compiled in advance lie beside the sources. Other libraries are kept in the
+user's cache, and only used if no other user could have written them: the directory and all its parents must belong to
+this user or root. If there is no such directory, the library is compiled into a temporary one for this process alone.
+Called by the CPU worker and by `__main__`.
 """
 
 import logging
@@ -23,18 +24,18 @@ from services.engine.cpu.places import is_private, is_usable, user_directory
 logger = logging.getLogger(__name__)
 
 BESIDE = Path(__file__).parent / "compiled"
-"""Libraries that were made beforehand: trusted like the sources beside them."""
+"""Directory of the libraries compiled in advance. They are trusted like the sources beside them."""
 _CACHE = "~/.cache/antiphon/cpu"
 
 
 def load_library(asked_cache: str = "") -> Library:
-    """The library for this processor, compiled if need be. Raises `CompileError` or OSError."""
+    """Returns the library for this processor, compiled if necessary. Raises `CompileError` or OSError."""
     cache, problem = cache_directory(asked_cache), CompileError("this processor is not supported")
     for variant in usable_variants():
         try:
             library = _found(variant, cache) or _made(variant, cache)
         except CompileError as error:
-            # An older compiler may know the next one.
+            # The compiler may be too old for this variant and still support the next one.
             problem = error
             continue
         if library.usable():
@@ -44,7 +45,10 @@ def load_library(asked_cache: str = "") -> Library:
 
 
 def describe(asked_cache: str = "") -> tuple[bool, str]:
-    """Whether this process would compute with a library, and which; loads it where there is one, and compiles none."""
+    """Returns whether this process would compute with a library, and the library's description.
+
+    Loads a compiled library if there is one; compiles nothing.
+    """
     for variant in usable_variants():
         library = _found(variant, cache_directory(asked_cache))
         if library is None:
@@ -59,12 +63,12 @@ def describe(asked_cache: str = "") -> tuple[bool, str]:
 
 
 def cache_directory(asked: str) -> Path | None:
-    """Where libraries are kept: as asked, or the user's cache; None for a user without a home."""
+    """Returns the directory for libraries: the requested one or the user's cache; None for a user without a home."""
     return user_directory(asked, _CACHE)
 
 
 def find_library(variant: Variant, cache: Path | None) -> Path | None:
-    """The compiled library of a variant, where there is one that can be trusted."""
+    """Returns the path of a variant's compiled library; None if there is none that can be trusted."""
     name = library_name(variant)
     if (BESIDE / name).is_file():
         return BESIDE / name
@@ -85,10 +89,10 @@ def _found(variant: Variant, cache: Path | None) -> Library | None:
 
 
 def _made(variant: Variant, cache: Path | None) -> Library:
-    """Compiled into the cache, or where that is not this user's alone, for this process. Raises `CompileError`."""
+    """Compiles into the cache, or into a temporary directory if others can write the cache. Raises `CompileError`."""
     if cache is not None and is_usable(cache):
         logger.info("compiling the CPU backend for %s, once", variant.name)
-        # What is there already did not load.
+        # A library that is already there could not be loaded.
         (cache / library_name(variant)).unlink(missing_ok=True)
         return Library(make_library(variant, cache))
     logger.info("compiling the CPU backend for %s: %s cannot keep it for the next start", variant.name, cache)

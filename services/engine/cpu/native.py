@@ -1,6 +1,6 @@
-"""The C++ library as Python sees it: `source/abi.h` field by field, and nothing more.
+"""ctypes bindings of the C++ library, one to one with `source/abi.h`.
 
-Whoever calls keeps the memory alive that it hands over by address. Called by the CPU worker.
+The caller keeps the memory alive that it passes by address. Called by the CPU worker.
 """
 
 import ctypes
@@ -50,19 +50,19 @@ _STEP_POINTERS = (
 
 
 class Spec(ctypes.Structure):
-    """`antiphon_Spec`."""
+    """The C structure `antiphon_Spec`."""
 
     _fields_ = [(name, c_int64) for name in _SPEC_INTEGERS] + [(name, c_float) for name in _SPEC_FLOATS]
 
 
 class Step(ctypes.Structure):
-    """`antiphon_Step`."""
+    """The C structure `antiphon_Step`."""
 
     _fields_ = [(name, c_int64) for name in _STEP_INTEGERS] + [(name, c_void_p) for name in _STEP_POINTERS]
 
 
 class Quantized(ctypes.Structure):
-    """`antiphon_Quantized`."""
+    """The C structure `antiphon_Quantized`."""
 
     _fields_ = [(name, c_int64) for name in ("kind", "group", "two_a_byte", "has_sign")] + [
         (name, c_void_p) for name in ("weight", "scales", "zeros", "levels")
@@ -99,11 +99,11 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
 
 
 class NativeError(RuntimeError):
-    """A call into the library failed: a defect of this program, or no memory."""
+    """A call into the library failed: a defect of this program, or out of memory."""
 
 
 class Library:
-    """A loaded library. Raises OSError where it cannot be loaded."""
+    """A loaded library. Raises OSError if it cannot be loaded or lacks a function."""
 
     def __init__(self, path: Path) -> None:
         self.name = path.stem
@@ -117,32 +117,32 @@ class Library:
             function.restype, function.argtypes = result, arguments
 
     def usable(self) -> bool:
-        """Whether the system lets this process use the processor's instructions."""
+        """Whether the operating system lets this process use the instructions that the library was compiled for."""
         return bool(self._library.antiphon_usable())
 
     def new(self, spec: Spec) -> "NativeModel":
-        """A model without weights."""
+        """Returns a model without weights. Raises `NativeError`."""
         handle = self._library.antiphon_new(ctypes.byref(spec))
         if not handle:
             raise NativeError(self.error())
         return NativeModel(self, handle)
 
     def call(self, name: str, *arguments: Any) -> int:
-        """A function by its name without the prefix."""
+        """Calls a function, named without the prefix `antiphon_`, and returns its result."""
         return getattr(self._library, f"antiphon_{name}")(*arguments)
 
     def check(self, name: str, *arguments: Any) -> None:
-        """The same for one that returns 0. Raises `NativeError`."""
+        """Calls a function that returns 0 on success. Raises `NativeError` if it returns anything else."""
         if self.call(name, *arguments):
             raise NativeError(f"{name}: {self.error()}")
 
     def error(self) -> str:
-        """What the last failure of this thread was."""
+        """Returns the message of the last failed call on this thread."""
         return self._library.antiphon_error().decode()
 
 
 class NativeModel:
-    """A model in the library. Addresses are those of the memory's first element; 0 for none."""
+    """A model in the library. An address is that of an array's first element; 0 means that there is no array."""
 
     def __init__(self, library: Library, handle: int) -> None:
         self._library, self._handle = library, handle
@@ -152,11 +152,11 @@ class NativeModel:
         self._library.check("set_matrix", self._handle, layer, name.encode(), expert, address, *shape, bias)
 
     def set_packed(self, layer: int, name: str, expert: int, address: int, shape: tuple[int, int], bias: int) -> None:
-        """The same from what `packed` gave for it once, in memory that stays."""
+        """Sets a weight [out, in] from its packed form (see `packed`), which is read in place and must stay."""
         self._library.check("set_packed", self._handle, layer, name.encode(), expert, address, *shape, bias)
 
     def packed(self, layer: int, name: str, expert: int) -> tuple[int, int]:
-        """Address and bytes of a weight as it is packed; (0, 0) for one of 8 or 4 bits."""
+        """Returns address and size in bytes of a weight's packed form; (0, 0) for a weight of 8 or 4 bits."""
         size = c_int64()
         address = self._library.call("packed", self._handle, layer, name.encode(), expert, ctypes.byref(size))
         return (address, size.value) if address else (0, 0)
@@ -170,42 +170,45 @@ class NativeModel:
         )
 
     def set_vector(self, layer: int, name: str, address: int, count: int) -> None:
-        """Copies float32 values."""
+        """Copies a vector of float32 values."""
         self._library.check("set_vector", self._handle, layer, name.encode(), address, count)
 
     def set_table(self, layer: int, name: str, address: int) -> None:
-        """Memory that is read, or for caches written, in place."""
+        """Sets a table or a KV cache, which the library reads, and in the case of a cache writes, in place."""
         self._library.check("set_table", self._handle, layer, name.encode(), address)
 
     def set_window(self, layer: int, window: int) -> None:
-        """Tokens that a query sees, itself included."""
+        """Sets a layer's sliding window: the number of tokens that a query sees, itself included."""
         self._library.check("set_window", self._handle, layer, window)
 
     def set_rope(self, layer: int, address: int, pairs: int, interleaved: bool, scale: float) -> None:
-        """Frequencies [pairs] float32 of a layer's rotation."""
+        """Sets a layer's rotary frequencies [pairs] float32, and the scale of the cosines and sines."""
         self._library.check("set_rope", self._handle, layer, address, pairs, interleaved, scale)
 
     def block_bytes(self) -> int:
-        """Of one layer's keys of one block; its values have as many."""
+        """Returns the bytes of one layer's keys in one KV block; the values take as many."""
         return self._library.call("block_bytes", self._handle)
 
     def weight_bytes(self) -> int:
-        """Of all packed matrices."""
+        """Returns the bytes of all packed matrices."""
         return self._library.call("weight_bytes", self._handle)
 
     def prompt_tokens(self) -> int:
-        """Of prompts that a step should have at most while others wait for it: more hardly make it faster a token."""
+        """Returns how many prompt tokens a step should have at most while other sequences wait for it.
+
+        More prompt tokens would hardly reduce the time per token.
+        """
         return self._library.call("prompt_tokens", self._handle)
 
     def reserve(self, tokens: int, logits: int) -> int:
-        """Makes room for steps of so many tokens and logits; the most bytes that it can take."""
+        """Allocates memory for steps of so many tokens and logits. Returns the bytes that it takes at most."""
         size = self._library.call("reserve", self._handle, tokens, logits)
         if size < 0:
             raise NativeError(f"reserve: {self._library.error()}")
         return size
 
     def launch(self, step: Step) -> None:
-        """Puts a step behind those that are under way. The memory that it names must live until it is collected."""
+        """Queues a step behind those under way. The memory that it points to must live until the step is collected."""
         self._library.check("launch", self._handle, ctypes.byref(step))
 
     def collect(self) -> None:
@@ -213,15 +216,15 @@ class NativeModel:
         self._library.check("collect", self._handle)
 
     def step(self, step: Step) -> None:
-        """Computes a step while none is under way."""
+        """Computes one step and waits for it. No other step may be under way."""
         self.launch(step)
         self.collect()
 
     def multiply(self, layer: int, name: str, expert: int, x: tuple[int, int], rows: int, y: tuple[int, int]) -> None:
-        """A matrix' product with rows, x and y being (address, stride in elements); see `antiphon_multiply`."""
+        """Multiplies rows by a matrix. x and y are (address, stride in elements); see `antiphon_multiply`."""
         self._library.check("multiply", self._handle, layer, name.encode(), expert, *x, rows, *y)
 
     def free(self) -> None:
-        """Ends its threads and frees its memory."""
+        """Ends the model's threads and frees its memory."""
         self._library.call("free", self._handle)
         self._handle = 0

@@ -1,10 +1,11 @@
-"""Packed weights in a file: a later start maps them and reads them in place.
+"""A file of packed weights, which a later start maps and reads in place.
 
-Such a start packs nothing and takes no new memory for its weights, and the engines of a machine share what is in the
-system's file cache. A file is named by all that its contents depend on, lies where nobody else can write, and appears
-whole or not at all. Of a model only the last one is kept. Called by the decoder when it is loaded, and after that.
+Such a start packs nothing and allocates no memory for its weights, and the engines of a machine share the file's pages
+in the system's page cache. The file's name contains a hash of everything that its contents depend on. The file lies
+where no other user can write, and is renamed into place only when it is complete. Only the latest file of a model is
+kept. Called by the decoder while it loads; a thread writes the file later.
 
-    length of the header, 8 bytes, little endian | header, msgpack | matrices, each from a multiple of ALIGNMENT on
+    length of the header, 8 bytes, little endian | header, msgpack | matrices, each aligned to ALIGNMENT
 """
 
 import contextlib
@@ -40,10 +41,10 @@ _PORTION_BYTES = 4 * 2**20
 _LENGTH_BYTES = 8
 _SCRATCH = ".writing-"
 START_S = 10.0
-"""From the loading of a model until it serves, and the first requests are answered."""
+"""Delay of the writing thread: the time from loading a model until the first requests are answered."""
 
 Name = tuple[int, str, int]
-"""Layer, name, expert: as `NativeModel.set_matrix` takes them."""
+"""Layer, name and expert, as `NativeModel.set_matrix` takes them."""
 
 
 class _Matrix(msgspec.Struct, array_like=True, frozen=True):
@@ -52,13 +53,13 @@ class _Matrix(msgspec.Struct, array_like=True, frozen=True):
     expert: int
     shape: tuple[int, int]
     offset: int
-    """From the beginning of the first one."""
+    """Bytes from the beginning of the first matrix."""
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A packed matrix in memory: [out, in] before it was packed, address and bytes of what it has become."""
+    """A packed matrix in memory: its shape [out, in] before packing, address and size in bytes of the packed form."""
 
     name: Name
     shape: tuple[int, int]
@@ -67,12 +68,12 @@ class Piece:
 
 
 class PackedFile:
-    """A mapped file. It stays as it is for as long as this lives, whatever happens to its name."""
+    """A mapped file of packed weights. The mapping stays valid while this object lives, even if the file is deleted."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError and ValueError for what is not such a file, or not all of it."""
+        """Maps the file. Raises OSError, or ValueError if it is not a complete file of packed weights."""
         with path.open("rb") as file:
-            # All pages at once: one by one they would come in the first steps.
+            # All pages are mapped now; otherwise the first steps would fault them in one by one.
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
             self._map = mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
         length = int.from_bytes(self._map[:_LENGTH_BYTES], "little")
@@ -80,17 +81,17 @@ class PackedFile:
         first = _aligned(_LENGTH_BYTES + length)
         if any(first + matrix.offset + matrix.size > self.nbytes for matrix in matrices):
             raise ValueError("it is shorter than its header says")
-        # What cannot be written has an address for numpy alone.
+        # ctypes does not give the address of a read-only mapping; numpy does.
         self._address = np.frombuffer(self._map, dtype=np.uint8).ctypes.data + first
         self._matrices = {(m.layer, m.name, m.expert): m for m in matrices}
 
     @property
     def nbytes(self) -> int:
-        """Of the file."""
+        """Size of the file in bytes."""
         return len(self._map)
 
     def piece(self, name: Name) -> Piece:
-        """A matrix that is there."""
+        """Returns a matrix that the file contains."""
         matrix = self._matrices[name]
         return Piece(name, matrix.shape, self._address + matrix.offset, matrix.size)
 
@@ -103,7 +104,7 @@ def _decode(header: bytes) -> list[_Matrix]:
 
 
 class WeightCache:
-    """The file of one model: found, or written by a thread when starting up is over."""
+    """The cached file of one model: found, or written by a thread after start-up."""
 
     def __init__(self, directory: Path, model_dir: Path, dtype: torch.dtype) -> None:
         self._directory = directory
@@ -113,7 +114,7 @@ class WeightCache:
         self._thread: threading.Thread | None = None
 
     def find(self) -> PackedFile | None:
-        """What an earlier start left, where it can be trusted."""
+        """Returns the file that an earlier start wrote; None if there is none that can be trusted."""
         if not self._path.is_file() or not is_private(self._path):
             return None
         try:
@@ -123,23 +124,23 @@ class WeightCache:
             with contextlib.suppress(OSError):
                 self._path.unlink()
             return None
-        # The oldest one goes where there are too many; a directory that is only for reading keeps them all.
+        # Marks the file as recently used, since the oldest files are removed. A read-only directory keeps all files.
         with contextlib.suppress(OSError):
             os.utime(self._path)
         return file
 
     def keep(self, pieces: Iterable[Piece]) -> None:
-        """Writes these when starting up is over. Their memory must stay until `close`."""
+        """Starts a thread that writes these matrices after start-up. Their memory must stay valid until `close`."""
         self._thread = threading.Thread(target=self._write, args=(list(pieces),), name="weights", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Until what `keep` began is done."""
+        """Waits until the thread that `keep` started has ended."""
         if self._thread is not None:
             self._thread.join()
 
     def close(self) -> None:
-        """What is not written by now is not kept."""
+        """Stops the writing thread. A file that is not complete is discarded."""
         self._stop.set()
         self.wait()
 
@@ -190,10 +191,10 @@ class WeightCache:
             started = time.monotonic()
             if self._stop.is_set():
                 return False
-            # Up to where the buffer is full: what goes to the file in large portions, from multiples of one on, a file
-            # system may keep and map in large pages.
+            # A write ends at a multiple of _PORTION_BYTES: file systems may store and map large aligned writes in
+            # large pages.
             written += file.write(memory[written : written + _PORTION_BYTES - file.tell() % _PORTION_BYTES])
-            # As long again for others: nobody waits for this, and there may be somebody who waits for tokens.
+            # Pauses as long as the write took: nothing waits for this file, but requests may be waiting for tokens.
             self._stop.wait(time.monotonic() - started)
         _align(file, piece.size)
         return True
@@ -207,13 +208,19 @@ class WeightCache:
 
 
 def open_cache(asked: str, model_dir: Path, dtype: torch.dtype) -> WeightCache | None:
-    """Of a model, where the flags want one. `asked`: a directory, `OFF`, or nothing for the usual place."""
+    """Returns a model's cache; None if it is turned off or the user has no home.
+
+    `asked` is a directory, `OFF`, or empty for the usual directory.
+    """
     directory = None if asked == OFF else user_directory(asked, _CACHE)
     return None if directory is None else WeightCache(directory, model_dir, dtype)
 
 
 def _fingerprint(model_dir: Path, dtype: torch.dtype) -> str:
-    """Of everything that packed weights depend on: the checkpoint's files, and the code that reads and packs them."""
+    """Returns a hash of everything that packed weights depend on.
+
+    This covers the config, name, size and time of the weight files, and the code that reads and packs them.
+    """
     digest = hashlib.sha256(str(dtype).encode())
     digest.update((model_dir / "config.json").read_bytes())
     for path in weight_files(model_dir):

@@ -1,8 +1,8 @@
-"""Weights in 8 or 4 bits as the C++ library takes them, and how plain weights become such: once, at load.
+"""Weights of 8 or 4 bits in the form that the C++ library takes, and the quantization of plain weights at load time.
 
-The library's `quantized.h` says what the kinds mean and what their products are exact to. This holds no file format; a
-checkpoint that is quantized already fills in a `QuantizedWeight` with what it has. Called by `decoder.py`, whose caller
-chooses what is quantized.
+The library's `quantized.h` documents the kinds and the error bounds of their products. No file format is handled here:
+a loader of checkpoints that are already quantized fills in a `QuantizedWeight`. Called by `decoder.py`, whose caller
+chooses which weights are quantized.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch import Tensor
 from services.engine.cpu.native import Quantized
 
 WeightKind = Literal["int8", "int8_dynamic", "int4"]
-"""8 bits a weight; the same with 8 bits for the rows too; 4 bits a weight in groups."""
+"""int8: 8 bits per weight; int8_dynamic: activations are rounded to 8 bits too; int4: 4 bits per weight, in groups."""
 GROUP_MULTIPLE = 32
 _INT8_MAX = 127
 _INT4_MAX = 15
@@ -38,30 +38,30 @@ NF4_LEVELS = (
     0.7229568362236023,
     1.0,
 )
-"""Quantiles of the normal distribution: Dettmers et al., "QLoRA" (arXiv 2305.14314), appendix E."""
+"""Levels of NF4, quantiles of the normal distribution: Dettmers et al., "QLoRA" (arXiv 2305.14314), appendix E."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
-    """A matrix [out, in]. Everything but `values` is float32."""
+    """A quantized matrix [out, in]. All tensors but `values` are float32."""
 
     kind: WeightKind
     values: Tensor
-    """[out, in] int8 or uint8; [out, ceil(in / 2)] uint8 with two values in a byte, the first in the lower half."""
+    """int8 or uint8 [out, in]; int4 also uint8 [out, ceil(in / 2)] with two per byte, the first in the lower half."""
     shape: tuple[int, int]
     scales: Tensor
-    """[out]; int4: [out, groups]."""
+    """[out]; for int4 [out, groups]."""
     group_size: int = 0
-    """int4: inputs with one scale, a multiple of 32 or at least `in`."""
+    """int4: number of inputs that share a scale, a multiple of 32 or at least `in`."""
     zeros: Tensor | None = None
-    """int4: [out, groups], among 0 … 15, or among the levels."""
+    """int4: zero points [out, groups], on the scale 0 … 15, or on the scale of `levels` if they are given."""
     levels: Tensor | None = None
-    """int4: sixteen numbers that values stand for, rounded to bfloat16. None: 0 … 15, and -8 … 7 without `zeros`."""
+    """int4: the 16 numbers that values stand for, rounded to bfloat16. None: 0 … 15 with `zeros`, -8 … 7 without."""
     has_sign: bool = False
-    """int4: values are -8 … 7."""
+    """int4: whether values are -8 … 7 instead of 0 … 15."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError where the parts do not fit together."""
+        """Raises ValueError if shapes or types of the parts do not match."""
         out, width = self.shape
         two = self.two_a_byte
         columns = (width + 1) // 2 if two else width
@@ -78,11 +78,11 @@ class QuantizedWeight:
 
     @property
     def two_a_byte(self) -> bool:
-        """Whether `values` has two in a byte."""
+        """Whether `values` has two values per byte."""
         return self.kind == "int4" and self.values.shape[1] != self.shape[1]
 
     def native(self) -> Quantized:
-        """For the library; valid while this lives."""
+        """Returns the weight as the library takes it; valid while this object lives."""
         address = {
             "weight": self.values,
             "scales": self.scales,
@@ -99,7 +99,7 @@ class QuantizedWeight:
         )
 
     def dequantized(self) -> Tensor:
-        """The plain weights [out, in] float32 that this stands for."""
+        """Returns the plain weights [out, in] float32 that this matrix stands for."""
         if self.kind != "int4":
             return self.values.to(torch.float32) * self.scales[:, None]
         numbers = self._levels_of(self._places())
@@ -109,7 +109,7 @@ class QuantizedWeight:
         return numbers * self.scales[:, groups]
 
     def _places(self) -> Tensor:
-        """Which of the sixteen each value is: [out, in] int64."""
+        """Returns the index among the 16 levels of each value: [out, in] int64."""
         values = self.values.to(torch.int64)
         if self.two_a_byte:
             values = torch.stack([values & _INT4_MAX, values >> 4], dim=-1).flatten(1)[:, : self.shape[1]]
@@ -122,11 +122,11 @@ class QuantizedWeight:
 
 
 Quantize = Callable[[str, Tensor], "Tensor | QuantizedWeight"]
-"""Of a matrix' name as in the library and its weight, what is to be used instead; the weight itself leaves it alone."""
+"""Takes a matrix's name in the library and its weight; returns the quantized weight, or the given one unchanged."""
 
 
 def quantize_int8(weight: Tensor, kind: Literal["int8", "int8_dynamic"] = "int8") -> QuantizedWeight:
-    """One scale for each output: its largest weight is 127. The error of a weight is at most half its scale."""
+    """Quantizes with one scale per output, its largest weight being 127. A weight's error is at most half a scale."""
     wide = weight.to(torch.float32)
     scales = _scale(wide.abs().amax(dim=1) / _INT8_MAX)
     values = (wide / scales[:, None]).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8)
@@ -134,9 +134,10 @@ def quantize_int8(weight: Tensor, kind: Literal["int8", "int8_dynamic"] = "int8"
 
 
 def quantize_int4(weight: Tensor, group_size: int = 128, zero_points: bool = False) -> QuantizedWeight:
-    """One scale for each output and group of inputs; the error of a weight is at most half its scale.
+    """Quantizes with one scale per output and group of inputs. A weight's error is at most half its scale.
 
-    Symmetric: from -7 to 7 scales. With zero points the sixteen values span the group's weights, zero among them.
+    Without zero points the range is symmetric: from -7 to 7 scales. With zero points the 16 values span the range of
+    the group's weights, extended to include zero.
     """
     groups = _grouped(weight, group_size)
     if zero_points:
@@ -152,7 +153,7 @@ def quantize_int4(weight: Tensor, group_size: int = 128, zero_points: bool = Fal
 
 
 def quantize_nf4(weight: Tensor, group_size: int = 64) -> QuantizedWeight:
-    """Each weight the nearest of 16 quantiles of a normal distribution times its group's largest weight."""
+    """Maps each weight to the nearest of 16 quantiles of a normal distribution, times its group's largest weight."""
     groups = _grouped(weight, group_size)
     levels = torch.tensor(NF4_LEVELS).to(torch.bfloat16).to(torch.float32)
     scales = _scale(groups.abs().amax(dim=2))
@@ -163,14 +164,14 @@ def quantize_nf4(weight: Tensor, group_size: int = 64) -> QuantizedWeight:
 
 
 def pack_nibbles(values: Tensor) -> Tensor:
-    """Values 0 … 15 [out, in] uint8, two in a byte [out, ceil(in / 2)], the first in the lower half."""
+    """Packs values 0 … 15 [out, in] uint8 into [out, ceil(in / 2)], two per byte, the first in the lower half."""
     if values.shape[1] % 2:
         values = torch.nn.functional.pad(values, (0, 1))
     return (values[:, ::2] | (values[:, 1::2] << 4)).contiguous()
 
 
 def _grouped(weight: Tensor, group_size: int) -> Tensor:
-    """[out, groups, group_size] float32, the last group padded with zeros. Raises ValueError."""
+    """Returns [out, groups, group_size] float32, the last group padded with zeros. Raises ValueError for a bad size."""
     if group_size <= 0 or group_size % GROUP_MULTIPLE:
         raise ValueError(f"groups of {group_size} inputs: must be a multiple of {GROUP_MULTIPLE}")
     padding = -weight.shape[1] % group_size
@@ -178,7 +179,7 @@ def _grouped(weight: Tensor, group_size: int) -> Tensor:
 
 
 def _scale(scales: Tensor) -> Tensor:
-    """One where there is nothing to scale."""
+    """Replaces a scale of 0 by 1."""
     return torch.where(scales > 0, scales, 1.0)
 
 

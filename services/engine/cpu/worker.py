@@ -1,14 +1,15 @@
-"""The CPU worker: plans run as one call each into the C++ library, sampling included where a row is greedy.
+"""The CPU worker: runs each plan as one call to the C++ library, including sampling for greedy rows.
 
-    launch    blocks copied, rows filled, arrays made, the step put behind the one that is running
-    collect   waits for the oldest step; its tokens go to the rows and into the result
+    launch    copies KV blocks, updates the state table, builds the step's arrays and queues the step in the library
+    collect   waits for the oldest step, writes its tokens to the state table and returns the result
 
-The next step begins in the library as soon as the last one has ended: it takes greedy tokens from there, so planning,
-and what is done with results, cost it nothing but a share of a core. Where tokens are chosen here, or guesses are
-judged, or blocks are copied, the steps under way are waited for first.
+The library starts the next step as soon as the previous one has ended, and takes greedy tokens directly from the
+previous step. Planning and the handling of results therefore overlap with computation and cost only a share of a core.
+If tokens are sampled in Python, draft tokens are verified or KV blocks are copied, the worker first waits for the steps
+under way.
 
-Like the torch worker beside it, whose rows, memory planning and sampler it shares; that one serves what this one does
-not (`can_serve`). Called by the step loop, from one thread.
+The worker shares its state table, memory planning and sampler with the torch worker, which runs the models and settings
+that this one cannot (`cannot_serve`). Called by the step loop, from one thread.
 """
 
 import dataclasses
@@ -50,7 +51,7 @@ _SERVED_DTYPES = (torch.bfloat16, torch.float32)
 
 
 def load_cpu_worker(settings: EngineSettings, model_dir: Path) -> "CpuWorker | None":
-    """A loaded worker; None where the library cannot be had or does not serve this model with these settings."""
+    """Returns a loaded worker; None if there is no library or it cannot run this model with these settings."""
     reason = cannot_serve(settings, model_dir)
     if reason is None:
         try:
@@ -62,7 +63,7 @@ def load_cpu_worker(settings: EngineSettings, model_dir: Path) -> "CpuWorker | N
 
 
 def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
-    """Why these settings or this model need the torch worker; None: they do not."""
+    """Returns why the C++ worker cannot run this model with these settings; None if it can."""
     config = read_config(model_dir)
     if not has_family(config):
         return "this architecture runs through transformers"
@@ -77,19 +78,19 @@ def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """A step that the library has."""
+    """A step that was launched and has not been collected."""
 
     plan: StepPlan
     step: FlatStep
     answer: "_Answer"
     batch: SamplingBatch | None
-    """How tokens are chosen; None where every one is the likeliest."""
+    """Sampling parameters; None if every row takes its most likely token and there are no draft tokens."""
     places: NDArray[np.int64]
-    """Where its tokens go in their rows; empty where they are only appended when they are known."""
+    """Positions reserved for the step's tokens in their rows; empty if tokens are appended once they are known."""
 
 
 class CpuWorker(StepWorker):
-    """A `PipelinedWorker`."""
+    """A `PipelinedWorker` that computes with the C++ library."""
 
     def __init__(self, settings: EngineSettings, model_dir: Path, library: Library) -> None:
         """Loads the model. Raises `ServiceError` for a model or settings that cannot work."""
@@ -108,7 +109,10 @@ class CpuWorker(StepWorker):
         eos = eos_token_ids(model_dir, self._description)
         self._under_way: deque[_UnderWay | StepResult] = deque()
         self._freed_tensors = False
-        """Whether blocks were copied or tokens chosen since the heap was looked at: the library has its own memory."""
+        """Whether KV blocks were copied or tokens sampled in Python since the last check of the heap.
+
+        Other steps leave nothing on the heap: the library has its own memory.
+        """
         configuration = configuration_hash(model_dir, f"cpp {library.name}", self._dtype, self._dtype)
         padded = padded_heads(self._description)
         self._prepare_state(StateSpec(settings, padded, self._dtype, _CPU, eos, configuration))
@@ -164,7 +168,7 @@ class CpuWorker(StepWorker):
         return result
 
     def run(self, plan: StepPlan) -> StepResult:
-        """See `ModelWorker`: what is under way must have been collected."""
+        """See `ModelWorker`. All launched plans must have been collected."""
         return self._run(plan)
 
     def _run(self, plan: StepPlan) -> StepResult:
@@ -173,15 +177,18 @@ class CpuWorker(StepWorker):
         return self.collect()
 
     def _waits_for_results(self, plan: StepPlan) -> bool:
-        """Whether this plan needs what the steps under way give, or must not change what they read."""
+        """Whether the steps under way must end before this plan starts.
+
+        They must if the plan copies blocks, or if the tokens of a step under way are still to be sampled or verified.
+        """
         return _copies(plan) or self._chooses_here()
 
     def _chooses_here(self) -> bool:
-        """Whether a step under way leaves tokens to be chosen when it has ended."""
+        """Whether tokens of a step under way will be sampled or verified in Python after the step has ended."""
         return any(isinstance(earlier, _UnderWay) and earlier.batch is not None for earlier in self._under_way)
 
     def _landed(self, earlier: "_UnderWay | StepResult") -> StepResult:
-        """Waits for a step, the oldest that the library has."""
+        """Returns the result of a step, the oldest that the library has. Waits for it unless it is a result already."""
         if isinstance(earlier, StepResult):
             return earlier
         self._decoder.model.collect()
@@ -198,7 +205,11 @@ class CpuWorker(StepWorker):
 
 
 class _Answer:
-    """What a step gives of each token that is sampled after, and the logits [n, vocab] of those that need them."""
+    """The output arrays of a step.
+
+    They hold, for each token to sample, the most likely token, its logit and the logarithm of the sum of exp(logit),
+    and the logits [n, vocab] of the rows that need them.
+    """
 
     def __init__(self, batch: SamplingBatch | None, count: int, vocab_size: int) -> None:
         needy = np.zeros(0, dtype=np.int64) if batch is None else rows_with_choice(batch)
@@ -211,7 +222,7 @@ class _Answer:
         self._log_total = np.empty(count, dtype=np.float32)
 
     def native(self, step: FlatStep) -> Step:
-        """The step as the library takes it; `step` and this own the memory."""
+        """Returns the step as the library takes it. `step` and this object own the memory."""
         return Step(
             len(step.ids),
             len(step.seq_lens),
@@ -223,7 +234,7 @@ class _Answer:
         )
 
     def sampled(self, batch: SamplingBatch | None) -> Sampled:
-        """Tokens of all rows, in their order."""
+        """Returns the tokens and log probabilities of all rows, in row order."""
         tokens, logprobs = self._best, [SampledLogprobs(x) for x in (self._best_logit - self._log_total).tolist()]
         if batch is not None and len(self.needy):
             with torch.inference_mode():
@@ -240,14 +251,14 @@ def _copies(plan: StepPlan) -> bool:
 
 
 def address(array: NDArray[np.generic]) -> int:
-    """Where its elements begin; they must follow each other."""
+    """Returns the address of the first element. The array must be contiguous."""
     interface = array.__array_interface__
     assert interface["strides"] is None, "an array with gaps"
     return interface["data"][0]
 
 
 def rows_with_choice(batch: SamplingBatch) -> NDArray[np.int64]:
-    """The rows for which the likeliest token and its probability are not all that is asked."""
+    """Returns the rows that need more than the most likely token and its probability."""
     needy = (batch.temperature >= GREEDY_BELOW) | (batch.num_logprobs > 0)
     needy[batch.penalised] = True
     needy[list(batch.barred)] = True
@@ -255,6 +266,6 @@ def rows_with_choice(batch: SamplingBatch) -> NDArray[np.int64]:
 
 
 def padded_heads(description: DecoderDescription) -> DecoderDescription:
-    """The description with heads as wide as the cache has them."""
+    """Returns the description with `head_dim` padded to the width of the heads in the cache."""
     width = -(-description.head_dim // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
     return dataclasses.replace(description, head_dim=width)

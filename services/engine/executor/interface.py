@@ -1,4 +1,4 @@
-"""The executor as the step loop sees it."""
+"""The executor interface that the step loop uses."""
 
 from typing import Protocol
 
@@ -6,30 +6,31 @@ from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 
 
 class Executor(Protocol):
-    """Carries out plans in order. Called from one thread only."""
+    """Runs plans in order. Called from one thread only."""
 
     @property
     def max_in_flight(self) -> int:
-        """Plans that may be launched and not yet collected; 1 means that a step is computed before the next is planned.
+        """Maximum number of plans in flight, that is, launched and not yet collected.
 
-        With more, the next step is planned while the device computes, and `has_room` may still refuse one for now.
+        1 means that each step is computed before the next is planned. With more, the next step is planned while the
+        device computes; `has_room` may still be False below the maximum.
         """
         ...
 
     def facts(self) -> EngineFacts:
-        """What loading the model established."""
+        """Returns the properties of the loaded model and its memory."""
         ...
 
     def has_room(self) -> bool:
-        """Whether a plan can be launched now without waiting for one in flight."""
+        """Returns whether a plan can be launched now without waiting for one in flight."""
         ...
 
     def launch(self, plan: StepPlan) -> None:
-        """Starts a plan that is not empty. An exception means that the device's state is lost: the engine must end."""
+        """Starts a plan, which must not be empty. If it raises, the device's state is lost and the engine must end."""
         ...
 
     def collect(self) -> StepResult:
-        """Waits for the oldest plan in flight. Raises what its computation raised."""
+        """Waits for the oldest plan in flight and returns its result. Raises what its computation raised."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One worker in this process: plans are passed to it directly."""
+"""An executor with one worker in this process, which gets the plans by direct calls."""
 
 from collections import deque
 
@@ -7,7 +7,7 @@ from services.engine.worker.seam import UNDER_WAY_MAX, ModelWorker, PipelinedWor
 
 
 class UniprocExecutor:
-    """An Executor. A worker that is no `PipelinedWorker` computes within `launch`."""
+    """An Executor with one worker. A worker that is not a `PipelinedWorker` computes the step within `launch`."""
 
     def __init__(self, worker: ModelWorker) -> None:
         self.worker = worker

@@ -1,1 +1,1 @@
-"""Operations: one file each, with formula, reference, kernel and launcher."""
+"""The reference operations in PyTorch and NumPy, one file for each operation, with its formula."""

@@ -1,13 +1,13 @@
-"""The nonlinearity of an MLP, alone or times a gate's partner.
+"""The activation of an MLP, gated or alone.
 
     silu       x / (1 + exp(-x))
-    gelu       x Φ(x), Φ the normal distribution's
-    gelu_tanh  the same with Φ(x) ≈ (1 + tanh(sqrt(2 / π) (x + 0.044715 x³))) / 2
+    gelu       x Φ(x), Φ the normal distribution function
+    gelu_tanh  x Φ(x) with Φ(x) ≈ (1 + tanh(sqrt(2 / π) (x + 0.044715 x³))) / 2
     relu       max(x, 0)
 
     gated: gate_up [n, 2m], gate in the first m columns, up in the last m → act(gate) · up [n, m] of the same type
 
-`silu_mul` is the gated silu. Called by the MLPs, which choose theirs once.
+`silu_mul` is the gated silu. Called by the MLPs, which choose their activation once, when they are built.
 """
 
 from collections.abc import Callable
@@ -27,6 +27,6 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def gated(activation: Activation, gate_up: Tensor) -> Tensor:
-    """See the module."""
+    """Returns act(gate) · up, see the module."""
     gate, up = gate_up.chunk(2, dim=-1)
     return activation(gate).mul_(up)

@@ -1,9 +1,9 @@
 """Slopes of linear position biases (ALiBi, arXiv 2108.12409, section 3).
 
     heads a power of two     slope_h = 2^(-8 (h + 1) / heads)
-    otherwise                those of the power of two below, then every other one of the power of two above
+    otherwise                the slopes of the power of two below, then every other slope of the power of two above
 
-Called once, by the worker; the biases themselves are part of the attention's masks.
+Called when a model is loaded. The biases are added to the attention scores: in the reference through the masks.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """[num_heads] float32, all positive: a key further back gets a more negative bias."""
+    """Returns the slopes [num_heads] float32, all positive: a key further back gets a more negative bias."""
     below = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * (head + 1) / below) for head in range(below)]
     slopes += [2 ** (-8 * (head + 1) / (2 * below)) for head in range(0, 2 * (num_heads - below), 2)]

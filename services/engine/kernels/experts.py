@@ -2,9 +2,9 @@
 
     expert(x) = W_down (silu(gate) · up),  [gate | up] = W_gate_up x
     x [n, hidden], gate_up [experts, 2m, hidden], down [experts, hidden, m]; y like x
-    logits [n, experts]; the weights are softmax(logits) in float32, the k largest, divided by their sum if asked
+    logits [n, experts]; weights: the k largest of softmax(logits) in float32, divided by their sum if `normalise`
 
-The plain reference: tokens are grouped by expert, each expert multiplies its group once. Called by the expert MLP.
+The plain reference: tokens are grouped by expert, and each expert multiplies its group once. Called by the expert MLP.
 """
 
 import torch
@@ -15,7 +15,7 @@ from services.engine.kernels.activation import Activation, gated
 
 
 def route(logits: Tensor, num_per_token: int, normalise: bool) -> tuple[Tensor, Tensor]:
-    """Weights [n, k] of the logits' type and experts [n, k] int64, the likeliest first."""
+    """Returns weights [n, k] in the logits' type and experts [n, k] int64, in order of decreasing weight."""
     weights, experts = logits.softmax(dim=-1, dtype=torch.float32).topk(num_per_token, dim=-1)
     if normalise:
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -25,7 +25,7 @@ def route(logits: Tensor, num_per_token: int, normalise: bool) -> tuple[Tensor, 
 def mixed_experts(
     x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor, activation: Activation
 ) -> Tensor:
-    """See the module. `weights`, `experts` [n, k] as `route` gives them."""
+    """Returns y [n, hidden], see the module. `weights`, `experts` [n, k] as returned by `route`."""
     order = experts.flatten().argsort(stable=True)
     tokens = order // experts.shape[1]
     counts = experts.flatten().bincount(minlength=gate_up.shape[0]).tolist()

@@ -5,17 +5,17 @@
     queries                  [num_tokens, heads, head_dim]; query head h reads key head h // (heads / kv_heads)
     keys, values             [num_tokens, kv_heads, head_dim], the step's own
 
-A query at position p sees keys at positions [max(0, p - window + 1), p]. A soft cap makes a score s cap · tanh(s / cap)
-before the mask. Linear biases (ALiBi, arXiv 2108.12409) add slope · (key position - p): they are part of the masks.
-Sequences come in two shapes:
+A query at position p sees keys at positions [max(0, p - window + 1), p]. With a soft cap a score s becomes
+cap · tanh(s / cap) before the mask. Linear biases (ALiBi, arXiv 2108.12409) add slope · (key position - p); they are
+part of the masks. There are two kinds of sequences:
 
-    decode   one query. Sequences of similar length are gathered into one padded batch; the group of query heads that
-             shares a key head lies in the query axis of the batch, so that keys are neither copied nor expanded
-    chunk    several queries, one sequence at a time, in tiles of queries; a tile gathers the keys that it can see.
-             A prompt without computed prefix reads its keys straight from the step
+    decode   one query token. Sequences of similar length are gathered into one padded batch. The query heads that share
+             a key head are placed on the query axis of the batch, so that keys need not be repeated for each head
+    chunk    several query tokens, one sequence at a time, in tiles of queries. A tile gathers the keys visible to it. A
+             prompt without computed prefix uses the step's own keys instead of gathering them from the cache
 
-`plan_attention` decides all that once a step on plain integers; `paged_attention` runs it for every layer. Called by
-the worker (planning) and the decoder (running).
+`plan_attention` makes these decisions once a step, on plain integers; `paged_attention` computes the attention in every
+layer. Called by the worker (planning) and the decoder (computing).
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,24 +31,24 @@ from torch import Tensor
 from services.engine.kernels.storage import as_moved, as_stored
 
 TILE_QUERIES = 512
-"""Queries of a chunk that share a mask: bounds the mask's size."""
+"""Most queries in a tile of a chunk, which bounds the size of the mask."""
 BIASED_TILE_QUERIES = 64
-"""The same where each head has a mask of its own."""
+"""Like `TILE_QUERIES`, with linear biases, which need a mask for each head."""
 PADDING_SLOTS_MAX = 512
-"""Padding of a decode batch beyond which a new batch is cheaper, in slots."""
+"""Most padding of a decode batch, in slots; with more, a new batch is cheaper."""
 GATHER_BYTES_MAX = 4 * 2**20
-"""Gathered keys of a decode batch: what stays in the cache between gathering and reading."""
+"""Most bytes of gathered keys in a decode batch, so that they stay in the CPU's cache until they are read."""
 
 Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What planning needs to know of the model and the device."""
+    """The properties of the model and the device that planning needs."""
 
     block_size: int
     bytes_per_slot: int
-    """Keys of one token in one layer."""
+    """Bytes of the keys of one token in one layer."""
     dtype: torch.dtype
     device: torch.device
     alibi_slopes: Tensor | None = None
@@ -57,7 +57,7 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How a query and a key make a score, before the mask."""
+    """Scale and soft cap of the attention scores."""
 
     scale: float | None = None
     """None: 1 / sqrt(head_dim)."""
@@ -69,9 +69,9 @@ PLAIN_SCORES = Scores()
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
-    """Sequences with one query each, padded to the blocks of the longest.
+    """Sequences with one query each, padded to the number of blocks of the longest.
 
-    `tokens` [n] int64: their places in the step, None when they are the whole step in order. `blocks` [n * width].
+    `tokens` [n] int64: their indices in the step; None if they are the whole step in order. `blocks` [n * width].
     `mask` [n, 1, 1, width * block_size], 0 or -inf; with linear biases [n, kv_heads, heads / kv_heads, …].
     """
 
@@ -83,7 +83,7 @@ class DecodeBatch:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTile:
-    """Queries [start, end) of the step against the keys in `blocks`, or against keys [key_start, end) of the step.
+    """Queries [start, end) of the step, with the keys in `blocks`; if None, with keys [key_start, end) of the step.
 
     `mask` [end - start, num_keys], 0 or -inf, with linear biases [kv_heads, heads / kv_heads, end - start, num_keys];
     None: causal over the step's own keys, [key_start, end) = [start, end).
@@ -99,14 +99,14 @@ class ChunkTile:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """A planned step, for layers with the same window."""
+    """The planned attention of a step, for layers with the same window."""
 
     decodes: tuple[DecodeBatch, ...]
     tiles: tuple[ChunkTile, ...]
 
 
 def write_kv(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Puts the step's keys and values into their slots. `slot_mapping` [num_tokens] int64."""
+    """Writes the step's keys and values into their slots. `slot_mapping` [num_tokens] int64."""
     for new, cache in ((keys, key_cache), (values, value_cache)):
         as_moved(cache).flatten(0, 1).index_copy_(0, slot_mapping, as_moved(as_stored(new, cache.dtype)))
 
@@ -120,7 +120,7 @@ def paged_attention(
     batch: AttentionBatch,
     scores: Scores = PLAIN_SCORES,
 ) -> Tensor:
-    """Attended values [num_tokens, heads, head_dim]. The step's keys and values are in the caches already."""
+    """Returns the attention output [num_tokens, heads, head_dim]. The step's keys and values must be in the caches."""
     if len(batch.decodes) == 1 and batch.decodes[0].tokens is None:
         return _decode(queries, key_cache, value_cache, batch.decodes[0], scores)
     attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
@@ -136,10 +136,10 @@ def paged_attention(
 def plan_attention(
     query_start_loc: Integers, seq_lens: Integers, block_tables: Integers, window: int | None, shape: AttentionShape
 ) -> AttentionBatch:
-    """How to attend for S sequences.
+    """Returns the attention plan for S sequences.
 
-    `query_start_loc` [S + 1]: where each one's queries start in the step; `seq_lens` [S]: keys of each, the step's
-    included; `block_tables` [S, any]: block ids, at least as many as the keys need.
+    `query_start_loc` [S + 1]: index in the step of each sequence's first query; `seq_lens` [S]: number of keys of each
+    sequence, including the step's; `block_tables` [S, any]: block ids, at least as many as the keys need.
     """
     counts = np.diff(query_start_loc)
     decoding = np.flatnonzero(counts == 1)
@@ -161,7 +161,7 @@ def plan_attention(
 
 
 def _group(seq_lens: Integers, shape: AttentionShape) -> Iterator[Integers]:
-    """Indices of sequences to batch, longest first: little padding, and no more than fits the cache."""
+    """Yields the indices of each batch, longest sequences first, with little padding and within `GATHER_BYTES_MAX`."""
     order = np.argsort(-seq_lens, kind="stable")
     slots_max = max(1, GATHER_BYTES_MAX // shape.bytes_per_slot)
     first, padding = 0, 0
@@ -180,7 +180,7 @@ def _decode_batch(
     starts = np.zeros_like(seq_lens) if window is None else np.maximum(seq_lens - window, 0)
     first_blocks, last_blocks = starts // shape.block_size, (seq_lens - 1) // shape.block_size
     width = int((last_blocks - first_blocks).max()) + 1
-    # A sequence is padded with its own last block: nothing of another's is ever read.
+    # A sequence is padded with its own last block, so that no other sequence's block is read.
     columns = np.minimum(first_blocks[:, None] + np.arange(width), last_blocks[:, None])
     blocks = np.take_along_axis(block_tables, columns, axis=1)
     positions = (first_blocks * shape.block_size)[:, None] + np.arange(width * shape.block_size)
@@ -195,7 +195,7 @@ def _decode_batch(
 def _tiles(
     start: int, count: int, seq_len: int, block_table: Integers, window: int | None, shape: AttentionShape
 ) -> Iterator[ChunkTile]:
-    """One sequence's queries, the last `count` of its positions, in tiles."""
+    """Yields the tiles of one sequence's queries, which are the last `count` of its positions."""
     context = seq_len - count
     biased = shape.alibi_slopes is not None
     rows_max = BIASED_TILE_QUERIES if biased else TILE_QUERIES
@@ -223,7 +223,7 @@ def _tiles(
 
 
 def _decode(queries: Tensor, key_cache: Tensor, value_cache: Tensor, batch: DecodeBatch, scores: Scores) -> Tensor:
-    """Queries [n, heads, head_dim] → [n, heads, head_dim]."""
+    """Returns the attention output [n, heads, head_dim] for queries [n, heads, head_dim]."""
     keys = _gather(key_cache, batch.blocks, batch.count, queries.dtype)
     values = _gather(value_cache, batch.blocks, batch.count, queries.dtype)
     kv_heads, head_dim = key_cache.shape[2:]
@@ -240,13 +240,13 @@ def _chunk(
     tile: ChunkTile,
     scores: Scores,
 ) -> Tensor:
-    """The tile's attended values [rows, heads, head_dim].
+    """Returns the tile's attention output [rows, heads, head_dim].
 
-    Key heads are the batch and the queries that share one are its heads: keys are then expanded without a copy.
+    Key heads are the batch axis, the query heads of a key head are the head axis, so expanding the keys makes no copy.
     """
     if tile.blocks is None:
         ends = tile.key_start, tile.key_start + tile.num_keys
-        # What later steps will read: the result must not depend on how a prompt is cut up.
+        # Rounded to the cache's type, as later steps read them: results must not depend on how a prompt is chunked.
         rounded = (as_stored(x[ends[0] : ends[1]], key_cache.dtype).to(queries.dtype) for x in (keys, values))
         keys, values = (x.transpose(0, 1) for x in rounded)
     else:
@@ -260,7 +260,10 @@ def _chunk(
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
-    """Queries [a, b, rows, head_dim], keys and values [a, b, keys, head_dim]; no mask: causal, as many keys as rows."""
+    """Returns the attention of queries [a, b, rows, head_dim] over keys and values [a, b, keys, head_dim].
+
+    Without a mask the attention is causal, with as many keys as rows.
+    """
     if scores.softcap is None:
         causal = mask is None
         return F.scaled_dot_product_attention(
@@ -274,7 +277,7 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, 
 
 
 def _gather(cache: Tensor, blocks: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """The keys or values in `count` equally long lists of blocks: [count, kv_heads, slots, head_dim]."""
+    """Returns the keys or values in `count` equally long lists of blocks, [count, kv_heads, slots, head_dim]."""
     gathered = as_moved(cache).flatten(1).index_select(0, blocks).view(cache.dtype).to(dtype)
     return gathered.view(count, -1, *cache.shape[2:]).transpose(1, 2)
 
@@ -285,7 +288,7 @@ def _mask(visible: NDArray[np.bool_], shape: AttentionShape) -> Tensor:
 
 
 def _biases(distances: Integers, slopes: Tensor, shape: AttentionShape) -> Tensor:
-    """Linear biases of every head, the distances' shape broadcast with the slopes'."""
+    """Returns the linear biases of every head, in the broadcast shape of distances and slopes."""
     return (torch.from_numpy(distances).to(shape.device, torch.float32) * slopes).to(shape.dtype)
 
 

@@ -1,10 +1,10 @@
-"""Philox-4x32-10, a counter-based random generator (Salmon et al., SC 2011): draws without any state.
+"""Philox-4x32-10, a counter-based random generator without state (Salmon et al., SC 2011).
 
     block = philox(key, counter)      key 64 bits, counter 4 x 32 bits, block 4 x 32 bits
     u     = (block[0] >> 5, block[1] >> 6) as 53 bits / 2^53, in [0, 1)
 
-The same key and counter give the same number on every machine, in every batch, before and after a preemption: that is
-what makes a seeded request repeatable. Called by the sampler with key = the request's seed and counter = (index of the
+The same key and counter give the same number on every machine, in every batch, before and after a preemption. This
+makes a seeded request repeatable. Called by the sampler with key = the request's seed and counter = (index of the
 output token, purpose, 0, 0).
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SAMPLING: Final = 0
-"""Purpose of the draw that chooses a token. Other uses of randomness for the same token take other numbers."""
+"""Purpose of the draw that chooses a token. Other uses of randomness for the same token need other numbers."""
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
@@ -27,7 +27,10 @@ Words = NDArray[np.uint64]
 
 
 def philox_4x32(key: tuple[Words, Words], counter: tuple[Words, Words, Words, Words]) -> tuple[Words, ...]:
-    """Ten rounds over arrays of equal shape; every word below 2^32, low word of the key first."""
+    """Returns the four words of the block after ten rounds, for arrays of equal shape.
+
+    Every word is below 2^32. The low word of the key comes first.
+    """
     (k0, k1), (c0, c1, c2, c3) = key, counter
     for _ in range(_ROUNDS):
         left, right = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
@@ -37,7 +40,10 @@ def philox_4x32(key: tuple[Words, Words], counter: tuple[Words, Words, Words, Wo
 
 
 def uniforms(seeds: Words, positions: NDArray[np.int64], purpose: int = SAMPLING) -> NDArray[np.float64]:
-    """One number in [0, 1) of 53 bits for each seed (64 bits) and position (below 2^32), arrays of equal length."""
+    """Returns a number in [0, 1) of 53 bits for each seed and position.
+
+    Seeds have 64 bits, positions are below 2^32, and both arrays have the same length.
+    """
     zeros = np.zeros_like(seeds)
     counter = (positions.astype(np.uint64), np.full_like(seeds, purpose), zeros, zeros)
     high, low, _, _ = philox_4x32((seeds & _LOW, seeds >> _WORD), counter)

@@ -2,7 +2,7 @@
 
     x [..., n] float32 | bfloat16 | float16, w [n] of the same type or None for w = 1; y like x
 
-The mean is taken in float32 whatever the type. Called by the decoder.
+The mean is computed in float32 for every type. Called by the decoder.
 """
 
 import torch.nn.functional as F
@@ -10,5 +10,5 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """See the module."""
+    """Returns y, see the module."""
     return F.rms_norm(x, (x.shape[-1],), weight, eps)

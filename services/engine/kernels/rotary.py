@@ -1,13 +1,13 @@
-"""Rotary position embedding (arXiv 2104.09864): pairs of a head's dimensions turn by position times frequency.
+"""Rotary position embedding (arXiv 2104.09864): pairs of a head's dimensions rotate by position times frequency.
 
     (a, b) → (a cos φ - b sin φ,  b cos φ + a sin φ),   φ = position · frequency_i
 
-    x [num_tokens, heads, head_dim]; the first rotary_dim dimensions turn, the rest stay as they are
+    x [num_tokens, heads, head_dim]; the first rotary_dim dimensions rotate, the rest are unchanged
     half split:   pair i is dimensions (i, i + rotary_dim / 2)
     interleaved:  pair i is dimensions (2i, 2i + 1)
 
-Angles are computed in float32, then cast to the type of x. Called by the decoder: one rotation a step, used by every
-layer for queries and keys together.
+Cosines and sines are computed in float32, then cast to the type of x. Called by the decoder: each rotation is made once
+a step and used by every layer for queries and keys together.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Cosines and sines laid out like the dimensions that turn: [num_tokens, 1, rotary_dim] each.
+    """Cosines and sines in the order of the dimensions that rotate, [num_tokens, 1, rotary_dim] each.
 
     The sine of a pair's first member is negated, so that rotating is x · cos + partner(x) · sin.
     """
@@ -31,7 +31,10 @@ class Rotation:
 def make_rotation(
     positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype, interleaved: bool
 ) -> Rotation:
-    """Positions [num_tokens] int64, frequencies [rotary_dim / 2] float32; cosines and sines times `scale`."""
+    """Returns the rotation of positions [num_tokens] int64 with frequencies [rotary_dim / 2] float32.
+
+    Cosines and sines are multiplied by `scale`.
+    """
     angles = positions.to(torch.float32).unsqueeze(1) * frequencies
     cos, sin = angles.cos() * scale, angles.sin() * scale
     join = _interleave if interleaved else _concatenate
@@ -39,7 +42,7 @@ def make_rotation(
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """X [num_tokens, heads, head_dim] rotated, as a new tensor of the same type."""
+    """Returns x [num_tokens, heads, head_dim] rotated, as a new tensor of the same type."""
     rotary_dim = rotation.cos.shape[-1]
     turning, staying = x[..., :rotary_dim], x[..., rotary_dim:]
     turned = torch.addcmul(turning * rotation.cos, _partners(turning, rotation.interleaved), rotation.sin)

@@ -1,13 +1,14 @@
-"""Choosing tokens from logits, vectorised over rows: penalties, candidate filters, one draw by inverse CDF.
+"""Chooses tokens from logits, vectorised over rows: penalties, candidate filters, one draw by inverse CDF.
 
     penalised(x) = x / r if x > 0 else x · r      for tokens of prompt and output     r: repetition penalty
                    - frequency · count - presence · [count > 0]                       count: in the output
-    w_i          = exp((x_i - max x) / temperature)                                   in (0, 1], the best token's is 1
-    candidates   top-k of w, of those the fewest with share top-p of their sum, of those w >= min-p
+    w_i          = exp((x_i - max x) / temperature)                                   in [0, 1], 1 for the best token
+    candidates   top-k of w, of these the fewest that sum to top-p of their total, of these those with w >= min-p
     token        first i, in vocabulary order, with w_1 + … + w_i > u · sum of w      over the candidates
 
-Equal weights at an edge are all candidates: a result never depends on how a sort breaks ties. Sums run in float64 and
-row by row, so that a row's token does not depend on the rows beside it. Called by the sampler.
+If several tokens have the weight at a threshold, all of them are candidates, so a result never depends on how a sort
+breaks ties. Sums are computed in float64 and row by row, so that a row's token does not depend on the other rows.
+Called by the sampler.
 
     logits, weights [S, vocab] float32; everything else [S]
 """
@@ -16,17 +17,20 @@ import torch
 from torch import Tensor
 
 HEAD_CANDIDATES = 256
-"""Most likely tokens that usually hold the whole nucleus: only rows where they do not are searched in full."""
+"""Number of most likely tokens that are sorted, unless top-k needs more.
+
+They usually contain the whole nucleus (top-p); the other rows are searched in full.
+"""
 _DRAW_BLOCK = 512
-"""Tokens that a draw skips at once."""
+"""Tokens in a block of the draw, which first finds the block and then the token."""
 _COARSE_BITS = 15
-"""Low bits of a weight's pattern that the first look at a wide nucleus leaves out."""
+"""Low bits of a weight's bit pattern that are ignored in the first pass over a wide nucleus."""
 
 
 def apply_penalties(
     logits: Tensor, counts: Tensor, in_prompt: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor
 ) -> Tensor:
-    """New logits. `counts` [S, vocab] int32: of each token in the output; `in_prompt` [S, vocab] bool."""
+    """Returns new logits. `counts` [S, vocab] int32: occurrences in the output; `in_prompt` [S, vocab] bool."""
     in_output = counts > 0
     factors = torch.where(in_prompt | in_output, repetition[:, None], 1.0)
     scaled = torch.where(logits > 0, logits / factors, logits * factors)
@@ -34,13 +38,16 @@ def apply_penalties(
 
 
 def relative_weights(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Unnormalised probabilities; the best token's is 1. Temperatures above 0. What is not a number weighs nothing."""
+    """Returns unnormalised probabilities, 1 for the best token, 0 for NaN. Temperatures must be above 0."""
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature[:, None]
     return torch.exp(scaled).nan_to_num_(nan=0.0)
 
 
 def candidate_threshold(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """The least weight [S] of a candidate. `top_k` int64, the vocabulary's size for all; `top_p` float64, 1 for all."""
+    """Returns the least weight [S] of a candidate.
+
+    `top_k` int64, the vocabulary size for no limit; `top_p` float64, 1 for no limit.
+    """
     threshold = min_p.to(weights.dtype)
     filtered = torch.nonzero((top_k < weights.shape[1]) | (top_p < 1.0)).squeeze(1)
     if not len(filtered):
@@ -51,9 +58,9 @@ def candidate_threshold(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Te
 
 
 def draw(weights: Tensor, threshold: Tensor, uniforms: Tensor) -> Tensor:
-    """Tokens [S] int64 for `uniforms` float64 in [0, 1).
+    """Returns tokens [S] int64 for `uniforms` float64 in [0, 1).
 
-    First the block of tokens in which the running sum passes the target, then the token in that block.
+    First finds the block of tokens in which the running sum exceeds the target, then the token in that block.
     """
     kept = torch.where(weights >= threshold[:, None], weights, 0.0)
     whole = kept.shape[1] // _DRAW_BLOCK * _DRAW_BLOCK
@@ -69,23 +76,29 @@ def draw(weights: Tensor, threshold: Tensor, uniforms: Tensor) -> Tensor:
     running = members.cumsum(dim=-1, dtype=torch.float64)
     before = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0.0)
     offset = torch.searchsorted(running, _below(target - before, running[:, -1:]), right=True)
-    # A row without any weight, which only a broken model gives, still gets a token of the vocabulary.
+    # Keeps the token inside the vocabulary for a row without any weight, as only a broken model gives.
     return (block * _DRAW_BLOCK + offset).clamp(max=kept.shape[1] - 1).squeeze(1)
 
 
 def _below(target: Tensor, total: Tensor) -> Tensor:
-    """Rounding may lift a target to the sum itself, which no token is above."""
+    """Returns the target, at most the greatest number below the total.
+
+    Rounding may make the target equal to the total, which no running sum exceeds.
+    """
     return torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
 
 
 def _widest(top_k: Tensor, vocab_size: int) -> int:
-    """The largest top-k of rows that have one."""
+    """Returns the largest top-k of the rows with a limit; 0 if there are none."""
     limited = top_k[top_k < vocab_size]
     return int(limited.max()) if len(limited) else 0
 
 
 def _edges(weights: Tensor, top_k: Tensor, top_p: Tensor, num_sorted: int) -> Tensor:
-    """Edges of top-k and top-p [S]: from the `num_sorted` best tokens, or a full search where these do not suffice."""
+    """Returns the least weight [S] that top-k and top-p allow.
+
+    Uses the `num_sorted` best tokens, and a search of the whole row if these are too few for its top-p.
+    """
     vocab_size = weights.shape[1]
     num_sorted = min(num_sorted, vocab_size)
     best = weights.topk(num_sorted, dim=-1).values
@@ -102,10 +115,10 @@ def _edges(weights: Tensor, top_k: Tensor, top_p: Tensor, num_sorted: int) -> Te
 
 
 def _wide_edge(weights: Tensor, wanted: Tensor) -> Tensor:
-    """The least weight of the fewest tokens that sum to `wanted`, for one row [vocab], without sorting it.
+    """Returns the least weight of the fewest tokens that sum to `wanted`, for one row [vocab], without sorting the row.
 
-    Patterns of positive floats are ordered like the floats: their high bits divide the tokens into classes of similar
-    weight. The class in which the sum is reached is sorted, and nothing else.
+    The bit patterns of positive floats have the same order as the floats, so their high bits divide the tokens into
+    classes of similar weight. Only the class in which the sum is reached is sorted.
     """
     classes = weights.view(torch.int32) >> _COARSE_BITS
     sums = torch.bincount(classes, weights=weights.to(torch.float64)).flip(0).cumsum(0)

@@ -2,7 +2,7 @@
 
     gate_up [n, 2m]: gate in the first m columns, up in the last m; y [n, m] of the same type
 
-Called by the decoder.
+Called by the decoder's gated MLPs.
 """
 
 import torch.nn.functional as F
@@ -10,6 +10,6 @@ from torch import Tensor
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """See the module."""
+    """Returns y, see the module."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)

@@ -1,7 +1,7 @@
-"""How numbers lie in the KV cache where its type is not the model's: stored = round(clamp(x)), read = widen(stored).
+"""Converts numbers for a KV cache whose type is not the model's: stored = round(clamp(x)), read = convert(stored).
 
-The scale is 1. An 8-bit float has few operations of its own: it is moved as bytes and widened when it is read. Called
-by the attention kernel and whoever copies blocks.
+There is no scaling factor. PyTorch has few operations on 8-bit floats, so they are copied as bytes and converted to the
+model's type when they are read. Called by the attention kernel and by the code that copies blocks.
 """
 
 import torch
@@ -11,7 +11,7 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def as_stored(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values in the cache's type; what is too large becomes the largest number."""
+    """Returns the values in the cache's type; values out of its range are clamped to its largest number."""
     if values.dtype == dtype:
         return values
     largest = torch.finfo(dtype).max
@@ -19,5 +19,5 @@ def as_stored(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def as_moved(stored: Tensor) -> Tensor:
-    """The same memory in a type that can be indexed on every device."""
+    """Returns a view of the memory in a type that can be indexed on every device: 8-bit floats become bytes."""
     return stored.view(torch.uint8) if stored.dtype in FLOAT8 else stored

@@ -1,1 +1,1 @@
-"""Model families: one short file each, over one shared description of a decoder."""
+"""Model families: one short module each, which describes its decoders by the shared `DecoderDescription`."""

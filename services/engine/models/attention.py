@@ -1,7 +1,8 @@
-"""Attention of a decoder's layers, from the query-key-value product to the attended values: the reference.
+"""The reference attention of a decoder's layers, from the query-key-value product to the attended values.
 
-Qk-norm, rotation, writing to the cache, attention over it, one plain operation after the other. Not the projections
-around it. Made once for a model by its operations (`operations`), called by the decoder.
+It runs qk-norm, rotation, the write to the KV cache and attention over the cache as separate plain operations. The
+projections before and after are not part of it. Created once per model by its operations (`operations`), called by the
+decoder.
 """
 
 from collections.abc import Mapping
@@ -19,11 +20,11 @@ from services.engine.models.rope import inverse_frequencies
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What a step knows besides its tokens.
+    """The inputs of a step besides its tokens.
 
-    `slot_mapping` [num_tokens]: where each token's key and value go. `attention`: who sees what, for each distinct
-    sliding window of the model's layers, in the form that the attention takes (the reference: `AttentionBatch`).
-    `key_caches`, `value_caches`: one a layer, see `paged_attention`.
+    `slot_mapping` [num_tokens]: the cache slot of each token's key and value. `attention`: for each distinct sliding
+    window of the model's layers, which keys each token sees, in the form that the attention takes (the reference:
+    `AttentionBatch`). `key_caches`, `value_caches`: one per layer, see `paged_attention`.
     """
 
     slot_mapping: Tensor
@@ -33,22 +34,22 @@ class StepInputs:
 
 
 class Attention(Protocol):
-    """See the module."""
+    """The interface of attention."""
 
     def prepare(self, positions: Tensor) -> Any:
-        """What all layers of a step share, for positions [num_tokens]; handed to `attend`."""
+        """Returns what all layers of a step share, for positions [num_tokens]; it is passed to `attend`."""
         ...
 
     def attend(self, layer: int, qkv: Tensor, prepared: Any, step: StepInputs) -> Tensor:
-        """Attended values [num_tokens, heads * head_dim] for qkv [num_tokens, (heads + 2 kv_heads) * head_dim].
+        """Returns attended values [num_tokens, heads * head_dim] for qkv [num_tokens, (heads + 2 kv_heads) * head_dim].
 
-        Writes the step's keys and values; `qkv` may be overwritten.
+        Writes the step's keys and values to the cache; may overwrite `qkv`.
         """
         ...
 
 
 class ReferenceAttention:
-    """The plain operations. `qk_norms`: of each layer, [heads + kv_heads, head_dim] or None."""
+    """Attention in plain torch operations. `qk_norms`: for each layer, [heads + kv_heads, head_dim] or None."""
 
     def __init__(self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor) -> None:
         self._description, self._qk_norms, self._dtype = description, qk_norms, like.dtype

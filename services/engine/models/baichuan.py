@@ -1,6 +1,6 @@
-"""Baichuan 1 and 2: Llama with packed query, key and value; the 13B models bias scores instead of turning positions.
+"""Baichuan 1 and 2: Llama with a fused query-key-value projection; the 13B models use ALiBi instead of rotation.
 
-The second version divides the rows of its output projection by their length.
+The second version normalises the rows of its output projection to length one.
 """
 
 from services.engine.models.config_fields import Config, integer, llama_like
@@ -14,7 +14,7 @@ _SECOND_VOCAB_SIZE = 125_696
 
 
 def describe(config: Config) -> DecoderDescription:
-    """A model with turning positions has `max_position_embeddings`, one with biases only `model_max_length`."""
+    """Returns the description. Rotary models have `max_position_embeddings`, ALiBi models only `model_max_length`."""
     second = config.get("vocab_size") == _SECOND_VOCAB_SIZE or "z_loss_weight" in config
     if config.get("max_position_embeddings") is not None:
         return llama_like(config, "baichuan", normalised_head=second)

@@ -1,6 +1,6 @@
-"""ChatGLM 2, 3 and GLM-4 in the first format: a few key heads, half of each head turns in neighbouring pairs.
+"""ChatGLM 2, 3 and GLM-4 in the first format: few key heads, half of each head rotated in interleaved pairs.
 
-The later GLM checkpoints are `glm.py`'s.
+`glm.py` handles the later GLM checkpoints.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ layout = named_layout(
 
 
 def describe(config: Config) -> DecoderDescription:
-    """`rope_ratio` stretches the base for longer contexts."""
+    """Returns the description. `rope_ratio` multiplies the rotary base for longer contexts."""
     refuse_unless(config, "rmsnorm", True)
     refuse_unless(config, "post_layer_norm", True)
     refuse_unless(config, "multi_query_attention", True)

@@ -1,7 +1,7 @@
-"""Reads the fields of a config.json that decoder families have in common, in the old and the new spelling.
+"""Reads the config.json fields that decoder families have in common, in the old and the new spelling.
 
-Not a schema: families ask for what they need, and a field that is missing, of the wrong type or of an unknown kind is
-a `ServiceError` that names it. Called by the family files.
+There is no schema: families read the fields that they need. A field that is missing, of the wrong type or of an unknown
+kind raises a `ServiceError` that names it. Called by the families' modules.
 """
 
 import math
@@ -24,16 +24,16 @@ _ACTIVATIONS: dict[str, ActivationKind] = {
     "relu": "relu",
 }
 _KINDS_WITHOUT_EFFECT = ("default", "dynamic")
-"""`dynamic` scales only beyond the model's own context, which is as far as a sequence may grow here."""
+"""`dynamic` scales only beyond the model's own context, and sequences here are limited to that context."""
 
 
 def config_error(message: str) -> ServiceError:
-    """The failure of a model directory that cannot be used as it is."""
+    """Returns the error for a model directory that cannot be used."""
     return ServiceError("invalid_value", f"config.json: {message}", param="model")
 
 
 def integer(config: Config, name: str, default: int | None = None) -> int:
-    """A positive integer field; without a default it must be there."""
+    """Returns a positive integer field. Without a default, the field must be present."""
     value = config.get(name)
     if value is None:
         value = default
@@ -45,7 +45,7 @@ def integer(config: Config, name: str, default: int | None = None) -> int:
 
 
 def number(config: Config, name: str, default: float) -> float:
-    """A finite number, or the default where the field is missing or null."""
+    """Returns a finite number, or the default if the field is missing or null."""
     value = config.get(name)
     if value is None:
         return default
@@ -55,7 +55,7 @@ def number(config: Config, name: str, default: float) -> float:
 
 
 def boolean(config: Config, name: str, default: bool) -> bool:
-    """A true or false field, or the default where it is missing or null."""
+    """Returns a boolean field, or the default if it is missing or null."""
     value = config.get(name)
     if value is None:
         return default
@@ -65,7 +65,7 @@ def boolean(config: Config, name: str, default: bool) -> bool:
 
 
 def token_ids(config: Config, name: str) -> tuple[int, ...]:
-    """A token id, a list of them, or nothing."""
+    """Returns the token ids of a field that contains one id, a list of ids, or nothing."""
     value = config.get(name)
     values = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in values):
@@ -74,7 +74,7 @@ def token_ids(config: Config, name: str) -> tuple[int, ...]:
 
 
 def weight_dtype(config: Config) -> DtypeName:
-    """The type of the checkpoint's weights, `float32` where nothing is said."""
+    """Returns the type of the checkpoint's weights; `float32` if the config does not specify one."""
     name = config.get("dtype") or config.get("torch_dtype") or "float32"
     if name not in get_args(DtypeName):
         raise config_error(f"weights of type {name!r} are not supported; supported: {', '.join(get_args(DtypeName))}.")
@@ -82,7 +82,10 @@ def weight_dtype(config: Config) -> DtypeName:
 
 
 def layer_windows(config: Config, window: int | None) -> tuple[int | None, ...]:
-    """The window of each layer: from `layer_types` where the config lists them, else from `max_window_layers` on."""
+    """Returns each layer's sliding window.
+
+    `layer_types` says which layers have the window; without that list, the layers from `max_window_layers` on have it.
+    """
     num_layers = integer(config, "num_hidden_layers")
     kinds = config.get("layer_types")
     if kinds is None:
@@ -97,7 +100,7 @@ def layer_windows(config: Config, window: int | None) -> tuple[int | None, ...]:
 
 
 def activation(config: Config, name: str = "hidden_act", default: str = "silu") -> ActivationKind:
-    """The nonlinearity that a field names."""
+    """Returns the activation function that a field names."""
     asked = config.get(name) or default
     if asked not in _ACTIVATIONS:
         raise config_error(f"activation {asked!r} is not supported; supported: {', '.join(_ACTIVATIONS)}.")
@@ -105,24 +108,24 @@ def activation(config: Config, name: str = "hidden_act", default: str = "silu") 
 
 
 def optional_number(config: Config, name: str) -> float | None:
-    """A finite number, or None where the field is missing or null."""
+    """Returns a finite number, or None if the field is missing or null."""
     return None if config.get(name) is None else number(config, name, 0.0)
 
 
 def sliding_window(config: Config) -> tuple[int | None, ...]:
-    """The same window in every layer, or full attention where `sliding_window` is missing or null."""
+    """Returns the same window for every layer; None (full attention) if `sliding_window` is missing or null."""
     window = None if config.get("sliding_window") is None else integer(config, "sliding_window")
     return (window,) * integer(config, "num_hidden_layers")
 
 
 def refuse_unless(config: Config, name: str, expected: bool) -> None:
-    """A switch that only works in its usual position."""
+    """Raises `ServiceError` if a boolean field is present and differs from the only supported value."""
     if boolean(config, name, expected) != expected:
         raise config_error(f"'{name}': {str(not expected).lower()} is not supported.")
 
 
 def llama_like(config: Config, family: str, **details: Any) -> DecoderDescription:
-    """The description of a decoder with Llama's field names; `details` are what its family says otherwise."""
+    """Returns the description of a decoder with Llama's field names; `details` replace fields of the description."""
     hidden_size, num_heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
     num_kv_heads = integer(config, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -150,9 +153,9 @@ def llama_like(config: Config, family: str, **details: Any) -> DecoderDescriptio
 
 
 def rope_parameters(config: Config, head_dim: int) -> tuple[RopeParameters, int]:
-    """The rotary embedding, and the longest context that it gives the model.
+    """Returns the rotary embedding, and the longest context that the model supports with it.
 
-    Read from `rope_parameters`, or from `rope_theta` and `rope_scaling` as older checkpoints have it.
+    Reads `rope_parameters`, or `rope_theta` and `rope_scaling` of older checkpoints.
     """
     fields = {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     kind = fields.get("rope_type") or fields.get("type") or "default"
@@ -186,7 +189,10 @@ def rope_parameters(config: Config, head_dim: int) -> tuple[RopeParameters, int]
 
 
 def _longrope(config: Config, fields: Config, rotary_dim: int, theta: float) -> tuple[RopeParameters, int]:
-    """Longrope within the original context, which has divisors of its own; beyond it all positions would change."""
+    """Returns longrope for the original context, and that context's length.
+
+    The original context has its own divisors (`short_factor`). Beyond it the rotation of all positions would change.
+    """
     divisors = fields.get("short_factor")
     if not isinstance(divisors, list) or len(divisors) != rotary_dim // 2:
         raise config_error(f"positions scaled by longrope need a 'short_factor' of {rotary_dim // 2} numbers.")
@@ -201,7 +207,10 @@ def _longrope(config: Config, fields: Config, rotary_dim: int, theta: float) -> 
 
 
 def _scaled_positions(rope: RopeParameters, max_positions: int) -> int:
-    """Llama 3 writes the stretched length into its config; the other kinds write the length before stretching."""
+    """Returns the longest context after scaling.
+
+    Llama 3 configs contain the length after scaling, `linear` configs the length before; `yarn` configs have either.
+    """
     if rope.kind == "linear":
         return int(max_positions * rope.factor)
     if rope.kind == "yarn":
@@ -210,7 +219,7 @@ def _scaled_positions(rope: RopeParameters, max_positions: int) -> int:
 
 
 def _attention_factor(fields: Config, factor: float) -> float:
-    """Yarn's correction of the scores for stretched positions (arXiv 2309.00071, section 3.4)."""
+    """Returns yarn's correction of the scores for scaled positions (arXiv 2309.00071, section 3.4)."""
     if fields.get("attention_factor") is not None:
         return number(fields, "attention_factor", 1.0)
     mscale, mscale_all = number(fields, "mscale", 0.0), number(fields, "mscale_all_dim", 0.0)

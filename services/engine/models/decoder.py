@@ -1,12 +1,12 @@
-"""The forward pass of every decoder that a `DecoderDescription` can describe, over paged KV.
+"""The forward pass, over a paged KV cache, of every decoder that a `DecoderDescription` can describe.
 
     h = embedding[ids] · scale + position_embedding[positions]
     per layer:  attention and MLP around the residual stream, in one of the orders of `ResidualKind`
     hidden = norm(h),  logits = head(hidden)
 
-Tokens of all sequences of a step lie flat one after another; what tells them apart is in `StepInputs`, an argument.
-What a model does is chosen once, from its description and the kinds of its weights; only `None` for what it lacks is
-looked at in between. No state: weights are given, caches are in the step. Called by the worker.
+The tokens of all sequences of a step are concatenated; `StepInputs` says which of them belong together. The operations
+are selected once, from the model's description and the kinds of its weights; the forward pass itself only checks
+whether optional parts are `None`. A decoder has no state: weights and KV caches are passed to it. Called by the worker.
 """
 
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ from services.engine.models.operations import TORCH_OPERATIONS, Operations
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. `qk_norm` [heads + kv_heads, head_dim], a row for each query and key head."""
+    """The weights of one layer. `qk_norm` [heads + kv_heads, head_dim] has a row for each query and key head."""
 
     input_norm: Norm
     qkv: Linear
     o: Linear
     mlp_norm: Norm | None
-    """None: the MLP reads through `input_norm`."""
+    """None: the MLP reads the output of `input_norm`."""
     mlp: Mlp
     qk_norm: Tensor | None = None
     after_attention_norm: Norm | None = None
@@ -41,7 +41,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All of it. `embedding` [vocab, hidden], `positions` [learned positions, hidden]."""
+    """The weights of a decoder. `embedding` [vocab, hidden], `positions` [learned positions, hidden]."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -51,19 +51,19 @@ class DecoderWeights:
 
 
 class LanguageModel(Protocol):
-    """A model as the worker runs it. Both calls write the step's keys and values; ids, positions [num_tokens]."""
+    """A model as the worker runs it. Both methods write the step's keys and values; ids, positions [num_tokens]."""
 
     def forward(self, ids: Tensor, positions: Tensor, step: StepInputs) -> object:
-        """A step in which nothing samples."""
+        """Runs a step in which no sequence samples."""
         ...
 
     def step_logits(self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor | None) -> Tensor:
-        """Logits [n, vocab] float32 of the `tokens` [n] of the step, of all in order where it is None."""
+        """Returns logits [n, vocab] float32 of the step's `tokens` [n]; of all tokens in order if `tokens` is None."""
         ...
 
 
 class Decoder:
-    """A model's forward pass. `operations` are those that made the weights' parts."""
+    """A model's forward pass. `operations` must be the ones that created the parts of `weights`."""
 
     def __init__(
         self, description: DecoderDescription, weights: DecoderWeights, operations: Operations = TORCH_OPERATIONS
@@ -72,7 +72,7 @@ class Decoder:
         self._weights = weights
         embedding = weights.embedding
         self._attention = operations.attention(description, tuple(x.qk_norm for x in weights.layers), embedding)
-        # The scale is rounded to the weights' type, as the checkpoints were trained.
+        # The scale is rounded to the weights' type, as it was when the checkpoints were trained.
         scaled = description.embedding_scale != 1.0
         self._embedding_scale = embedding.new_tensor(description.embedding_scale) if scaled else None
         blocks = {"sequential": _Sequential, "parallel": _Parallel, "normed": _Normed}
@@ -95,7 +95,7 @@ class Decoder:
         return self.logits(hidden if tokens is None else hidden.index_select(0, tokens))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden [n, hidden] → [n, vocab] float32. Only for the rows that sample: the head is the widest matrix."""
+        """Hidden [n, hidden] → logits [n, vocab] float32. Only for rows that sample: the head is the widest matrix."""
         logits = self._weights.head(hidden).to(torch.float32)
         cap = self.description.logits_softcap
         return logits if cap is None else (logits / cap).tanh_().mul_(cap)
@@ -110,7 +110,7 @@ class Decoder:
 
 
 class _Sequential:
-    """A layer whose MLP reads what attention has added to."""
+    """A layer whose MLP reads the residual stream after attention was added to it."""
 
     def __init__(self, index: int, layer: LayerWeights, attention: Attention, operations: Operations) -> None:
         assert layer.mlp_norm is not None
@@ -125,7 +125,7 @@ class _Sequential:
 
 
 class _Parallel:
-    """A layer whose attention and MLP read the same, through one norm or two."""
+    """A layer whose attention and MLP both read the layer's input, through one norm or two."""
 
     def __init__(self, index: int, layer: LayerWeights, attention: Attention, operations: Operations) -> None:
         self._index, self._layer, self._attention = index, layer, attention
@@ -139,7 +139,7 @@ class _Parallel:
 
 
 class _Normed:
-    """A layer with norms after each part too."""
+    """A sequential layer that also normalises the outputs of attention and MLP."""
 
     def __init__(self, index: int, layer: LayerWeights, attention: Attention, operations: Operations) -> None:
         assert layer.mlp_norm is not None

@@ -1,8 +1,8 @@
-"""What a decoder is made of, as data: the one vocabulary that families write and that every backend reads.
+"""The description of a decoder as data: written by the model families, read by every backend.
 
-A family file turns a config.json into a `DecoderDescription`; the forward pass (`decoder.py`) and faster backends know
-nothing of families. A detail that some family needs and the description cannot say is a new field here, not a branch on
-a family's name.
+A family's module turns a config.json into a `DecoderDescription`; the forward pass (`decoder.py`) and the faster
+backends know nothing of families. A detail that the description cannot express becomes a new field here, not a branch
+on a family's name.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu"]
 NormKind = Literal["rms", "rms_plus_one", "layer"]
 """`rms_plus_one` multiplies by 1 + weight; `layer` subtracts the mean too and has a bias."""
 ResidualKind = Literal["sequential", "parallel", "normed"]
-"""How attention and MLP meet the residual stream h; n, m, n2, m2 are norms.
+"""How the outputs of attention and MLP are added to the residual stream h; n, m, n2, m2 are norms.
 
     sequential  h += attention(n(h));  h += mlp(m(h))
     parallel    h += attention(n(h)) + mlp(m(h))
@@ -24,17 +24,17 @@ DtypeName = Literal["float32", "float16", "bfloat16"]
 
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
-    """Rotary position embedding. The fields from `factor` on matter only to the kinds that scale."""
+    """Rotary position embedding. The fields from `factor` on are used only by the kinds that scale positions."""
 
     rotary_dim: int
-    """Dimensions of a head that rotate, the first ones; even, at most the head's."""
+    """Number of dimensions of a head that are rotated, the first ones; even, at most the head's."""
     theta: float = 10_000.0
     interleaved: bool = False
-    """Pairs are (2i, 2i+1) instead of (i, i + rotary_dim/2)."""
+    """Whether pairs are (2i, 2i+1) instead of (i, i + rotary_dim/2)."""
     kind: RopeKind = "default"
     factor: float = 1.0
     original_max_positions: int = 0
-    """Context length of the training before it was stretched."""
+    """Context length of the original training, before positions were scaled."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -42,30 +42,30 @@ class RopeParameters:
     truncate: bool = True
     """Whether yarn rounds the bounds of its ramp to whole dimensions."""
     attention_factor: float = 1.0
-    """Scale of the cosines and sines."""
+    """Factor on the cosines and sines."""
     divisors: tuple[float, ...] = ()
-    """What longrope divides each frequency by."""
+    """Longrope: the divisor of each frequency."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of gated MLPs in place of one: a router picks some of them for each token."""
+    """A mixture of gated MLPs that replaces a single MLP: a router selects some of them for each token."""
 
     num_experts: int
     num_per_token: int
     intermediate_size: int
-    """Of one expert."""
+    """Intermediate size of one expert."""
     layers: frozenset[int]
     """The layers that have experts; the others have the ordinary MLP."""
     normalise: bool
-    """The weights of a token's experts are divided by their sum."""
+    """Whether the weights of a token's experts are divided by their sum."""
     shared_intermediate_size: int = 0
-    """Of the expert that every token passes, behind a gate of its own; 0: there is none."""
+    """Intermediate size of the shared expert, which every token uses and which has its own gate; 0: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderDescription:
-    """A pre-norm decoder: per layer, attention and an MLP, each with a residual connection around it."""
+    """A pre-norm decoder: each layer has attention and an MLP, each with a residual connection."""
 
     family: str
     vocab_size: int
@@ -73,48 +73,48 @@ class DecoderDescription:
     num_layers: int
     num_heads: int
     num_kv_heads: int
-    """Divides `num_heads`: each serves a group of query heads."""
+    """Divides `num_heads`: each key/value head serves a group of query heads."""
     head_dim: int
     intermediate_size: int
     max_positions: int
-    """Longest context that the model is made for, scaling of the positions included."""
+    """Longest context that the model supports, with its scaling of positions."""
     rope: RopeParameters | None
-    """None: positions come in by other ways."""
+    """None: the model has no rotary embedding and encodes positions in another way."""
     dtype: DtypeName
     """Type of the checkpoint's weights."""
     norm: NormKind = "rms"
     norm_eps: float = 1e-6
     activation: ActivationKind = "silu"
     gated_mlp: bool = True
-    """down(act(gate) * up) instead of down(act(up))."""
+    """Whether the MLP computes down(act(gate) * up) instead of down(act(up))."""
     residual: ResidualKind = "sequential"
     shared_norm: bool = False
-    """The MLP of a parallel residual reads what the attention reads, through one norm."""
+    """Whether the MLP of a parallel residual uses the attention's input norm instead of its own."""
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    """Queries and keys are normalised per head before they rotate."""
+    """Whether queries and keys are normalised per head before rotation."""
     query_scale: float | None = None
-    """What scores are multiplied by; None: 1 / sqrt(head_dim)."""
+    """Factor on the scores; None: 1 / sqrt(head_dim)."""
     attention_softcap: float | None = None
-    """Scores s become cap * tanh(s / cap)."""
+    """Scores s become cap * tanh(s / cap); None: no cap."""
     logits_softcap: float | None = None
     alibi_scale: float | None = None
-    """Scores get slope * distance * this (arXiv 2108.12409); None: they do not."""
+    """ALiBi (arXiv 2108.12409): slope * distance * this number is added to the scores; None: no ALiBi."""
     local_rope: RopeParameters | None = None
-    """The rotary embedding of layers with a window, where it is another one."""
+    """Rotary embedding of the layers with a sliding window; None: the same as `rope`."""
     num_learned_positions: int = 0
-    """Rows of the table of position embeddings; 0: there is none."""
+    """Number of rows of the position embedding table; 0: there is none."""
     learned_position_offset: int = 0
-    """Row of position 0."""
+    """Row of position 0 in the position embedding table."""
     embedding_scale: float = 1.0
     sliding_windows: tuple[int | None, ...] = ()
-    """For each layer the tokens that a query sees, itself included; None: all before it."""
+    """For each layer, the number of tokens that a query sees, itself included; None: all tokens up to itself."""
     tied_embeddings: bool = False
-    """The output projection is the embedding matrix."""
+    """Whether the output projection is the embedding matrix."""
     normalised_head: bool = False
-    """The rows of the output projection have length one."""
+    """Whether the rows of the output projection are normalised to length one."""
     experts: Experts | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -123,7 +123,7 @@ class DecoderDescription:
         assert len(self.sliding_windows) == self.num_layers
 
     def rope_of(self, layer: int) -> RopeParameters | None:
-        """The rotary embedding of a layer."""
+        """Returns the rotary embedding of a layer; None if the layer has none."""
         windowed = self.sliding_windows[layer] is not None
         return self.local_rope if windowed and self.local_rope is not None else self.rope
 
@@ -138,5 +138,5 @@ class DecoderDescription:
 
     @property
     def kv_size(self) -> int:
-        """Width of all key heads together; the value heads have the same."""
+        """Width of all key heads together; the value heads have the same width."""
         return self.num_kv_heads * self.head_dim

@@ -1,7 +1,8 @@
 """Falcon: attention and MLP in parallel, layer norms, an MLP without gate, one key head or a few.
 
-The first checkpoints read both parts through one norm and have one key head (or, with `multi_query` off, as many as
-query heads); the new decoder architecture has groups and two norms. Positions turn, or bias the scores (`alibi`).
+The first checkpoints have one norm for both parts and one key head (or, without `multi_query`, as many as query heads).
+The new decoder architecture has grouped key heads and two norms. Positions are encoded by rotation, or by ALiBi
+(`alibi`).
 """
 
 from services.engine.models.config_fields import Config, activation, boolean, integer, llama_like, number
@@ -12,7 +13,10 @@ ARCHITECTURES = ("FalconForCausalLM",)
 
 
 def layout(description: DecoderDescription) -> tuple[Parameter, ...]:
-    """Two norms in parallel have names of their own; one key head lies as it should, after all queries."""
+    """Returns the layout. Two parallel norms have other names.
+
+    With a single key head, the grouped row order is the same as all queries, the key, the value.
+    """
     two_norms = description.residual == "parallel" and not description.shared_norm
     names = Names(
         embedding="transformer.word_embeddings",
@@ -30,7 +34,7 @@ def layout(description: DecoderDescription) -> tuple[Parameter, ...]:
 
 
 def describe(config: Config) -> DecoderDescription:
-    """Scores are divided after the bias has been added: the bias is divided too."""
+    """Returns the description. Falcon scales scores after adding ALiBi, so `alibi_scale` contains the same factor."""
     hidden_size, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
     grouped = boolean(config, "new_decoder_architecture", False)
     parallel = grouped or boolean(config, "parallel_attn", True)
@@ -60,7 +64,7 @@ def describe(config: Config) -> DecoderDescription:
 
 
 def _kv_heads(config: Config, heads: int, grouped: bool) -> int:
-    """`num_kv_heads` counts only in the new architecture."""
+    """Returns the number of key heads. `num_kv_heads` applies only to the new architecture."""
     if grouped:
         return integer(config, "num_kv_heads", heads)
     return 1 if boolean(config, "multi_query", True) else heads

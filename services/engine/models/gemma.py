@@ -1,8 +1,8 @@
 """Gemma 1, 2 and 3 (text): scaled embeddings, norms by 1 + weight, a tanh-gelu gate, tied embeddings.
 
-Gemma 2 also norms what attention and MLP give, caps scores and logits, and has a window in every other layer. Gemma 3
-norms queries and keys instead of capping, has a window in five of six layers, and turns those with a frequency base of
-their own.
+Gemma 2 also normalises the outputs of attention and MLP, caps scores and logits, and has a sliding window in every
+other layer. Gemma 3 normalises queries and keys instead of capping, has a window in five of six layers, and uses
+another rotary base in those layers.
 """
 
 from typing import Any
@@ -35,12 +35,12 @@ _NORMED = named_layout(
 
 
 def layout(description: DecoderDescription) -> tuple[Parameter, ...]:
-    """Gemma 2 and 3 call different norms by the names of Gemma 1's."""
+    """Returns the layout. In Gemma 2 and 3, some of Gemma 1's norm names denote other norms."""
     return (_NORMED if description.residual == "normed" else llama_layout)(description)
 
 
 def describe(config: Config) -> DecoderDescription:
-    """Which of the three it is, the architecture's name says."""
+    """Returns the description. The architecture's name distinguishes the three versions."""
     if boolean(config, "use_bidirectional_attention", False):
         raise config_error("'use_bidirectional_attention' is not supported.")
     makers = {"Gemma2ForCausalLM": _second, "Gemma3ForCausalLM": _third}
@@ -59,7 +59,7 @@ def describe(config: Config) -> DecoderDescription:
 
 
 def _activation(config: Config) -> Any:
-    """The first configs say `gelu` and mean its approximation."""
+    """Returns the activation function. The first configs say `gelu` and mean its tanh approximation."""
     name = config.get("hidden_activation") or config.get("hidden_act") or "gelu_pytorch_tanh"
     return "gelu_tanh" if name == "gelu" else activation({"hidden_act": name})
 
@@ -75,7 +75,11 @@ def _second(config: Config) -> dict[str, Any]:
 
 
 def _third(config: Config) -> dict[str, Any]:
-    """Rotary parameters are given per kind of layer, or in older configs for both together."""
+    """Returns Gemma 3's part of the description.
+
+    Rotary parameters are given per kind of layer, or in older configs in `rope_local_base_freq`, `rope_theta` and
+    `rope_scaling`.
+    """
     by_kind = config.get("rope_parameters") or {}
     local = by_kind.get("sliding_attention") or {"rope_theta": config.get("rope_local_base_freq") or _LOCAL_THETA}
     scaling = config.get("rope_scaling") or {}
@@ -83,7 +87,7 @@ def _third(config: Config) -> dict[str, Any]:
     head_dim = integer(config, "head_dim", _HEAD_DIM)
     pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
     context = integer(config, "max_position_embeddings", 131_072)
-    # The context in the config is the stretched one already.
+    # The context length in the config already includes the scaling.
     local_rope, _ = rope_parameters({"rope_parameters": local, "max_position_embeddings": context}, head_dim)
     full_rope, _ = rope_parameters({"rope_parameters": full, "max_position_embeddings": context}, head_dim)
     return {
@@ -101,7 +105,7 @@ def _third(config: Config) -> dict[str, Any]:
 
 
 def _windows(config: Config, pattern: int) -> tuple[int | None, ...]:
-    """Every `pattern`-th layer sees everything; older configs do not list the kinds of layers."""
+    """Returns each layer's window. Without `layer_types` (old configs), every `pattern`-th layer has full attention."""
     layers = range(integer(config, "num_hidden_layers"))
     kinds = ["sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in layers]
     listed = config.get("layer_types") or kinds

@@ -1,4 +1,4 @@
-"""GLM: Llama that turns the first half of each head in neighbouring pairs, with packed gate and up."""
+"""GLM: Llama that rotates the first half of each head in interleaved pairs, with a fused gate-up projection."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ layout = named_layout(Names(up=("mlp.gate_up_proj",)))
 
 
 def describe(config: Config) -> DecoderDescription:
-    """`attention_bias` is on query, key and value."""
+    """Returns the description. `attention_bias` applies to query, key and value."""
     fields = {"partial_rotary_factor": 0.5, **config, "head_dim": integer(config, "head_dim", 128)}
     description = llama_like(fields, "glm", qkv_bias=boolean(config, "attention_bias", True))
     assert description.rope is not None

@@ -23,7 +23,7 @@ layout = named_layout(
 
 
 def describe(config: Config) -> DecoderDescription:
-    """The config has names of its own for every size."""
+    """Returns the description. GPT-2 configs have their own field names for every size."""
     refuse_unless(config, "scale_attn_weights", True)
     refuse_unless(config, "scale_attn_by_inverse_layer_idx", False)
     refuse_unless(config, "add_cross_attention", False)

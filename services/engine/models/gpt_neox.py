@@ -1,4 +1,4 @@
-"""GPT-NeoX (Pythia): parallel residual, layer norms, part of each head turns, an MLP without gate, biases."""
+"""GPT-NeoX (Pythia): parallel residual, layer norms, rotation of a part of each head, an MLP without gate, biases."""
 
 from services.engine.models.config_fields import Config, activation, boolean, integer, llama_like, number
 from services.engine.models.description import DecoderDescription
@@ -21,7 +21,7 @@ layout = named_layout(
 
 
 def describe(config: Config) -> DecoderDescription:
-    """Older configs have `rotary_pct` and `rotary_emb_base`."""
+    """Returns the description. Older configs have `rotary_pct` and `rotary_emb_base`."""
     bias = boolean(config, "attention_bias", True)
     parallel = boolean(config, "use_parallel_residual", True)
     fields = {

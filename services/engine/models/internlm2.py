@@ -1,4 +1,4 @@
-"""InternLM2 and 2.5: Llama with query, key and value packed key head by key head, and names of its own."""
+"""InternLM2 and 2.5: Llama with a fused query-key-value projection grouped by key head, and other tensor names."""
 
 from services.engine.models.config_fields import Config, boolean, llama_like
 from services.engine.models.description import DecoderDescription
@@ -21,6 +21,6 @@ layout = named_layout(
 
 
 def describe(config: Config) -> DecoderDescription:
-    """`bias` is on all projections of the attention."""
+    """Returns the description. `bias` applies to all projections of the attention."""
     bias = boolean(config, "bias", False)
     return llama_like(config, "internlm2", qkv_bias=bias, o_bias=bias)

@@ -1,8 +1,8 @@
-"""Which tensors of a checkpoint make up which parameter of a decoder, and in which order they are stacked.
+"""The layout of checkpoints: which tensors make up each parameter of a decoder, and in which order they are stacked.
 
-A parameter is one or several checkpoint tensors joined along their first dimension: query, key and value projections
-are one matrix here, and so are gate and up. A family says how its checkpoints call them (`Names`). Called by the weight
-loader, which reads and joins; nothing here has data.
+A parameter is one checkpoint tensor or several, joined along their first dimension: query, key and value projections
+are one matrix, and so are gate and up. A family specifies its checkpoints' tensor names (`Names`). Called by the weight
+loaders, which read and join the tensors; this module contains no weights.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Rows of a query, key and value projection that lie key head by key head: its queries, its key, its value."""
+    """Row order of a fused query-key-value projection that is grouped by key head: its queries, its key, its value."""
 
     num_groups: int
     head_dim: int
@@ -34,17 +34,17 @@ class Parameter:
     name: str
     sources: tuple[Source, ...]
     transposed: bool = False
-    """The checkpoint has [in, out]."""
+    """Whether the checkpoint stores [in, out]."""
     grouping: Grouping | None = None
-    """How rows are to be sorted into all queries, all keys, all values; None: they are."""
+    """How the checkpoint's rows are grouped; None: they are all queries, all keys, all values, as the decoder's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """How a family's checkpoints call their tensors, without `.weight` and `.bias`. The defaults are Llama's.
+    """The names of a family's checkpoint tensors, without `.weight` and `.bias`. The defaults are Llama's.
 
-    Names of the lower part belong to a layer. Where several tensors make a parameter, they are listed in order: query,
-    key, value; gate, up; of an expert and of the shared expert too.
+    The names from `input_norm` to `shared_gate` are relative to a layer. If several tensors make up a parameter, they
+    are listed in order: query, key, value; gate, up (also of an expert and of the shared expert).
     """
 
     embedding: str = "model.embed_tokens"
@@ -60,7 +60,7 @@ class Names:
     after_attention_norm: str = ""
     mlp_norm: str = "post_attention_layernorm"
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    """Gate and up; the only matrix where the MLP has no gate."""
+    """Gate and up; a single matrix if the MLP has no gate or the checkpoint stores both in one."""
     down: str = "mlp.down_proj"
     after_mlp_norm: str = ""
 
@@ -72,9 +72,9 @@ class Names:
     shared_gate: str = "mlp.shared_expert_gate"
 
     transposed: bool = False
-    """The matrices of the layers are [in, out]."""
+    """Whether the checkpoint stores the layers' matrices as [in, out]."""
     grouped_qkv: bool = False
-    """See `Grouping`."""
+    """Whether the rows of query, key and value are grouped by key head; see `Grouping`."""
 
 
 IGNORED_SUFFIXES = (
@@ -85,13 +85,13 @@ IGNORED_SUFFIXES = (
     "attention.bias",
     "attention.masked_bias",
 )
-"""Buffers that old checkpoints carry and that follow from the config."""
+"""Suffixes of buffers that old checkpoints contain although the config determines them."""
 
 Layout = Callable[[DecoderDescription], tuple[Parameter, ...]]
 
 
 def named_layout(names: Names) -> Layout:
-    """The layout of checkpoints with these names; what there is, the description says."""
+    """Returns the layout function of checkpoints with these names. The description decides which parameters exist."""
 
     def layout(d: DecoderDescription) -> tuple[Parameter, ...]:
         table = (d.vocab_size, d.hidden_size)
@@ -111,7 +111,7 @@ llama_layout = named_layout(Names())
 
 
 def ignored_names(description: DecoderDescription) -> frozenset[str]:
-    """Tensors that a checkpoint may have although the decoder does not need them."""
+    """Returns the tensors that a checkpoint may contain although the decoder does not need them."""
     return frozenset({"lm_head.weight", "output.weight"} if description.tied_embeddings else ())
 
 
@@ -140,7 +140,7 @@ def _layer(d: DecoderDescription, names: Names, layer: int) -> Iterator[Paramete
 
 
 def _experts(d: DecoderDescription, names: Names, ours: str, linear: "_Linears") -> Iterator[Parameter]:
-    """All experts of a layer: their gate and up one after another in one parameter, their down in another."""
+    """Yields a layer's experts: gate and up of all experts stacked in one parameter, their down in another."""
     assert d.experts is not None
     hidden, inner, shared = d.hidden_size, d.experts.intermediate_size, d.experts.shared_intermediate_size
     every = range(d.experts.num_experts)
@@ -161,7 +161,7 @@ def _norm(d: DecoderDescription, ours: str, theirs: str) -> Iterator[Parameter]:
 
 
 def _shares(names: tuple[str, ...], rows: tuple[int, ...]) -> dict[str, int]:
-    """The rows of each tensor: one may have those of all parts."""
+    """Returns the rows of each tensor. A single tensor has the rows of all parts."""
     return {"".join(names): sum(rows)} if len(names) == 1 else dict(zip(names, rows, strict=True))
 
 
@@ -175,7 +175,7 @@ class _Linears:
     def __call__(
         self, name: str, rows: dict[str, int], columns: int, bias: bool, grouping: Grouping | None = None
     ) -> Iterator[Parameter]:
-        """`rows` of each tensor that is stacked."""
+        """Yields a projection's weight and bias. `rows` are those of each tensor that is stacked."""
         shapes = {part: (columns, n) if self.transposed else (n, columns) for part, n in rows.items()}
         weights = tuple(Source(f"{self.prefix}.{part}.weight", shape) for part, shape in shapes.items())
         yield Parameter(f"{name}.weight", weights, self.transposed, grouping)

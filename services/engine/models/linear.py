@@ -1,11 +1,11 @@
-"""The seam for matrix multiplications with weights: y = x Wᵀ + b, whatever form W is stored in.
+"""The interface of linear layers, y = x Wᵀ + b, independent of the form in which W is stored.
 
     DenseLinear    W [out, in] as the checkpoint has it; any device
-    PackedLinear   W in oneDNN's blocked layout, made once; CPU only. Against packing on every call it takes 0.65 to
-                   1.0 of the time in bfloat16 at 1 to 128 rows and 0.45 to 0.9 in float32 at 8 to 128; the same
-                   where more rows share the work; up to 1.25 for a single float32 row
+    PackedLinear   W in oneDNN's blocked layout, made once; CPU only. Compared with packing on every call, it takes 0.65
+                   to 1.0 of the time in bfloat16 at 1 to 128 rows, 0.45 to 0.9 in float32 at 8 to 128 rows, the same
+                   time at more rows, and up to 1.25 for a single float32 row
 
-Quantized forms are further classes with the same two methods. Called by the decoder; built by the weight loader.
+Quantized forms are further classes with the same two methods. Called by the decoder; created by the weight loader.
 """
 
 from typing import Protocol
@@ -15,23 +15,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _PACKING_ROWS = 512
-"""Rows of x that the blocked layout is chosen for; it serves any number, and this choice loses at none."""
+"""Number of rows of x that the blocked layout is chosen for. It works for any number and is slower for none."""
 
 
 class Linear(Protocol):
-    """A weight with its bias."""
+    """A linear layer: a weight with its bias."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """X [n, in] → [n, out], both of the weight's dtype."""
         ...
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """X [n, in] → residual [n, out] + x Wᵀ + b. The residual may be overwritten: it is not used again."""
+        """X [n, in] → residual [n, out] + x Wᵀ + b. May overwrite the residual, which the caller does not use again."""
         ...
 
 
 class DenseLinear:
-    """A plain weight."""
+    """A linear layer with a dense weight."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight, self._bias = weight, bias
@@ -46,7 +46,7 @@ class DenseLinear:
 
 
 class PackedLinear:
-    """A weight in oneDNN's layout. The dense weight is not kept."""
+    """A linear layer with a weight in oneDNN's layout. The dense weight is not kept."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKING_ROWS)
@@ -62,7 +62,7 @@ class PackedLinear:
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this machine multiplies with packed weights of this type."""
+    """Whether this machine can multiply with packed weights of this type."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.float32:
@@ -71,5 +71,5 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """The fastest form of a weight [out, in] on its device."""
+    """Returns a linear layer with the fastest form of a weight [out, in] on its device."""
     return PackedLinear(weight, bias) if can_pack(weight.dtype, weight.device) else DenseLinear(weight, bias)

@@ -9,7 +9,7 @@ layout = llama_layout
 
 
 def describe(config: Config) -> DecoderDescription:
-    """Llama's `attention_bias` is on all four projections of the attention."""
+    """Returns the description. Llama's `attention_bias` applies to all four projections of the attention."""
     bias = boolean(config, "attention_bias", False)
     mlp_bias = boolean(config, "mlp_bias", False)
     return llama_like(config, "llama", qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)

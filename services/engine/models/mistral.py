@@ -1,4 +1,4 @@
-"""Mistral: Llama without biases; the first versions see a window of the last tokens in every layer."""
+"""Mistral: Llama without biases; the first versions have a sliding window in every layer."""
 
 from services.engine.models.config_fields import Config, llama_like, sliding_window
 from services.engine.models.description import DecoderDescription
@@ -9,5 +9,5 @@ layout = llama_layout
 
 
 def describe(config: Config) -> DecoderDescription:
-    """A missing or null `sliding_window` means full attention."""
+    """Returns the description. A missing or null `sliding_window` means full attention."""
     return llama_like(config, "mistral", sliding_windows=sliding_window(config))

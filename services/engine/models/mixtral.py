@@ -1,4 +1,4 @@
-"""Mixtral: Mistral whose every MLP is a mixture of experts, the weights of the chosen ones summing to one."""
+"""Mixtral: Mistral with a mixture of experts in every layer; the weights of the chosen experts sum to one."""
 
 from services.engine.models.config_fields import Config, integer, llama_like, sliding_window
 from services.engine.models.description import DecoderDescription, Experts
@@ -15,7 +15,7 @@ layout = named_layout(
 
 
 def describe(config: Config) -> DecoderDescription:
-    """`intermediate_size` is that of one expert."""
+    """Returns the description. `intermediate_size` is the size of one expert."""
     experts = Experts(
         num_experts=integer(config, "num_local_experts", 8),
         num_per_token=integer(config, "num_experts_per_tok", 2),

@@ -1,8 +1,10 @@
-"""The MLPs of a decoder behind one seam: x [n, hidden] → [n, hidden]. Built by the weight loader, run by the decoder.
+"""The MLPs of a decoder, with one interface: x [n, hidden] → [n, hidden]. Created by the weight loader.
 
 GatedMlp   down(act(gate) · up),  [gate | up] = gate_up(x)
 PlainMlp   down(act(up(x)))
-ExpertMlp  the weighted sum of some experts, and of a shared one behind its gate
+ExpertMlp  the weighted sum of the selected experts, plus the shared expert times its gate if there is one
+
+Called by the decoder.
 """
 
 from dataclasses import dataclass
@@ -19,19 +21,19 @@ from services.engine.models.linear import Linear
 
 
 class Mlp(Protocol):
-    """See the module."""
+    """The interface of the MLPs; see the module's docstring."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """X [n, hidden] → [n, hidden]."""
         ...
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """X [n, hidden] → residual [n, hidden] + mlp(x). The residual may be overwritten, once x has been read."""
+        """X [n, hidden] → residual [n, hidden] + mlp(x). May overwrite the residual after x has been read."""
         ...
 
 
 class GatedMlp:
-    """Gate and up projection are one matrix."""
+    """A gated MLP. Gate and up projection are one matrix."""
 
     def __init__(self, gate_up: Linear, down: Linear, activation: ActivationKind) -> None:
         self.gate_up, self.down = gate_up, down
@@ -52,7 +54,7 @@ class GatedMlp:
 
 
 class PlainMlp:
-    """Two matrices."""
+    """An MLP without gate."""
 
     def __init__(self, up: Linear, down: Linear, activation: ActivationKind) -> None:
         self.up, self.down = up, down
@@ -69,7 +71,7 @@ class PlainMlp:
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """The expert of every token; `gate` gives its weight, [n, hidden] → [n, 1] before the sigmoid."""
+    """The expert that every token uses. `gate` computes its weight before the sigmoid, [n, hidden] → [n, 1]."""
 
     mlp: Mlp
     gate: Linear
@@ -77,7 +79,7 @@ class SharedExpert:
 
 @dataclass(frozen=True, slots=True)
 class ExpertParts:
-    """What a mixture of experts is made of: `gate_up` [experts, 2m, hidden], `down` [experts, hidden, m]."""
+    """The parts of a mixture of experts: `gate_up` [experts, 2m, hidden], `down` [experts, hidden, m]."""
 
     experts: Experts
     router: Linear
@@ -88,7 +90,7 @@ class ExpertParts:
 
 
 class ExpertMlp:
-    """See the module."""
+    """A mixture of experts; see the module's docstring."""
 
     def __init__(self, parts: ExpertParts) -> None:
         self._parts = parts

@@ -1,4 +1,4 @@
-"""The norms of a decoder as one callable each: x [..., n] → the same shape and type. Built by the weight loader.
+"""The norms of a decoder, each a callable x [..., n] → the same shape and type. Created by the weight loader.
 
 RmsNorm         x / rms(x) · w
 RmsPlusOneNorm  x / rms(x) · (1 + w), in float32 throughout, as its checkpoints were trained
@@ -17,7 +17,7 @@ from services.engine.models.description import NormKind
 
 
 class Norm(Protocol):
-    """See the module."""
+    """The interface of the norms; see the module's docstring."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """X [..., n] → the same shape and type."""
@@ -30,7 +30,7 @@ class Norm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
-    """`weight` [n]."""
+    """RMS norm with `weight` [n]."""
 
     weight: Tensor
     eps: float
@@ -46,7 +46,7 @@ class RmsNorm:
 
 @dataclass(frozen=True, slots=True)
 class RmsPlusOneNorm:
-    """`factor` [n] float32 is one plus the checkpoint's weight."""
+    """RMS norm that multiplies by 1 + weight. `factor` [n] float32 is one plus the checkpoint's weight."""
 
     factor: Tensor
     eps: float
@@ -62,7 +62,7 @@ class RmsPlusOneNorm:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """`weight`, `bias` [n]."""
+    """Layer norm with `weight` and `bias` [n]."""
 
     weight: Tensor
     bias: Tensor
@@ -78,7 +78,7 @@ class LayerNorm:
 
 
 def make_norm(kind: NormKind, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
-    """The norm of a kind; only `layer` has a bias."""
+    """Returns the norm of a kind. Only `layer` has a bias, which it requires."""
     if kind == "rms":
         return RmsNorm(weight, eps)
     if kind == "rms_plus_one":

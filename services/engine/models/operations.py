@@ -1,8 +1,9 @@
-"""The operations that a decoder is made of, behind one seam: a backend chooses them once, when a model is loaded.
+"""The interface of a decoder's operations. Which implementation is used is chosen once, when a model is loaded.
 
-`TorchOperations` are the reference, on any device. Fused ones stand behind the same methods (`services/engine/triton`):
-where several steps may be one, the seam names them together (`normed_linear`, `normed_mlp`). Called by the weight
-loader, which makes the parts, and by the decoder, which joins them.
+`TorchOperations` is the reference and runs on any device. Implementations with fused operations
+(`services/engine/triton`) have the same methods; for steps that can be fused, the interface has one method for the
+combination (`normed_linear`, `normed_mlp`). Called by the weight loader, which creates the parts, and by the decoder,
+which combines them.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from services.engine.models.norm import Norm, make_norm
 
 
 class ResidualMlp(Protocol):
-    """An MLP with what stands before it."""
+    """An MLP together with the norm before it."""
 
     def add_to(self, residual: Tensor, hidden: Tensor) -> Tensor:
         """Hidden [n, hidden] → residual [n, hidden] + mlp(norm(hidden))."""
@@ -27,40 +28,40 @@ class ResidualMlp(Protocol):
 
 
 class Operations(Protocol):
-    """See the module."""
+    """The interface of the operations; see the module's docstring."""
 
     def norm(self, kind: NormKind, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
-        """A norm of a width."""
+        """Returns a norm of a kind with these parameters [n]."""
         ...
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """A product with a weight [out, in]."""
+        """Returns a linear layer with a weight [out, in]."""
         ...
 
     def unpacked_linear(self, weight: Tensor) -> Linear:
-        """A product with a weight that others read as it is, so that it is not to be copied."""
+        """Returns a linear layer that does not copy its weight, because the weight is also read elsewhere as it is."""
         ...
 
     def mlp(self, up: Linear, down: Linear, activation: ActivationKind, gated: bool) -> Mlp:
-        """An MLP; if gated, gate and up are one product."""
+        """Returns an MLP. If it is gated, `up` computes gate and up together."""
         ...
 
     def expert_mlp(self, parts: ExpertParts) -> Mlp:
-        """A mixture of experts."""
+        """Returns a mixture of experts."""
         ...
 
     def attention(
         self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor
     ) -> Attention:
-        """The attention of all layers, of the type and on the device of `like`."""
+        """Returns the attention of all layers, with the type and on the device of `like`."""
         ...
 
     def normed_linear(self, norm: Norm, linear: Linear) -> Callable[[Tensor], Tensor]:
-        """Linear(norm(x))."""
+        """Returns a function that computes linear(norm(x))."""
         ...
 
     def normed_mlp(self, norm: Norm, mlp: Mlp) -> ResidualMlp:
-        """Residual + mlp(norm(x))."""
+        """Returns an MLP that computes residual + mlp(norm(x))."""
         ...
 
 
@@ -104,7 +105,7 @@ class TorchOperations:
 
 @dataclass(frozen=True, slots=True)
 class NormThenMlp:
-    """A `ResidualMlp` of two steps."""
+    """A `ResidualMlp` that computes norm and MLP one after the other."""
 
     norm: Norm
     mlp: Mlp

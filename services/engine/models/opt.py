@@ -1,6 +1,6 @@
 """OPT: learned positions that start at row 2, layer norms, a ReLU MLP without gate, biases, tied embeddings.
 
-The 350m checkpoint is another architecture (norms after each part, narrower embeddings) and is refused.
+The 350m checkpoint has another architecture (norms after each part, narrower embeddings) and is rejected.
 """
 
 from services.engine.models.config_fields import (
@@ -34,7 +34,7 @@ _POSITION_OFFSET = 2
 
 
 def describe(config: Config) -> DecoderDescription:
-    """Refuses what only the 350m checkpoint and fine-tunes of the first release have."""
+    """Returns the description. Rejects options that only the 350m checkpoint or fine-tunes of the first release use."""
     hidden_size, positions = integer(config, "hidden_size"), integer(config, "max_position_embeddings", 2048)
     if integer(config, "word_embed_proj_dim", hidden_size) != hidden_size:
         raise config_error("'word_embed_proj_dim' other than 'hidden_size' is not supported.")

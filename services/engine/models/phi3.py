@@ -1,6 +1,7 @@
-"""Phi-3 and Phi-4: Llama with packed query, key and value, and packed gate and up.
+"""Phi-3 and Phi-4: Llama with fused query-key-value and gate-up projections.
 
-Longrope works up to the original context: beyond it all frequencies change at once, and with them every cached key.
+Longrope is supported up to the original context. Beyond it all frequencies change at once, which would invalidate every
+cached key.
 """
 
 from services.engine.models.config_fields import Config, integer, llama_like, sliding_window
@@ -12,7 +13,7 @@ layout = named_layout(Names(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",
 
 
 def describe(config: Config) -> DecoderDescription:
-    """Older configs call longrope `su`, and keep the original context beside the scaling."""
+    """Returns the description. Older configs call longrope `su`, and have the original context outside the scaling."""
     original = integer(config, "original_max_position_embeddings", 4096)
     scaling = {key: _renamed(config.get(key), original) for key in ("rope_scaling", "rope_parameters")}
     fields = {"rms_norm_eps": 1e-5, **config, **scaling}

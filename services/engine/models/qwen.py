@@ -1,7 +1,7 @@
-"""Qwen, the first version: Llama with packed query, key and value with a bias, and names of its own.
+"""Qwen, the first version: Llama with a fused query-key-value projection that has a bias, and other tensor names.
 
-Its scaling of attention and frequencies beyond `seq_length` changes nothing before it, and a sequence may grow no
-further than that here.
+Scaling of attention and frequencies applies only beyond `seq_length`. If the config enables it, sequences are limited
+to `seq_length`, so it has no effect here.
 """
 
 from services.engine.models.config_fields import Config, boolean, config_error, integer, llama_like, number
@@ -25,7 +25,7 @@ layout = named_layout(
 
 
 def describe(config: Config) -> DecoderDescription:
-    """`intermediate_size` counts gate and up together."""
+    """Returns the description. The config's `intermediate_size` is gate and up together."""
     heads = integer(config, "num_attention_heads")
     fields = {
         **config,
@@ -43,7 +43,7 @@ def describe(config: Config) -> DecoderDescription:
 
 
 def _context(config: Config) -> int:
-    """The trained length where positions beyond it are scaled, else all that the config allows."""
+    """Returns `seq_length` if the config scales positions beyond it, else `max_position_embeddings`."""
     longest = integer(config, "max_position_embeddings", 8192)
     trained = integer(config, "seq_length", longest)
     stretches = boolean(config, "use_dynamic_ntk", False) or boolean(config, "use_logn_attn", False)

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with biases on query, key and value; a window only where the config turns it on."""
+"""Qwen2 and Qwen2.5: Llama with biases on query, key and value, and a sliding window only if the config enables it."""
 
 from services.engine.models.config_fields import Config, boolean, integer, layer_windows, llama_like
 from services.engine.models.description import DecoderDescription
@@ -9,11 +9,11 @@ layout = llama_layout
 
 
 def describe(config: Config) -> DecoderDescription:
-    """The query, key and value biases are always there; no other projection has one."""
+    """Returns the description. Query, key and value always have biases; no other projection has one."""
     return llama_like(config, "qwen2", qkv_bias=True, sliding_windows=qwen_windows(config))
 
 
 def qwen_windows(config: Config) -> tuple[int | None, ...]:
-    """Qwen's configs name a `sliding_window` even where `use_sliding_window` says that there is none."""
+    """Returns each layer's window. Configs contain `sliding_window` even if `use_sliding_window` turns it off."""
     on = boolean(config, "use_sliding_window", False) and config.get("sliding_window") is not None
     return layer_windows(config, integer(config, "sliding_window") if on else None)

@@ -1,4 +1,4 @@
-"""Qwen2-MoE and Qwen3-MoE: Qwen2 and Qwen3 with experts in some layers; Qwen2's have a shared one behind a gate."""
+"""Qwen2-MoE and Qwen3-MoE: Qwen2 and Qwen3 with experts in some layers; Qwen2-MoE has a gated shared expert too."""
 
 from services.engine.models.config_fields import Config, boolean, config_error, integer, llama_like
 from services.engine.models.description import DecoderDescription, Experts
@@ -10,7 +10,7 @@ layout = llama_layout
 
 
 def describe(config: Config) -> DecoderDescription:
-    """Which of the two it is, the architecture's name says."""
+    """Returns the description. The architecture's name distinguishes the two versions."""
     if "Qwen3MoeForCausalLM" in config["architectures"]:
         bias = boolean(config, "attention_bias", False)
         details = {"qkv_bias": bias, "o_bias": bias, "qk_norm": True, "experts": _experts(config, 0)}
@@ -21,7 +21,7 @@ def describe(config: Config) -> DecoderDescription:
 
 
 def _experts(config: Config, shared_intermediate_size: int) -> Experts:
-    """Every `decoder_sparse_step`-th layer has experts, but those in `mlp_only_layers`."""
+    """Returns the experts. Every `decoder_sparse_step`-th layer has them, except those in `mlp_only_layers`."""
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise config_error("'mlp_only_layers' must list layers.")

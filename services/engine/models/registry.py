@@ -1,4 +1,4 @@
-"""Architecture names of config.json files → family. A new family is one file and its name, twice, here."""
+"""Maps architecture names in config.json files to families. A new family is a module that is named twice here."""
 
 from typing import Protocol
 
@@ -28,21 +28,21 @@ from services.engine.models.layout import Parameter
 
 
 class Family(Protocol):
-    """What a family file has."""
+    """The interface of a family's module."""
 
     @property
     def ARCHITECTURES(self) -> tuple[str, ...]:
-        """The names in config.json that mean this family."""
+        """The architecture names in config.json that belong to this family."""
         ...
 
     @staticmethod
     def describe(config: Config) -> DecoderDescription:
-        """The decoder that a config.json stands for."""
+        """Returns the description of the decoder that a config.json specifies."""
         ...
 
     @staticmethod
     def layout(description: DecoderDescription, /) -> tuple[Parameter, ...]:
-        """The checkpoint's tensors behind every parameter."""
+        """Returns the parameters with the checkpoint tensors that make up each of them."""
         ...
 
 
@@ -54,17 +54,17 @@ _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.ARCHI
 
 
 def supported_architectures() -> list[str]:
-    """The names that have a family, sorted."""
+    """Returns the supported architecture names, sorted."""
     return sorted(_BY_ARCHITECTURE)
 
 
 def has_family(config: Config) -> bool:
-    """Whether `find_family` finds one."""
+    """Whether `find_family` finds a family for this config."""
     return any(name in _BY_ARCHITECTURE for name in config.get("architectures") or [])
 
 
 def find_family(config: Config) -> Family:
-    """The family of the first architecture that is known. Raises `ServiceError` naming those that are supported."""
+    """Returns the family of the first supported architecture. Raises `ServiceError` that lists the supported ones."""
     names = config.get("architectures") or []
     for name in names:
         if name in _BY_ARCHITECTURE:

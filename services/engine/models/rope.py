@@ -1,13 +1,13 @@
-"""Inverse frequencies of rotary position embeddings for every way of stretching them.
+"""Inverse frequencies of rotary position embeddings, for every kind of position scaling.
 
     default   f_i = theta^(-2i / rotary_dim)                            i in [0, rotary_dim / 2)
     linear    f_i / factor
-    llama3    long waves divided by the factor, short ones kept, a ramp between (Llama 3.1)
+    llama3    f_i / factor for long waves, f_i for short ones, a ramp between them (Llama 3.1)
     yarn      f_i / factor and f_i mixed by a ramp over i (arXiv 2309.00071)
     longrope  f_i / divisor_i (arXiv 2402.13753)
 
-Computed in float32 in the order of operations that checkpoints were trained and are compared with, so that positions
-far into a context agree to the last bit. Called once, by the decoder.
+Computed in float32, with the order of operations with which checkpoints were trained and are compared, so that
+positions far into a context agree to the last bit. Called by the decoders when a model is loaded.
 """
 
 import math
@@ -19,7 +19,7 @@ from services.engine.models.description import RopeParameters
 
 
 def inverse_frequencies(rope: RopeParameters) -> Tensor:
-    """[rotary_dim / 2] float32, radians per position."""
+    """Returns the inverse frequencies [rotary_dim / 2] float32, in radians per position."""
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.int64).to(torch.float32) / rope.rotary_dim
     frequencies = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
@@ -55,6 +55,6 @@ def _yarn(rope: RopeParameters, periods: Tensor) -> Tensor:
 
 
 def _dimension_of(rope: RopeParameters, rotations: float) -> float:
-    """The dimension that turns so many times over the original context."""
+    """Returns the dimension whose angle completes `rotations` turns over the original context, not rounded."""
     turns = rope.original_max_positions / (rotations * 2 * math.pi)
     return rope.rotary_dim * math.log(turns) / (2 * math.log(rope.theta))

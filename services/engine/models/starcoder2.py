@@ -9,7 +9,7 @@ layout = named_layout(Names(up=("mlp.c_fc",), down="mlp.c_proj"))
 
 
 def describe(config: Config) -> DecoderDescription:
-    """`use_bias` is on every projection."""
+    """Returns the description. `use_bias` applies to every projection."""
     bias = boolean(config, "use_bias", True)
     return llama_like(
         {"tie_word_embeddings": True, **config},

@@ -1,1 +1,1 @@
-"""Kernels for GPUs in Triton, compared with `services/engine/kernels`, and the decoder's operations made of them."""
+"""GPU kernels in Triton, tested against `services/engine/kernels`, and the decoder's operations built from them."""

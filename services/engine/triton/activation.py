@@ -1,9 +1,9 @@
-"""The nonlinearity of an MLP, alone or times a gate's partner; formulas as in `kernels/activation`.
+"""The activation of an MLP, gated or alone; formulas as in `kernels/activation`.
 
     gated   x [n, 2m], gate in the first m columns, up in the last m → act(gate) · up [n, m]
     alone   x [n, m] → act(x) [n, m]
 
-Computed in float32, rounded once. A program takes a piece of a row.
+Everything is computed in float32 and rounded once. One program computes a piece of a row.
 
 Reference: `kernels/activation`. Gated units: arXiv 2002.05202.
 """
@@ -20,7 +20,7 @@ _PIECE = 1024
 
 @triton.jit
 def activate(x, KIND: tl.constexpr):
-    """Act(x), x float32."""
+    """Returns act(x) for x float32."""
     if KIND == "silu":
         return x / (1.0 + tl.exp2(-x * LOG2E))
     elif KIND == "gelu":
@@ -48,7 +48,7 @@ def _activation_kernel(x, out, width, KIND: tl.constexpr, GATED: tl.constexpr, P
 
 
 def activated(x: Tensor, kind: str, gated: bool) -> Tensor:
-    """See the module; `kind` as in a decoder's description."""
+    """Returns act(x), or act(gate) · up if gated, see the module. `kind`: the activation's name in a description."""
     assert x.is_contiguous(), "x must be contiguous"
     rows, width = x.shape[0], x.shape[1] // 2 if gated else x.shape[1]
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)

@@ -1,10 +1,12 @@
-"""Which program attends to what: the lists that the attention kernels take their work from, made once a step.
+"""Makes the work lists of the attention kernels, once for each step.
 
-    few     sequences with at most `FEW_QUERIES` queries: (sequence, split of its keys) pairs, see `decode_attention`
-    many    the others: (sequence, tile of its queries) pairs, those with most keys first, see `prefill_attention`
+    few     sequences with few queries (`has_few`): (sequence, split of its keys) pairs, see `decode_attention`
+    many    the other sequences: (sequence, tile of its queries) pairs, those with most keys first, see
+            `prefill_attention`
 
-Both pack a pair into one word, the sequence in the high half. Plain index arithmetic on the host; how arrays reach the
-device is the caller's (`put`). Called by the worker for each distinct window of the model's layers.
+A query is a token of the step. Both lists pack a pair into one word, with the sequence in the high 16 bits. Plain index
+arithmetic on the host; the caller's `put` moves the arrays to the device. Called by the worker for each distinct
+sliding window of the model's layers.
 """
 
 from collections.abc import Callable
@@ -16,24 +18,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 SPLIT_TOKENS: Final = 256
-"""Keys of one split. Fixed: a sequence's sums must not depend on how many others there are."""
+"""Keys of one split. Fixed, because a sequence's sums must not depend on the number of other sequences."""
 FEW_QUERIES: Final = 9
-"""One token and as many guesses as are usually checked in a step."""
+"""Most queries of a sequence in the decode kernel: one token, and 8 draft tokens, as many as a step usually checks."""
 _FEW_ROWS = 64
-"""Queries times heads of a group beyond which a tile of queries is worth more than splits of the keys."""
+"""Queries times query heads per key head, above which the prefill kernel is faster than the decode kernel."""
 _TILE_ROWS = 128
-"""Queries times heads of a group in one tile of the prefill kernel."""
+"""Queries times query heads per key head in one tile of the prefill kernel."""
 _WIDE_TILE_ROWS = 32
-"""The same in float32, whose products are made in registers."""
+"""Like `_TILE_ROWS`, for float32, whose products are computed in registers."""
 
 Integers = NDArray[np.int64]
 Put = Callable[[NDArray[Any], int], Tensor]
-"""Copies an array to the device as int32, in a place for so many elements."""
+"""Puts an array on the device as int32, with room for the given number of elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What attention needs to know of the model. `slopes` [heads] float32 or None."""
+    """The model's attention parameters. `slopes` [heads] float32, None without linear biases."""
 
     kv_heads: int
     scale: float
@@ -43,7 +45,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What the lists depend on: query heads of each key head, and bytes of a query's element."""
+    """Parameters of the work lists: query heads per key head, and bytes of one element of a query."""
 
     group: int
     itemsize: int
@@ -51,7 +53,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """The S sequences of a step: rows of the block tables, all their tokens, first query and number of queries."""
+    """The S sequences of a step: row in the block tables, number of tokens, first query and number of queries."""
 
     rows: Integers
     seq_lens: Integers
@@ -59,13 +61,16 @@ class Sequences:
     query_lens: Integers
 
     def take(self, places: Integers) -> "Sequences":
-        """Some of them."""
+        """Returns the sequences with the given indices."""
         return Sequences(*(x[places] for x in (self.rows, self.seq_lens, self.query_starts, self.query_lens)))
 
 
 @dataclass(frozen=True, slots=True)
 class FewWork:
-    """Sequences with few queries, int32 on the device; `item_starts` [count + 1], `items` [max_items]."""
+    """Work list for sequences with few queries, int32 on the device.
+
+    `items` [max_items]: packed pairs; `item_starts` [count + 1]: index of each sequence's first item.
+    """
 
     count: int
     max_queries: int
@@ -81,7 +86,7 @@ class FewWork:
 
 @dataclass(frozen=True, slots=True)
 class ManyWork:
-    """Sequences with many queries, int32 on the device; `tiles` [num_tiles], each of `queries_a_tile` queries."""
+    """Work list for sequences with many queries, int32 on the device; `tiles` [num_tiles] are packed pairs."""
 
     num_tiles: int
     queries_a_tile: int
@@ -94,7 +99,7 @@ class ManyWork:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """A step's attention for layers with the same window. `tables` [rows, blocks of the longest sequence] int32."""
+    """The work lists of a step for layers with the same window. `tables` [rows, blocks] int32: the block tables."""
 
     tables: Tensor
     window: int | None
@@ -103,12 +108,15 @@ class DeviceWork:
 
 
 def has_few(query_lens: Integers, group: int) -> NDArray[np.bool_]:
-    """Which sequences the decode kernel takes."""
+    """Returns for each sequence whether the decode kernel computes its attention.
+
+    The decode kernel takes sequences with one query, or with at most `FEW_QUERIES` queries and `_FEW_ROWS` rows.
+    """
     return (query_lens == 1) | ((query_lens <= FEW_QUERIES) & (query_lens * group <= _FEW_ROWS))
 
 
 def split_items(sequences: Sequences, window: int | None) -> tuple[Integers, Integers]:
-    """`item_starts` [S + 1] and the packed (sequence, split) pairs whose keys some query sees."""
+    """Returns `item_starts` [S + 1] and the packed (sequence, split) pairs of splits with keys visible to a query."""
     last = -(-sequences.seq_lens // SPLIT_TOKENS)
     first = np.zeros_like(last)
     if window is not None:
@@ -122,7 +130,7 @@ def split_items(sequences: Sequences, window: int | None) -> tuple[Integers, Int
 
 
 def query_tiles(sequences: Sequences, each: int) -> Integers:
-    """The packed (sequence, tile of `each` queries) pairs, those that see most keys first: no long one starts last."""
+    """Returns the packed (sequence, tile of `each` queries) pairs. Those with most keys come first, to balance load."""
     counts = -(-sequences.query_lens // each)
     owner = np.repeat(np.arange(len(counts)), counts)
     tiles = np.arange(len(owner)) - np.repeat(counts.cumsum() - counts, counts)
@@ -131,16 +139,17 @@ def query_tiles(sequences: Sequences, each: int) -> Integers:
 
 
 def queries_a_tile(group: int, itemsize: int) -> int:
-    """Queries in a tile of the prefill kernel, each with all heads of a group."""
+    """Returns the number of queries in a tile of the prefill kernel, each with all query heads of a key head."""
     return max(1, (_TILE_ROWS if itemsize <= 2 else _WIDE_TILE_ROWS) // group)
 
 
 def plan_work(
     sequences: Sequences, tables: Tensor, window: int | None, heads: Heads, put: Put, capacity: tuple[int, int] = (0, 0)
 ) -> DeviceWork:
-    """The work of one step. `capacity`: places for sequences and items, where a captured graph has more than there are.
+    """Returns the work lists of one step.
 
-    Only sequences with one query each have a capacity. Its free places have no items.
+    `capacity`: (sequences, items) of a captured graph, to which the list is padded; only for steps in which every
+    sequence has one query. Padding sequences have no items.
     """
     few = has_few(sequences.query_lens, heads.group)
     if few.all():
@@ -168,13 +177,13 @@ def _few(sequences: Sequences, window: int | None, put: Put, capacity: tuple[int
         *(put(column, count) for column in columns),
         item_starts=put(np.concatenate((starts, ends)), count + 1),
         num_items=put(np.array([len(items)]), 1),
-        # Last: what is copied to the device ends with the items that there are.
+        # The kernel reads only the first `num_items` of these.
         items=put(items, max_items),
     )
 
 
 def _pad(sequences: Sequences, count: int) -> Sequences:
-    """Places without a sequence: no tokens, no queries, an output of their own."""
+    """Adds padding sequences with no tokens and no queries, each with an output row of its own."""
     rest = count - len(sequences.rows)
     zeros, starts = np.zeros(rest, dtype=np.int64), np.arange(count - rest, count)
     return Sequences(

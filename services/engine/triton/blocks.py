@@ -1,13 +1,13 @@
-"""Moving blocks of the KV cache: within it, and between it and one buffer that leaves the device in one piece.
+"""Copies blocks of the KV cache: within the cache, and between the cache and one contiguous buffer.
 
     cache    [parts, num_blocks, words]     parts: keys and values of every layer
-    packed   [n, parts, words]              a block of all layers in one piece
+    packed   [n, parts, words]              the data of a block in all layers is contiguous
     copy     cache[:, target] = cache[:, source]     for pairs of blocks
     gather   packed[i] = cache[:, block_i]
     scatter  cache[:, block_i] = packed[i]
 
-Words are integers of any size; what they mean does not matter. `packed` is the form for the host's memory and for
-another engine: one large copy in place of many small ones. No block is the target of two copies of a call, and none is
+Words are integers of any size; their meaning does not matter. `packed` is the layout for copies to the host's memory or
+to another engine: one large copy instead of many small ones. In one call no block may be the target of two copies, or
 both source and target.
 
 Reference: indexing, as the formulas are written. Paged caches: arXiv 2309.06180.
@@ -27,7 +27,7 @@ def _move_kernel(
     source, target, source_blocks, target_blocks, source_block, source_part, target_block, target_part, words,
     PIECE: tl.constexpr,
 ):  # fmt: skip
-    """One part of one block. A list that is None is 0, 1, 2 and so on."""
+    """Copies one part of one block. A block list that is None means the numbers from 0 on."""
     i, part = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     origin = i if source_blocks is None else tl.load(source_blocks + i).to(tl.int64)
     goal = i if target_blocks is None else tl.load(target_blocks + i).to(tl.int64)
@@ -39,19 +39,19 @@ def _move_kernel(
 
 
 def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:
-    """Block to block; `sources`, `targets` [n] int32."""
+    """Copies blocks within the cache; `sources`, `targets` [n] int32."""
     strides = (cache.stride(1), cache.stride(0))
     _move(cache, cache, sources, targets, (*strides, *strides), (len(sources), cache.shape[0]))
 
 
 def gather_blocks(cache: Tensor, blocks: Tensor, packed: Tensor) -> None:
-    """Blocks [n] int32 of the cache into the first n places of `packed`."""
+    """Copies blocks [n] int32 of the cache into the first n entries of `packed`."""
     strides = (cache.stride(1), cache.stride(0), packed.stride(0), packed.stride(1))
     _move(cache, packed, blocks, None, strides, (len(blocks), cache.shape[0]))
 
 
 def scatter_blocks(packed: Tensor, blocks: Tensor, cache: Tensor) -> None:
-    """The first n places of `packed` into blocks [n] int32 of the cache."""
+    """Copies the first n entries of `packed` into blocks [n] int32 of the cache."""
     strides = (packed.stride(0), packed.stride(1), cache.stride(1), cache.stride(0))
     _move(packed, cache, None, blocks, strides, (len(blocks), cache.shape[0]))
 

@@ -1,4 +1,6 @@
-"""Paged attention of sequences with few queries: the keys are cut into splits of fixed size, then put together.
+"""Paged attention for sequences with few query tokens: the keys are divided into splits of fixed size.
+
+Each split gives a partial result; a second kernel combines the partial results of a sequence.
 
     partial o_s = Σ_t 2^(s_t - m_s) v_t / l_s        over the keys t of split s, see `scores`
     o           = Σ_s 2^(m_s - m) l_s o_s / Σ_s 2^(m_s - m) l_s
@@ -7,13 +9,13 @@
     caches       [num_blocks, block_size, kv_heads, head_dim], also 8-bit floats
     attended     [num_tokens, heads, head_dim]
 
-A split is a fixed range of positions, not a share of the context or of the device, and splits are put together in
-their order: a sequence's result does not depend on the sequences beside it. Programs take (split, key head) pairs from
-a list that the host makes, so that one grid fits any lengths, as a captured graph needs it, and long sequences do not
-make others wait. The group's heads and the queries, up to 9 tokens with guesses, are the rows of one product.
+A split is a fixed range of positions, and splits are combined in their order, so a sequence's result does not depend on
+the other sequences of the step. Programs take (split, key head) pairs from a list made by the host. One grid therefore
+fits sequences of any length, as a captured graph requires, and long sequences do not delay others. The query heads of a
+group and the query tokens (up to 9 with draft tokens) form the rows of one matrix product.
 
-Reference: `kernels/paged_attention`. Flash-Decoding's split (Dao et al., 2023); one list instead of a grid as wide as
-the longest sequence.
+Reference: `kernels/paged_attention`. The split is that of Flash-Decoding (Dao et al., 2023), with one work list instead
+of a grid sized for the longest sequence.
 """
 
 import torch
@@ -42,7 +44,7 @@ def _split_kernel(
     query, member = r // GROUP, r % GROUP
     num_tasks = tl.load(num_items) * KV_HEADS
     for task in range(tl.program_id(0), num_tasks, tl.num_programs(0)):
-        # Neighbours take the heads of the same tokens, which lie side by side.
+        # Neighbouring programs take the heads of the same tokens, which are adjacent in memory.
         item, head = task // KV_HEADS, task % KV_HEADS  # pyright: ignore[reportOperatorIssue]
         packed = tl.load(items + item)
         sequence, split = packed >> 16, packed & 0xFFFF
@@ -96,7 +98,7 @@ def _combine_kernel(
     d = tl.arange(0, D_PAD)
     first = tl.load(item_starts + sequence)
     count = tl.load(item_starts + sequence + 1) - first
-    # A place of a captured graph without a sequence counts as one token, and its output must be a number.
+    # A padding sequence of a captured graph has one token, whose output must be a finite number.
     is_padding = (count == 0) & (query == 0)
     if (count != 1) & ((query < tl.load(query_lens + sequence)) | is_padding):
         row = (heads // GROUP) * (QUERIES * GROUP) + query * GROUP + heads % GROUP
@@ -123,17 +125,17 @@ def _combine_kernel(
 def attend_few(
     queries: Tensor, key_cache: Tensor, value_cache: Tensor, attended: Tensor, work: DeviceWork, g: Geometry
 ) -> None:
-    """Writes the attended values of every sequence with few queries into `attended`, in place."""
+    """Writes the attention output of every sequence with few query tokens into `attended`, in place."""
     few = work.few
     assert few is not None
     heads, head_dim = queries.shape[1:]
     kv_heads, group = g.kv_heads, heads // g.kv_heads
-    # Few sizes, so that few kernels are compiled.
+    # Rounded up so that only a few variants of the kernels are compiled.
     each = power_of_two(few.max_queries)
     rows = power_of_two(each * group, 16)
     shape = (few.max_items, kv_heads * each * group)
     partials = torch.empty((*shape, head_dim), dtype=torch.float32, device=queries.device)
-    # Each of its own: what begins inside another may not be aligned, and would need kernels of its own.
+    # Separate tensors: a view that starts inside another tensor may be unaligned and would need another kernel variant.
     bests, totals = (torch.empty(shape, dtype=torch.float32, device=queries.device) for _ in range(2))
     tile = 64 if head_dim <= 128 and queries.dtype.itemsize <= 2 else 32
     programs = min(few.max_items * kv_heads, num_processors(queries.device) * _PROGRAMS_A_PROCESSOR)

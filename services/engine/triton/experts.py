@@ -1,13 +1,13 @@
-"""A mixture of experts as two grouped products; formula and shapes as in `kernels/experts`.
+"""A mixture of experts as two grouped matrix products; formula and shapes as in `kernels/experts`.
 
-    1  align    the (token, expert) pairs sorted by expert, each expert's padded to whole tiles of rows
+    1  align    sorts the (token, expert) pairs by expert and pads each expert's pairs to whole tiles of rows
     2  inner    [pairs, m] = act(x gateᵀ) · (x upᵀ), rows of x gathered by pair
     3  outer    [pairs, hidden] = weight · inner downᵀ
     4  combine  y[token] = residual + Σ of its pairs, in the router's order
 
-Nothing is counted on the host and nothing is added atomically: the sizes of all launches follow from the shapes, so a
-graph can hold them, and a token's result does not depend on the others. Tiles behind the last one that is needed end
-at once. As the fused kernels of vLLM and SGLang, with a stable counting sort in place of an atomic one.
+Nothing is counted on the host: the sizes of all launches follow from the shapes, so a graph can capture them. There
+are no atomic additions, so a token's result does not depend on the other tokens. Programs of unused tiles exit
+immediately. Like the fused kernels of vLLM and SGLang, with a stable counting sort in place of an atomic one.
 """
 
 import torch
@@ -37,7 +37,7 @@ def _sort_kernel(
     chosen, counts, pairs, owners, num_pairs,
     EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TILE: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """One expert's pairs, in order, behind the tiles of those before it; `owners` gets its number for each tile."""
+    """Writes one expert's pairs, in order, after the tiles of the experts before it, and the owner of each tile."""
     expert = tl.program_id(0)
     e = tl.arange(0, EXPERTS_PAD)
     tiles = tl.cdiv(tl.load(counts + e, mask=e < EXPERTS, other=0), TILE)
@@ -104,7 +104,7 @@ def mixed_experts(
     activation: str,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """See the module. `shares`, `chosen` [n, k]: the router's weights and experts."""
+    """Returns y [n, hidden], see the module. `shares`, `chosen` [n, k]: the router's weights and experts."""
     tokens, per_token = chosen.shape
     experts, hidden, inner_width = down.shape
     num_pairs = tokens * per_token
@@ -131,7 +131,11 @@ def mixed_experts(
 
 
 def _align(chosen: Tensor, experts: int, rows: int) -> tuple[Tensor, Tensor]:
-    """`pairs` [tiles · rows]: pair numbers by expert, or one that is too large; `owners` [tiles]: experts, or -1."""
+    """Returns (`pairs`, `owners`).
+
+    `pairs` [tiles · rows]: pair numbers sorted by expert; the number of pairs in padding rows. `owners` [tiles]: the
+    expert of each tile; -1 for unused tiles.
+    """
     num_pairs = chosen.numel()
     tiles = min(num_pairs, ceil_div(num_pairs, rows) + experts)
     chosen = chosen.to(torch.int32).contiguous()
@@ -148,13 +152,13 @@ def _align(chosen: Tensor, experts: int, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def _tile_rows(num_pairs: int, experts: int) -> int:
-    """Rows of a tile: what an expert gets on average, at least what tensor cores take."""
+    """Returns the rows of a tile, 16, 64 or 128, by the average number of pairs of an expert. Tensor cores need 16."""
     average = num_pairs // experts
     return 128 if average > 96 else 64 if average > 24 else 16
 
 
 def _shape(rows: int, itemsize: int) -> tuple[int, int, int, int]:
-    """(columns of the result, of the operands, warps, stages)."""
+    """Returns (columns of a tile of the result, columns of a tile of the operands, warps, stages)."""
     if INTERPRETED:
         return 64, 64, 4, 2
     if itemsize > 2:

@@ -1,14 +1,14 @@
-"""Root-mean-square norm and layer norm of rows, with the additions around them.
+"""Root-mean-square norm and layer norm of rows, optionally added to a residual.
 
     rms     y = x / sqrt(mean(x²) + eps) · w
     layer   y = (x - mean(x)) / sqrt(var(x) + eps) · w + b
 
-    normed         y
-    added_norm     residual + y: what follows a part in decoders with norms after each part
+    result: y, or residual + y (in decoders with a norm after attention and after the MLP)
     x, residual [n, width] float32 | bfloat16 | float16; w, b [width] of any float type; result like x
 
-Everything is computed in float32 and rounded once. Norms by 1 + weight bring their factor in float32 (`models/norm`).
-One program a row. References: `kernels/rms_norm`, PyTorch's `layer_norm`. arXiv 1910.07467, arXiv 1607.06450.
+Everything is computed in float32 and rounded once. For norms with the factor 1 + weight, the caller passes that factor
+in float32 (`models/norm`). One program computes one row. References: `kernels/rms_norm`, PyTorch's `layer_norm`, arXiv
+1910.07467, arXiv 1607.06450.
 """
 
 import torch
@@ -40,7 +40,7 @@ def _norm_kernel(
 
 
 def normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None) -> Tensor:
-    """See the module: a layer norm where there is a bias, plus the residual where there is one."""
+    """Returns the layer norm of x if a bias is given, else its RMS norm; plus the residual if one is given."""
     assert x.dim() == 2, "x must be rows"
     assert x.stride(1) == 1, "rows of x must be contiguous"
     assert residual is None or residual.is_contiguous(), "the residual must be contiguous"

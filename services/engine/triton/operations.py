@@ -1,9 +1,9 @@
-"""A decoder's operations made of the Triton kernels: see `models/operations` for the seam.
+"""Implements a decoder's operations (the interface is in `models/operations`) with the Triton kernels.
 
-Products of many rows are the vendor library's (`F.linear`), which nothing here would beat; products of up to
-`FEW_ROWS` rows read their weight once with all around them fused. A decoder layer then takes, for a few rows, six
-launches: norm + query-key-value, rotation + cache, attention (two), output + residual, norm + gate·up, down + residual;
-for many rows nine.
+Products of many rows use the vendor's library (`F.linear`), which no kernel here would beat. Products of up to
+`FEW_ROWS` rows use `skinny_linear`, which reads the weight once and fuses norm, residual and activation. For few rows a
+decoder layer then takes seven launches: norm + query-key-value, rotation + cache, attention (two), output + residual,
+norm + gate·up, down + residual. For many rows it takes nine.
 """
 
 from collections.abc import Callable
@@ -33,12 +33,12 @@ from services.engine.triton.rope_kv import make_table, rotate_and_store
 from services.engine.triton.skinny import skinny_linear
 
 FEW_ROWS = 8
-"""Rows up to which a product takes no longer than reading its weight, whatever its tiles."""
+"""Most rows for `skinny_linear`: up to here a product takes no longer than reading its weight, with any tiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class TritonNorm:
-    """A `Norm`: a layer norm where there is a bias."""
+    """A `Norm`: a layer norm if it has a bias, else an RMS norm."""
 
     weight: Tensor
     bias: Tensor | None
@@ -67,14 +67,14 @@ class TritonLinear:
         return F.linear(x, self.weight, self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """See `Linear`. In place where the library adds for nothing."""
+        """See `Linear`. For many rows the residual is overwritten, because the library adds in place at no cost."""
         if x.shape[0] <= FEW_ROWS:
             return skinny_linear(x, self.weight, self.bias, residual=residual)
         residual.addmm_(x, self.weight.t())
         return residual if self.bias is None else residual.add_(self.bias)
 
     def after(self, norm: TritonNorm, x: Tensor) -> Tensor:
-        """The product of norm(x), an RMS norm."""
+        """Returns norm(x) Wᵀ + b, with an RMS norm."""
         if x.shape[0] <= FEW_ROWS:
             return skinny_linear(x, self.weight, self.bias, norm=(norm.weight, norm.eps))
         return F.linear(norm(x), self.weight, self.bias)
@@ -82,7 +82,7 @@ class TritonLinear:
 
 @dataclass(frozen=True, slots=True)
 class TritonMlp:
-    """An `Mlp` of two products, gated or not."""
+    """An `Mlp` of two products, with or without a gate."""
 
     up: Linear
     down: Linear
@@ -98,7 +98,7 @@ class TritonMlp:
         return self.down.add_to(residual, self.inner(x, None))
 
     def inner(self, x: Tensor, norm: TritonNorm | None) -> Tensor:
-        """What the second product reads, for norm(x) where there is an RMS norm."""
+        """Returns the input of the second product, for x or, if an RMS norm is given, for norm(x)."""
         if self.gated and isinstance(self.up, TritonLinear) and x.shape[0] <= FEW_ROWS:
             factors = None if norm is None else (norm.weight, norm.eps)
             return skinny_linear(x, self.up.weight, self.up.bias, norm=factors, activation=self.activation)
@@ -107,7 +107,7 @@ class TritonMlp:
 
 @dataclass(frozen=True, slots=True)
 class NormedMlp:
-    """A `ResidualMlp` with an RMS norm, fused where that is possible."""
+    """A `ResidualMlp` with an RMS norm, fused with the first product if that is possible."""
 
     norm: TritonNorm
     mlp: TritonMlp
@@ -119,7 +119,7 @@ class NormedMlp:
 
 @dataclass(frozen=True, slots=True)
 class TritonExpertMlp:
-    """An `Mlp`."""
+    """An `Mlp` that is a mixture of experts."""
 
     parts: ExpertParts
 
@@ -141,7 +141,7 @@ class TritonExpertMlp:
 
 
 class TritonAttention:
-    """An `Attention`. `StepInputs.attention` holds `DeviceWork`; positions are int32."""
+    """An `Attention` that takes its work lists (`DeviceWork`) from `StepInputs.attention`. Positions are int32."""
 
     def __init__(
         self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor, num_positions: int
@@ -181,7 +181,7 @@ class TritonAttention:
 
 
 class TritonOperations:
-    """`Operations`. `num_positions`: of the longest context that will be served."""
+    """`Operations` with Triton kernels. `num_positions`: number of tokens of the longest context."""
 
     def __init__(self, num_positions: int) -> None:
         self._num_positions = num_positions
@@ -193,7 +193,7 @@ class TritonOperations:
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """See `Operations`."""
-        # The interpreter writes back what it was given, and a checkpoint's pages are read-only.
+        # The interpreter writes its arguments back after a launch, and the mapped pages of a checkpoint are read-only.
         return TritonLinear(weight.clone() if weight.device.type == "cpu" else weight.contiguous(), bias)
 
     def unpacked_linear(self, weight: Tensor) -> Linear:

@@ -1,15 +1,15 @@
-"""Paged attention of sequences with many queries: tiles of queries against all keys that they see.
+"""Paged attention for sequences with many query tokens: tiles of queries against all keys visible to them.
 
-    o = softmax(scale · q kᵀ + mask) v, running over tiles of keys, see `scores`
+    o = softmax(scale · q kᵀ + mask) v, with a running softmax over tiles of keys, see `scores`
 
-    shapes as in `decode_attention`; queries of a sequence are the last of its positions, its keys are all in the cache
+    shapes as in `decode_attention`; the queries are the last positions of a sequence, all its keys are in the cache
 
-A tile holds some queries with all heads of the group that shares a key head, as rows of one product: keys are read
-once for the group, and 64 rows or more make Hopper's warp-group products. The keys come in up to three runs: those
-that a sliding window hides from some rows, those that every row sees, which take no mask at all, and those around the
-diagonal.
+A tile holds some queries with all query heads that share a key head, as rows of one product. So keys are read once for
+the group of heads, and with 64 rows or more Hopper uses warp-group products. The keys are processed in up to three
+runs: keys that a sliding window hides from some rows, keys visible to every row, which need no mask, and keys around
+the diagonal.
 
-    keys  0 … oldest of the last query | … first query | … last query
+    keys  0 … oldest key of last query | … first query  | … last query
           masked (window only)         | no mask        | masked (diagonal)
 
 Reference: `kernels/paged_attention`. FlashAttention-2 (arXiv 2307.08691) over a block table (arXiv 2309.06180).
@@ -31,7 +31,11 @@ def _attend_run(
     BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
-    """Keys [start, end), both whole tiles, into the running softmax; those behind `last_key` are not there."""
+    """Adds the keys [start, end) to the running softmax and returns its new state (best, total, acc).
+
+    `start` is a multiple of TILE. If MASKED is false, so is `end`, and every row sees every key. If MASKED is true,
+    keys past `last_key` are ignored.
+    """
     for first in range(start, end, TILE):
         keys = first + tl.arange(0, TILE)
         visible = keys <= last_key
@@ -106,7 +110,7 @@ def _prefill_kernel(
 def attend_many(
     queries: Tensor, key_cache: Tensor, value_cache: Tensor, attended: Tensor, work: DeviceWork, g: Geometry
 ) -> None:
-    """Writes the attended values of every sequence with many queries into `attended`, in place."""
+    """Writes the attention output of every sequence with many query tokens into `attended`, in place."""
     many = work.many
     assert many is not None
     heads, head_dim = queries.shape[1:]
@@ -125,7 +129,7 @@ def attend_many(
 
 
 def _shape(head_dim: int, itemsize: int) -> tuple[int, int, int]:
-    """(keys in a tile, warps, stages): what registers and shared memory hold, seen by the compile gate."""
+    """Returns (keys in a tile, warps, stages) that fit registers and shared memory, as the compile gate checks."""
     if itemsize > 2:
         return 16, 8, 1
     if architecture() == "sm_90":

@@ -1,16 +1,16 @@
-"""What happens between the query-key-value product and attention, in one pass: norm, rotation, writing to the cache.
+"""One kernel between the query-key-value product and attention: QK norm, rotary embedding, writing to the KV cache.
 
-    per head of the queries and keys:  x ← x / sqrt(mean(x²) + eps) · w           where the model norms them
+    per head of the queries and keys:  x ← x / sqrt(mean(x²) + eps) · w           if the model norms them
                                        (a, b) ← (a cos φ - b sin φ, b cos φ + a sin φ)   see `kernels/rotary`
-    queries stay in place; keys and values go to their slots in the cache's type: round(clamp(x)), `kernels/storage`
+    queries are overwritten in place; keys and values are stored in their slots as round(clamp(x)), `kernels/storage`
 
-    qkv          [n, (heads + 2 kv_heads) · head_dim], queries, keys, values; its queries are overwritten
-    positions    [n] int32; slots [n] int32, -1: nothing is written
-    table        [positions, 2, rotary_dim / 2], cosines and sines in the type of qkv; None: nothing turns
+    qkv          [n, (heads + 2 kv_heads) · head_dim], queries, keys, values
+    positions    [n] int32; slots [n] int32, -1: key and value are not written
+    table        [positions, 2, rotary_dim / 2], cosines and sines in the type of qkv; None: no rotation
     norm         [heads + kv_heads, head_dim] or None
 
-A program takes some heads of one token. Angles come from a table that is made once a model: arguments of some ten
-thousand radians are slow to reduce.
+One program processes some heads of one token. Cosines and sines come from a table made once per model, because the
+range reduction of arguments of some ten thousand radians is slow.
 
 References: `kernels/rms_norm`, `kernels/rotary`, `kernels/storage`. Rotation: arXiv 2104.09864.
 """
@@ -28,7 +28,7 @@ _LARGEST = {"torch.float8_e4m3fn": 448.0, "torch.float8_e5m2": 57344.0, "torch.f
 
 @triton.jit
 def _load(qkv, norm, rows, head, columns, valid, turns, width, WIDTH: tl.constexpr, NORMED: tl.constexpr):
-    """A part of each head, float32, and the norm's factors of it, 1 for values."""
+    """Returns the given columns of each head in float32, and the norm's factors for them (1 for value heads)."""
     inside = (valid & (head < width))[:, None] & (columns < WIDTH)[None, :]
     x = tl.load(qkv + rows[:, None] + columns[None, :], mask=inside, other=0.0).to(tl.float32)
     factor = x
@@ -41,12 +41,12 @@ def _load(qkv, norm, rows, head, columns, valid, turns, width, WIDTH: tl.constex
 @triton.jit
 def _store(qkv, keys, values, rows, slots, head, columns, x, inside, slot,
            HEADS: tl.constexpr, KV_HEADS: tl.constexpr, LARGEST: tl.constexpr):  # fmt: skip
-    """A part of each head to where it belongs: queries in place, keys and values to their slot."""
+    """Writes the given columns of each head: queries in place, keys and values to their slot."""
     is_query, is_key = (head < HEADS)[:, None], ((head >= HEADS) & (head < HEADS + KV_HEADS))[:, None]
     is_value = (head >= HEADS + KV_HEADS)[:, None]
     tl.store(qkv + rows[:, None] + columns[None, :], x.to(qkv.dtype.element_ty), mask=inside & is_query)
     if LARGEST > 0:
-        # Through the type that it is computed in: what is stored must not depend on how exact the norm was.
+        # Rounded to the model's type first, so that the stored value does not depend on the precision of the norm.
         x = tl.minimum(tl.maximum(x.to(qkv.dtype.element_ty).to(tl.float32), -LARGEST), LARGEST)
     stored, places = x.to(keys.dtype.element_ty), slots[:, None] + columns[None, :]
     tl.store(keys + places, stored, mask=inside & is_key & (slot >= 0))
@@ -74,7 +74,7 @@ def _rope_kernel(
     else:
         first, second = half, half + ROTARY // 2
     rest = ROTARY + tl.arange(0, REST_PAD)
-    # Padding of a half must not reach into the other one: it is moved behind the head.
+    # The padding of a half must not overlap the other half, so it is moved past the end of the head.
     first, second = tl.where(half < ROTARY // 2, first, D), tl.where(half < ROTARY // 2, second, D)
     tail, tail_factor = _load(qkv, norm, rows, head, rest, valid, turns, width, D, NORMED)  # pyright: ignore[reportGeneralTypeIssues]
     squares = tl.sum(tail * tail, 1)
@@ -112,7 +112,7 @@ def rotate_and_store(
     norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    """See the module."""
+    """Norms and rotates queries and keys, and writes keys and values to the cache, see the module."""
     kv_heads, head_dim = key_cache.shape[2:]
     assert qkv.is_contiguous(), "qkv must be contiguous"
     assert qkv.shape[1] == (heads + 2 * kv_heads) * head_dim, qkv.shape
@@ -128,7 +128,7 @@ def rotate_and_store(
 
 
 def make_table(frequencies: Tensor, scale: float, num_positions: int, dtype: torch.dtype) -> Tensor:
-    """Cosines and sines [num_positions, 2, rotary_dim / 2], in float32 like the reference's and then rounded."""
+    """Returns cosines and sines [num_positions, 2, rotary_dim / 2], computed in float32 and rounded to `dtype`."""
     positions = torch.arange(num_positions, device=frequencies.device, dtype=torch.float32)
     angles = positions[:, None] * frequencies
     return torch.stack((angles.cos() * scale, angles.sin() * scale), dim=1).to(dtype)

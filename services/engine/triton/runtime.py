@@ -1,8 +1,9 @@
-"""How kernels are started, on a device, under the interpreter, or only noted for the compile gate.
+"""Launches kernels on a device or under the interpreter, or only records launches for the compile gate.
 
-Nothing here computes. Launchers call `launch`; the gate puts itself in its place to learn what would be compiled.
-Under `TRITON_INTERPRET=1`, set before the first import, kernels run on CPU tensors: slowly, to test their numerics. Its
-bfloat16 arithmetic is wrong, so kernels widen what they multiply where `UPCAST` says so.
+The compile gate is a check that compiles all kernels without a GPU. Launchers call `launch`; the gate replaces the
+actual start with `record_launches` to learn which kernels would be compiled. Under `TRITON_INTERPRET=1`, set before the
+first import, kernels run on CPU tensors: slowly, to test their numerics. The interpreter's bfloat16 arithmetic is
+wrong, so kernels convert the operands of products to float32 if `UPCAST` is true.
 """
 
 import contextlib
@@ -18,27 +19,30 @@ from torch import Tensor
 
 INTERPRETED: Final = bool(triton.knobs.runtime.interpret)  # pyright: ignore[reportAttributeAccessIssue]
 UPCAST = tl.constexpr(INTERPRETED)
-"""Read by kernels: operands of a product are widened to float32."""
+"""Whether kernels convert the operands of products to float32."""
 LOG2E = tl.constexpr(1.4426950408889634)
 
 Launch = Callable[..., None]
 _INTERPRETED_PROGRAMS = 3
 _ASSUMED_PROCESSORS = 132
-"""Where there is no device to ask: what an H200 has."""
+"""Number of multiprocessors assumed if there is no device: that of an H200."""
 
 
 def launch(
     kernel: Any, grid: tuple[int, ...], *arguments: Tensor | float | None, warps: int, stages: int = 2, **constants: Any
 ) -> None:
-    """Starts a kernel over a grid, which may be empty. `constants` are its compile-time arguments."""
+    """Starts a kernel over a grid; does nothing if the grid is empty. `constants` are the compile-time arguments."""
     if min(grid) > 0:
-        # AMD's warps have twice the threads.
+        # AMD's warps have twice as many threads.
         warps = max(1, warps // 2) if architecture().startswith("gfx") else warps
         _start(kernel, grid, arguments, constants, warps, stages)
 
 
 def record_launches(start: Launch, for_architecture: str) -> None:
-    """From now on `start(kernel, grid, arguments, constants, warps, stages)` is called instead of the device."""
+    """Replaces kernel starts by calls of `start(kernel, grid, arguments, constants, warps, stages)` from now on.
+
+    `architecture` then returns `for_architecture`.
+    """
     global _start
     _start = start
     architecture.cache_clear()
@@ -47,7 +51,11 @@ def record_launches(start: Launch, for_architecture: str) -> None:
 
 @functools.cache
 def architecture() -> Literal["sm_80", "sm_90", "gfx942"]:
-    """The kind of device that sizes are chosen for: the newest known one that this one is not older than."""
+    """Returns the architecture that tile sizes are chosen for.
+
+    That is gfx942 with ROCm, sm_80 for a CUDA device below compute capability 9.0, and sm_90 otherwise or without a
+    device.
+    """
     if _assumed:
         return _assumed[-1]
     if torch.version.hip is not None:
@@ -57,37 +65,40 @@ def architecture() -> Literal["sm_80", "sm_90", "gfx942"]:
 
 
 def num_processors(device: torch.device) -> int:
-    """Multiprocessors: what the grid of a kernel that takes its work from a list is a multiple of."""
+    """Returns the number of multiprocessors, which sets the grid size of kernels that take their work from a list."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).multi_processor_count
     return _INTERPRETED_PROGRAMS if INTERPRETED else _ASSUMED_PROCESSORS
 
 
 def power_of_two(n: int, least: int = 1) -> int:
-    """The least power of two that is not below `n` and `least`."""
+    """Returns the smallest power of two that is at least `n`, or `least` if that is larger."""
     return max(least, 1 << max(0, n - 1).bit_length())
 
 
 def ceil_div(n: int, by: int) -> int:
-    """N / by rounded up."""
+    """Returns n / by rounded up."""
     return -(-n // by)
 
 
 def _on_device(
     kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any], warps: int, stages: int
 ) -> None:
-    # A device gives infinities without a word; where NumPy computes, it would warn of them.
+    # Under the interpreter NumPy computes, and would warn about infinities that a device produces silently.
     with np.errstate(all="ignore") if INTERPRETED else contextlib.nullcontext():
         kernel[grid](*arguments, **constants, num_warps=warps, num_stages=stages)
 
 
 _start: Launch = _on_device
 _assumed: list[Any] = []
-"""What the compile gate asks for."""
+"""Architectures set by `record_launches`; the last one counts."""
 
 
 def _mend_interpreter() -> None:
-    """Loop bounds are arrays of one element in Triton 3.6's interpreter; NumPy from 2.4 on does not make them ints."""
+    """Patches Triton 3.6's interpreter for NumPy 2.4 and later.
+
+    In this interpreter loop bounds are arrays of one element, which NumPy no longer converts to int.
+    """
     from triton.runtime import interpreter
 
     patch: Callable[[Any, Any], None] = getattr(interpreter, "_patch_lang_tensor")  # noqa: B009 (it is private)

@@ -1,17 +1,18 @@
-"""From logits to one token a row, in three launches; what is computed is defined in `kernels/sampling` and `philox`.
+"""Samples one token for each row of logits, in three kernel launches. Defined by `kernels/sampling` and `philox`.
 
-    1  survey   per chunk of the vocabulary: max and Σ exp of the logits as they are, best of the adjusted ones
-    2  weigh    rows that draw: weights relative to the row's best
-    3  choose   per row: log normaliser; greedy rows take the best, others find their candidates' threshold and draw
+    1  survey   per chunk of the vocabulary: max and Σ exp of the original logits, best of the adjusted logits
+    2  weigh    for rows that draw: weights relative to the row's best token
+    3  choose   per row: log normaliser; greedy rows take the best token, others find the candidates' threshold and draw
 
-    adjusted    penalties for rows that have some, then tokens that a row's bitmask forbids are impossible
-    threshold   the greatest t with #{w >= t} >= top-k, with Σ{w >= t} >= top-p · Σ of what top-k left, and min-p
-    token       the first, in vocabulary order, at which the running sum of the candidates passes u times their sum
+    adjusted    penalties for rows that have them, then -inf for tokens that the row's bitmask forbids
+    threshold   the maximum of min-p, of the greatest t with #{w >= t} >= top-k, and of the greatest t with
+                Σ{w >= t} >= top-p · Σ of the weights that top-k keeps
+    token       the first, in vocabulary order, at which the running sum of the candidates exceeds u times their sum
 
-Weights are positive floats, whose bit patterns are ordered as they are: a threshold is found exactly, without sorting,
-by narrowing a range of patterns with a few pivots in each pass over the row. Sums are float64, in a fixed order, row by
-row: a row's token does not depend on the rows beside it and, but for the last bit of an exponential, equals the
-reference's. u is Philox-4x32-10 of (seed, output position): see `kernels/philox`.
+Weights are not negative, and the bit patterns of such floats have the same order as the floats. So a threshold is found
+exactly, without sorting, by narrowing a range of patterns with a few pivots in each pass over the row. Sums are float64
+in a fixed order, row by row. So a row's token does not depend on the other rows and equals the reference's, except for
+the last bit of an exponential. u is Philox-4x32-10 of (seed, output position), see `kernels/philox`.
 
     logits [n, vocab] float32 | bfloat16 | float16; counts, in_prompt [rows, vocab] int32, int8
     bitmask [n, words] int32
@@ -27,22 +28,22 @@ from torch import Tensor
 from services.engine.triton.runtime import ceil_div, launch, power_of_two
 
 GREEDY_BELOW = 1e-5
-"""A temperature so low that the draw has no choice left."""
+"""Below this temperature the most likely token is taken without a draw."""
 _CHUNK = 4096
 _SEARCHED = 1024
-"""Tokens that a pass of the search looks at together."""
+"""Tokens of a row that a pass of the threshold search loads at a time."""
 _PIVOTS = 7
-"""Eight parts a pass: three bits of the threshold's thirty."""
+"""Pivots of a pass. They divide the range in eight, so a pass finds three of the threshold's thirty bits."""
 _ONE = 0x3F800000
-"""The pattern of 1.0, the greatest weight."""
+"""Bit pattern of 1.0, the greatest weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adjustments:
-    """What some rows' logits go through first. Tensors are there even where no row needs them: one kernel for all.
+    """Adjustments of some rows' logits. All tensors are always given, so that one kernel variant serves all steps.
 
-    `counts` of output tokens and `in_prompt` have a row for each sequence that the worker holds; `bitmask` has rows for
-    those that need one, a bit for each token that is allowed, lowest first.
+    `counts` of output tokens and `in_prompt` have a row for each batch slot of the worker. `bitmask` has a row for each
+    sampled row with forbidden tokens, with one bit for each token, lowest bit first; 1 means allowed.
     """
 
     counts: Tensor
@@ -52,10 +53,10 @@ class Adjustments:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Parameters of the n rows, a column each, on the device.
+    """Sampling parameters of the n rows, one tensor for each parameter, on the device.
 
     `temperature`, `min_p`, `repetition`, `frequency`, `presence` float32; `top_p` float64; `seeds` int64; the others
-    int32: `top_k` (the vocabulary's size: all), `positions` in the output, `penalty_rows` and `mask_rows` (-1: none).
+    int32: `top_k` (vocabulary size: no limit), `positions` in the output, `penalty_rows` and `mask_rows` (-1: none).
     """
 
     temperature: Tensor
@@ -74,7 +75,7 @@ class Columns:
 @triton.jit
 def _adjust(x, row, i, inside, counts, in_prompt, bitmask, penalty_rows, mask_rows, repetitions, frequencies, presences,
             vocab, words):  # fmt: skip
-    """Logits `x` of the tokens `i` after penalties and bitmask; what is no number is impossible."""
+    """Returns the logits `x` of the tokens `i` after penalties and bitmask; NaN becomes -inf."""
     penalty_row, mask_row = tl.load(penalty_rows + row), tl.load(mask_rows + row)
     if penalty_row >= 0:
         place = penalty_row.to(tl.int64) * vocab + i
@@ -131,7 +132,7 @@ def _weigh_kernel(
 
 @triton.jit
 def _uniform(seed, position):
-    """53 random bits of (seed, position), as a float64 in [0, 1)."""
+    """Returns 53 random bits of (seed, position) as a float64 in [0, 1)."""
     bits = seed.to(tl.uint64, bitcast=True)
     k0, k1 = (bits & 0xFFFFFFFF).to(tl.uint32), (bits >> 32).to(tl.uint32)
     c0 = position.to(tl.uint32)
@@ -148,22 +149,24 @@ def _uniform(seed, position):
 
 @triton.jit
 def _below(target, total):
-    """The lesser of target and the greatest float64 below the total, 0 where the total is 0."""
+    """Returns the minimum of the target and the greatest float64 below the total; 0 if the total is 0."""
     under = (total.to(tl.int64, bitcast=True) - 1).to(tl.float64, bitcast=True)
     return tl.where(total > 0.0, tl.minimum(target, under), 0.0)
 
 
 @triton.jit
 def _edge(weights, wanted, vocab, COUNTED: tl.constexpr, PIECE: tl.constexpr, PIVOTS: tl.constexpr, ONE: tl.constexpr):
-    """A weight from which on the tokens are as many, or sum to as much, as is wanted; without any of them they are not.
+    """Returns the top-k or top-p threshold of a row.
 
-    The range [low, high) of patterns shrinks until at most one token's weight lies in it.
+    The tokens with at least this weight reach `wanted`, by their number if COUNTED, else by the sum of their weights;
+    without the smallest weight among them they do not. The range [low, high) of bit patterns is narrowed until it has
+    one pattern or contains the weight of at most one token.
     """
     low, high = tl.program_id(0) * 0, tl.program_id(0) * 0 + (ONE + 1)
     p = tl.arange(0, PIVOTS + 1)
     num_low, within = vocab, vocab
     while (high - low > 1) & (within > 1):
-        # Pivots low + step, low + 2 step, …; the last is the upper end, which is known not to reach.
+        # Pivots are low + step, low + 2 step, …; the last one is high, which is known not to reach `wanted`.
         step = (high - low + PIVOTS) // (PIVOTS + 1)
         pivots = tl.minimum(low + (p + 1) * step, high)
         counts = tl.zeros((PIECE, PIVOTS + 1), tl.int32)
@@ -178,7 +181,8 @@ def _edge(weights, wanted, vocab, COUNTED: tl.constexpr, PIECE: tl.constexpr, PI
         many = tl.sum(counts, 0)
         reached = many.to(tl.float64) if COUNTED else tl.sum(sums, 0)
         enough = (reached >= wanted) & (pivots < high)
-        # Counts fall as pivots rise: the last that is enough has the least of those, the first that is not the most.
+        # Counts fall as pivots rise: the highest pivot that reaches `wanted` has the least count of those that do, the
+        # lowest pivot that does not has the greatest count of those that do not.
         from_low = tl.min(tl.where(enough, many, num_low), 0)
         from_high = tl.max(tl.where(enough, 0, many), 0)
         low, high = tl.max(tl.where(enough, pivots, low), 0), tl.min(tl.where(enough, high, pivots), 0)
@@ -188,7 +192,7 @@ def _edge(weights, wanted, vocab, COUNTED: tl.constexpr, PIECE: tl.constexpr, PI
 
 @triton.jit
 def _sums_from(weights, threshold, vocab, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
-    """Sums of the weights from the threshold on, [CHUNKS] float64: of each chunk."""
+    """Returns for each chunk the sum of the weights that are at least the threshold, [CHUNKS] float64."""
     c = tl.arange(0, CHUNKS)
     sums = tl.zeros((CHUNKS,), tl.float64)
     for chunk in range(0, tl.cdiv(vocab, CHUNK)):
@@ -200,7 +204,7 @@ def _sums_from(weights, threshold, vocab, CHUNK: tl.constexpr, CHUNKS: tl.conste
 
 @triton.jit
 def _draw(weights, threshold, uniform, vocab, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
-    """The chunk in which the running sum passes the target, then the token in it."""
+    """Draws a token: finds the chunk in which the running sum exceeds the target, then the token in that chunk."""
     ends = tl.cumsum(_sums_from(weights, threshold, vocab, CHUNK, CHUNKS), 0)
     total = tl.max(ends, 0)
     target = _below(uniform * total, total)
@@ -243,7 +247,7 @@ def _choose_kernel(
             threshold = tl.maximum(threshold, _edge(mine, wanted, vocab, False, PIECE, PIVOTS, ONE))
         uniform = _uniform(tl.load(seeds + row), tl.load(positions + row))
         token = _draw(mine, threshold, uniform, vocab, CHUNK, CHUNKS)
-    # A row without any weight, which only a broken model gives, still gets a token of the vocabulary.
+    # Keeps the token inside the vocabulary for a row without any weight, as only a broken model gives.
     token = tl.minimum(token, vocab - 1)
     tl.store(tokens + row, token.to(tl.int64))
     tl.store(logprobs + row, tl.load(logits + row.to(tl.int64) * vocab + token).to(tl.float32) - norm)
@@ -252,16 +256,16 @@ def _choose_kernel(
 def choose_tokens(
     logits: Tensor, columns: Columns, adjustments: Adjustments, any_draws: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [n] int64 and the log probabilities [n] float32 that the logits as they are give them.
+    """Returns tokens [n] int64 and their log probabilities [n] float32 under the logits before adjustments.
 
-    `any_draws`: some row has a temperature; otherwise the weights need no memory.
+    `any_draws`: whether any row is not greedy; if none is, no memory is allocated for weights.
     """
     assert logits.is_contiguous(), "logits must be contiguous"
     rows, vocab = logits.shape
     device = logits.device
     chunk = min(_CHUNK, power_of_two(vocab, 16))
     chunks = ceil_div(vocab, chunk)
-    # Each of its own: what begins inside another may not be aligned, and would need kernels of its own.
+    # Separate tensors: a view that starts inside another tensor may be unaligned and would need another kernel variant.
     tops, sums, bests = (torch.empty((rows, chunks), dtype=torch.float32, device=device) for _ in range(3))
     winners = torch.empty((rows, chunks), dtype=torch.int32, device=device)
     weights = torch.empty((rows if any_draws else 0, vocab), dtype=torch.float32, device=device)

@@ -1,9 +1,9 @@
-"""Parts that both attention kernels share: how a tile of keys enters the running softmax.
+"""Functions that both attention kernels share: scores of a tile of keys, and the update of the running softmax.
 
     s = scale · q·k;  with a soft cap: cap · tanh(s / cap);  with linear biases: + slope · (key - query position)
     m' = max(m, max s);  l' = l · 2^(m - m') + Σ 2^(s - m');  acc' = acc · 2^(m - m') + Σ 2^(s - m') v
 
-Scores are kept times log2(e), so that the exponential is the hardware's 2^x. The running softmax is that of online
+Scores are multiplied by log2(e), so that the exponential is the hardware's 2^x. The running softmax is the online
 normaliser calculation (arXiv 1805.02867) as used by FlashAttention-2 (arXiv 2307.08691).
 """
 
@@ -18,7 +18,7 @@ def load_rows(
     cache, blocks, offsets, visible, head, d,
     BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Keys or values [tokens, D padded] of one head; what is padding or, if masked, not visible is 0."""
+    """Returns keys or values [tokens, D padded] of one head. Padding is 0, and so are invisible tokens if MASKED."""
     slots = blocks.to(tl.int64) * BLOCK_SIZE + offsets
     places = cache + ((slots * KV_HEADS + head) * D)[:, None] + d[None, :]
     if MASKED:
@@ -31,7 +31,7 @@ def load_rows(
 
 @triton.jit
 def multiply(a, b, acc):
-    """Acc + a b; b takes the type of a, an 8-bit float included."""
+    """Returns acc + a b. b, which may be an 8-bit float, is converted to the type of a."""
     b = b.to(a.dtype)
     if UPCAST:
         a, b = a.to(tl.float32), b.to(tl.float32)
@@ -40,11 +40,11 @@ def multiply(a, b, acc):
 
 @triton.jit
 def make_scores(q, k, scale, softcap, slopes, distances, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
-    """Scores [queries, keys] times log2(e), before any mask; `distances` are key minus query positions."""
+    """Returns scores [queries, keys] times log2(e), without mask. `distances`: key positions minus query positions."""
     zero = tl.zeros((q.shape[0], k.shape[0]), tl.float32)
     scores = multiply(q, tl.trans(k), zero)
     if SOFTCAP:
-        # tanh(x) = 1 - 2 / (e^2x + 1): no overflow, and exact enough where the cap is a few tens.
+        # tanh(x) = 1 - 2 / (e^2x + 1) does not overflow and is exact enough if the cap is a few tens.
         scores = softcap * LOG2E * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2E * scale / softcap)) + 1.0))
     else:
         scores = scores * (scale * LOG2E)
@@ -55,9 +55,9 @@ def make_scores(q, k, scale, softcap, slopes, distances, SOFTCAP: tl.constexpr, 
 
 @triton.jit
 def accumulate(scores, v, best, total, acc, dtype: tl.constexpr):
-    """One tile of the running softmax: (best [rows], total [rows], acc [rows, D]) and the tile's masked scores."""
+    """Adds a tile with masked scores to the running softmax. Returns (best [rows], total [rows], acc [rows, D])."""
     new_best = tl.maximum(best, tl.max(scores, 1))
-    # A row that has seen nothing yet has no best score: nothing minus nothing must not be a number.
+    # A row without any visible key has the best score -inf, and -inf minus -inf would be NaN.
     anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
     weights = tl.exp2(scores - anchor[:, None])
     shrink = tl.exp2(best - anchor)

@@ -1,17 +1,19 @@
-"""Products of a few rows with a weight, where reading the weight is all that takes time, with their surroundings fused.
+"""Products of a few rows with a weight, fused with norm, residual or activation.
 
-    z = norm(x) Wᵀ + b        norm: x / sqrt(mean(x²) + eps) · w, or none; the root is taken out of the sum over columns
+Such a product takes as long as reading the weight.
+
+    z = norm(x) Wᵀ + b        norm: x / sqrt(mean(x²) + eps) · w, or none; the root is factored out of the product
     y = z                     plain
     y = residual + z          added
     y = act(gate) · up        gated, [gate | up] = z: W [2m, in] → y [n, m]
 
-    x, residual, y [n, ·] float32 | bfloat16 | float16, n <= 16; W [out, in] of the same type, as the checkpoint has it
+    x, residual, y [n, ·] float32 | bfloat16 | float16, n <= 16; W [out, in] of the same type, as in the checkpoint
 
-Every program reads some rows of W once, all columns of them, in the order of memory: no partial sums, so a row's
-result depends on nothing beside it. More rows are the business of the vendor's library (`operations`).
+Every program reads all columns of some rows of W once, in memory order. There are no partial sums, so the result of a
+row of x does not depend on the other rows. Products of more rows use the vendor's library (`operations`).
 
-References: PyTorch's `linear` between `kernels/rms_norm` and `kernels/activation`. A matrix-vector product as BLAS has
-it, for up to 16 vectors; the norm's root is a factor of the row and so can follow the product.
+References: PyTorch's `linear` between `kernels/rms_norm` and `kernels/activation`. The product is a matrix-vector
+product as in BLAS, for up to 16 vectors. The norm's root is one factor for each row and is applied after the product.
 """
 
 import torch
@@ -24,7 +26,7 @@ from services.engine.triton.runtime import INTERPRETED, architecture, ceil_div, 
 from services.engine.triton.scores import multiply
 
 ROWS_MAX = 16
-"""Rows of the narrowest product of tensor cores."""
+"""Rows of the smallest tensor core product."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -35,7 +37,7 @@ def _skinny_kernel(
 ):  # fmt: skip
     r, n, c = tl.arange(0, ROWS), tl.program_id(0) * WIDE + tl.arange(0, WIDE), tl.arange(0, PIECE)
     real = (r < rows)[:, None]
-    # Rows of W behind the last are read as the last: no mask in the way of wide loads.
+    # Rows past the end of W are replaced by its last row, because a mask would prevent wide loads.
     lines = weight + (tl.minimum(n, width - 1).to(tl.int64) * COLUMNS)[:, None]
     acc, up, squares = (
         tl.zeros((ROWS, WIDE), tl.float32),
@@ -89,7 +91,7 @@ def skinny_linear(
     residual: Tensor | None = None,
     activation: str = "",
 ) -> Tensor:
-    """See the module. `norm`: factors [in] and eps; `activation` as in a description, empty: no gate."""
+    """Returns y, see the module. `norm`: factors [in] and eps; `activation`: its name, or empty without a gate."""
     rows, columns = x.shape
     assert rows <= ROWS_MAX, rows
     assert x.is_contiguous(), x.stride()
@@ -108,10 +110,13 @@ def skinny_linear(
 
 
 def _shape(width: int, columns: int, itemsize: int, gated: bool) -> tuple[int, int, int]:
-    """(rows of W, columns at once, stages): enough programs for every processor, enough bytes in flight in each."""
+    """Returns (rows of W of a program, columns loaded at a time, stages).
+
+    Chosen so that there are enough programs for all processors, each with enough bytes in flight.
+    """
     wide = 16 if gated or width <= 8192 else 32
     if INTERPRETED:
-        # There programs run one after another: few large ones.
+        # The interpreter runs programs one after another, so a few large ones are faster.
         wide = 128
     piece = min(256 if itemsize <= 2 else 128, power_of_two(columns, 16))
     deep = itemsize <= 2 and architecture() != "gfx942"

@@ -1,10 +1,10 @@
-"""Small moves between what the host sends and what the device keeps.
+"""Small kernels that combine the host's inputs with state kept on the device: sampled tokens and block tables.
 
     known_ids       ids[i] = last[source_i] where source_i >= 0, else what the host sent
-    scatter_words   table[place_i] = word_i, the table flat
+    scatter_words   table[place_i] = word_i, the table flattened
 
-A sampled token stays on the device: the step that computes it next takes it from `last`, by its sequence's row, whether
-or not the host has read it yet.
+A sampled token stays on the device. The next step of its sequence reads the token from `last`, at the sequence's row,
+so the host need not have read the token yet.
 
 Reference: indexing, as the formulas are written.
 """
@@ -34,12 +34,12 @@ def _scatter_kernel(table, places, words, count, AT_ONCE: tl.constexpr):
 
 
 def known_ids(ids: Tensor, sources: Tensor, last: Tensor) -> None:
-    """Overwrites `ids` [n] int32 in place; `sources` [n] int32 rows of `last` [rows] int64, or -1."""
+    """Replaces ids [n] int32 in place by sampled tokens; `sources` [n] int32: rows of `last` [rows] int64, or -1."""
     count = len(ids)
     launch(_known_ids_kernel, (ceil_div(count, _AT_ONCE),), ids, sources, last, count, warps=4, AT_ONCE=_AT_ONCE)
 
 
 def scatter_words(table: Tensor, places: Tensor, words: Tensor) -> None:
-    """Writes `words` [n] int32 at flat `places` [n] int32 of `table`, all different."""
+    """Writes `words` [n] int32 at the flat indices `places` [n] int32 of `table`. The indices must be distinct."""
     count = len(places)
     launch(_scatter_kernel, (ceil_div(count, _AT_ONCE),), table, places, words, count, warps=4, AT_ONCE=_AT_ONCE)

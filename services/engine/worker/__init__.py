@@ -1,1 +1,1 @@
-"""The worker: runs step plans on a device. torch lives here and below (`models`, `kernels`)."""
+"""The worker runs step plans on a device. In the engine, only it and `models`, `kernels`, `triton`, `cpu` use torch."""

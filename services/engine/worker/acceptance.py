@@ -1,7 +1,7 @@
-"""Which guesses were right: those that are the token which is sampled in their place anyway.
+"""Accepts draft tokens (guesses): a draft token is accepted if it equals the token sampled at its position.
 
-The draw for an output position is a function of seed, position and logits, so what is accepted is exactly what single
-steps would have sampled; no guess changes a distribution. Called by the workers.
+The draw for an output position is a function of seed, position and logits, so the accepted tokens are exactly those
+that steps without draft tokens would have sampled. Draft tokens change no distribution. Called by the workers.
 """
 
 import numpy as np
@@ -12,7 +12,10 @@ from services.engine.worker.state_table import StateTable
 
 
 def accept(plan: StepPlan, sampled: Sampled, table: StateTable) -> StepResult:
-    """The tokens of a step with guesses, also appended to the rows. `sampled` as `inputs.flatten` orders it."""
+    """Returns the result of a step with draft tokens and appends its tokens to the rows.
+
+    `sampled` has the tokens in the order of `inputs.flatten`.
+    """
     drawn, first = sampled.token_ids.tolist(), 0
     rows: list[int] = []
     tokens: list[tuple[int, ...]] = []
@@ -30,7 +33,7 @@ def accept(plan: StepPlan, sampled: Sampled, table: StateTable) -> StepResult:
 
 
 def _num_right(guesses: tuple[int, ...], drawn: list[int]) -> int:
-    """Leading guesses that were drawn; one shorter list ends it."""
+    """Returns how many leading draft tokens equal the sampled tokens. `drawn` must be at least as long as `guesses`."""
     for index, guess in enumerate(guesses):
         if guess != drawn[index]:
             return index
@@ -38,7 +41,7 @@ def _num_right(guesses: tuple[int, ...], drawn: list[int]) -> int:
 
 
 def _append(table: StateTable, rows: list[int], tokens: list[tuple[int, ...]]) -> None:
-    """One token of each row at a time, as the table takes them."""
+    """Appends the tokens to the table, which takes at most one token of each row in a call."""
     for place in range(max(map(len, tokens))):
         long = [(row, given[place]) for row, given in zip(rows, tokens, strict=True) if place < len(given)]
         columns = np.array(long, dtype=np.int64)

@@ -1,10 +1,12 @@
-"""What memory goes to what: the KV cache gets what weights, rows and the largest step leave of what may be used.
+"""Divides the memory: the KV cache gets what weights, rows and the largest step leave of the usable memory.
 
-    CPU    used: a share of the configured cache, at most a share of what is free once steps and rows have theirs
-    CUDA   used: a share of the device; the weights and whatever else is there already are taken off, a step, graphs
+    CPU    the KV cache gets a share of the configured size, but at most a share of the free memory that remains after
+           the steps and the rows
+    CUDA   the KV cache gets a share of the device memory, less what is already used (weights and others), the largest
+           step and the graphs
 
-Running out afterwards is impossible: nothing else grows. The numbers are measured (`profile`, `memory`).
-Called by the workers at start-up.
+Memory cannot run out later, because nothing else grows. The sizes are measured (`profile`, `memory`). Called by the
+workers at start-up.
 """
 
 import logging
@@ -25,36 +27,36 @@ from shared.config import EngineSettings
 logger = logging.getLogger(__name__)
 
 FREE_SHARE_MAX = 0.7
-"""Most of the free memory of a CPU that the cache may take; the rest is for swap space and the other processes."""
+"""Largest share of free main memory for the KV cache; the rest is for swap space and the other processes."""
 HEAP_BYTES_MAX = 256 * 2**20
-"""Free pages of earlier steps that the heap may keep, at most a step's worth."""
+"""The heap may keep at most this many bytes of freed step memory, and never more than one step needs."""
 _GIB = 2**30
 _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Where the memory goes, in bytes. On a CPU all of it is main memory, else that is rows and swap space."""
+    """The memory plan, sizes in bytes. On a CPU all of it is main memory, on a GPU only the rows and the swap space."""
 
     kv: KvPlan
     num_host_blocks: int
     held_bytes: int
-    """This process's main memory when the plan was made: weights, libraries."""
+    """Main memory of this process when the plan was made: weights, libraries."""
     cache_bytes: int
     host_bytes: int
     rows_bytes: int
     step_bytes: int
-    """The largest step's peak, and captured graphs."""
+    """Peak of the largest step, and captured graphs."""
 
     @property
     def total_bytes(self) -> int:
-        """On a CPU: what the process never exceeds."""
+        """Upper bound of the process's memory on a CPU."""
         filled = self.held_bytes + self.cache_bytes + self.host_bytes + self.rows_bytes
         return filled + self.heap_bytes + self.step_bytes
 
     @property
     def heap_bytes(self) -> int:
-        """Free pages that the heap may keep between steps."""
+        """Free memory that the heap may keep between steps."""
         return _heap_bytes(self.step_bytes)
 
     def __str__(self) -> str:
@@ -70,29 +72,29 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What planning needs of a worker."""
+    """The worker's properties and operations that planning needs."""
 
     description: DecoderDescription
-    """The model as the cache holds it."""
+    """The model, with the head size that the KV cache uses."""
     device: torch.device
     cache_dtype: torch.dtype
     make_state: Callable[[KvPlan, int], None]
-    """Makes cache, rows and so many blocks of swap space in place of those that are there."""
+    """Replaces KV cache, rows and swap space. The arguments are the KV plan and the number of host blocks."""
     run: Callable[[StepPlan], object]
     context_token_bytes: Callable[[int], int]
-    """What attention takes for a token that a step of so many tokens looks back on, beside the cache."""
+    """Bytes besides the cache that attention needs for each token of context, given the step's number of tokens."""
     kept_bytes: int = 0
-    """What is made once the cache is there and stays: captured graphs."""
+    """Permanent memory allocated after the KV cache: captured graphs."""
     mapped_bytes: int = 0
-    """Of files that every step reads: the system counts them as free, and they must stay where they are."""
+    """Size of mapped files that every step reads. The system counts their pages as free, but they must stay cached."""
     reserve: Callable[[StepBounds], int | None] = lambda bounds: None
-    """Makes room for the largest step's forward pass and says how much that is; None where it has to be measured."""
+    """Allocates the buffers of the largest forward pass and returns their bytes; None if they must be measured."""
     measures: bool = True
-    """No for kernels under an interpreter: their steps take half a minute and tell nothing of a device."""
+    """Whether to measure steps. False under Triton's interpreter, where a step takes half a minute."""
 
 
 def plan_measured(settings: EngineSettings, backend: Backend) -> MemoryPlan:
-    """Measures steps, plans, and has the state made to serve with."""
+    """Measures steps, plans the memory and has the worker make its final state. Returns the plan."""
     step = _measure(settings, backend) if backend.measures else StepBytes(0, 0, 0)
     step = replace(step, fixed=step.fixed + backend.kept_bytes)
     mapped = backend.mapped_bytes
@@ -108,7 +110,7 @@ def _measure(settings: EngineSettings, backend: Backend) -> StepBytes:
     backend.make_state(probe.kv, 0)
     per_token, passing = backend.context_token_bytes(bounds.num_tokens), backend.reserve(bounds)
     step = measure_step(probe, backend.run, per_token, backend.device, passing)
-    # The probe's cache is let go of before it is measured what there is.
+    # The probe's cache is freed before the free memory is measured.
     backend.make_state(KvPlan(1, 1), 0)
     return step
 
@@ -121,9 +123,10 @@ def plan_memory(
     step: StepBytes,
     mapped_bytes: int = 0,
 ) -> MemoryPlan:
-    """Sizes cache and swap space, with nothing but the weights on the device. `dtype`: the cache's.
+    """Returns the sizes of KV cache and swap space, while only the weights are on the device.
 
-    Raises `ServiceError` and `SettingsError` for flags that ask for more than there is.
+    `dtype` is the type of the KV cache. Raises `ServiceError` or `SettingsError` if flags ask for more memory than is
+    available.
     """
     on_cpu = device.type == "cpu"
     block_bytes = bytes_per_block(description, settings.block_size, dtype)
@@ -142,7 +145,10 @@ def plan_memory(
 def _longest_context(
     settings: EngineSettings, description: DecoderDescription, block_bytes: int, step: StepBytes, mapped_bytes: int
 ) -> int:
-    """Of a model whose own context is longer than there is memory for: the rows and a step need some for each token."""
+    """Returns the longest context, in tokens, that the free memory of a CPU allows.
+
+    Each token of context takes memory in the KV cache, in the rows and in a step.
+    """
     rows = _rows_bytes(settings, description, 0)
     free = max(0, free_bytes() - mapped_bytes - rows - step.fixed - _heap_bytes(step.fixed))
     rows_per_token = _rows_bytes(settings, description, settings.block_size) - rows
@@ -155,19 +161,22 @@ def _rows_bytes(settings: EngineSettings, description: DecoderDescription, conte
 
 
 def cpu_budget(settings: EngineSettings, needed_bytes: int) -> Budget:
-    """For the cache in main memory, of which rows and steps need some too."""
+    """Returns the budget of a KV cache in main memory, from which rows and steps need `needed_bytes`."""
     most = int(max(0, free_bytes() - needed_bytes) * FREE_SHARE_MAX)
     return Budget(min(int(settings.kv_cache_memory_gb * settings.gpu_memory_utilization * _GIB), most), most)
 
 
 def cuda_budget(settings: EngineSettings, device: torch.device, step_bytes: int) -> Budget:
-    """For the cache on a device whose weights are loaded and that has computed steps, so that its libraries are too."""
+    """Returns the budget of a KV cache on a device.
+
+    The weights must be loaded, and steps must have been computed, so that the libraries are loaded too.
+    """
     torch.cuda.empty_cache()
     return device_budget(settings, *torch.cuda.mem_get_info(device), step_bytes)
 
 
 def device_budget(settings: EngineSettings, free_bytes: int, total_bytes: int, step_bytes: int) -> Budget:
-    """Of the share to use what others, weights, rows and libraries have not taken yet, less a step."""
+    """Returns the usable share of the device memory, less the memory already in use and the memory of a step."""
     share = int(total_bytes * settings.gpu_memory_utilization) - (total_bytes - free_bytes) - step_bytes
     return Budget(max(0, share), max(0, free_bytes - step_bytes))
 

@@ -1,9 +1,9 @@
-"""The files of a checkpoint: memory-mapped safetensors, or PyTorch's `.bin` files, one or several with an index.
+"""Reads the weight files of a checkpoint: safetensors or PyTorch's `.bin` files, one or several with an index.
 
-Gives parameters one at a time, joined and converted, and checks beforehand that everything is there and nothing is left
-over. Neither format executes anything: the header of safetensors is checked by its library, and `.bin` files go through
-PyTorch's restricted reader, which builds tensors and refuses all else. Both are mapped: only what is read takes memory.
-Called by the weight loader.
+Returns parameters one at a time, joined and converted, and checks beforehand that no tensor is missing or unused.
+Neither format executes code: the header of safetensors is checked by its library, and `.bin` files are read with
+PyTorch's restricted reader, which builds tensors and refuses everything else. Both formats are memory-mapped, so only
+the pages that are read take memory. Called by the weight loader.
 """
 
 import json
@@ -25,7 +25,7 @@ _NAMES_SHOWN = 5
 
 
 class _File(Protocol):
-    """An open file of weights."""
+    """An open weight file."""
 
     def keys(self) -> Iterable[str]: ...
 
@@ -55,7 +55,7 @@ class _TorchFile:
     def __init__(self, path: Path) -> None:
         try:
             self._tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:  # what a damaged or foreign file raises has no common base
+        except Exception as error:  # exceptions for damaged or foreign files have no common base class
             raise unusable(f"{path} cannot be read as PyTorch weights: {str(error).splitlines()[0]}") from error
         if not isinstance(self._tensors, Mapping) or not all(isinstance(x, Tensor) for x in self._tensors.values()):
             raise unusable(f"{path} does not hold named tensors.")
@@ -71,14 +71,14 @@ class _TorchFile:
 
 
 class Checkpoint:
-    """The open files of a checkpoint. Use as a context manager; tensors it gave stay valid after it."""
+    """The open files of a checkpoint. Use as a context manager; tensors read from it stay valid afterwards."""
 
     def __init__(self, model_dir: Path) -> None:
         self._stack = ExitStack()
         self._files: dict[str, _File] = {}
-        """Tensor name → the open file that has it."""
+        """Tensor name → the open file with that tensor."""
         self._prefix = ""
-        """What the names in the files lack of ours."""
+        """First part of the layout's tensor names that the names in the files leave out; usually empty."""
         for path in weight_files(model_dir):
             file = _TorchFile(path) if path.suffix == ".bin" else _Safetensors(path, self._stack)
             self._files.update(dict.fromkeys(file.keys(), file))
@@ -90,7 +90,7 @@ class Checkpoint:
         self._stack.close()
 
     def check(self, parameters: Iterable[Parameter], ignored: frozenset[str]) -> None:
-        """Raises `ServiceError` naming tensors that are missing, have the wrong shape or belong to nothing."""
+        """Raises `ServiceError` naming tensors that are missing, have the wrong shape or are not used by the model."""
         wanted = {source.name: source for parameter in parameters for source in parameter.sources}
         self._find_prefix(wanted)
         named = {self._theirs(name): source for name, source in wanted.items()}
@@ -104,9 +104,9 @@ class Checkpoint:
             self._check_shape(source)
 
     def read(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The parameter's tensors joined along their first dimension.
+        """Returns the parameter's tensors, joined along their first dimension.
 
-        A single tensor of the right type and order on a CPU is the file's own pages: reading it copies nothing.
+        On a CPU a single tensor of the right type and order is returned without a copy, as the file's mapped pages.
         """
         parts = [self._tensor(source.name) for source in parameter.sources]
         if parameter.transposed:
@@ -121,12 +121,12 @@ class Checkpoint:
         return joined if parameter.grouping is None else _sorted_heads(joined, parameter.grouping)
 
     def is_mapped(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> bool:
-        """True when `read` gives the file's own pages."""
+        """Whether `read` returns the mapped pages of the file instead of a copy."""
         plain = len(parameter.sources) == 1 and not parameter.transposed and parameter.grouping is None
         return device.type == "cpu" and plain and self._tensor(parameter.sources[0].name).dtype == dtype
 
     def _find_prefix(self, wanted: Iterable[str]) -> None:
-        """Checkpoints of a bare decoder, without its head, leave out the first part of every name."""
+        """Finds `_prefix`. Checkpoints of a decoder without its head leave out the first part of every tensor name."""
         for prefix in {f"{name.partition('.')[0]}." for name in wanted}:
             inner = [name for name in wanted if name.startswith(prefix)]
             if len(inner) > 1 and all(name.removeprefix(prefix) in self._files for name in inner):
@@ -147,7 +147,7 @@ class Checkpoint:
 
 
 def weight_files(model_dir: Path) -> list[Path]:
-    """The single file, or the files that the index lists; safetensors where there are both kinds."""
+    """Returns the single weight file, or the files listed in the index. Prefers safetensors if there are both kinds."""
     for single, index in zip(_SINGLES, _INDICES, strict=True):
         if (model_dir / single).is_file():
             return [model_dir / single]
@@ -157,7 +157,7 @@ def weight_files(model_dir: Path) -> list[Path]:
 
 
 def unusable(message: str) -> ServiceError:
-    """The failure of weights that cannot be used."""
+    """Returns the error for weights that cannot be used."""
     return ServiceError("invalid_value", f"The model cannot be loaded: {message}", param="model")
 
 
@@ -176,7 +176,7 @@ def _indexed(model_dir: Path, index: Path) -> list[Path]:
 
 
 def _sorted_heads(rows: Tensor, grouping: Grouping) -> Tensor:
-    """Rows [groups * (queries + 2) * head_dim, …] → all queries', then all keys', then all values'."""
+    """Reorders rows [groups * (queries + 2) * head_dim, …] into all queries', then all keys', then all values' rows."""
     heads = rows.view(grouping.num_groups, -1, grouping.head_dim, *rows.shape[1:])
     return torch.cat([part.flatten(0, 2) for part in (heads[:, :-2], heads[:, -2:-1], heads[:, -1:])])
 

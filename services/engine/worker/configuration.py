@@ -1,9 +1,9 @@
-"""A hash of everything in an engine, beside its weights, that can change which tokens it generates.
+"""Computes a hash of everything in an engine, besides its weights, that can change which tokens it generates.
 
-A worker computes it once when it has loaded its model; it travels as `EngineFacts.configuration` and in heartbeats, and
+A worker computes the hash once at start-up. The hash is published as `EngineFacts.configuration` and in heartbeats, and
 is part of the `system_fingerprint` of responses. Two engines with equal hashes compute with the same code, in the same
-types, on the same kind of hardware. Settings that by design leave the tokens alone (block size, batch sizes, prefix
-caching, draft tokens) are not in it.
+types, on the same kind of hardware. The hash leaves out settings that by design do not change tokens (block size, batch
+sizes, prefix caching, draft tokens).
 """
 
 import functools
@@ -17,14 +17,14 @@ import torch
 ENGINE = Path(__file__).resolve().parents[1]
 _DIGITS = 16
 _LIBRARIES = ("torch", "transformers", "triton", "numpy")
-"""Packages whose code computes or samples."""
+"""Packages whose code takes part in the forward pass or in sampling."""
 
 
 def configuration_hash(model_dir: Path, backend: str, dtype: torch.dtype, cache_dtype: torch.dtype) -> str:
-    """16 hexadecimal digits.
+    """Returns the hash as 16 hexadecimal digits.
 
-    `backend` names the implementation and the hardware that it computes on, instruction set included. The model's
-    config.json is part of the hash: a checkpoint's quantization is stated there.
+    `backend` names the implementation and its hardware, including the instruction set. The hash covers the model's
+    config.json, which states the quantization of the checkpoint.
     """
     digest = hashlib.sha256()
     for part in (backend, str(dtype), str(cache_dtype), software_version()):
@@ -34,12 +34,15 @@ def configuration_hash(model_dir: Path, backend: str, dtype: torch.dtype, cache_
 
 
 def torch_backend(device: torch.device) -> str:
-    """PyTorch's own operations. The number of threads is part: it decides how PyTorch cuts up a sum on a CPU."""
+    """Returns a name for PyTorch's own operations on this hardware.
+
+    The name has the number of threads, because that number decides how PyTorch splits a sum on a CPU.
+    """
     return f"torch {hardware(device)} {torch.get_num_threads()}"
 
 
 def hardware(device: torch.device) -> str:
-    """The instruction set that PyTorch uses on a CPU, or the name of a GPU."""
+    """Returns the instruction set that PyTorch uses on a CPU, or the name of the GPU."""
     if device.type == "cpu":
         return f"cpu {torch.backends.cpu.get_cpu_capability()}"
     return torch.cuda.get_device_name(device)
@@ -47,7 +50,7 @@ def hardware(device: torch.device) -> str:
 
 @functools.cache
 def software_version() -> str:
-    """Versions of the libraries and a hash of the engine's own Python source, which changes with every release."""
+    """Returns library versions and a hash of the engine's Python source, which changes with every release."""
     digest = hashlib.sha256()
     for path in _sources():
         digest.update(path.relative_to(ENGINE).as_posix().encode() + b"\0" + path.read_bytes())
@@ -55,7 +58,7 @@ def software_version() -> str:
 
 
 def _sources() -> Iterator[Path]:
-    """The C++ of the CPU backend is not among them: its library's name has a hash of it."""
+    """Yields the engine's Python files. The C++ sources are left out: the name of their library has a hash of them."""
     yield from sorted(ENGINE.rglob("*.py"))
 
 

@@ -1,9 +1,8 @@
-"""CUDA graphs of decode steps: for some numbers of sequences, everything from token ids to logits as one launch.
+"""CUDA graphs of decode steps: one launch computes everything from token ids to logits.
 
-A step with fewer sequences runs in the next larger graph, its free places without a sequence. All graphs share their
-memory, so the largest is captured first, and leave their logits in one place. Sequences longer than graphs cover, and
-steps with prompts, run without.
-Called by the GPU worker.
+Graphs are captured for some numbers of sequences; a step with fewer sequences runs in the next larger graph, padded.
+All graphs share one memory pool, so the largest is captured first, and all write their logits to the same buffer. Steps
+with prompts, or with sequences longer than `max_seq_len`, run without a graph. Called by the GPU worker.
 """
 
 import logging
@@ -20,22 +19,29 @@ from services.engine.worker.device_inputs import DeviceStep, GraphSize
 logger = logging.getLogger(__name__)
 
 _GRAPHS_BYTES = 512 * 2**20
-"""Activations of the largest graph, and the driver's own memory."""
+"""Estimate for the activations of the largest graph and the driver's memory."""
 
 
 def graphs_bytes(max_num_seqs: int, vocab_size: int) -> int:
-    """What captured graphs keep: the logits of the largest one are there twice, in its own memory and for everybody."""
+    """Returns the device memory, in bytes, that captured graphs keep.
+
+    The logits of the largest graph count twice: in the graph's own memory and in the common buffer.
+    """
     return _GRAPHS_BYTES + 2 * 4 * max_num_seqs * vocab_size
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """1, 2, 4, 8, then every 8 up to 256 and every 16 beyond, as far as sequences may run, and that number itself."""
+    """Returns 1, 2, 4, then multiples of 8 up to 256 and of 16 beyond, up to `max_num_seqs`, and that number itself."""
     sizes = {1, 2, 4, *range(8, 257, 8), *range(272, max_num_seqs + 1, 16), max_num_seqs}
     return sorted(size for size in sizes if size <= max_num_seqs)
 
 
 class DecodeGraphs:
-    """`prepare(size)` puts an empty step where later ones of that size are put; `compute` gives its logits."""
+    """The captured graphs, one for each size.
+
+    `prepare(size)` stages an empty step, at the same device addresses as all later steps of that size. `compute`
+    returns the logits of a step.
+    """
 
     def __init__(
         self,
@@ -50,7 +56,7 @@ class DecodeGraphs:
         started = time.monotonic()
         pool: Any = None
         for size in reversed(sizes):
-            # Once without: compiling and the library's first calls cannot be captured.
+            # Run once before capture, because compilation and the libraries' first calls cannot be captured.
             step = prepare(GraphSize(size, max_seq_len))
             logits = compute(step)
             if self._logits is None:
@@ -64,14 +70,14 @@ class DecodeGraphs:
         logger.info("captured %d CUDA graphs in %.1f s", len(sizes), time.monotonic() - started)
 
     def find(self, num_seqs: int, longest: int) -> GraphSize | None:
-        """The graph for so many sequences; None: run without."""
+        """Returns the size of the graph for `num_seqs` sequences of at most `longest` tokens; None if none fits."""
         place = bisect_left(self._sizes, num_seqs)
         if place == len(self._sizes) or longest > self._max_seq_len:
             return None
         return GraphSize(self._sizes[place], self._max_seq_len)
 
     def replay(self, size: GraphSize) -> Tensor:
-        """Logits [num_seqs of the graph, vocab]; the next replay overwrites them."""
+        """Runs a graph. Returns logits [num_seqs of the graph, vocab], which the next replay overwrites."""
         assert self._logits is not None, "no graph was captured"
         self._graphs[size.num_seqs].replay()
         return self._logits[: size.num_seqs]

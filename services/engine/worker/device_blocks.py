@@ -1,10 +1,10 @@
-"""The KV cache on a GPU in one piece, the part of it in the host's memory, and the copies of blocks that plans name.
+"""The KV cache on a GPU as one tensor, the swap space in main memory, and the block copies that plans ask for.
 
     cache   [layers · 2, num_blocks, block bytes]; layer l has its keys in part 2 l, its values in part 2 l + 1
-    host    [num_host_blocks, layers · 2, block bytes]: a block of all layers lies in one piece
+    host    [num_host_blocks, layers · 2, block bytes]; the data of a block in all layers is contiguous
 
-Blocks that leave or enter are put together on the device first, so that the copy is a large one. Called by the GPU
-worker.
+Blocks that are swapped out or in are packed into one contiguous buffer on the device, so that one large copy moves many
+blocks. Called by the GPU worker.
 """
 
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ from services.engine.worker.kv_cache import KvCache
 from services.engine.worker.staging import sent
 
 _TOGETHER = 64
-"""Blocks put together at once: bounds the memory that it takes."""
+"""Maximum number of blocks in one packed buffer, which bounds the buffer's memory."""
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 Pairs = tuple[tuple[int, int], ...]
 
 
 class DeviceBlocks:
-    """`kv` are views of the one tensor, in the shape that attention takes."""
+    """The KV cache and the swap space. `kv` holds views of the cache tensor, in the shape that attention takes."""
 
     def __init__(
         self,
@@ -41,19 +41,19 @@ class DeviceBlocks:
         shape = (block_size, description.num_kv_heads, description.head_dim)
         block_bytes = int(np.prod(shape)) * dtype.itemsize
         parts = 2 * description.num_layers
-        # Zeroed: a slot that was never written is read behind a mask.
+        # Zeroed because attention also reads slots that were never written, and masks them afterwards.
         whole = torch.zeros((parts, num_blocks, block_bytes), dtype=torch.uint8, device=device)
         views = [part.view(dtype).view(num_blocks, *shape) for part in whole]
         self.kv = KvCache(tuple(views[0::2]), tuple(views[1::2]))
         size = next(size for size in (8, 4, 2, 1) if block_bytes % size == 0)
         self._words = whole.view(_WORDS[size])
-        # Pages that are never written are never taken. Words from the start: an empty array cannot be viewed as such.
+        # Pages are allocated when first written. An empty array of bytes could not be viewed as words afterwards.
         host = np.zeros((num_host_blocks, parts, block_bytes // size), dtype=f"i{size}")
         self._host = torch.from_numpy(host)
         self._device = device
 
     def carry_out(self, plan: StepPlan) -> None:
-        """A plan's copies: out to the host, in from it, then from block to block."""
+        """Carries out the block copies of a plan: device to host, host to device, then device to device."""
         for blocks, places in _portions(plan.swap_out):
             packed = self._packed(len(blocks))
             gather_blocks(self._words, self._on_device(blocks), packed)
@@ -72,7 +72,7 @@ class DeviceBlocks:
 
 
 def _portions(pairs: Pairs) -> Iterator[tuple[Tensor, Tensor]]:
-    """(from, to) [n] int64 each."""
+    """Yields (sources, targets), [n] int64 each, with n at most `_TOGETHER`."""
     for first in range(0, len(pairs), _TOGETHER):
         columns = torch.tensor(pairs[first : first + _TOGETHER], dtype=torch.int64)
         yield columns[:, 0], columns[:, 1]

@@ -1,11 +1,12 @@
-"""From a plan and the rows to what the GPU's kernels take: flat arrays and the attention's lists, staged.
+"""Makes the inputs of the GPU kernels from a plan and the state table: flat arrays and the attention's work lists.
 
-    ids, positions [num_tokens]   the step's tokens and their places; a token that the host does not know yet comes from
-    sources [num_tokens]          its sequence's row on the device (-1: the host's is right)
-    slots [num_tokens]            where keys and values go, -1 for the padding of a captured graph
+    ids, positions [num_tokens]   the step's tokens and their positions in their sequences
+    sources [num_tokens]          row whose last sampled token, kept on the device, replaces the id, because the host
+                                  does not know the token yet; -1: the id from the host is right
+    slots [num_tokens]            KV slot of each token, -1 for the padding of a captured graph
     logit_tokens, rows, offsets   as in `inputs`
 
-Plain index arithmetic, and where each array goes. Called by the GPU worker.
+Computes indices on the host and puts the arrays into the staging buffer. Called by the GPU worker.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,7 @@ from services.engine.worker.state_table import StateTable
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """See the module."""
+    """The arrays of a step on the host, see the module."""
 
     ids: Integers
     sources: Integers
@@ -35,13 +36,13 @@ class HostStep:
 
     @property
     def is_decode(self) -> bool:
-        """Every sequence computes its last token and samples the next one."""
+        """Whether every sequence computes exactly one token and samples the next one."""
         return len(self.ids) == len(self.sequences.rows) == len(self.logit_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """The same on the device. `logit_tokens`: None where every token samples."""
+    """The arrays of a step on the device. `logit_tokens` is None if every token samples."""
 
     ids: Tensor
     sources: Tensor
@@ -53,19 +54,19 @@ class DeviceStep:
 
 @dataclass(frozen=True, slots=True)
 class GraphSize:
-    """What a captured graph has places for: sequences with one token each, and the longest of them."""
+    """The size of a captured graph: number of sequences, with one token each, and their maximum length in tokens."""
 
     num_seqs: int
     max_seq_len: int
 
     @property
     def max_items(self) -> int:
-        """Splits of keys that all of them together have at most."""
+        """Maximum number of key splits (see `attention_work`) of all sequences together."""
         return self.num_seqs * -(-self.max_seq_len // SPLIT_TOKENS)
 
 
 def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, block_size: int) -> HostStep:
-    """The step of a plan that the table has applied. `num_known` [rows]: tokens whose ids the host has."""
+    """Returns the step of a plan that the table has applied. `num_known` [rows]: number of tokens the host knows."""
     columns = [(s.row, s.start, s.num_tokens, s.samples + len(s.draft_token_ids)) for s in plan.scheduled]
     rows, starts, counts, samples = np.array(columns, dtype=np.int64).T
     query_starts = counts.cumsum() - counts
@@ -88,7 +89,7 @@ def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, b
 
 
 def empty_step() -> HostStep:
-    """A step without sequences: what a graph is captured with."""
+    """Returns a step without sequences, with which graphs are captured."""
     none = np.zeros(0, dtype=np.int64)
     return HostStep(none, none, none, none, Sequences(none, none, none, none), none, none, none)
 
@@ -101,7 +102,7 @@ def place(
     staging: Staging,
     graph: GraphSize | None = None,
 ) -> DeviceStep:
-    """Puts a step's arrays where the kernels find them; padded to the size of the graph that will run it."""
+    """Puts a step's arrays into the staging buffer, padded to the size of the graph that will run it, if any."""
     count = len(step.ids) if graph is None else graph.num_seqs
     missing = count - len(step.ids)
 
@@ -118,7 +119,7 @@ def place(
 
 
 def staging_bytes(max_tokens: int, max_num_seqs: int, max_model_len: int, num_windows: int, block_size: int) -> int:
-    """Room for any step: the arrays above, the sampler's columns, new blocks."""
+    """Returns the staging bytes that the largest step needs: these arrays, the sampler's parameters, new block ids."""
     items = max_num_seqs * -(-max_model_len // SPLIT_TOKENS)
     words = 28 * max_tokens + num_windows * (items + 2 * max_tokens + 8 * max_num_seqs) + 40 * max_num_seqs
     return 4 * (words + 4 * max_num_seqs + max_tokens // block_size) + 64 * 64

@@ -1,7 +1,8 @@
-"""Chooses tokens on the device and keeps there what the next choice needs: each row's last token, penalty counts.
+"""Samples tokens on the device, and keeps each row's last token and penalty counts there for the next step.
 
-The order of the steps is that of `sampler`; the kernels are `services/engine/triton/sampling`. Randomness has no state.
-Called by the GPU worker: `stage` before a step's arrays are copied, `choose` behind its forward pass.
+The order of the operations is that of `sampler`; the kernels are in `services/engine/triton/sampling`. The random
+generator has no state. Called by the GPU worker: `stage` before a step's arrays are copied, `choose` after its forward
+pass.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from services.engine.worker.state_table import StateTable
 
 @dataclass(frozen=True, slots=True)
 class StagedSampling:
-    """A step's sampling parameters on the device. `rows` [n] int64; `penalised`: places of rows with penalties."""
+    """A step's sampling parameters on the device. `rows` [n] int64; `penalised`: indices of rows with penalties."""
 
     batch: SamplingBatch
     columns: Columns
@@ -31,7 +32,7 @@ class StagedSampling:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Tokens [n] int64 and what is reported of them, on the device; `top`: (places, token ids, log probabilities)."""
+    """Tokens [n] int64 and their log probabilities; `top`: (indices of rows, top token ids, log probabilities)."""
 
     tokens: Tensor
     logprobs: Tensor
@@ -39,19 +40,19 @@ class Chosen:
 
 
 class DeviceSampler:
-    """See the module."""
+    """The sampler and its state on the device, one row for each running sequence."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size, self._device = vocab_size, device
         self.last = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        """Of each row the token that was sampled last."""
+        """The last sampled token of each row."""
         shape = (max_num_seqs, vocab_size)
         self._counts = torch.zeros(shape, dtype=torch.int32, device=device)
         self._in_prompt = torch.zeros(shape, dtype=torch.int8, device=device)
         self._everything = torch.full((1, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
 
     def join(self, sequences: tuple[NewSequence, ...], table: StateTable) -> None:
-        """Rows that join bring the counts that their penalties need."""
+        """Copies the penalty counts of new sequences with penalties to the device."""
         rows = np.array([sequence.row for sequence in sequences if _has_penalties(sequence)], dtype=np.int64)
         if len(rows):
             counts, in_prompt = table.penalty_rows(rows)
@@ -60,7 +61,7 @@ class DeviceSampler:
             self._in_prompt.index_copy_(0, places, sent(torch.from_numpy(in_prompt.astype(np.int8)), self._device))
 
     def stage(self, batch: SamplingBatch, rows: Integers, staging: Staging) -> StagedSampling:
-        """Puts the parameters of rows that sample, in their order."""
+        """Puts the parameters of the rows to sample into the staging buffer, in their order."""
         count = len(rows)
         repetition, frequency, presence = np.ones(count), np.zeros(count), np.zeros(count)
         penalty_rows, mask_rows = np.full(count, -1), np.full(count, -1)
@@ -86,7 +87,11 @@ class DeviceSampler:
         return StagedSampling(batch, staged, self._bitmask(batch), put(rows, dtype=np.int64), batch.penalised)
 
     def choose(self, logits: Tensor, staged: StagedSampling, guesses: "Guesses | None" = None) -> Chosen:
-        """Logits [n, vocab] → tokens. With guesses the caller tells afterwards which were taken (`take`)."""
+        """Samples tokens from logits [n, vocab].
+
+        Without draft tokens the sampled tokens are also recorded as output. With draft tokens (`guesses`) the caller
+        records the accepted ones afterwards, with `take`.
+        """
         batch = staged.batch
         columns, counts, in_prompt = staged.columns, self._counts, self._in_prompt
         if guesses is not None and len(staged.penalised):
@@ -99,7 +104,10 @@ class DeviceSampler:
         return Chosen(tokens, logprobs, _top(logits, batch))
 
     def take(self, rows: Tensor, tokens: Tensor, penalised: Integers) -> None:
-        """Tokens that are output now, one for each of the rows, which are distinct; `penalised`: some of the places."""
+        """Records output tokens, one for each of the rows, which must be distinct.
+
+        `penalised`: indices of the rows with penalties, whose counts are updated.
+        """
         self.last.index_copy_(0, rows, tokens)
         if len(penalised):
             places = sent(torch.from_numpy(penalised), self._device)
@@ -107,7 +115,7 @@ class DeviceSampler:
             self._counts.index_put_((rows[places], tokens[places]), ones, accumulate=True)
 
     def _with_guesses(self, staged: StagedSampling, guesses: "Guesses") -> tuple[Columns, Tensor, Tensor]:
-        """Counts of their own for the penalised places, as if the guesses before each were output."""
+        """Returns (columns, counts, in_prompt) in which the draft tokens before each penalised row count as output."""
         places = staged.penalised
         own = staged.rows[sent(torch.from_numpy(places), self._device)]
         counts = self._counts.index_select(0, own).cpu().numpy()
@@ -122,7 +130,7 @@ class DeviceSampler:
         return Columns(**{**fields, "penalty_rows": rows}), counted, self._in_prompt.index_select(0, own)
 
     def _bitmask(self, batch: SamplingBatch) -> Tensor:
-        """A row for each that is barred from some tokens."""
+        """Returns the bitmask of allowed tokens, one row for each row of the batch with forbidden tokens."""
         if not batch.barred:
             return self._everything
         allowed = np.ones((len(batch.barred), 32 * self._everything.shape[1]), dtype=np.uint8)
@@ -134,12 +142,12 @@ class DeviceSampler:
 
 @dataclass(frozen=True, slots=True)
 class Guesses:
-    """The guesses that a step checks: for each place that samples, those of its sequence that stand before it."""
+    """The draft tokens that a step checks: for each sampled token, the draft tokens of its sequence before it."""
 
     token_ids: tuple[tuple[int, ...], ...]
 
     def before(self, place: int) -> np.ndarray:
-        """Guesses before a place, as an array."""
+        """Returns the draft tokens before the sampled token with index `place`."""
         return np.array(self.token_ids[place], dtype=np.int64)
 
 
@@ -149,7 +157,7 @@ def _has_penalties(sequence: NewSequence) -> bool:
 
 
 def _top(logits: Tensor, batch: SamplingBatch) -> tuple[Integers, Tensor, Tensor] | None:
-    """Best candidates of the rows that asked for some."""
+    """Returns the top candidates of the rows that asked for them, as in `Chosen.top`; None if no row asked."""
     asking = np.flatnonzero(batch.num_logprobs)
     if not len(asking):
         return None
@@ -160,7 +168,7 @@ def _top(logits: Tensor, batch: SamplingBatch) -> tuple[Integers, Tensor, Tensor
 
 def report(tokens: Integers, logprobs: list[float], top: tuple[Integers, Tensor, Tensor] | None,
            batch: SamplingBatch) -> Sampled:  # fmt: skip
-    """What the host makes of a choice that has been copied to it."""
+    """Returns the sampled tokens with their log probabilities, from results copied to the host."""
     reports = [SampledLogprobs(logprob) for logprob in logprobs]
     if top is not None:
         for row, ids, values in zip(top[0].tolist(), top[1].tolist(), top[2].tolist(), strict=True):

@@ -1,6 +1,6 @@
-"""The part of the KV cache in the host's memory, for preempted sequences, and the copies of blocks that plans name.
+"""The swap space: KV blocks in main memory for preempted sequences. Also carries out the block copies of plans.
 
-How many blocks it has is decided here at start-up; which holds what is the core's business. Called by the workers.
+The number of host blocks is decided here at start-up. The core decides what each block holds. Called by the workers.
 """
 
 import torch
@@ -15,16 +15,17 @@ from shared.config import EngineSettings, SettingsError
 
 DEFAULT_SWAP_GIB = 4.0
 DEFAULT_FREE_SHARE = 0.5
-"""Most of the free memory that the default takes; pages that are never written are not taken at all."""
+"""Largest share of the free memory that the default size takes. Only pages that are written take memory."""
 _GIB = 2**30
 
 
 def plan_host_blocks(
     settings: EngineSettings, description: DecoderDescription, kv: KvPlan, dtype: torch.dtype, promised_bytes: int = 0
 ) -> int:
-    """Blocks that the swap space holds, at most what all rows can use. More than is free is a SettingsError.
+    """Returns the number of host blocks, at most as many as `max_num_seqs` sequences of full length can use.
 
-    `promised_bytes` of the free memory are for the cache itself and for steps, where these are in main memory too.
+    `promised_bytes` of the free memory are reserved for other uses: the rows and, on a CPU, the KV cache and the steps.
+    Raises `SettingsError` if `--swap-space` asks for more than the rest of the free memory.
     """
     free = max(0, free_bytes() - promised_bytes)
     block_bytes = bytes_per_block(description, settings.block_size, dtype)
@@ -42,7 +43,7 @@ def plan_host_blocks(
 
 
 def copy_blocks(plan: StepPlan, cache: KvCache, host: KvCache) -> None:
-    """A plan's copies: out to the host, in from it, then from block to block."""
+    """Carries out the block copies of a plan: device to host, host to device, then device to device."""
     for pairs, source, target in (
         (plan.swap_out, cache, host),
         (plan.swap_in, host, cache),
@@ -53,7 +54,7 @@ def copy_blocks(plan: StepPlan, cache: KvCache, host: KvCache) -> None:
 
 
 def _copy(pairs: tuple[tuple[int, int], ...], sources: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> None:
-    """(from, to) for every layer's blocks."""
+    """Copies the (source, target) block pairs in every layer's key and value cache."""
     numbers = torch.tensor(pairs, dtype=torch.int64)
     of_source, of_target = (numbers[:, column].to(each[0].device) for column, each in enumerate((sources, targets)))
     for source, target in zip(sources, targets, strict=True):

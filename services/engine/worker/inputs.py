@@ -1,11 +1,12 @@
-"""From a plan and the rows to the flat arrays that a forward pass takes.
+"""Makes the flat arrays of a forward pass from a plan and the state table.
 
-    query_start_loc [S + 1]      where each sequence's tokens start in the step
-    ids, positions [num_tokens]  the step's tokens and their places in their sequences
-    seq_lens [S]                 tokens with KV once the step is done
-    logit_tokens [R]             tokens after which one is sampled: the last of each sequence that samples and, before
-                                 it, the last known one and the other guesses where there are some
-    rows, offsets [R]            of each the sequence's row, and how many guesses are behind the last known token
+    query_start_loc [S + 1]      index of each sequence's first token in the step
+    ids, positions [num_tokens]  the step's tokens and their positions in their sequences
+    seq_lens [S]                 number of tokens of each sequence that have KV after the step
+    logit_tokens [R]             indices of the tokens whose logits are sampled: for each sequence that samples, its
+                                 last known token and its draft tokens ("guesses"), if it has any
+    rows, offsets [R]            for each of these, the sequence's row, and the number of draft tokens up to it (0 for
+                                 the last known token)
 
 Plain index arithmetic over whole arrays, on the CPU. Called by the workers.
 """
@@ -23,7 +24,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class FlatStep:
-    """See the module. `block_tables` [S, blocks of the longest], parallel to `seq_lens`."""
+    """The arrays of a step, see the module. `block_tables` [S, blocks of the longest sequence] of the S sequences."""
 
     ids: Integers
     positions: Integers
@@ -34,17 +35,17 @@ class FlatStep:
     rows: Integers
     offsets: Integers
     has_guesses: bool = False
-    """Whether a sequence computes guesses behind its last known token."""
+    """Whether any sequence computes draft tokens."""
 
     def slot_mapping(self, block_size: int) -> Integers:
-        """Where keys and values of the tokens go [num_tokens]: the block's number * block_size + the place in it."""
+        """Returns the KV slot of each token, [num_tokens]: block id * block_size + offset in the block."""
         owner = np.repeat(np.arange(len(self.seq_lens)), np.diff(self.query_start_loc))
         blocks, places = np.divmod(self.positions, block_size)
         return self.block_tables[owner, blocks] * block_size + places
 
 
 def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
-    """The step of a plan that the table has already applied and that computes something."""
+    """Returns the arrays of a plan that the table has already applied and that schedules at least one sequence."""
     if plan.num_tokens == len(plan.scheduled) and all(s.samples and not s.draft_token_ids for s in plan.scheduled):
         return _flatten_decode(plan, table, block_size)
     columns = [(s.row, s.start, s.num_tokens, s.samples + len(s.draft_token_ids)) for s in plan.scheduled]
@@ -72,9 +73,10 @@ def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
 
 
 def _flatten_decode(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
-    """The same, in fewer operations, where each sequence computes one token and samples the next.
+    """Like `flatten`, in fewer array operations, for steps in which each sequence computes one token and samples one.
 
-    Operations are what it costs, not sequences: each one's code has left the caches since the last step.
+    The time depends on the number of array operations, not of sequences, because each operation's code has been evicted
+    from the CPU's caches since the previous step.
     """
     count = len(plan.scheduled)
     rows = np.array([s.row for s in plan.scheduled], dtype=np.int64)

@@ -1,8 +1,8 @@
-"""The physical KV cache: how many blocks the memory allows, and the tensors.
+"""The physical KV cache: decides the number of blocks and allocates the tensors.
 
     key_caches[layer], value_caches[layer]   [num_blocks, block_size, kv_heads, head_dim]
 
-Which block holds what is the core's business. Called by the workers at start-up.
+The core decides what each block holds. Called by the workers at start-up.
 """
 
 import logging
@@ -24,7 +24,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes for the cache: what the flags ask for, and the most that there is."""
+    """Bytes for the KV cache: the amount that the flags ask for, and the maximum available."""
 
     asked_bytes: int
     most_bytes: int
@@ -32,7 +32,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class KvPlan:
-    """What fits: blocks, and the longest context that these allow."""
+    """The number of KV blocks, and the longest context in tokens that they allow."""
 
     num_blocks: int
     max_model_len: int
@@ -40,24 +40,25 @@ class KvPlan:
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """One pair of tensors a layer."""
+    """The key and value tensors, one pair for each layer."""
 
     key_caches: tuple[Tensor, ...]
     value_caches: tuple[Tensor, ...]
 
 
 def bytes_per_block(description: DecoderDescription, block_size: int, dtype: torch.dtype) -> int:
-    """Keys and values of one block in all layers."""
+    """Returns the bytes of the keys and values of one block in all layers."""
     return description.num_layers * 2 * block_size * description.kv_size * dtype.itemsize
 
 
 def plan_kv_cache(
     settings: EngineSettings, description: DecoderDescription, dtype: torch.dtype, budget: Budget, longest: int
 ) -> KvPlan:
-    """Blocks for the budget, never more than the rows can use, and a context of at most `longest` that fits into them.
+    """Returns the number of blocks for the budget and a context of at most `longest` tokens that fits into them.
 
-    A context that was asked for and does not fit is a `ServiceError`; the model's own is shortened with a notice. So is
-    a number of blocks that was asked for and that there is no memory for.
+    There are never more blocks than `max_num_seqs` sequences of full length can use, unless the number of blocks is
+    given. A context length from the model's config is shortened with a warning if it does not fit. Raises
+    `ServiceError` if a given context length does not fit, or if there is no memory for a given number of blocks.
     """
     block_size, asked = settings.block_size, settings.max_model_len
     wanted = min(context_length(settings, description), longest)
@@ -89,7 +90,10 @@ def plan_kv_cache(
 
 
 def context_length(settings: EngineSettings, description: DecoderDescription) -> int:
-    """The flag or the model's own length; a flag above the model's own is a `ServiceError`."""
+    """Returns the context length: the flag, or else the model's own.
+
+    Raises `ServiceError` if the flag is below 1 or above the model's own length.
+    """
     if settings.max_model_len is None:
         return description.max_positions
     if not 1 <= settings.max_model_len <= description.max_positions:
@@ -104,7 +108,11 @@ def context_length(settings: EngineSettings, description: DecoderDescription) ->
 def allocate_kv_cache(
     description: DecoderDescription, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> KvCache:
-    """Zeroed tensors: a slot that was never written is read behind a mask, and zero times zero stays zero."""
+    """Returns zeroed tensors.
+
+    Attention also reads slots that were never written, with weight zero because of the mask; zeros keep the products
+    zero.
+    """
     shape = (num_blocks, block_size, description.num_kv_heads, description.head_dim)
     make = _zeros_on_demand if device.type == "cpu" else torch.zeros
     layers = range(description.num_layers)
@@ -113,7 +121,7 @@ def allocate_kv_cache(
 
 
 def _zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros whose pages the system provides when they are first written: starting up touches none of them."""
+    """Returns zeros whose pages the system allocates when they are first written, so that start-up touches no page."""
     size = int(np.prod(shape)) * dtype.itemsize
     raw = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
     offset = -raw.ctypes.data % _ALIGNMENT

@@ -1,4 +1,4 @@
-"""Chooses the device and the backend for an engine's settings. Called by the engine's shells."""
+"""Chooses the device and the worker for an engine's settings, and loads the worker. Called by the engine."""
 
 import importlib.util
 import logging
@@ -21,14 +21,14 @@ _OLDEST, _OLDEST_WITH_FLOAT8 = (8, 0), (8, 9)
 
 
 def load_worker(settings: EngineSettings) -> ModelWorker:
-    """A loaded worker. Raises `SettingsError` or `ServiceError` for settings or a model that cannot work."""
+    """Returns a loaded worker. Raises `SettingsError` or `ServiceError` for settings or a model that cannot work."""
     model_dir, device = model_directory(settings), choose_device(settings.device)
     if settings.load_format == "safetensors" and not any(model_dir.glob("*.safetensors")):
         raise SettingsError(f"--load-format=safetensors: {model_dir} has no file of that kind; leave the option out")
     for notice in cpu_notices(settings) if device.type == "cpu" else ():
         logger.info("%s", notice)
     if uses_triton(settings, device, model_dir):
-        # Imported here: a CPU does without Triton.
+        # Imported here because Triton is not needed on a CPU.
         from services.engine.worker.triton_worker import TritonWorker
 
         return TritonWorker(settings, model_dir, device)
@@ -40,7 +40,7 @@ def load_worker(settings: EngineSettings) -> ModelWorker:
 
 
 def cpu_notices(settings: EngineSettings) -> list[str]:
-    """What was asked for and changes nothing on a CPU: it has no graphs to capture."""
+    """Returns a notice for each given option that has no effect on a CPU, which has no CUDA graphs."""
     asked = {
         "--enforce-eager": settings.enforce_eager,
         "--max-seq-len-to-capture": settings.max_seq_len_to_capture != EngineSettings().max_seq_len_to_capture,
@@ -49,9 +49,10 @@ def cpu_notices(settings: EngineSettings) -> list[str]:
 
 
 def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path) -> bool:
-    """Whether the GPU kernels compute. Raises `SettingsError` for a CPU without their interpreter.
+    """Whether the Triton worker is used. Raises `SettingsError` if it is asked for on a CPU without the interpreter.
 
-    A model without a description, or a device or type that the kernels do not serve, is left to PyTorch's operations.
+    PyTorch's operations are used for a model without a description, and for a device or cache type that the kernels do
+    not support.
     """
     if device.type == "cpu":
         if settings.cpu_backend != "triton":
@@ -81,7 +82,7 @@ def _reason_for_torch(settings: EngineSettings, device: torch.device, model_dir:
 
 
 def _interprets() -> bool:
-    """Triton's own setting; it must have been there before Triton was imported."""
+    """Whether Triton runs kernels in its interpreter. The setting is read when Triton is imported."""
     if importlib.util.find_spec("triton") is None:
         return False
     import triton
@@ -90,7 +91,7 @@ def _interprets() -> bool:
 
 
 def choose_device(asked: str) -> torch.device:
-    """`auto` takes a CUDA device where there is one; asking for one that is not there is a `ServiceError`."""
+    """Returns the device. `auto` means CUDA if it is available; `cuda` raises `ServiceError` if it is not."""
     available = torch.cuda.is_available()
     if asked == "cuda" and not available:
         raise ServiceError("invalid_value", "--device cuda: no CUDA device is available here.", param="device")

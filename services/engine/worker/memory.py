@@ -1,8 +1,8 @@
-"""Main memory: what this process may still take, what it holds, what a piece of work takes at its peak.
+"""Measures main memory: what this process may still take, what it holds, and the peak of a piece of work.
 
-Free is what the machine has and what every control group around the process has left, whichever is less: a container's
-limit counts. Held is anonymous memory; pages of a mapped file are the system's to take back. Linux only. Called by
-`budget` and `profile` at start-up and by a worker between steps.
+Free memory is the minimum of what the machine has available and what every control group of the process has left, so a
+container's limit counts. Held memory is anonymous memory; pages of a mapped file are not counted, because the system
+can reclaim them. Linux only. Called by the workers at start-up and between steps.
 """
 
 import contextlib
@@ -18,22 +18,22 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _OWN_PAGES, _LINE_BYTES = "/proc/self/statm", 256
 _COUNTING_BYTES = 2**20
-"""The system counts a process's pages in batches, one for each processor: what it says may be that far off."""
+"""Margin for the system's page counters, which are updated in batches on each processor and may be off by this much."""
 _AHEAD_BYTES = 128 * 2**10
-"""The system reads no more ahead at a time than a device's setting says, whatever is asked; this is the usual one."""
+"""Bytes of one read-ahead request. The system reads at most a device setting per request; this is the usual value."""
 _RESET_PEAK = "5"
-"""What `clear_refs` takes to begin the peak anew, proc(5)."""
+"""Value written to `clear_refs` to reset the peak, see proc(5)."""
 
 
 def free_bytes() -> int:
-    """Memory that can be taken without another process being killed for it."""
+    """Returns the bytes that can be allocated without running out of memory in the machine or a control group."""
     free = _field(PROC / "meminfo", "MemAvailable:") * 1024
     return min([free, *(max(0, limit - used) for limit, used in _control_groups())])
 
 
 def held_bytes() -> int:
-    """Anonymous memory of this process."""
-    # Steps ask for it: no more than three system calls.
+    """Returns the anonymous memory of this process, in bytes."""
+    # Called between steps, so it must be cheap: three system calls.
     file = os.open(_OWN_PAGES, os.O_RDONLY)
     try:
         _, resident, shared = os.read(file, _LINE_BYTES).split()[:3]
@@ -43,10 +43,10 @@ def held_bytes() -> int:
 
 
 def peak_growth(work: Callable[[], object]) -> int:
-    """By how many bytes the process is larger than now, at most, while `work` runs.
+    """Runs `work` and returns by how many bytes the process grows at its peak meanwhile.
 
-    Free pages of the heap are given back first, so that what the work takes from them counts. Where the system does not
-    let the peak begin anew, it is that of the whole life: more than the work takes, never less.
+    Free pages of the heap are given back first, so that memory that the work takes from the heap counts. If the system
+    does not allow the peak to be reset, the peak of the whole process is used: an overestimate, never too low.
     """
     return_free_heap()
     before = _field(PROC / "self/status", "VmRSS:")
@@ -57,16 +57,16 @@ def peak_growth(work: Callable[[], object]) -> int:
 
 
 def return_free_heap() -> None:
-    """Gives the heap's free pages back to the system. A C library other than glibc may have no such call."""
+    """Gives the heap's free pages back to the system. Does nothing if the C library has no `malloc_trim`."""
     trim = getattr(_libc, "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def fetch(address: int, size: int) -> None:
-    """Has the system begin to read what a file is mapped to: bit by bit it would come, and be waited for, when needed.
+    """Asks the system to read mapped pages of a file ahead, so that later accesses do not wait for the disk.
 
-    It is advice: memory that is no file's stays as it is.
+    This is only advice to the system (madvise) and does not change memory that is not mapped from a file.
     """
     first, end = address // _PAGE_BYTES * _PAGE_BYTES, address + size
     for place in range(first, end, _AHEAD_BYTES):
@@ -75,12 +75,12 @@ def fetch(address: int, size: int) -> None:
 
 
 class HeapGuard:
-    """Keeps what freed tensors leave behind in the heap from adding up.
+    """Bounds the free memory that the heap keeps of freed tensors.
 
-    The heap holds on to most of what a step frees, in pieces that the next one, of another shape, may not fit into.
-    Giving all of it back after every step would cost a third of a small model's prefill in page faults; so it is given
-    back whenever the process has grown by `most_bytes` since the last time. Pages of the cache that are touched for the
-    first time are growth too, but only once.
+    The heap keeps most of the memory that a step frees, in pieces into which the tensors of the next step, of other
+    shapes, may not fit. Giving all of it back after every step would cost a third of a small model's prefill in page
+    faults, so it is given back only when the process has grown by `most_bytes` since the last time. Pages of the KV
+    cache that are written for the first time count as growth too, but only once.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -88,7 +88,7 @@ class HeapGuard:
         self._mark = held_bytes() + most_bytes
 
     def after_step(self) -> None:
-        """Called between steps, while nothing of one is alive."""
+        """Gives free pages back if the process has grown enough. Call it when no tensor of a step is alive."""
         if held_bytes() > self._mark:
             return_free_heap()
             self._mark = held_bytes() + self._most
@@ -96,17 +96,17 @@ class HeapGuard:
 
 @dataclass(frozen=True, slots=True)
 class _GroupFiles:
-    """What a version of control groups calls its files."""
+    """The file names of a version of control groups."""
 
     root: Path
     limit: str
     used: str
     cold: str
-    """Name in `memory.stat` of the file pages that nobody uses: the system drops them before it refuses anything."""
+    """Name in `memory.stat` of inactive file pages, which the system reclaims before it refuses an allocation."""
 
 
 def _control_groups() -> Iterator[tuple[int, int]]:
-    """(limit, used) in bytes of each control group with a limit that this process is in."""
+    """Yields (limit, used), in bytes, of each control group of this process that has a limit."""
     for folder, files in _group_folders():
         limit, used = _integer(folder / files.limit), _integer(folder / files.used)
         if limit is not None and used is not None:
@@ -114,7 +114,7 @@ def _control_groups() -> Iterator[tuple[int, int]]:
 
 
 def _group_folders() -> Iterator[tuple[Path, _GroupFiles]]:
-    """The folder of each group around this process. Inside a container the outermost is the container's own."""
+    """Yields the folder of each control group of this process. In a container the outermost is the container's own."""
     for line in _text(PROC / "self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -130,7 +130,7 @@ def _group_folders() -> Iterator[tuple[Path, _GroupFiles]]:
 
 
 def _field(path: Path, name: str, missing: int | None = None) -> int:
-    """The number behind a name in a file of names and numbers."""
+    """Returns the number after `name` in a file of names and numbers; `missing` if the file does not have the name."""
     for line in _text(path).splitlines():
         words = line.split()
         if words[:1] == [name]:
@@ -140,7 +140,7 @@ def _field(path: Path, name: str, missing: int | None = None) -> int:
 
 
 def _integer(path: Path) -> int | None:
-    """The number in a file; None where there is no file or it says `max`."""
+    """Returns the number in a file; None if there is no file or it contains `max`."""
     text = _text(path).strip()
     return int(text) if text.isdigit() else None
 

@@ -1,7 +1,7 @@
-"""The small files of a model directory: config.json, generation_config.json, what ends a sequence.
+"""Reads the small files of a model directory: config.json, generation_config.json and the end-of-sequence tokens.
 
-Not the weights (`weights.py`) and not the tokenizer: only its end-of-sequence token's id is looked up. Called by the
-workers at start-up.
+Weights are read by `weights.py`. Of the tokenizer's files only the id of the end-of-sequence token is read. Called by
+the workers at start-up.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from shared.errors import ServiceError
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
-    """The config.json of a directory; a directory without one is a `ServiceError`."""
+    """Returns the content of config.json. Raises `ServiceError` if the directory has none or if it is invalid."""
     path = model_dir / "config.json"
     if not path.is_file():
         raise ServiceError(
@@ -27,7 +27,7 @@ def read_config(model_dir: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object in a file, empty where there is no such file."""
+    """Returns the JSON object in a file, {} if there is no file. Raises `ServiceError` for any other content."""
     if not path.is_file():
         return {}
     try:
@@ -40,13 +40,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def weight_file_bytes(model_dir: Path) -> int:
-    """The size of all files of weights together."""
+    """Returns the total size of all weight files."""
     files = itertools.chain(model_dir.glob("*.safetensors"), model_dir.glob("pytorch_model*.bin"))
     return sum(path.stat().st_size for path in files)
 
 
 def eos_token_ids(model_dir: Path, description: DecoderDescription) -> frozenset[int]:
-    """Every token that ends a sequence: those of both configs and the tokenizer's own."""
+    """Returns every token that ends a sequence, from config.json, generation_config.json and the tokenizer's files."""
     generation = token_ids(read_json(model_dir / "generation_config.json"), "eos_token_id")
     return frozenset((*description.eos_token_ids, *generation, *_tokenizer_eos(model_dir)))
 
@@ -70,7 +70,7 @@ class _AddedToken(msgspec.Struct):
 
 
 class _TokenizerFile(msgspec.Struct):
-    """All that is wanted of a file of many megabytes: the rest is skipped, not built."""
+    """The only field needed of tokenizer.json, which has many megabytes; the decoder skips all other fields."""
 
     added_tokens: list[_AddedToken] = []
 

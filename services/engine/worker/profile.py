@@ -1,14 +1,14 @@
-"""What a step takes beside weights and cache: measured with made-up steps before the cache is sized.
+"""Measures the memory that a step needs besides weights and KV cache, with artificial steps, before the cache is sized.
 
-    drawing     what is made of the logits of rows that draw at the same time
-    sampling    logits, log probabilities and penalties, which grow with the tokens that are sampled
-    passing     the forward pass, which grows with the tokens of a step and, in attention, with the context behind them
-                (not measured of a backend that knows what it takes)
+    drawing     the buffers for rows that draw at the same time
+    sampling    logits, log probabilities and penalties, which grow with the number of sampled tokens
+    passing     the forward pass, which grows with the tokens of a step and, in attention, with their context; not
+                measured if the backend knows its size
 
-Each has a step of its own, small on a CPU, where time counts, and as large as a step can be on a device. The forward
-pass is scaled up by tokens: what does not grow with them is then counted more than once, never less. Samples beyond
-those measured cost what the last ones cost; context beyond what the steps look back on is added by formula. Plans and
-arithmetic only; the worker runs the plans.
+Each part is measured with its own step: a small one on a CPU, to start up fast, the largest possible one on a GPU. The
+memory of the forward pass is scaled up in proportion to the tokens, which overestimates the part that does not grow
+with them. Each sampled token beyond those measured counts as much as the last ones measured. Context beyond that of the
+measured steps is added by formula. This module makes the plans and does the arithmetic; the worker runs the plans.
 """
 
 from collections.abc import Callable
@@ -29,12 +29,12 @@ from shared.sampling import SamplingParams
 CPU_TOKENS_MAX = 256
 CPU_ROWS_MAX = 32
 CPU_CONTEXT_MAX = 2048
-"""A small model's steps of this size take about a tenth of a second together."""
+"""Limits of the measured steps on a CPU. All of them together take about 0.1 s with a small model."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
-    """The largest step: tokens that it computes, rows that it holds, tokens that it samples, tokens of one context."""
+    """The largest step: number of computed tokens, of rows, of sampled tokens, and tokens of the longest context."""
 
     num_tokens: int
     num_rows: int
@@ -43,7 +43,7 @@ class StepBounds:
 
 
 def largest_step(settings: EngineSettings, description: DecoderDescription, on_cpu: bool = False) -> StepBounds:
-    """What the scheduler may plan at most with these flags. Raises `ServiceError` for an impossible context."""
+    """Returns the largest step that the scheduler can plan. Raises `ServiceError` for an impossible context length."""
     context, rows = context_length(settings, description), settings.max_num_seqs
     tokens = max(settings.max_num_batched_tokens or default_batched_tokens(on_cpu, rows), rows)
     if not settings.enable_chunked_prefill:
@@ -54,30 +54,30 @@ def largest_step(settings: EngineSettings, description: DecoderDescription, on_c
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Steps to measure in a cache of their own, `kv`, and how much larger the largest step is."""
+    """The steps to measure, in a temporary KV cache `kv`, and how much larger the largest step is."""
 
     kv: KvPlan
     passing: StepPlan
     more_tokens: float
-    """The largest step's tokens for each of `passing`."""
+    """Tokens of the largest step divided by tokens of `passing`."""
     drawing: StepPlan
     more_draws: float
-    """The rows that draw at once for each of `drawing`."""
+    """Rows that draw at once in the largest step, divided by the rows of `drawing`."""
     few: StepPlan
     many: StepPlan
-    """Sampling, for some rows and for more."""
+    """`few` and `many`: sampling for some rows and for more rows."""
     unseen_rows: int
-    """Samples of the largest step beyond those of `many`."""
+    """Sampled tokens of the largest step minus those of `many`."""
     row_bytes_min: int
-    """What a sample takes at least."""
+    """Lower bound for the bytes of one sampled token."""
 
 
 def make_probe(bounds: StepBounds, description: DecoderDescription, block_size: int, device: torch.device) -> Probe:
-    """Steps as large as they may be on a device, and such that starting up stays fast on a CPU."""
+    """Returns the steps to measure: the largest ones on a GPU, small ones on a CPU so that start-up stays fast."""
     on_cpu, vocab_size = device.type == "cpu", description.vocab_size
     context = min(bounds.context, CPU_CONTEXT_MAX) if on_cpu else bounds.context
     tokens = min(bounds.num_tokens, context, CPU_TOKENS_MAX if on_cpu else bounds.num_tokens)
-    # On a CPU the sampler works on some rows at a time, and what that takes is there once.
+    # On a CPU the sampler processes a few rows at a time and reuses the memory.
     at_once = min(bounds.num_samples, max(1, SLICE_BYTES // (4 * vocab_size)) if on_cpu else bounds.num_samples)
     few = min(bounds.num_rows, at_once, CPU_ROWS_MAX if on_cpu else bounds.num_rows)
     many = min(bounds.num_rows, 2 * few)
@@ -97,14 +97,14 @@ def make_probe(bounds: StepBounds, description: DecoderDescription, block_size: 
 
 @dataclass(frozen=True, slots=True)
 class StepBytes:
-    """What the largest step takes at its peak, and what each token of context beyond those measured adds."""
+    """Peak bytes of the largest step, and bytes added by each token of context beyond the measured context."""
 
     fixed: int
     seen_context: int
     per_token: int
 
     def at(self, context: int) -> int:
-        """For contexts up to this long."""
+        """Returns the peak, in bytes, for contexts of up to `context` tokens."""
         return self.fixed + self.per_token * max(0, context - self.seen_context)
 
 
@@ -115,9 +115,10 @@ def measure_step(
     device: torch.device,
     passing: int | None = None,
 ) -> StepBytes:
-    """`run` carries out a plan in a state made for `probe.kv`. `passing`: what a backend knows of the forward pass.
+    """Measures the steps of a probe. `run` carries out a plan in a state made for `probe.kv`.
 
-    The forward pass comes first: a backend may keep the buffers that it grows.
+    `passing`: bytes of the largest forward pass, if the backend knows them. Otherwise the forward pass is measured
+    first, because a backend may keep the buffers that it allocates.
     """
 
     def peak(plan: StepPlan) -> int:
@@ -126,7 +127,7 @@ def measure_step(
 
     if passing is None:
         passing = int(peak(probe.passing) * probe.more_tokens)
-    # Rows of the tables that are touched for the first time are counted with these.
+    # Run once unmeasured, so that pages of the state table that are written for the first time are not counted below.
     run(probe.many)
     drawing = int(peak(probe.drawing) * probe.more_draws)
     few, many = peak(probe.few), peak(probe.many)
@@ -138,7 +139,10 @@ def measure_step(
 
 
 def _passing(num_tokens: int, context: int, block_size: int, num_blocks: int) -> StepPlan:
-    """One sequence's last tokens, none of them sampled. They have places of their own, the context shares those."""
+    """Returns a plan of the last `num_tokens` tokens of one sequence, without sampling.
+
+    The computed tokens have slots of their own. The context before them reuses the same blocks.
+    """
     blocks = tuple(index % num_blocks for index in range(-(-context // block_size)))
     new = NewSequence(0, "", (0,) * context, context, blocks, SamplingParams(max_tokens=1))
     share = ScheduledSequence(0, context - num_tokens, num_tokens, samples=False)
@@ -146,7 +150,7 @@ def _passing(num_tokens: int, context: int, block_size: int, num_blocks: int) ->
 
 
 def _sampling(num_rows: int, vocab_size: int, temperature: float) -> StepPlan:
-    """One token of many sequences, sampled with everything that a request can ask for."""
+    """Returns a plan of one token for each of `num_rows` sequences, sampled with all sampling options on."""
     params = SamplingParams(
         max_tokens=2,
         min_tokens=1,
@@ -163,11 +167,11 @@ def _sampling(num_rows: int, vocab_size: int, temperature: float) -> StepPlan:
 
 
 def bytes_per_context_token(num_tokens: int, description: DecoderDescription, dtype: torch.dtype) -> int:
-    """What `kernels/paged_attention.py` takes for a token that a step of `num_tokens` looks back on."""
+    """Returns the bytes that `kernels/paged_attention.py` needs for each token of context in a step of `num_tokens`."""
     size, d = dtype.itemsize, description
-    # Gathered keys and values, those of 8 bits before and after they are widened.
+    # Gathered keys and values; 8-bit ones exist before and after the conversion to the model's type.
     gathered = 2 * d.kv_size * (size + 1)
-    # A mask and the two truth values that it is made of, for each query and kind of window, or for each head.
+    # A mask and the two booleans it is made from, for each query and distinct window; with ALiBi for each head too.
     masks = (size + 2) * num_tokens * len(set(d.sliding_windows))
     if d.alibi_scale is not None:
         masks *= 2 * d.num_heads
@@ -176,7 +180,10 @@ def bytes_per_context_token(num_tokens: int, description: DecoderDescription, dt
 
 
 def _device_peak(device: torch.device) -> Callable[[Callable[[], object]], int]:
-    """What the allocator takes from the device, pieces between tensors included: what it takes it keeps."""
+    """Returns a function that runs work and returns its peak, in bytes, of memory reserved by the allocator.
+
+    Reserved memory includes the gaps between tensors; the allocator does not return it to the device.
+    """
 
     def peak(work: Callable[[], object]) -> int:
         torch.cuda.synchronize(device)

@@ -1,13 +1,13 @@
-"""From logits to tokens: the order of the steps, and which rows need which.
+"""Chooses tokens from logits: the order of the operations, and which rows need each of them.
 
-    log probabilities   of the logits as the model gave them, before anything else
-    penalties           rows that have some
-    min_tokens          rows too short to stop: tokens that would end them are impossible
+    log probabilities   all rows: from the model's logits, before any adjustment
+    penalties           rows that have penalties
+    min_tokens          rows below their `min_tokens`: the logits of tokens that end the sequence become -inf
     greedy rows         the most likely token
     other rows          temperature, top-k, top-p, min-p, one draw (see `kernels/sampling.py`)
 
-Randomness has no state: the draw for a token is a function of the request's seed and the token's index in the output.
-Called by the workers.
+The random generator has no state: the draw for a token is a function of the request's seed and the token's index in the
+output. Called by the workers.
 """
 
 import dataclasses
@@ -27,64 +27,67 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 GREEDY_BELOW = 1e-5
-"""A temperature so low that the draw has no choice left."""
+"""Below this temperature the most likely token is taken without a draw."""
 SLICE_BYTES = 4 * 2**20
-"""Logits worked on at once on a CPU: what stays in its cache from one operation to the next."""
+"""Bytes of logits processed at once on a CPU, so that they stay in its cache between operations."""
 
 
 def penalty_bytes(vocab_size: int) -> int:
-    """Main memory of a row in `PenaltyCounts`."""
+    """Returns the main memory, in bytes, of one row in `PenaltyCounts`."""
     return vocab_size * (np.dtype(np.int32).itemsize + np.dtype(np.bool_).itemsize)
 
 
 class PenaltyCounts:
-    """For rows with penalties: how often each token is in the output, and which are in the prompt."""
+    """For each row with penalties, how often each token is in the output, and which tokens are in the prompt."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
-        # Zeroed pages cost nothing until a row with penalties writes them.
+        # The system allocates zeroed pages only when a row with penalties writes them.
         self._counts = np.zeros((max_num_seqs, vocab_size), dtype=np.int32)
         self._in_prompt = np.zeros((max_num_seqs, vocab_size), dtype=np.bool_)
 
     def reset(self, row: int, prompt: Integers, output: Integers) -> None:
-        """A sequence takes the row."""
+        """Sets a row to the prompt and output of a new sequence."""
         self._in_prompt[row] = False
         self._in_prompt[row, prompt] = True
         self._counts[row] = np.bincount(output, minlength=self._counts.shape[1])
 
     def count(self, rows: Integers, token_ids: Integers) -> None:
-        """One more token for each of the rows, which are distinct."""
+        """Counts one more output token for each of the rows, which must be distinct."""
         self._counts[rows, token_ids] += 1
 
     def rows(self, rows: Integers) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Counts and prompt membership [len(rows), vocab]."""
+        """Returns the counts and the prompt membership, [len(rows), vocab] each."""
         return self._counts[rows], self._in_prompt[rows]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Parameters of the S rows that sample, a column each; see `SamplingParams`."""
+    """Sampling parameters of the S rows to sample, one array for each parameter; see `SamplingParams`."""
 
     temperature: Floats
     top_k: Integers
-    """The vocabulary's size where it is off."""
+    """The vocabulary size for rows without top-k."""
     top_p: NDArray[np.float64]
     min_p: Floats
     seeds: NDArray[np.uint64]
     output_positions: Integers
-    """Index of the token to sample in the output."""
+    """Index in the output of the token to sample."""
     num_logprobs: Integers
-    """Candidates to report; 0 where none were asked for."""
+    """Number of top candidates to report; 0 if the request asked for none."""
     penalised: Integers
-    """The rows that have penalties; what follows is parallel to it."""
+    """Indices of the rows with penalties.
+
+    `repetition`, `frequency`, `presence` and `penalty_counts` are parallel to it; `penalty_counts` may also be empty.
+    """
     repetition: Floats
     frequency: Floats
     presence: Floats
     penalty_counts: tuple[NDArray[np.int32], NDArray[np.bool_]]
     barred: Mapping[int, Integers]
-    """Rows below their `min_tokens`: the tokens that they must not get yet."""
+    """Index of each row below its `min_tokens` → the token ids that it must not get yet."""
 
     def take(self, rows: Integers) -> "SamplingBatch":
-        """Some of the rows, in ascending order, as a batch of their own. All that are penalised or barred are taken."""
+        """Returns a batch of some rows, given in ascending order. They must include every penalised or barred row."""
         columns = ("temperature", "top_k", "top_p", "min_p", "seeds", "output_positions", "num_logprobs")
         return dataclasses.replace(
             self,
@@ -96,19 +99,19 @@ class SamplingBatch:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """`token_ids` [S] and what is reported of each."""
+    """`token_ids` [S] and the log probabilities to report for each."""
 
     token_ids: Integers
     logprobs: tuple[SampledLogprobs, ...]
 
     def result(self, step: int) -> StepResult:
-        """Of a step in which each place gives one token."""
+        """Returns the result of a step without draft tokens, in which every row gives one token."""
         tokens = tuple((token,) for token in self.token_ids.tolist())
         return StepResult(step, tokens, tuple((logprobs,) for logprobs in self.logprobs))
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
-    """Logits [S, vocab] float32, left as they are."""
+    """Samples one token from each row of `logits` [S, vocab] float32, which is not modified."""
     adjusted = _adjust(logits, batch)
     best = _argmax(adjusted)
     tokens = best.clone()
@@ -118,7 +121,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
 
 
 def _adjust(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """The logits after penalties and `min_tokens`; the very same tensor where no row has either."""
+    """Returns the logits after penalties and `min_tokens`; the same tensor if no row has either."""
     if not len(batch.penalised) and not batch.barred:
         return logits
     adjusted = logits.clone()
@@ -138,14 +141,14 @@ def _penalise(logits: Tensor, adjusted: Tensor, batch: SamplingBatch) -> None:
 
 
 def _argmax(logits: Tensor) -> Tensor:
-    """The first of the greatest [S]. NumPy's is many times faster than torch's on a CPU."""
+    """Returns the index of the first maximum of each row, [S]. On a CPU NumPy is many times faster than torch."""
     if logits.device.type == "cpu":
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)
 
 
 def _draw(logits: Tensor, batch: SamplingBatch, rows: Integers) -> Tensor:
-    """Tokens of the rows that are not greedy."""
+    """Returns one drawn token for each of `rows`, which are not greedy."""
 
     def column(values: "NDArray[np.generic]") -> Tensor:
         return torch.from_numpy(values[rows]).to(logits.device)
@@ -158,7 +161,7 @@ def _draw(logits: Tensor, batch: SamplingBatch, rows: Integers) -> Tensor:
 
 
 def _slices(rows: Integers, logits: Tensor) -> list[Integers]:
-    """The rows in portions, all at once where the device has memory to stream from."""
+    """Returns the rows in portions of at most `SLICE_BYTES` of logits on a CPU, as one portion on other devices."""
     if not len(rows):
         return []
     portion = max(1, SLICE_BYTES // (4 * logits.shape[1])) if logits.device.type == "cpu" else len(rows)
@@ -166,7 +169,7 @@ def _slices(rows: Integers, logits: Tensor) -> list[Integers]:
 
 
 def _report(logits: Tensor, tokens: Tensor, batch: SamplingBatch) -> tuple[SampledLogprobs, ...]:
-    """Log probabilities of the model's own distribution, whatever was done to choose."""
+    """Returns log probabilities under the model's own distribution, before penalties and other adjustments."""
     everything = np.arange(len(logits))
     norms = torch.cat([logits[rows[0] : rows[-1] + 1].logsumexp(dim=-1) for rows in _slices(everything, logits)])
     chosen = (logits.gather(1, tokens[:, None]).squeeze(1) - norms).tolist()

@@ -1,22 +1,25 @@
-"""The worker seam: all that the step loop knows of a backend. `torch_worker` implements it; others sit beside it."""
+"""The worker interface: everything that the step loop knows of a backend.
+
+Implemented by `torch_worker`, `triton_worker` and the C++ worker (`services/engine/cpu/worker`).
+"""
 
 from typing import Protocol, runtime_checkable
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 
 UNDER_WAY_MAX = 2
-"""Plans that a worker holds at once: the one that runs and the one behind it."""
+"""Maximum number of plans launched and not yet collected: the running one and the one queued behind it."""
 
 
 class ModelWorker(Protocol):
-    """A model on a device with its KV cache and its state table. Called from one thread only."""
+    """A loaded model on a device, with its KV cache and state table. Called from one thread only."""
 
     def facts(self) -> EngineFacts:
-        """What loading learnt; valid after construction."""
+        """Returns what was learnt while the model was loaded. Valid after construction."""
         ...
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Carries out one plan. An exception means that the worker's state is lost: the engine must end."""
+        """Carries out one plan. After an exception the worker's state is lost and the engine must end."""
         ...
 
     def close(self) -> None:
@@ -26,16 +29,16 @@ class ModelWorker(Protocol):
 
 @runtime_checkable
 class PipelinedWorker(ModelWorker, Protocol):
-    """A worker that takes the next plan while the device is busy with the last one."""
+    """A worker that accepts the next plan while the device still computes the previous one."""
 
     def takes_another(self) -> bool:
-        """Whether a plan could be launched now without waiting for one that is under way."""
+        """Whether a plan can be launched now without waiting for a plan in flight."""
         ...
 
     def launch(self, plan: StepPlan) -> None:
-        """Starts a plan behind those that were started before; at most `UNDER_WAY_MAX` are under way."""
+        """Queues a plan behind those launched before. At most `UNDER_WAY_MAX` plans may be in flight."""
         ...
 
     def collect(self) -> StepResult:
-        """Waits for the oldest plan under way."""
+        """Waits for the oldest plan in flight and returns its result."""
         ...

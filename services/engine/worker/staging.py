@@ -1,8 +1,8 @@
-"""What a step sends to the device: many small arrays, written into one host buffer and copied in one piece.
+"""Sends a step's many small arrays to the device: they are written into one host buffer and copied in one piece.
 
-The host buffers are pinned and take turns, so that the next step is written while the last one is still being copied.
-An array's place depends only on the capacities of those before it: a captured graph finds it again in every step.
-Called by the GPU worker.
+The host buffers are pinned and used in turn, so that the next step can be written while the previous one is still being
+copied. The device address of an array depends only on the capacities of the arrays before it, so a captured CUDA graph
+finds the array at the same address in every step. Called by the GPU worker.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ _TYPES = {
 
 
 class Staging:
-    """Room for `num_bytes` a step, for ever: places never move."""
+    """Host and device buffers of `num_bytes` for one step's arrays. They are allocated once and never move."""
 
     def __init__(self, device: torch.device, num_bytes: int) -> None:
         self._device = device
@@ -37,14 +37,14 @@ class Staging:
         self._places: dict[tuple[int, int, np.dtype[Any]], Tensor] = {}
 
     def begin(self) -> None:
-        """Starts a step's arrays."""
+        """Starts the arrays of a new step. Waits if the host buffer of this turn is still being copied."""
         self._turn = (self._turn + 1) % _TURNS
         self._used = 0
         if self._device.type == "cuda":
             self._copied[self._turn].synchronize()
 
     def put(self, values: NDArray[Any], capacity: int = 0, dtype: Any = np.int32) -> Tensor:
-        """The array's place on the device, [at least capacity]; what it holds is there after `upload`."""
+        """Returns the tensor on the device, [max(len(values), capacity)], whose content is valid after `upload`."""
         numpy_type = np.dtype(dtype)
         count, start = len(values), self._used
         room = max(count, capacity)
@@ -59,24 +59,24 @@ class Staging:
         return self._places[key]
 
     def upload(self) -> None:
-        """Copies what was put, behind what the device still does."""
+        """Starts the copy of all arrays of the step, in stream order."""
         host = self._hosts[self._turn][: self._used]
         self._target[: self._used].copy_(host, non_blocking=True)
         if self._device.type == "cuda":
             self._copied[self._turn].record()
 
     def put_any(self, values: NDArray[Any], dtype: Any = np.int32) -> Tensor:
-        """The same for an array of any size: what does not fit well is copied by itself, at once."""
+        """Like `put`, for an array of any size. An array too large for the rest of the buffer is copied by itself."""
         if values.nbytes <= len(self._target) // 4 and self._used + 2 * values.nbytes + 64 < len(self._target):
             return self.put(values, dtype=dtype)
         return sent(torch.from_numpy(values.astype(dtype)), self._device)
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device that is begun and not waited for.
+    """Starts an asynchronous copy to the device and returns the device tensor.
 
-    It goes by pinned memory, which PyTorch keeps until it has arrived; a copy from other memory waits for everything
-    that the device still has to do.
+    On CUDA the copy goes through pinned memory, which PyTorch keeps until the copy is complete. A copy from pageable
+    memory would wait for all work queued on the device.
     """
     if device.type != "cuda":
         return values.to(device)

@@ -1,8 +1,9 @@
-"""The worker's rows: one for each running sequence, from the plan that brings it to the plan that frees it.
+"""The worker's state table: one row (batch slot) for each running sequence.
 
-Arrays with a row for each place and a column for each fact, so that a step gathers what it needs by one array of row
-numbers; a step's work never grows with the context of a decoding row. Tokens are appended where they are sampled: the
-next step's input is there before the next plan is. Not a scheduler: it does as plans say. Called by the workers.
+A sequence keeps its row from the plan that adds the sequence to the plan that frees the row. Each property is an array
+indexed by row, so that a step gathers its inputs with one array of row numbers. The work for a decoding row does not
+grow with its context. The worker appends sampled tokens to the rows itself, so the input of the next step is known
+before the next plan arrives. The table makes no scheduling decisions; it applies plans. Called by the workers.
 """
 
 from collections.abc import Sequence
@@ -18,19 +19,19 @@ Rows = NDArray[np.int64]
 
 
 def table_bytes(max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int) -> int:
-    """Main memory of a `StateTable` whose rows are all full and have penalties."""
+    """Returns the main memory, in bytes, of a `StateTable` in which every row is full and has penalties."""
     tokens_and_blocks = 4 * (max_model_len + 1 + -(-max_model_len // block_size))
     return max_num_seqs * (tokens_and_blocks + penalty_bytes(vocab_size))
 
 
 class StateTable:
-    """State of up to `max_num_seqs` sequences."""
+    """The state of up to `max_num_seqs` running sequences, one row each."""
 
     def __init__(
         self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int, eos_token_ids: frozenset[int]
     ) -> None:
-        # Zeroed pages cost nothing until they are written: a row takes memory as its sequence grows. The last column
-        # takes the token that a full row's last step gives, which no step reads.
+        # The system allocates zeroed pages when they are first written, so a row takes memory as its sequence grows.
+        # The last column holds the token sampled by the last step of a full row; no step reads it.
         self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self.block_tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
@@ -38,16 +39,16 @@ class StateTable:
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self._columns = _ParamColumns(max_num_seqs, vocab_size)
         self.counting, self.zeros = np.arange(max_num_seqs + 1), np.zeros(max_num_seqs, dtype=np.int64)
-        """Of what steps are made again and again; nobody changes them."""
+        """Constant arrays 0, 1, 2, … and 0, 0, 0, …; steps take slices of them and must not write to them."""
         self._max_model_len = max_model_len
         self._stop_token_ids: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)] * max_num_seqs
         self._eos_token_ids = eos_token_ids
         self._penalties = PenaltyCounts(max_num_seqs, vocab_size)
 
     def apply(self, plan: StepPlan) -> None:
-        """Fills the rows that join, extends block tables, puts guesses behind the known tokens.
+        """Fills the rows of new sequences, extends block tables, writes draft tokens behind the known tokens.
 
-        Freed rows need nothing: a row is whole when it joins.
+        Freed rows are not cleared, because a new sequence overwrites everything in its row.
         """
         for sequence in plan.new:
             self._fill(sequence)
@@ -59,38 +60,52 @@ class StateTable:
                 self.token_ids[share.row, known : known + len(share.draft_token_ids)] = share.draft_token_ids
 
     def append(self, rows: Rows, token_ids: NDArray[np.int64]) -> None:
-        """One sampled token for each of the rows, which are distinct."""
+        """Appends one sampled token to each of the rows and counts it for penalties. The rows must be distinct."""
         self.fill(rows, self._grow(rows), token_ids)
         penalised = self._columns.penalised[rows]
         self._penalties.count(rows[penalised], token_ids[penalised])
 
     def reserve(self, rows: Rows) -> NDArray[np.int64]:
-        """A place for one token of each of the rows, which are distinct and whose step is under way.
+        """Reserves the position of the next token in each row, for a step that is still running.
 
-        Until `fill` the place of `rows[i]` holds -1 - i.
+        Returns the position in each row. The rows must be distinct. Until `fill` the position in `rows[i]` holds
+        -1 - i, so that the next step can refer to token i of the running step.
         """
         places = self._grow(rows)
         self.token_ids[rows, places] = -1 - self.counting[: len(rows)]
         return places
 
     def fill(self, rows: Rows, places: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
-        """The tokens of reserved places. Penalties are the device's business then."""
+        """Writes the sampled tokens at reserved positions.
+
+        Penalty counts are not updated: the C++ worker reserves only for rows without penalties, and the GPU worker
+        keeps its counts on the device.
+        """
         self.token_ids[rows, places] = token_ids
 
     def needs_choice(self, rows: Rows) -> bool:
-        """False when for all of the rows the likeliest token and its probability are all that is ever asked."""
+        """Whether any of the rows needs more than the most likely token and its log probability.
+
+        That is the case with a temperature, penalties, `min_tokens` or `logprobs`.
+        """
         return bool(self._columns.chooses[rows].any())
 
     def has_penalties(self, rows: Rows) -> NDArray[np.bool_]:
-        """Which of the rows have penalties."""
+        """Returns for each of the rows whether it has penalties."""
         return self._columns.penalised[rows]
 
     def penalty_rows(self, rows: Rows) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Counts of output tokens and membership of the prompt [len(rows), vocab] when the rows joined."""
+        """Returns the counts of output tokens and whether each token is in the prompt, [len(rows), vocab] each.
+
+        The counts include tokens given to `append`, but not those given to `fill`.
+        """
         return self._penalties.rows(rows)
 
     def sampling(self, rows: Rows, offsets: NDArray[np.int64], with_counts: bool = True) -> SamplingBatch:
-        """What the sampler needs to know of these rows, in their order, each behind `offsets` guesses."""
+        """Returns the sampling parameters of the rows, in their order, each after `offsets` draft tokens.
+
+        A row may occur several times with different offsets. Without `with_counts` the penalty counts are empty.
+        """
         columns = self._columns
         output_positions = self.num_tokens[rows] - self._num_prompt_tokens[rows] + offsets
         penalised = np.flatnonzero(columns.penalised[rows])
@@ -112,7 +127,7 @@ class StateTable:
         )
 
     def _penalty_counts(self, rows: Rows, offsets: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Counts and prompt membership [len(rows), vocab], as if the guesses were output."""
+        """Returns counts and prompt membership [len(rows), vocab], with the first `offsets` draft tokens as output."""
         counts, in_prompt = self._penalties.rows(rows)
         for place in np.flatnonzero(offsets):
             known = int(self.num_tokens[rows[place]])
@@ -133,7 +148,7 @@ class StateTable:
             self._penalties.reset(row, tokens[: sequence.num_prompt_tokens], tokens[sequence.num_prompt_tokens :])
 
     def _grow(self, rows: Rows) -> NDArray[np.int64]:
-        """A place for one token more of each of the rows."""
+        """Lengthens each of the rows by one token, up to `max_model_len`. Returns the positions of these tokens."""
         places = self.num_tokens[rows]
         self.num_tokens[rows] = np.minimum(places + 1, self._max_model_len)
         return places
@@ -144,14 +159,14 @@ class StateTable:
         self.num_blocks[row] = first + len(block_ids)
 
     def _stops(self, params: SamplingParams) -> NDArray[np.int64]:
-        """Tokens that end the sequence: what `min_tokens` holds back."""
+        """Returns the token ids that end the sequence; `min_tokens` forbids them until enough tokens are sampled."""
         ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
         vocab_size = self._columns.vocab_size
         return np.array(sorted(i for i in ids if 0 <= i < vocab_size), dtype=np.int64)
 
 
 class _ParamColumns:
-    """Sampling parameters, a column each."""
+    """The sampling parameters of all rows, one array for each parameter."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size

@@ -1,7 +1,7 @@
-"""What the workers share that keep their state in main memory: cache, swap space and rows, made to a measured size.
+"""The common base of the torch worker and the C++ worker: KV cache, swap space and state table of a measured size.
 
-Knows no model: a subclass loads one, then prepares the state, and computes flat steps. The GPU's worker keeps its state
-on the device and is none of these.
+It knows no model: a subclass loads the model, then prepares the state, and computes flat steps. The Triton worker does
+not use this class, because it keeps more of its state on the device.
 """
 
 from abc import ABC, abstractmethod
@@ -26,13 +26,13 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """What cache and rows are made for, whatever their size."""
+    """Everything that the KV cache and the state table depend on, except their sizes."""
 
     settings: EngineSettings
     description: DecoderDescription
-    """The model as the cache holds it."""
+    """The model, with the head size that the KV cache uses."""
     dtype: torch.dtype
-    """The cache's."""
+    """Type of the KV cache."""
     device: torch.device
     eos: frozenset[int]
     configuration: str
@@ -40,7 +40,7 @@ class StateSpec:
 
 
 class StepWorker(ABC):
-    """A `ModelWorker` but for its model, `run` and `close`."""
+    """A `ModelWorker` without the model; a subclass adds the model, `run`, `_run` and `close`."""
 
     _heap_guard: HeapGuard | None = None
 
@@ -50,23 +50,23 @@ class StepWorker(ABC):
 
     @property
     def memory(self) -> MemoryPlan:
-        """What was planned at start-up."""
+        """The memory plan made at start-up."""
         return self._memory
 
     @abstractmethod
     def _run(self, plan: StepPlan) -> StepResult:
-        """Carries out one plan while no other is under way."""
+        """Carries out one plan while no other plan is in flight."""
 
     def _context_token_bytes(self, num_tokens: int) -> int:
-        """See `Backend`; nothing where attention reads keys and values where they are."""
+        """See `Backend.context_token_bytes`; 0 if attention reads keys and values in place, without copying them."""
         return 0
 
     def _reserve(self, bounds: StepBounds) -> int | None:
-        """See `Backend`."""
+        """See `Backend.reserve`."""
         return None
 
     def _mapped_bytes(self) -> int:
-        """See `Backend`."""
+        """See `Backend.mapped_bytes`."""
         return 0
 
     def _prompt_tokens(self) -> int | None:
@@ -74,18 +74,18 @@ class StepWorker(ABC):
         return None
 
     def _begin(self, plan: StepPlan) -> FlatStep | None:
-        """What a plan does before anything is computed, and what is to be computed, if there is something."""
+        """Copies blocks and updates the state table. Returns the step to compute; None if the plan computes nothing."""
         copy_blocks(plan, self._cache, self._host_cache)
         self._table.apply(plan)
         return None if plan.empty else flatten(plan, self._table, self._facts.block_size)
 
     def _after_step(self) -> None:
-        """Whoever subclasses calls this when a step has ended."""
+        """Limits the growth of the heap. Subclasses call it when a step has ended."""
         if self._heap_guard is not None:
             self._heap_guard.after_step()
 
     def _prepare_state(self, spec: StateSpec) -> None:
-        """With the model loaded: measures steps in a small state of their own, then sizes and makes the one to use."""
+        """Measures steps in a small temporary state, then makes the final state. The model must be loaded."""
         make_state = partial(self._make_state, spec)
         backend = Backend(
             spec.description,
@@ -102,7 +102,7 @@ class StepWorker(ABC):
             self._heap_guard = HeapGuard(self._memory.heap_bytes)
 
     def _make_state(self, spec: StateSpec, kv: KvPlan, num_host_blocks: int) -> None:
-        """The cache and the rows, and with them the facts."""
+        """Makes the KV cache, the swap space, the state table and the facts that depend on their sizes."""
         settings, description, dtype = spec.settings, spec.description, spec.dtype
         block_size, vocab_size = settings.block_size, description.vocab_size
         self._cache = allocate_kv_cache(description, kv.num_blocks, block_size, dtype, spec.device)
@@ -122,5 +122,5 @@ class StepWorker(ABC):
         self._table = StateTable(settings.max_num_seqs, kv.max_model_len, block_size, vocab_size, spec.eos)
 
     def _drop_state(self) -> None:
-        """Cache, swap space and rows go."""
+        """Frees the KV cache, the swap space and the state table."""
         del self._cache, self._host_cache, self._table

@@ -1,7 +1,7 @@
-"""The torch backend: runs plans with plain torch operations on any device. Every faster backend is compared with it.
+"""The torch worker: runs plans with plain torch operations on any device. Every faster worker is tested against it.
 
-Loads the model, sizes the cache, keeps the rows, computes and samples. Knows nothing of requests beyond its rows, of
-scheduling or of the bus. Called by the step loop, from one thread.
+The worker loads the model, sizes the KV cache, keeps the state table, computes and samples. It does not know requests,
+scheduling or the bus. Called by the step loop, from one thread.
 """
 
 import logging
@@ -37,11 +37,11 @@ from shared.config import EngineSettings, SettingsError
 logger = logging.getLogger(__name__)
 
 SMALL_MODEL_BYTES = 64 * 2**20
-"""Weights below this are read in a millisecond or two."""
+"""Weights smaller than this are read in one or two milliseconds."""
 
 
 class TorchWorker(StepWorker):
-    """A `ModelWorker`."""
+    """A `ModelWorker` that computes with plain torch operations."""
 
     def __init__(self, settings: EngineSettings, model_dir: Path, device: torch.device | None = None) -> None:
         """Loads the model. Raises `ServiceError` for a model or settings that cannot work."""
@@ -62,7 +62,7 @@ class TorchWorker(StepWorker):
         configuration = configuration_hash(model_dir, torch_backend(self._device), self._dtype, cache_dtype)
         self._prepare_state(StateSpec(settings, self._description, cache_dtype, self._device, eos, configuration))
         if self._device.type == "cuda":
-            # Rather than grow beyond the share, the allocator gives back what it keeps between steps.
+            # Makes the allocator return cached memory to the device instead of exceeding the share.
             torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_utilization, self._device)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -121,12 +121,12 @@ def load_model(
     *,
     trust_remote_code: bool = False,
 ) -> tuple[LanguageModel, DecoderDescription]:
-    """A decoder of our own where there is a family for it, else one that transformers runs. Raises `ServiceError`.
+    """Returns a `Decoder` if the architecture's family is known, else a model that transformers runs.
 
-    `trust_remote_code` lets the latter run code that comes with the model.
+    `trust_remote_code` allows transformers to run code that comes with the model. Raises `ServiceError`.
     """
     if not has_family(config):
-        # Imported here: it takes seconds, and most models do without.
+        # Imported here because the import takes seconds and most models do not need it.
         from services.engine.worker.transformers_model import load_transformers_model
 
         model = load_transformers_model(model_dir, config, dtype, device, trust_remote_code)
@@ -139,7 +139,7 @@ def load_model(
 
 
 def check_offload(settings: EngineSettings, device: torch.device) -> None:
-    """Weights in host memory: on a CPU they are. Anywhere else offloading them is a `SettingsError`."""
+    """Raises `SettingsError` if weights are to be offloaded from a GPU. On a CPU the option has no effect."""
     if not settings.cpu_offload_gb:
         return
     if device.type != "cpu":
@@ -151,7 +151,7 @@ def check_offload(settings: EngineSettings, device: torch.device) -> None:
 
 
 def scaled_slopes(description: DecoderDescription, device: torch.device) -> Tensor | None:
-    """The slopes of linear position biases, [kv_heads, heads / kv_heads]; None for a model without them."""
+    """Returns the slopes of linear position biases, [kv_heads, heads / kv_heads]; None for a model without them."""
     if description.alibi_scale is None:
         return None
     slopes = alibi_slopes(description.num_heads) * description.alibi_scale
@@ -159,15 +159,15 @@ def scaled_slopes(description: DecoderDescription, device: torch.device) -> Tens
 
 
 def useful_threads(model_dir: Path) -> int:
-    """Threads to compute with when the user leaves it open: every core, but for a small model one.
+    """Returns the default number of compute threads: 1 for a small model, else the number of cores.
 
-    A small model's operations are too short to be worth sharing out: while the other services use a core too, the
-    threads wait for each other longer than they compute.
+    A small model's operations are too short to divide: while the other services use a core too, the threads wait for
+    each other longer than they compute.
     """
     return 1 if weight_file_bytes(model_dir) < SMALL_MODEL_BYTES else len(os.sched_getaffinity(0))
 
 
 def describe_model(model_dir: Path) -> DecoderDescription:
-    """What a model directory holds, without loading it. Raises `ServiceError`."""
+    """Returns the description of the model in a directory without loading the weights. Raises `ServiceError`."""
     config = read_config(model_dir)
     return find_family(config).describe(config)

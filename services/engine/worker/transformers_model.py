@@ -1,10 +1,10 @@
-"""A model that has no description here, run by transformers with the engine's paged attention in place of its own.
+"""Runs models of other architectures through transformers, with the engine's paged attention in place of their own.
 
-Transformers computes everything but attention: each layer hands its queries, keys and values to a registered function,
-which writes and reads the paged cache. What the cache must look like is seen by one trial run of one token. An
-architecture whose attention cannot be taken out is a `ServiceError` that says so; code from a model directory is run
-with `--trust-remote-code` only. Called by the torch worker, which imports this only for such models: transformers takes
-seconds to import.
+Transformers computes everything but attention: each layer passes its queries, keys and values to a registered function,
+which writes and reads the paged KV cache. A trial run of one token shows the shape of the cache. Raises `ServiceError`
+for an architecture whose attention cannot be replaced. Code from a model directory runs only with
+`--trust-remote-code`. Called by the torch worker, which imports this module only for such models, because importing
+transformers takes seconds.
 """
 
 from collections.abc import Mapping
@@ -28,22 +28,25 @@ from shared.errors import ServiceError
 _ATTENTION = "antiphon_paged"
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
 _CHANGING_ROPES = {"dynamic", "longrope"}
-"""Their frequencies depend on how long a sequence is: cached keys would not fit those that come later."""
+"""Rotary embeddings whose frequencies depend on the sequence length, so that cached keys would become wrong."""
 _FOREIGN = ("s_aux", "position_bias", "head_mask")
-"""Arguments of attention that change scores in ways that the paged attention does not know."""
+"""Arguments of attention that change scores in ways that the paged attention does not support."""
 
 
 class _Attending(Protocol):
-    """What runs the attention of a forward pass."""
+    """Computes the attention of one forward pass."""
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, asked: Mapping[str, Any]) -> Tensor:
-        """Queries [1, heads, num_tokens, head_dim] and the like → [1, num_tokens, heads, head_dim]."""
+        """Computes attention for queries [1, heads, num_tokens, head_dim], keys and values [1, kv_heads, …].
+
+        `asked` holds the layer's other arguments. Returns [1, num_tokens, heads, head_dim].
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _LayerFacts:
-    """What one layer asked for in the trial run."""
+    """The shape of one layer's attention, recorded in the trial run."""
 
     num_heads: int
     num_kv_heads: int
@@ -52,7 +55,7 @@ class _LayerFacts:
 
 
 class _Trial:
-    """Notes what every layer asks for and computes nothing."""
+    """Records the shape of every layer's attention and returns zeros."""
 
     def __init__(self) -> None:
         self.layers: dict[int, _LayerFacts] = {}
@@ -70,7 +73,7 @@ class _Trial:
 
 
 class _Paged:
-    """A step's attention."""
+    """Attention of one step over the paged KV cache."""
 
     def __init__(self, step: StepInputs, windows: tuple[int | None, ...]) -> None:
         self._step, self._windows = step, windows
@@ -88,7 +91,7 @@ class _Paged:
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **asked: Any
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer."""
+    """The attention function registered with transformers, which calls it in every layer."""
     attending: _Attending | None = asked.pop("antiphon_attention", None)
     if attending is None:
         raise config_error("its layers do not pass on what the engine tells their attention.")
@@ -96,7 +99,7 @@ def _attention(
 
 
 class TransformersModel:
-    """A `LanguageModel`."""
+    """A `LanguageModel` that runs a model of transformers."""
 
     def __init__(self, model: Any, description: DecoderDescription) -> None:
         self._model, self.description = model, description
@@ -118,9 +121,9 @@ def load_transformers_model(
     device: torch.device,
     trust_remote_code: bool = False,
 ) -> TransformersModel:
-    """A model on the device. Raises `ServiceError` naming why a model cannot be run like this.
+    """Returns the model, loaded on the device. Raises `ServiceError` with the reason if it cannot run this way.
 
-    `trust_remote_code` lets code of the model's directory run.
+    `trust_remote_code` allows code from the model's directory to run.
     """
     names = ", ".join(map(str, config.get("architectures") or [])) or "none at all"
     if config.get("auto_map") and not trust_remote_code and config.get("model_type") not in CONFIG_MAPPING:
@@ -134,7 +137,7 @@ def load_transformers_model(
         return TransformersModel(model, _describe(config, model.config.get_text_config(), trial.layers))
     except ServiceError as error:
         raise _refusal(names, error.message.removeprefix("config.json: ")) from error
-    except Exception as error:  # what foreign modelling code raises has no common base
+    except Exception as error:  # exceptions of foreign modelling code have no common base class
         raise _refusal(names, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
 
 
@@ -159,7 +162,7 @@ def _load(model_dir: Path, dtype: torch.dtype, trusted: bool) -> Any:
 
 
 def _model_class(config: Any, model_dir: Path, trusted: bool) -> Any:
-    """The class of transformers for a config, or the directory's own; None where there is neither."""
+    """Returns the class for a config, from transformers or from the model's directory; None if there is neither."""
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     reference = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
@@ -167,7 +170,10 @@ def _model_class(config: Any, model_dir: Path, trusted: bool) -> Any:
 
 
 def _run(model: Any, ids: Tensor, positions: Tensor, attending: _Attending, keep: int | Tensor) -> Tensor:
-    """Ids and positions [num_tokens] → logits [tokens kept, vocab] float32."""
+    """Runs the model on ids and positions [num_tokens]. Returns logits [tokens kept, vocab] float32.
+
+    `keep`: the token indices to keep, or how many of the last tokens; 0 keeps all.
+    """
     output = model(
         input_ids=ids.unsqueeze(0),
         position_ids=positions.unsqueeze(0),
@@ -179,7 +185,7 @@ def _run(model: Any, ids: Tensor, positions: Tensor, attending: _Attending, keep
 
 
 def _describe(config: Mapping[str, Any], text: Any, layers: Mapping[int, _LayerFacts]) -> DecoderDescription:
-    """Enough of a description for the cache and the step: what a trial run and the config tell."""
+    """Returns a description for the KV cache and the steps, from the trial run and the config."""
     fields = text.to_dict()
     if not layers or sorted(layers) != list(range(len(layers))):
         raise config_error("not every layer asked for attention.")
@@ -208,7 +214,7 @@ def _describe(config: Mapping[str, Any], text: Any, layers: Mapping[int, _LayerF
 
 
 def _without_window(facts: _LayerFacts) -> _LayerFacts:
-    """The same layer with full attention: layers may differ in nothing else."""
+    """Returns the facts with full attention. Layers may differ only in their windows."""
     return replace(facts, window=None)
 
 

@@ -1,12 +1,12 @@
-"""The GPU worker: the decoder on Triton kernels and CUDA graphs, the next plan taken while the device is busy.
+"""The GPU worker: runs the decoder with Triton kernels and CUDA graphs, and takes a plan while another one runs.
 
-    launch    blocks copied, rows filled, arrays staged and copied in one piece, graph or kernels, tokens chosen,
-              the copy of the tokens to the host begun: nothing here waits for the device
-    collect   waits for that copy; tokens go to the rows and into the result
+    launch    copies blocks, fills rows, stages the step's arrays and copies them in one piece, starts the graph or the
+              kernels, samples, starts the copy of the tokens to the host; does not wait for the step
+    collect   waits for that copy; writes the tokens to the rows and into the result
 
-A sampled token stays on the device for the step that computes it next, so a plan may name a sequence whose last token
-the host does not know yet. A step with guesses is waited for at once: which of them were right decides what is next.
-Runs on CPU tensors under Triton's interpreter, for tests. Called by the step loop, from one thread.
+A sampled token stays on the device for the next step of its sequence, so a plan may schedule a sequence whose last
+token the host does not know yet. `launch` waits for a step with draft tokens, because the accepted ones decide what is
+computed next. Runs on CPU tensors under Triton's interpreter, for tests. Called by the step loop, from one thread.
 """
 
 from collections import deque
@@ -55,7 +55,10 @@ from shared.config import EngineSettings
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """A launched step: where its tokens go, and the copies to the host, complete once `arrived` is."""
+    """A launched step. The copies of its tokens to the host are complete when `arrived` is.
+
+    `places`: position of each sampled token in its row (not used for a step with draft tokens).
+    """
 
     plan: StepPlan
     rows: Integers
@@ -70,7 +73,7 @@ class _UnderWay:
 
 
 class TritonWorker:
-    """A `PipelinedWorker`."""
+    """A `PipelinedWorker` for GPUs."""
 
     @torch.inference_mode()
     def __init__(self, settings: EngineSettings, model_dir: Path, device: torch.device) -> None:
@@ -101,7 +104,7 @@ class TritonWorker:
         return self._facts
 
     def run(self, plan: StepPlan) -> StepResult:
-        """See `ModelWorker`: what is under way must have been collected."""
+        """See `ModelWorker`. All plans launched before must have been collected."""
         assert not self._under_way, "a plan is under way"
         self.launch(plan)
         return self.collect()
@@ -157,7 +160,7 @@ class TritonWorker:
     # --- start-up -----------------------------------------------------------------------------------------------------
 
     def _prepare_state(self, settings: EngineSettings, eos: frozenset[int]) -> None:
-        """What has room for any step is made first; then steps are measured and the cache gets what they leave."""
+        """Allocates buffers for the largest step, measures steps, and gives the rest of the memory to the KV cache."""
         d, bounds, block_size = self._description, largest_step(settings, self._description), settings.block_size
         self._sampler = DeviceSampler(bounds.num_rows, d.vocab_size, self._device)
         room = staging_bytes(bounds.num_tokens, bounds.num_rows, bounds.context, len(self._windows), block_size)
@@ -172,7 +175,7 @@ class TritonWorker:
             self._cache_dtype,
             partial(self._make_state, settings, eos),
             self.run,
-            # Attention reads keys and values where they are.
+            # Attention reads keys and values in the cache, without copying them.
             context_token_bytes=lambda _: 0,
             kept_bytes=graphs_bytes(bounds.num_rows, d.vocab_size) if captures else 0,
             measures=on_device,
@@ -183,7 +186,7 @@ class TritonWorker:
             self._graphs = DecodeGraphs(graph_sizes(bounds.num_rows), captured, self._prepare_empty, self._logits)
 
     def _make_state(self, settings: EngineSettings, eos: frozenset[int], kv: KvPlan, num_host_blocks: int) -> None:
-        """The cache and the host's rows, and with them the facts."""
+        """Makes the KV cache, the swap space, the state table and the facts that depend on their sizes."""
         d, rows, block_size = self._description, settings.max_num_seqs, settings.block_size
         self._blocks = DeviceBlocks(d, kv.num_blocks, num_host_blocks, block_size, self._cache_dtype, self._device)
         self._facts = EngineFacts(
@@ -208,7 +211,7 @@ class TritonWorker:
     # --- a step -------------------------------------------------------------------------------------------------------
 
     def _num_known_with_guesses(self, plan: StepPlan) -> Integers:
-        """Tokens that the host has the ids of: guesses stand behind the known ones, in the row."""
+        """Returns for each row the number of token ids that the host has: known tokens and this plan's draft tokens."""
         known = self._num_known
         if any(share.draft_token_ids for share in plan.scheduled):
             known = known.copy()
@@ -228,7 +231,7 @@ class TritonWorker:
         return self._sampler.stage(batch, step.rows, self._staging)
 
     def _send(self, plan: StepPlan) -> None:
-        """Copies what was staged, new blocks of the tables among it."""
+        """Copies the staged arrays to the device and writes new block ids into the block tables there."""
         width, places, words = self._tables.shape[1], list[int](), list[int]()
         for sequence in plan.new:
             places += range(sequence.row * width, sequence.row * width + len(sequence.block_ids))
@@ -272,7 +275,10 @@ class TritonWorker:
             self._under_way.append(self._accept(waiting))
 
     def _accept(self, step: _UnderWay) -> StepResult:
-        """Waits for a step with guesses and takes those that were right; tells the device what is output now."""
+        """Waits for a step with draft tokens and accepts the right ones.
+
+        Updates each row's last token and penalty counts on the device.
+        """
         step.wait()
         sampled = report(
             step.chosen.tokens.numpy(), step.chosen.logprobs.tolist(), step.chosen.top, step.sampling.batch
@@ -292,7 +298,7 @@ class TritonWorker:
         return result
 
     def _to_host(self, chosen: Chosen) -> Chosen:
-        """Copies that have been begun."""
+        """Starts the copies to the host and returns the host tensors."""
         top = chosen.top
         if top is not None:
             top = top[0], self._begin_copy(top[1]), self._begin_copy(top[2])
@@ -304,6 +310,6 @@ class TritonWorker:
 
 
 def _guesses(plan: StepPlan) -> Guesses:
-    """For each place that samples the guesses before it."""
+    """Returns for each sampled token the draft tokens before it."""
     drafts = [share.draft_token_ids for share in plan.scheduled if share.samples]
     return Guesses(tuple(draft[:end] for draft in drafts for end in range(len(draft) + 1)))

@@ -1,8 +1,8 @@
 """Makes a decoder's weights from a checkpoint, one parameter after the other.
 
-A parameter's tensors are joined, converted and packed before the next one is read, so that loading needs little more
-than the model itself. A checkpoint that does not fit its config is a `ServiceError` that names the tensors. Called by
-the torch worker at start-up.
+A parameter's tensors are joined, converted and packed before the next parameter is read, so that loading needs little
+more memory than the model itself. Raises a `ServiceError` that names the tensors if the checkpoint does not fit its
+config. Called by the torch worker and the Triton worker at start-up.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ def load_weights(
     device: torch.device,
     operations: Operations = TORCH_OPERATIONS,
 ) -> DecoderWeights:
-    """The decoder's weights on the device, in the forms that the operations take."""
+    """Returns the decoder's weights on the device, in the forms that the operations use."""
     with Checkpoint(model_dir) as checkpoint:
         checkpoint.check(layout, ignored_names(description))
         loader = _Loader(checkpoint, description, layout, dtype, device, operations)
@@ -66,7 +66,10 @@ class _Loader:
         return self._checkpoint.read(self._parameters[name], self._dtype, self._device)
 
     def owned(self, name: str) -> Tensor:
-        """A tensor that every step reads is not left to the page cache."""
+        """Returns a tensor, copied if it would be the file's mapped pages.
+
+        Every step reads the tensor, and the system could evict mapped pages.
+        """
         return self.tensor(name).clone() if self.is_mapped(name) else self.tensor(name)
 
     def linear(self, name: str) -> Linear:
@@ -130,7 +133,11 @@ def _expert_mlp(loader: _Loader, description: DecoderDescription, experts: Exper
 
 
 def _head(embedding: Tensor, loader: _Loader, description: DecoderDescription) -> Linear:
-    """Packing a tied head needs a second copy of the matrix: only where the first one is the file's pages and free."""
+    """Returns the output projection.
+
+    Packing a tied head makes a second copy of the embedding matrix, so a tied head is packed only if the embedding is
+    the file's mapped pages and takes no memory of its own.
+    """
     if description.tied_embeddings:
         make = loader.operations.linear if loader.is_mapped("embedding") else loader.operations.unpacked_linear
         return make(embedding)

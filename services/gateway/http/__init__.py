@@ -1,10 +1,12 @@
-"""The HTTP edge of the gateway, whatever the API: keys, limits, errors, request ids, server-sent events. No bus.
+"""The parts of the HTTP edge that do not depend on the API: keys, limits, errors, request ids, events. No bus.
 
 | module         | what it does                                                   |
 |----------------|----------------------------------------------------------------|
 | `edge`         | middleware around every request: key, id, metrics, path prefix |
+| `auth`         | checks API keys                                                |
+| `request_id`   | draws request ids                                              |
 | `request_body` | reads a body within its limits                                 |
-| `errors`       | failures to OpenAI's error objects                             |
-| `sse`          | a stream of server-sent events to a client that may be slow    |
-| `disconnect`   | notices a client that has left                                 |
+| `errors`       | converts failures to OpenAI's error objects                    |
+| `sse`          | writes server-sent events to a client that may be slow         |
+| `disconnect`   | notices that a client has disconnected                         |
 """

@@ -1,6 +1,6 @@
-"""API keys: who may use the service. Pure; `edge` asks it before anything else is done for a request.
+"""Checks API keys. Pure; called by `edge` before any other work for a request.
 
-Every route needs a key when keys are set, except the probes listed here: a new route is protected unless it is added.
+If keys are set, every route needs a key, except the probes in `OPEN_PATHS`. So a new route is protected by default.
 """
 
 import hashlib
@@ -14,15 +14,15 @@ _SCHEME = b"bearer"
 
 
 class ApiKeys:
-    """The accepted keys, as digests of equal length."""
+    """The accepted keys, kept as digests of equal length."""
 
     def __init__(self, listed: str) -> None:
-        """`listed`: keys separated by commas; blanks around them and empty items do not count."""
+        """`listed`: keys separated by commas. Spaces around a key and empty items are ignored."""
         keys = [key.strip() for key in listed.split(",")]
         self._digests = [_digest(key.encode()) for key in keys if key]
 
     def check(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Raises ServiceError('invalid_api_key') unless the path is open or the headers carry a key."""
+        """Raises ServiceError('invalid_api_key') if keys are set, the path is not open, and the headers have no key."""
         if not self._digests or path in OPEN_PATHS:
             return
         given = next((value for name, value in headers if name == b"authorization"), b"")
@@ -35,7 +35,7 @@ class ApiKeys:
             raise ServiceError("invalid_api_key", "Incorrect API key provided.")
 
     def _known(self, token: bytes) -> bool:
-        # All keys are compared, each in constant time, so that timing tells neither a key nor its place in the list.
+        # Compares all keys, each in constant time, so that timing reveals neither a key nor its position in the list.
         digest = _digest(token)
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
 

@@ -1,7 +1,7 @@
-"""Notices that a client has left while its request is being worked on.
+"""Notices that a client has disconnected while its request is in progress, and cancels the work.
 
-An own reader of the connection, because the server tells of a lost client only to whoever asks: a request that waits
-in a queue or whose answer is not streamed sends nothing that could fail.
+A task reads from the connection, because an ASGI server reports a disconnect only to a reader. A request that waits in
+a queue, or whose answer is not streamed, sends nothing that could fail.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ T = TypeVar("T")
 
 
 class ClientGoneError(ServiceError):
-    """Nobody waits for the answer any more."""
+    """The client has closed the connection."""
 
     def __init__(self) -> None:
         super().__init__("client_closed_request", "The client closed the connection.")
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, NoReturn]) -> T:
-    """The result of `work`, which is cancelled when the client leaves or a guard raises. Raises ClientGoneError.
+    """Returns the result of `work`; cancels it when the client disconnects (ClientGoneError) or a guard raises.
 
-    The request's body must have been read.
+    The body of the request must have been read before.
     """
     worker = asyncio.ensure_future(work)
     watchers = [asyncio.ensure_future(guard) for guard in (_until_gone(receive), *guards)]

@@ -1,6 +1,7 @@
-"""The outermost layer of the HTTP service: request ids, keys, counting, and the last catch. A plain ASGI application.
+"""Middleware around every HTTP request: request id, API key, metrics, unexpected exceptions. Plain ASGI.
 
-It handles nothing of what it passes on, so that neither streaming nor the news of a lost client is held up by it.
+The middleware passes messages on without buffering, so it delays neither streamed chunks nor the notice that a client
+has disconnected.
 """
 
 import time
@@ -19,7 +20,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class Edge:
-    """Wraps an application. `prefix`: the path under which a proxy shows the server, whether it cuts it off or not."""
+    """Wraps an application. `prefix`: path under which a proxy serves it; requests may have the prefix or not."""
 
     def __init__(self, app: ASGIApp, *, keys: ApiKeys, metrics: GatewayMetrics, prefix: str = "") -> None:
         self.app = app
@@ -28,25 +29,25 @@ class Edge:
         self._prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers, or lets the application answer."""
+        """Answers with an error, or passes the request to the application."""
         if scope["type"] == "http":
             scope = {**scope, "root_path": self._prefix}
             await _Passage(self.app, self._keys, self._metrics, scope, send).run(receive)
         elif scope["type"] == "websocket":
-            # Nothing here speaks it, and nothing may slip past the keys.
+            # There are no WebSocket routes, and a connection must not bypass the API keys.
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         else:
             await self.app(scope, receive, send)
 
 
 def _route_path(scope: Scope) -> str:
-    """The path as the routes know it: without the prefix under which a proxy shows the server."""
+    """Returns the path without the prefix under which a proxy serves the application, as routes are defined."""
     path, prefix = scope["path"], scope.get("root_path", "")
     return path.removeprefix(prefix) if prefix and path.startswith(f"{prefix}/") else path
 
 
 class _Passage:
-    """One request on its way through."""
+    """Handles one request."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, metrics: GatewayMetrics, scope: Scope, send: Send) -> None:
         self._app = app
@@ -59,7 +60,7 @@ class _Passage:
         self._request_id = scope.setdefault("state", {}).setdefault("request_id", new_id())
 
     async def run(self, receive: Receive) -> None:
-        """Answers the request and counts it."""
+        """Answers the request and counts it in the metrics."""
         began = time.perf_counter()
         self._metrics.http_in_progress.inc()
         try:
@@ -88,7 +89,7 @@ class _Passage:
         await self._send(message)
 
     def _handler(self) -> str:
-        # The route's pattern and never the path: a label must not grow with what clients ask for.
+        # The route's pattern, not the path: clients must not be able to create new label values.
         return getattr(self._scope.get("route"), "path", "none")
 
     def _method(self) -> str:

@@ -1,4 +1,4 @@
-"""Every failure as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`, never a stack trace."""
+"""Converts failures to OpenAI's error object `{"error": {"message", "type", "param", "code"}}`; no stack traces."""
 
 import logging
 import math
@@ -15,14 +15,14 @@ from shared.errors import CODES, ServiceError
 
 log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0
-"""When whoever refused gave no time."""
+"""Time to retry after, in seconds, if the error gives none."""
 _JITTER = 0.25
-"""Share by which the time to retry varies, so that refused clients do not come back all at once."""
+"""The time to retry after grows by a random share up to this, so that refused clients do not retry all at once."""
 _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 503: "server_is_overloaded"}
 
 
 def error_body(error: ServiceError) -> bytes:
-    """The JSON of the error object."""
+    """Returns the JSON of the error object."""
     inner = {
         "message": error.message,
         "type": CODES[error.code].type,
@@ -33,13 +33,13 @@ def error_body(error: ServiceError) -> bytes:
 
 
 def error_response(error: ServiceError, headers: Mapping[str, str] | None = None) -> Response:
-    """The HTTP response of a failure."""
+    """Returns the HTTP response of a failure. `headers` are added to the headers of the error."""
     every = {**_own_headers(error), **(headers or {})}
     return Response(error_body(error), status_code=error.status, headers=every, media_type="application/json")
 
 
 def as_service_error(error: Exception) -> ServiceError:
-    """Any failure as one with a code; what nobody expected is logged here and told to no client."""
+    """Returns any exception as a ServiceError. An unexpected exception is logged; the client gets 'internal_error'."""
     if isinstance(error, ServiceError):
         return error
     if isinstance(error, HTTPException):
@@ -51,7 +51,7 @@ def as_service_error(error: Exception) -> ServiceError:
 
 
 def install(app: FastAPI, count: Callable[[str], None]) -> None:
-    """Makes the application answer with error objects. `count` is told each error's code."""
+    """Makes the application answer with error objects. Calls `count` with the code of each error."""
 
     async def answer(request: Request, error: Exception) -> Response:
         failure = _unknown_route(request, error) if isinstance(error, HTTPException) else as_service_error(error)
@@ -81,7 +81,7 @@ def _own_headers(error: ServiceError) -> dict[str, str]:
     if error.code == "invalid_api_key":
         return {"www-authenticate": "Bearer"}
     if error.code == "request_too_large":
-        # The rest of the body is still on its way: the connection cannot be used again.
+        # The rest of the body may still arrive, so the connection cannot be used for another request.
         return {"connection": "close"}
     if not error.retryable:
         return {}

@@ -1,4 +1,4 @@
-"""Reads a request's body, never more of it than allowed."""
+"""Reads the body of a request, up to the allowed size and time."""
 
 import asyncio
 import contextlib
@@ -11,13 +11,16 @@ from shared import limits
 from shared.errors import ServiceError
 
 _DISCARD_BYTES_MAX = 2 * limits.BODY_BYTES_MAX
-"""Of a body that is too large, so much is still taken in and thrown away: a client that is sending reads no answer."""
+"""A body that is too large is read and discarded up to this size, because a client reads no answer while it sends."""
 DISCARD_S = 5.0
-"""Longest time for that, in seconds: what was announced may never come."""
+"""Longest time for discarding, in seconds: the announced body may never arrive."""
 
 
 async def read(headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> bytes:
-    """The whole body. Raises ServiceError when it is too large or too slow, ClientGoneError when the client leaves."""
+    """Returns the whole body.
+
+    Raises ServiceError if the body is too large or too slow, ClientGoneError if the client disconnects.
+    """
     try:
         async with asyncio.timeout(limits.BODY_READ_S):
             return await _read(_announced(headers), receive)

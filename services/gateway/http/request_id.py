@@ -1,4 +1,4 @@
-"""Ids of requests: 22 letters and digits (130 bits) drawn by the server; a client's own id is never taken over."""
+"""Draws request ids: 22 letters and digits (130 bits). The server never uses an id that a client sends."""
 
 import secrets
 import string
@@ -9,7 +9,7 @@ _BITS = 136
 
 
 def new_id() -> str:
-    """A fresh id, unguessable and unique across gateways."""
+    """Returns a new id, unguessable and unique across gateways."""
     number, letters = secrets.randbits(_BITS), ""
     for _ in range(LENGTH):
         number, digit = divmod(number, len(_ALPHABET))

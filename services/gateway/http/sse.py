@@ -1,7 +1,7 @@
-"""Server-sent events: framing, and a channel that writes them to a client, keeps it alive and notices that it stalls.
+"""Server-sent events: framing, and a channel that writes events to a client, sends keep-alives and detects stalls.
 
-A channel knows nothing of what it carries. Nothing is sent before the first write, so that a request that fails early
-can still be answered with a status; a channel that stays silent for long starts with a comment.
+A channel does not interpret the events. It sends nothing before the first write, so that a request that fails early can
+still be answered with an HTTP error status. After a long silence it sends a comment, even before the first event.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ HEADERS = [
 
 
 def event(data: bytes) -> bytes:
-    """One event. `data` has no line breaks."""
+    """Returns one event. `data` must have no line breaks."""
     return DATA + data + END
 
 
@@ -34,7 +34,7 @@ class EventChannel:
     """A stream of events to one client."""
 
     def __init__(self, send: Send, *, keep_alive_s: float, stall_s: float = limits.CLIENT_STALL_S) -> None:
-        """`keep_alive_s`: silence before a comment is sent; 0: never."""
+        """`keep_alive_s`: silence after which a comment is sent; 0: never. `stall_s`: longest time for a write."""
         self.started = False
         self._send = send
         self._keep_alive_s = keep_alive_s if keep_alive_s > 0 else math.inf
@@ -43,7 +43,7 @@ class EventChannel:
         self._writing = 0
 
     async def write(self, data: bytes) -> None:
-        """Sends events; returns when the client has room for more."""
+        """Sends events. Returns when the server's write buffer has room for more."""
         await self._body(data, more=True)
 
     async def end(self, data: bytes) -> None:
@@ -51,7 +51,10 @@ class EventChannel:
         await self._body(data, more=False)
 
     async def mind(self) -> NoReturn:
-        """Sends comments while nothing else is sent. Raises ClientGoneError when the client takes nothing any more."""
+        """Sends a comment after each `keep_alive_s` of silence, without end.
+
+        Raises ClientGoneError if the client has accepted no data for `stall_s`.
+        """
         while True:
             await asyncio.sleep(min(self._due() - time.monotonic(), self._stall_s))
             if time.monotonic() < self._due():

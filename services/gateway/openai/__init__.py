@@ -1,11 +1,11 @@
-"""The OpenAI API: bodies in, answers out. It knows the backend by `generation` alone, and nothing of the bus.
+"""The OpenAI API: request bodies and answers. Uses the backend only through `generation`; does not use the bus.
 
-| step | module                                | what happens                                                   |
-|------|---------------------------------------|----------------------------------------------------------------|
-| 1    | `endpoints`                           | a route reads the body and asks for a generation               |
-| 2    | `unsupported_params`, `body`, `schemas` | unknown fields are refused; bytes become a struct            |
-| 3    | `parameters`                          | the struct becomes a `GenerationRequest`                       |
-| 4    | `response_runner`                     | runs the generation, whole or as a stream                      |
-| 5    | `choices`                             | collects what each choice has come to                          |
-| 6    | `full_response`, `stream_encoder`     | the JSON of a whole answer, or of each chunk                   |
+| step | module                                  | what it does                                             |
+|------|-----------------------------------------|----------------------------------------------------------|
+| 1    | `endpoints`                             | reads the body of a request and starts the generation    |
+| 2    | `unsupported_params`, `body`, `schemas` | refuses unknown fields; decodes the bytes to a struct    |
+| 3    | `parameters`                            | checks the struct and converts it to `GenerationRequest` |
+| 4    | `response_runner`                       | runs the generation; answers whole or as a stream        |
+| 5    | `choices`                               | collects the output of each choice                       |
+| 6    | `full_response`, `stream_encoder`       | encodes a whole answer, or each chunk, as JSON           |
 """

@@ -1,9 +1,9 @@
-"""How a request body is read: bytes to a typed struct, with errors that name the field. Knows no field's meaning.
+"""Decodes request bodies: bytes to a typed struct, with errors that name the field. Does not check field values.
 
-The bodies themselves are in `completion_schema`, `chat_schema` and `tokenize_schema`; `parameters` checks what they
-hold. They are msgspec structs rather than pydantic models: strict by nature (a boolean is no number, "1" is no
-integer, NaN is no JSON), a quarter of the time, and the same description serves `/openapi.json`. Decoders skip unknown
-fields: `unsupported_params` has looked at a body's names before; null always means the default.
+The structs of the bodies are in `schemas`; `parameters` checks their values. They are msgspec structs, not pydantic
+models: msgspec is strict (a boolean is not a number, "1" is not an integer, NaN is not JSON), takes a quarter of the
+time, and the same structs describe the bodies in `/openapi.json`. Decoders skip unknown fields, because
+`unsupported_params` has checked the names of the fields before. null always means the default.
 """
 
 import re
@@ -31,14 +31,14 @@ _NAMES = {
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream carries besides the text."""
+    """The field `stream_options`: additional content of a stream."""
 
     include_usage: bool | None = None
-    """One more chunk at the end, with the token counts."""
+    """Whether the stream has a last chunk with the token counts."""
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """What completions and chat have in common. None: the default."""
+    """Fields that completions and chat have in common. None means the default."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -70,17 +70,17 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
 
 def read_fields(body: bytes) -> RawFields:
-    """The names in a body with their undecoded values. Raises ServiceError when it is not a JSON object."""
+    """Returns the names of a body's fields with their undecoded values. Raises ServiceError if it is no JSON object."""
     return _read(body, _FIELDS)
 
 
 def read_body(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
-    """A typed body. Raises ServiceError that names the field to blame."""
+    """Returns the body as a struct. Raises ServiceError that names the wrong field."""
     return _read(body, decoder)
 
 
 def read_any(raw: msgspec.Raw) -> Any:
-    """Any JSON value. Raises ServiceError('invalid_json')."""
+    """Returns any JSON value, decoded. Raises ServiceError('invalid_json')."""
     return _read(raw, _ANYTHING)
 
 
@@ -101,7 +101,7 @@ def _read(body: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
 
 
 def _blame(reason: str) -> ServiceError:
-    """A decoder's complaint in the words of the API."""
+    """Converts msgspec's error message to an error in OpenAI's wording."""
     at = _PATH.search(reason)
     path = at["path"] if at else ""
     if missing := _MISSING.search(reason):

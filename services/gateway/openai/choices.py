@@ -1,4 +1,4 @@
-"""What the choices of a request have come to so far: counts, ends, and what is still to be sent. Pure."""
+"""Collects the output of a request's choices: counts, finish reasons, and output that is not sent yet. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,25 +11,25 @@ from shared.messages import FinishReason, PositionLogprobs
 
 @dataclass(slots=True)
 class Choice:
-    """One sequence. `text`, `logprobs` and `token_ids` wait here until they are put into the answer."""
+    """One sequence. `text`, `logprobs` and `token_ids` hold output until it is put into the answer."""
 
     index: int
     num_tokens: int = 0
     num_cached_tokens: int = 0
     cumulative_logprob: float = 0.0
     num_characters: int = 0
-    """Unicode characters of the text generated so far."""
+    """Number of Unicode characters of the text generated so far."""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     logprobs_offset: int = 0
-    """Characters of all tokens whose log probabilities were sent."""
+    """Number of characters of all tokens whose log probabilities were sent."""
     text: list[str] = field(default_factory=list[str])
     logprobs: list[PositionLogprobs] = field(default_factory=list[PositionLogprobs])
     token_ids: list[int] | None = None
-    """None: nobody asked for them."""
+    """None if the request does not ask for token ids."""
 
     def add(self, update: SequenceUpdate) -> None:
-        """Takes an update in, except its text, which a stream sends at once."""
+        """Adds an update, except its text, which a stream sends at once."""
         self.num_tokens += len(update.token_ids)
         self.num_characters += len(update.text)
         if update.token_ids or update.finish_reason is not None:
@@ -46,19 +46,19 @@ class Choice:
 
 
 class ChoiceAccumulator:
-    """All choices of a request: index = prompt index * n + choice."""
+    """All choices of a request. Index = prompt index * n + choice."""
 
     def __init__(self, num_prompts: int, n: int, *, keep_token_ids: bool = False) -> None:
         self.n = n
         self.choices = [Choice(index, token_ids=[] if keep_token_ids else None) for index in range(num_prompts * n)]
 
     def check_complete(self) -> None:
-        """Raises ServiceError when a choice has no end: a truncated answer must never look complete."""
+        """Raises ServiceError if a choice has no finish reason, so that a truncated answer never looks complete."""
         if any(choice.finish_reason is None for choice in self.choices):
             raise ServiceError("internal_error", "The generation ended before it was complete.")
 
     def usage(self, num_prompt_tokens: int) -> dict[str, Any]:
-        """OpenAI's usage object. A prompt counts once, however many choices it has."""
+        """Returns OpenAI's usage object. A prompt counts once, whatever the number of its choices."""
         num_completion = sum(choice.num_tokens for choice in self.choices)
         return {
             "prompt_tokens": num_prompt_tokens,
@@ -70,9 +70,9 @@ class ChoiceAccumulator:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens from the cache: what the choice of each prompt found there that found least.
+        """Number of prompt tokens taken from the prefix cache: for each prompt, the smallest count of its choices.
 
-        The others have more from that one.
+        The other choices find more in the cache, because that choice has computed the prompt.
         """
         choices = self.choices
         groups = (choices[first : first + self.n] for first in range(0, len(choices), self.n))
@@ -81,7 +81,7 @@ class ChoiceAccumulator:
 
 
 def merge(batch: list[SequenceUpdate]) -> Iterable[SequenceUpdate]:
-    """At most one update for each sequence: what piled up behind a slow client becomes one chunk."""
+    """Joins the updates of each sequence to one, so that a slow client gets its backlog as one chunk per sequence."""
     if len(batch) == 1:
         return batch
     merged: dict[int, SequenceUpdate] = {}

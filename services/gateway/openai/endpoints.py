@@ -1,4 +1,4 @@
-"""`POST /v1/completions` and `POST /v1/chat/completions`: from the bytes of a request to the answer's run."""
+"""The endpoints `POST /v1/completions` and `POST /v1/chat/completions`: decode a request and run its generation."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +19,7 @@ from shared.request.seed_source import seeds_of
 
 
 class GenerationEndpoints:
-    """The two endpoints that generate."""
+    """The two endpoints that generate text."""
 
     def __init__(self, backend: Backend, metrics: GatewayMetrics, settings: GatewaySettings) -> None:
         self._backend = backend
@@ -32,7 +32,7 @@ class GenerationEndpoints:
         )
 
     async def completions(self, request: Request) -> Response:
-        """Continues a text, or each of several."""
+        """Continues a text, or each of several texts."""
         arrival = Arrival.now()
         data = await _checked(request, schemas.CompletionBody)
         body = read_body(data, schemas.COMPLETION_DECODER)
@@ -59,7 +59,7 @@ class GenerationEndpoints:
         return Response(await run.whole(request.receive), media_type="application/json")
 
     async def _echoes(self, wanted: GenerationRequest) -> tuple[str, ...]:
-        """The prompts as text. A conversation's echo is its last message."""
+        """Returns the text to echo for each prompt. For a conversation this is its last message."""
         if wanted.texts:
             return wanted.texts
         if wanted.messages and not wanted.messages[-1].token_ids:

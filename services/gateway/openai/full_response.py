@@ -1,4 +1,4 @@
-"""Whole answers: the JSON of completions, chat completions and model cards. Pure."""
+"""Encodes whole answers as JSON: completions, chat completions and model cards. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ OBJECT = {"completion": "text_completion", "chat": "chat.completion"}
 
 
 def answer(context: RequestContext, accumulator: ChoiceAccumulator, num_prompt_tokens: int) -> bytes:
-    """The body of a finished generation."""
+    """Returns the response body of a finished generation."""
     choices = [_choice(context, choice) for choice in accumulator.choices]
     body = {
         "id": context.id,
@@ -31,12 +31,12 @@ def answer(context: RequestContext, accumulator: ChoiceAccumulator, num_prompt_t
 
 
 def model_list(cards: Sequence[ModelCard]) -> bytes:
-    """The body of `GET /v1/models`."""
+    """Returns the response body of `GET /v1/models`."""
     return msgspec.json.encode({"object": "list", "data": [_model(card) for card in cards]})
 
 
 def model(card: ModelCard) -> bytes:
-    """The body of `GET /v1/models/{id}`."""
+    """Returns the response body of `GET /v1/models/{id}`."""
     return msgspec.json.encode(_model(card))
 
 

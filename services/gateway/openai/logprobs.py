@@ -1,4 +1,4 @@
-"""Log probabilities in the two shapes of OpenAI's API. Pure."""
+"""Converts log probabilities to the two formats of OpenAI's API. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,13 +6,14 @@ from typing import Any
 from shared.messages import PositionLogprobs, TokenText
 
 LEAST = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+"""The smallest value in answers. It replaces minus infinity, which JSON does not have."""
 
 
 def completion_logprobs(positions: Sequence[PositionLogprobs], offset: int) -> tuple[dict[str, Any], int]:
-    """The legacy shape: parallel lists. Also returns the offset of what comes next.
+    """Returns the format of completions (parallel lists), and the text offset of the next token.
 
-    The sampled token is always among the candidates, so there may be one more than was asked for.
+    `offset`: number of characters before the first position. The sampled token is always among the candidates, so
+    there may be one more than the request asks for.
     """
     offsets: list[int] = []
     for position in positions:
@@ -28,7 +29,7 @@ def completion_logprobs(positions: Sequence[PositionLogprobs], offset: int) -> t
 
 
 def chat_logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
-    """The shape of chat: one object for each token, with its bytes."""
+    """Returns the format of chat: one object for each token, with its bytes."""
     content = [{**_token(one.chosen), "top_logprobs": [_token(other) for other in one.top]} for one in positions]
     return {"content": content}
 
@@ -36,7 +37,7 @@ def chat_logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
 def _candidates(position: PositionLogprobs) -> dict[str, float]:
     candidates: dict[str, float] = {}
     for one in (*position.top, position.chosen):
-        # Different ids can have the same text: the most likely one stands for it.
+        # Different token ids can have the same text; the most likely one is kept.
         candidates.setdefault(one.token, _clamp(one.logprob))
     return candidates
 

@@ -1,4 +1,4 @@
-"""The request bodies in `/openapi.json`: bodies are decoded by hand, so the framework does not know them."""
+"""Adds the request bodies to `/openapi.json`: endpoints decode bodies themselves, so FastAPI does not know them."""
 
 from typing import Any
 
@@ -33,17 +33,17 @@ _ERROR: dict[str, Any] = {
 
 
 def request_body(path: str) -> dict[str, Any]:
-    """What to add to the description of a POST route."""
+    """Returns the request body's part of the description of a POST route."""
     return {"requestBody": {"required": True, "content": _json_of(_BODIES[path].__name__)}}
 
 
 def error_responses() -> dict[int | str, dict[str, Any]]:
-    """What every route may answer besides success."""
+    """Returns the description of the error responses, which every route may give."""
     return {"default": {"description": "Error", "content": _json_of("Error")}}
 
 
 def add_schemas(app: FastAPI) -> None:
-    """Puts the bodies' schemas into the document that the application generates."""
+    """Adds the schemas of the bodies to the OpenAPI document that the application generates."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:

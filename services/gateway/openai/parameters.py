@@ -1,7 +1,7 @@
-"""A request body to a `GenerationRequest`: defaults, ranges, limits. Every refusal names the parameter. Pure.
+"""Converts a request body to a `GenerationRequest`: defaults, ranges, limits. Every error names the parameter. Pure.
 
-Ranges of sampling parameters are `shared.sampling.check`'s; what is checked here is the rest of a request. Whether the
-prompt leaves room for `max_tokens` is checked where the prompt's length is known, behind the seam.
+`shared.sampling.check` checks the ranges of sampling parameters; this module checks the rest of a request. The backend
+checks that the prompt leaves room for `max_tokens`, because only it knows the length of the prompt in tokens.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ _INT32 = 2**31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDefaults:
-    """What the server's settings say about requests. `draw_seed` is asked where a body has no seed."""
+    """Defaults for requests from the server's settings. `draw_seed` is called if a body has no seed."""
 
     draw_seed: SeedSource = random_seed
     chat_temperature: float = 1.0
@@ -38,7 +38,7 @@ _DEFAULTS = RequestDefaults()
 def completion(
     body: CompletionBody, card: ModelCard, request_id: str, defaults: RequestDefaults = _DEFAULTS
 ) -> GenerationRequest:
-    """Raises ServiceError naming the first parameter that is wrong."""
+    """Returns the request of `/v1/completions`. Raises ServiceError naming the first parameter that is wrong."""
     texts, token_ids = prompts(body.prompt, card.vocab_size)
     logprobs = body.logprobs
     most = min(defaults.max_logprobs, limits.COMPLETION_LOGPROBS_MAX)
@@ -53,21 +53,21 @@ def completion(
 
 
 def chat(body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults = _DEFAULTS) -> GenerationRequest:
-    """Raises ServiceError naming the first parameter that is wrong."""
+    """Returns the request of `/v1/chat/completions`. Raises ServiceError naming the first parameter that is wrong."""
     messages = conversation.messages(body.messages, card.vocab_size)
     logprobs = _chat_logprobs(body, defaults.max_logprobs)
     params = _params(body, card, (AS_MANY_AS_FIT, defaults.chat_temperature), logprobs, defaults.draw_seed)
     return replace(
         _request(body, card, request_id, params, 1),
         messages=messages,
-        # A chat template writes the special tokens itself.
+        # The chat template writes the special tokens itself.
         add_special_tokens=given(body.add_special_tokens, False),
         add_generation_prompt=given(body.add_generation_prompt, True),
     )
 
 
 def tokenize(body: TokenizeBody, card: ModelCard, request_id: str) -> GenerationRequest:
-    """Raises ServiceError naming the first parameter that is wrong."""
+    """Returns the request of `/tokenize`. Raises ServiceError naming the first parameter that is wrong."""
     if body.prompt is not None and body.messages is not None:
         refuse("messages", "cannot be given together with 'prompt'")
     request = GenerationRequest(request_id, card.name, SamplingParams())
@@ -85,7 +85,7 @@ def tokenize(body: TokenizeBody, card: ModelCard, request_id: str) -> Generation
 def prompts(
     prompt: str | list[str | int | list[int]] | None, vocab_size: int
 ) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """Texts or lists of token ids, one of which is empty. Raises ServiceError."""
+    """Returns the prompts as texts and as lists of token ids; one of the two is empty. Raises ServiceError."""
     if prompt is None:
         missing("prompt")
     if isinstance(prompt, str):
@@ -126,7 +126,7 @@ def _chat_logprobs(body: ChatBody, most: int) -> int | None:
 def _params(
     body: SamplingFields, card: ModelCard, endpoint: tuple[int, float], logprobs: int | None, draw_seed: SeedSource
 ) -> SamplingParams:
-    """`endpoint`: its own defaults of max_tokens and temperature."""
+    """Returns the checked sampling parameters. `endpoint`: the endpoint's defaults of max_tokens and temperature."""
     default_max_tokens, default_temperature = endpoint
     max_tokens = _max_tokens(body, card, default_max_tokens)
     params = SamplingParams(
@@ -134,7 +134,7 @@ def _params(
         min_tokens=given(body.min_tokens, 0),
         temperature=given(body.temperature, default_temperature),
         top_p=given(body.top_p, 1.0),
-        # More than all tokens is all tokens, and fits into a message.
+        # A top_k above the vocabulary size means all tokens; clamped, it fits into a message.
         top_k=min(given(body.top_k, -1), card.vocab_size),
         min_p=given(body.min_p, 0.0),
         presence_penalty=given(body.presence_penalty, 0.0),

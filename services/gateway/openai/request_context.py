@@ -1,4 +1,4 @@
-"""One generation over HTTP: everything about the request that the shape of its answer depends on."""
+"""The context of one generation over HTTP: everything about the request that determines the form of its answer."""
 
 import hashlib
 import time
@@ -13,20 +13,23 @@ ID_PREFIX: dict[Kind, str] = {"completion": "cmpl-", "chat": "chatcmpl-"}
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When a request came, in Unix seconds for people and monotonic seconds for measuring."""
+    """Arrival time of a request: `created` in Unix seconds, `started_s` in monotonic seconds for measurements."""
 
     created: int
     started_s: float
 
     @classmethod
     def now(cls) -> "Arrival":
-        """To be taken before anything else is done for the request."""
+        """Returns the current time. Must be called before any other work for the request."""
         return cls(int(time.time()), time.perf_counter())
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """`echoes`: what stands before each prompt's answers; empty strings unless the request asked for an echo."""
+    """The context of one generation.
+
+    `echoes`: for each prompt, the text before its answers; empty strings unless the request asks for an echo.
+    """
 
     kind: Kind
     arrival: Arrival
@@ -39,23 +42,23 @@ class RequestContext:
 
     @property
     def id(self) -> str:
-        """The response's id; its random part is the request's id."""
+        """The id of the response: a prefix and the request id."""
         return ID_PREFIX[self.kind] + self.request.request_id
 
     @property
     def num_sequences(self) -> int:
-        """Choices of all prompts."""
+        """Number of choices of all prompts together."""
         return len(self.echoes) * self.request.n
 
     def echo(self, index: int) -> str:
-        """What stands before one choice's text."""
+        """Returns the text before the answer of one choice."""
         return self.echoes[index // self.request.n]
 
 
 def system_fingerprint(card: ModelCard) -> str:
-    """Changes with everything that can change the tokens of a seeded request: the model, its limits, its engines.
+    """Returns a hash of everything that can change the tokens of a seeded request: the model, its limits, its engines.
 
-    While engines of different configurations serve the model (during an update, say), it is that of their mixture.
+    If engines of different configurations serve the model, for example during an update, the hash covers all of them.
     """
     told = f"{card.name}\0{card.path}\0{card.max_model_len}\0{card.vocab_size}\0{' '.join(card.configuration)}"
     return "fp_" + hashlib.sha256(told.encode()).hexdigest()[:12]

@@ -1,6 +1,6 @@
-"""Measures one generation for `/metrics`: times from the request's arrival, tokens, and how its sequences ended.
+"""Measures one generation for `/metrics`: times since the arrival of the request, tokens, and finish reasons.
 
-Times are differences of one monotonic clock.
+All times are differences of one monotonic clock.
 """
 
 import time
@@ -29,11 +29,11 @@ class RequestMeter:
 
     @property
     def time_to_first_token_s(self) -> float:
-        """0 while there is none."""
+        """Seconds from the arrival of the request to its first token; 0 before the first token."""
         return self._first_s - self._started_s if self._first_s else 0.0
 
     def saw(self, update: SequenceUpdate) -> None:
-        """A sequence gained something."""
+        """Records an update of a sequence. An update without tokens is ignored."""
         if not update.token_ids:
             return
         now = time.perf_counter()
@@ -46,7 +46,7 @@ class RequestMeter:
             self._metrics.first_token.labels(self._model).observe(now - self._started_s)
 
     def completed(self, accumulator: ChoiceAccumulator, num_prompt_tokens: int) -> None:
-        """The whole answer is there."""
+        """Records a complete answer. Not called for a request that fails."""
         metrics, model = self._metrics, self._model
         metrics.latency.labels(model).observe(time.perf_counter() - self._started_s)
         metrics.prompt_tokens.labels(model).inc(num_prompt_tokens)
@@ -57,7 +57,7 @@ class RequestMeter:
             metrics.per_token.labels(model).observe(seconds)
 
     def ended(self, accumulator: ChoiceAccumulator, reason_of_the_rest: str) -> None:
-        """Counts how each sequence ended; those without an end of their own for the given reason."""
+        """Counts each sequence by its finish reason, or by `reason_of_the_rest` if the sequence has none."""
         for choice in accumulator.choices:
             self._metrics.success.labels(self._model, choice.finish_reason or reason_of_the_rest).inc()
 

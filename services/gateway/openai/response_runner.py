@@ -1,7 +1,7 @@
-"""Runs one generation for one HTTP request and answers it, whole or as a stream.
+"""Runs one generation for one HTTP request and answers the request, whole or as a stream.
 
-Whatever happens (an end, an error, a client that leaves, a shutdown), the generation is cancelled on the way out, which
-does nothing to one that has ended.
+The generation is always cancelled at the end (success, error, client disconnected, shutdown). This has no effect on a
+generation that has already ended.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from shared.errors import ServiceError
 
 
 class ResponseRunner:
-    """One generation, from the request to the last byte of its answer."""
+    """Runs one generation, from the request to the last byte of its answer."""
 
     def __init__(self, backend: Backend, context: RequestContext, metrics: GatewayMetrics, trace: RequestTrace) -> None:
         self.metrics = metrics
@@ -40,13 +40,13 @@ class ResponseRunner:
         self._opening = self._chunks.opening()
 
     async def whole(self, receive: Receive) -> bytes:
-        """The body of the answer. Raises ServiceError."""
+        """Returns the body of the whole answer. Raises ServiceError."""
         async with self._generating() as generation:
             await unless_gone(receive, self._collect(generation))
             return responses.answer(self._context, self._accumulator, generation.num_prompt_tokens)
 
     async def stream(self, receive: Receive, channel: sse.EventChannel) -> None:
-        """Writes the answer as it comes. Raises ServiceError, before or after the first byte."""
+        """Writes the answer while it is generated. Raises ServiceError, before or after the first byte."""
         async with self._generating() as generation:
             await unless_gone(receive, self._pump(generation, channel), channel.mind())
 
@@ -58,7 +58,7 @@ class ResponseRunner:
 
     async def _pump(self, generation: Generation, channel: sse.EventChannel) -> None:
         async for batch in generation.updates():
-            # One write for each wake-up, however many choices and tokens it brought.
+            # One write for each batch of updates, whatever the number of choices and tokens in the batch.
             if data := self._encode(batch):
                 await channel.write(data)
         self._complete(generation)
@@ -111,16 +111,16 @@ def _num_prompt_tokens(generation: Generation | None) -> int:
 
 
 class StreamedAnswer(Response):
-    """An ASGI response that writes server-sent events while the tokens come."""
+    """An ASGI response that writes server-sent events while tokens are generated."""
 
     def __init__(self, run: ResponseRunner, keep_alive_s: float) -> None:
-        # Response's own constructor would render a body, and there is none yet.
+        # The constructor of Response is not called, because it would render a body.
         self.background = None
         self._run = run
         self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ServiceError for a failure before the first byte; a later one is told in the stream."""
+        """Writes the stream. Raises a failure before the first byte; sends a later failure as an event."""
         channel = sse.EventChannel(send, keep_alive_s=self._keep_alive_s)
         try:
             await self._run.stream(receive, channel)
@@ -131,7 +131,7 @@ class StreamedAnswer(Response):
                 raise
             failure = as_service_error(error)
             self._run.metrics.count_error(failure.code)
-            # No [DONE]: a stream that broke off must not look complete.
+            # Without [DONE], so that an aborted stream does not look complete.
             last_words = channel.end(sse.event(error_body(failure)))
             with contextlib.suppress(ClientGoneError):
                 await unless_gone(receive, last_words, channel.mind())

@@ -1,7 +1,7 @@
-"""The bodies of the endpoints as structs: completions, chat, tokenize, detokenize.
+"""The request bodies of the endpoints as structs: completions, chat, tokenize, detokenize.
 
-The answers of the last two, in vLLM's shapes, are here as well. What the bodies have in common, and how bytes become
-structs, is in `body`.
+The answers of tokenize and detokenize are here as well; they have vLLM's format. The fields that several bodies have in
+common, and the decoding, are in `body`.
 """
 
 import msgspec
@@ -11,26 +11,26 @@ from shared.request.conversation import Turn
 
 
 class CompletionBody(SamplingFields, kw_only=True):
-    """Text or token ids to continue."""
+    """Body of `/v1/completions`: text or token ids to continue."""
 
     prompt: str | list[str | int | list[int]] | None = None
     """A text, a list of texts, a list of token ids, or a list of such lists."""
     logprobs: int | None = None
-    """Candidates to report with each token, 0 to 5."""
+    """Number of candidates to report with each token, 0 to 5."""
 
 
 class ChatBody(SamplingFields, kw_only=True):
-    """A conversation to continue."""
+    """Body of `/v1/chat/completions`: a conversation to continue."""
 
     messages: list[Turn] | None = None
     logprobs: bool | int | None = None
-    """Whether to report log probabilities; a number is short for `true` with that many `top_logprobs`."""
+    """Whether to report log probabilities. A number means `true` with that many `top_logprobs`."""
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
-    """A text or a conversation: exactly one of `prompt` and `messages`."""
+    """Body of `/tokenize`: a text or a conversation. Exactly one of `prompt` and `messages` must be given."""
 
     model: str | None = None
     prompt: str | None = None
@@ -41,7 +41,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class TokenizeAnswer(msgspec.Struct, kw_only=True):
-    """The token ids, and each token's own text when it was asked for."""
+    """Answer of `/tokenize`: the token ids, and the text of each token if the request asks for it."""
 
     count: int
     max_model_len: int
@@ -50,14 +50,14 @@ class TokenizeAnswer(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
-    """Token ids."""
+    """Body of `/detokenize`: token ids."""
 
     tokens: list[int]
     model: str | None = None
 
 
 class DetokenizeAnswer(msgspec.Struct, kw_only=True):
-    """The text of the token ids."""
+    """Answer of `/detokenize`: the text of the token ids."""
 
     prompt: str
 

@@ -1,4 +1,4 @@
-"""Everything that does not generate: models, tokens, health, metrics, version."""
+"""The endpoints that do not generate text: models, tokenize, detokenize, health, metrics, version."""
 
 import msgspec
 from starlette.requests import Request
@@ -18,7 +18,7 @@ _JSON = "application/json"
 
 
 class ServiceEndpoints:
-    """The endpoints around generation."""
+    """The endpoints that do not generate text."""
 
     def __init__(self, backend: Backend, metrics: GatewayMetrics) -> None:
         self._backend = backend
@@ -32,14 +32,14 @@ class ServiceEndpoints:
         """Describes one model."""
         card = self._backend.resolve_model(model_id)
         if model_id not in (card.name, *card.aliases):
-            # A path or 'default' may stand in a request, but is no id.
+            # A request may name a model by its path or 'default', but neither is a model id.
             raise ServiceError("model_not_found", f"The model '{model_id}' does not exist.", param="model")
         return Response(responses.model(card), media_type=_JSON)
 
     async def tokenize(self, request: Request) -> Response:
-        """The token ids of a text or a conversation."""
+        """Answers with the token ids of a text or a conversation."""
         data = await request_body.read(request.scope["headers"], request.receive)
-        # Whoever counts tokens sends the request that is to be counted: how tokens are drawn changes nothing.
+        # To count its tokens, clients send a generation request here unchanged: its sampling fields have no effect.
         unsupported_params.check(read_fields(data), schemas.TokenizeBody, no_effect=SamplingFields.__struct_fields__)
         body = read_body(data, schemas.TOKENIZE_DECODER)
         card = self._backend.resolve_model(body.model)
@@ -55,7 +55,7 @@ class ServiceEndpoints:
         )
 
     async def detokenize(self, request: Request) -> Response:
-        """The text of token ids."""
+        """Answers with the text of token ids."""
         data = await request_body.read(request.scope["headers"], request.receive)
         unsupported_params.check(read_fields(data), schemas.DetokenizeBody)
         body = read_body(data, schemas.DETOKENIZE_DECODER)
@@ -67,22 +67,22 @@ class ServiceEndpoints:
         return _json(schemas.DetokenizeAnswer(prompt=text))
 
     async def livez(self) -> Response:
-        """Whether the process works at all."""
+        """Answers 200 while the process can handle requests at all."""
         return _json({"status": "alive"})
 
     async def readyz(self) -> Response:
-        """Whether requests can be served now; if not, what is missing."""
+        """Answers 200 if generation requests can be served now; else 503 and what is missing."""
         reason = self._backend.ready()
         if reason:
             return Response(_encode({"status": "not_ready", "reason": reason}), status_code=503, media_type=_JSON)
         return _json({"status": "ready"})
 
     async def metrics(self) -> Response:
-        """Metrics for Prometheus."""
+        """Answers with the metrics in Prometheus's text format."""
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def version(self) -> Response:
-        """The version of this software."""
+        """Answers with the version of this software."""
         return _json({"version": __version__})
 
 

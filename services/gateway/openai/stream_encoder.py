@@ -1,11 +1,14 @@
-"""Stream chunks as bytes. The hot path of the gateway: each chunk is a join of constants and one encoded string. Pure.
+"""Encodes stream chunks: each is a concatenation of constant bytes and one encoded string. Pure.
+
+This is the hot path of the gateway.
 
     data: {"id":…,"choices":[{"index":0,"text":   "Good "   ,"logprobs":null,"finish_reason":null}]}
     └── head: constant for each choice ───────┘ └ encoded ┘ └── tail: constant ──────────────────┘
 
-Chat begins each choice with a chunk that has only the role and ends it with an empty delta. The role chunk has no empty
-`content`: the plainest clients look for that word and expect text behind it, and every other client must do without it
-anyway, for it is missing in the last chunk too. For the same reason no key with that word is ever null.
+In chat each choice begins with a chunk that has only the role and ends with an empty delta. The role chunk has no empty
+`content`: the simplest clients search a chunk for the word `content` and expect text after it. Other clients must
+accept a chunk without `content` anyway, because the last chunk has none. For the same reason no key that contains this
+word is ever null.
 """
 
 from typing import Any
@@ -33,7 +36,7 @@ class ChunkEncoder:
         self._context = context
         self._chat = context.kind == "chat"
         self._base = sse.DATA + _encode(_constants(context))[:-1]
-        # While usage is to come, it is null in every chunk before.
+        # If a usage chunk follows at the end, all earlier chunks have `usage: null`.
         self._close = b',"usage":null}' + sse.END if context.include_usage else b"}" + sse.END
         choices = range(context.num_sequences)
         self._starts = [self._base + b',"choices":[{"index":%d' % index for index in choices]
@@ -42,7 +45,7 @@ class ChunkEncoder:
         self._tail = self._after + _GOES_ON + self._close
 
     def opening(self) -> bytes:
-        """What comes before any token: the role in chat, and the prompt when it is to be echoed."""
+        """Returns the chunks before any token: the role in chat, and the echo of the prompt if requested."""
         parts: list[bytes] = []
         for index, start in enumerate(self._starts):
             if self._chat:
@@ -52,7 +55,10 @@ class ChunkEncoder:
         return b"".join(parts)
 
     def chunk(self, choice: Choice, text: str) -> bytes:
-        """What a choice gained, or nothing when there is nothing to show yet. Takes what waits in the choice."""
+        """Returns the encoded new output of a choice (two chunks at the end of a chat choice); b"" if there is none.
+
+        Removes the token ids and log probabilities that it encodes from the choice.
+        """
         head = self._head_with_ids(choice) if choice.token_ids else self._heads[choice.index]
         something = text or head is not self._heads[choice.index]
         if choice.finish_reason is None:
@@ -65,7 +71,7 @@ class ChunkEncoder:
         return head + _encode(text) + b',"logprobs":' + self._logprobs(choice) + self._finish(choice)
 
     def usage(self, accumulator: ChoiceAccumulator, num_prompt_tokens: int) -> bytes:
-        """The chunk with the token counts."""
+        """Returns the chunk with the token counts."""
         return self._base + b',"choices":[],"usage":' + _encode(accumulator.usage(num_prompt_tokens)) + b"}" + sse.END
 
     def _plain(self, index: int, text: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The root span of a request: opened when the request is accepted, ended with its answer. No content is recorded."""
+"""The root span of a request, from its acceptance to the end of its answer. Prompts and outputs are not recorded."""
 
 import time
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ _OPERATION = {"completion": Names.TEXT_COMPLETION, "chat": Names.CHAT}
 
 
 class RequestTrace:
-    """One request's span. Its context goes into the request's `trace_headers`, for the spans of the other services."""
+    """The span of one request. The request's `trace_headers` get its context, for the spans of other services."""
 
     def __init__(self, context: RequestContext, headers: Mapping[str, str]) -> None:
-        """`headers`: the HTTP request's; a `traceparent` among them makes this span part of the client's trace."""
+        """`headers`: HTTP headers of the request. A `traceparent` makes this span part of the client's trace."""
         self._context = context
         self._span = telemetry.Span()
         if telemetry.enabled():
@@ -24,11 +24,11 @@ class RequestTrace:
             context.request.trace_headers.update(self._span.headers())
 
     def failed(self, code: str) -> None:
-        """The request ends in an error, or its client has left."""
+        """Records that the request ends in an error or that its client has disconnected."""
         self._span.error(code)
 
     def end(self, accumulator: ChoiceAccumulator, num_prompt_tokens: int, time_to_first_token_s: float) -> None:
-        """The request is over."""
+        """Records the result of the request and ends the span."""
         if telemetry.enabled():
             for name, value in self._outcome(accumulator, num_prompt_tokens, time_to_first_token_s).items():
                 self._span.set(name, value)

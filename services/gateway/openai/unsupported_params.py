@@ -1,8 +1,8 @@
-"""Every field of a request body that is known: those that act, those without effect, and those refused by name.
+"""Checks the names of the fields in a request body, so that no field is ignored without an error.
 
-So that nobody believes that a field had an effect: a body may hold the fields of its schema, the fields of `NO_EFFECT`,
-and, as long as they ask for nothing, the fields of `UNSUPPORTED`, which exist elsewhere and not here yet. Any other
-name is refused with the nearest known one. null asks for nothing, whatever the name.
+A body may have the fields of its schema, the fields of `NO_EFFECT`, and the fields of `UNSUPPORTED`. The latter exist
+in other servers but not here; they are accepted only with a value that requests nothing. Any other name is refused,
+and the error suggests the nearest known name. null requests nothing, whatever the name.
 """
 
 import difflib
@@ -17,30 +17,30 @@ from shared.errors import ServiceError
 
 NO_EFFECT = frozenset(
     {
-        # bookkeeping of the client's own, which no answer depends on
+        # the client's own bookkeeping, on which no answer depends
         "metadata",
         "safety_identifier",
         "service_tier",
         "store",
         "user",
-        # hints for speed: prefixes are cached without a key, drafts come from the request's own text
+        # hints for speed: prefixes are cached without a key, draft tokens come from the request's own text
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
-        # tools themselves are refused
+        # has no effect without tools, which are refused
         "parallel_tool_calls",
     }
 )
-"""Fields that are accepted and ignored: leaving them out gives the same answer."""
+"""Fields that are accepted and ignored, because the answer is the same without them."""
 
 
 class Unsupported(NamedTuple):
-    """What to say about a field that exists elsewhere."""
+    """How a field of other servers is handled that is not supported here."""
 
     asks_nothing: tuple[Any, ...]
-    """Values that ask for nothing, and pass."""
+    """Values that request nothing and are accepted."""
     instead: str = ""
-    """What to do instead, as a sentence."""
+    """A sentence for the error message that says what to do instead."""
 
 
 _OFF = Unsupported((None, False))
@@ -103,22 +103,22 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "preprocess_end_time": _ENGINE,
 }
 _PREFIXES: Mapping[str, Unsupported] = {"guided_": _OFF, "beam_": _OFF}
-"""Names that are treated as unsupported whatever comes after."""
+"""All names with one of these prefixes are unsupported."""
 _ELSEWHERE: Mapping[str, str] = {
     "messages": "Conversations go to /v1/chat/completions.",
     "prompt": "Prompts go to /v1/completions.",
     "tokens": "Token ids go to /detokenize.",
 }
-"""What to say about a field that is known at another endpoint only."""
+"""A sentence for the error message about a field that is known only at another endpoint."""
 _STREAM_OPTIONS: Mapping[str, Unsupported] = {"continuous_usage_stats": _OFF}
 _STREAM_OPTIONS_NO_EFFECT = frozenset({"include_obfuscation"})
 _NOTHING: msgspec.Raw = msgspec.Raw(b"null")
 
 
 def check(fields: RawFields, body: type[msgspec.Struct], no_effect: Iterable[str] = ()) -> None:
-    """Raises ServiceError('unsupported_parameter') for the first field that the endpoint of `body` cannot follow.
+    """Raises ServiceError('unsupported_parameter') for the first field that the endpoint of `body` does not support.
 
-    `no_effect`: fields without effect at this endpoint, beside those of NO_EFFECT.
+    `no_effect`: fields without effect at this endpoint, in addition to those of NO_EFFECT.
     """
     acting = {*body.__struct_fields__, *no_effect}
     for name, raw in fields.items():
@@ -129,12 +129,12 @@ def check(fields: RawFields, body: type[msgspec.Struct], no_effect: Iterable[str
 
 
 def known_fields(body: type[msgspec.Struct]) -> list[str]:
-    """Every name that a body may hold without being refused as unknown."""
+    """Returns all field names that are not refused as unknown."""
     return [*body.__struct_fields__, *NO_EFFECT, *UNSUPPORTED]
 
 
 def _check_stream_options(options: Any) -> None:
-    # Anything but an object is refused where the body is read.
+    # Options that are not an object are refused when the body is decoded.
     for name, value in options.items() if isinstance(options, dict) else ():
         if name not in StreamOptions.__struct_fields__ and name not in _STREAM_OPTIONS_NO_EFFECT:
             path, raw = f"stream_options.{name}", msgspec.Raw(msgspec.json.encode(value))

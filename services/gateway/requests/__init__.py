@@ -1,11 +1,13 @@
-"""Requests on the bus: from a `GenerationRequest` to placed sequences and their text. It knows nothing of HTTP.
+"""Runs a `GenerationRequest` on the bus: places its sequences on engines and collects their text. No HTTP.
 
-| step | module                       | what happens                                                          |
-|------|------------------------------|-----------------------------------------------------------------------|
-| 1    | `request_actor`              | conducts one request                                                  |
-| 2    | `prompts`, `service_clients` | the prompts are tokenized                                             |
-| 3    | `dispatcher`                 | sequences wait (`placement_queue`) for an engine with credit (`router`) |
-| 4    | `messages`                   | what engine and detokenizer are told                                  |
-| 5    | `sequence_state`             | what a text event changes; the attempt fences older placements        |
-| 6    | `progress_watch`             | which sequences the engine is asked about                             |
+A placement is the assignment of one sequence to an engine and a detokenizer. Each placement has a new attempt number.
+
+| step | module                       | what it does                                                              |
+|------|------------------------------|---------------------------------------------------------------------------|
+| 1    | `request_actor`              | runs one request from its prompts to its end                              |
+| 2    | `prompts`, `service_clients` | has the prompts tokenized                                                 |
+| 3    | `dispatcher`                 | queues sequences (`placement_queue`) for an engine with credit (`router`) |
+| 4    | `messages`                   | builds the messages to the engine and the detokenizer                     |
+| 5    | `sequence_state`             | applies text events; ignores those of older attempts                      |
+| 6    | `progress_watch`             | lists the sequences without text, about which the engine is asked         |
 """

@@ -1,4 +1,4 @@
-"""A sequence that wants to be placed: what the dispatcher knows of it, and whom it tells what became of it."""
+"""A sequence that waits for a placement, as the dispatcher sees it, and the callbacks for the result."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,28 +13,28 @@ from shared.errors import ServiceError
 from shared.messages import OpenStream, Submit
 
 Failure = ServiceError | PeerUnavailableError
-"""Why a message had no effect: a ServiceError is final, after PeerUnavailableError another member may be asked."""
+"""Why a message had no effect. ServiceError: the request fails. PeerUnavailableError: another member may be tried."""
 
 
 class PlacementClient(Protocol):
-    """The request of a candidate. The dispatcher calls it on the event loop; `index` is the sequence's."""
+    """Callbacks to the request of a candidate, called on the event loop. `index` is the index of the sequence."""
 
     def on_placed(self, index: int, open_failure: Failure | None) -> None:
-        """The engine has it. If the stream could not be opened, it has to be rebuilt elsewhere."""
+        """The engine has accepted the sequence. If the stream was not opened (`open_failure`), it must be rebuilt."""
         ...
 
     def on_unplaced(self, index: int, engine: Address, detokenizer: Address, attempt: int) -> None:
-        """The placement failed; both members may be told to forget it. The sequence has to be queued again."""
+        """The placement failed. The client tells both members to drop the sequence and queues the sequence again."""
         ...
 
     def fail(self, error: ServiceError) -> None:
-        """It cannot be served: the request ends."""
+        """The sequence cannot be served: the client ends the request with `error`."""
         ...
 
 
 @dataclass(eq=False, slots=True)
 class Candidate:
-    """One sequence of a request."""
+    """One sequence of a request. `num_tokens` and `hashes` are those of its prompt."""
 
     client: PlacementClient
     orders: RequestMessages
@@ -44,20 +44,20 @@ class Candidate:
     hashes: Sequence[bytes]
     ticket: "Ticket[Candidate]" = field(init=False)
     avoid: set[Address] = field(default_factory=set[Address])
-    """Members at which a placement of this sequence failed."""
+    """Engines on which a placement of this sequence failed since it was last placed."""
 
     def near(self) -> set[Address]:
-        """Engines where other choices of the same prompt run."""
+        """Returns the engines on which other choices of the same prompt run."""
         choices = self.orders.choices(self.index)
         return {one.engine for one in choices if one.engine is not None and one.phase is not Phase.DONE}
 
     def messages(self) -> tuple[Submit, OpenStream]:
-        """What its engine and its detokenizer are told; both have been chosen."""
+        """Returns the messages to the engine and the detokenizer of the sequence, which must have been chosen."""
         return self.orders.submit(self.index), self.orders.open_stream(self.index)
 
 
 def candidates_of(client: PlacementClient, orders: RequestMessages, number: int) -> list[Candidate]:
-    """Every sequence of a request. `number`: the request's place in the order of arrival."""
+    """Returns a candidate for each sequence of a request. `number`: the request's number in the order of arrival."""
     found: list[Candidate] = []
     for index, sequence in enumerate(orders.sequences):
         prompt = orders.prompt(index)

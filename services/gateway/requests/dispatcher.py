@@ -1,8 +1,8 @@
-"""Places waiting sequences: queue, credits, and the batches that tell engines and detokenizers. One for each gateway.
+"""Places waiting sequences on engines and detokenizers. Each gateway has one dispatcher.
 
-`pump` takes sequences out of the queue while an engine has credit for the first one, and sends what it took as one
-`SubmitBatch` for each engine and one `OpenBatch` for each detokenizer, all at the same time. Nothing polls: whoever
-changes what `pump` depends on (a sequence is queued or ends, a heartbeat comes, a member is lost) calls it.
+`pump` takes sequences out of the queue while an engine has credit for the first one. It then sends one `SubmitBatch` to
+each engine and one `OpenBatch` to each detokenizer, all at the same time. There is no polling: `pump` is called when a
+sequence is queued or ends, when a heartbeat arrives, and when a member is lost.
 """
 
 import asyncio
@@ -26,37 +26,37 @@ T = TypeVar("T")
 
 
 class Dispatcher:
-    """`router` is shared with those who end sequences and streams."""
+    """Places the sequences of one gateway. `router` is shared with the request actors, which record ends there."""
 
     def __init__(self, host: Host, members: Members, router: Router, peers: ServiceClients) -> None:
         self.queue: PlacementQueue[Candidate] = PlacementQueue()
         self._host, self._members, self._router, self._peers = host, members, router, peers
         self._able_at: dict[str, float] = {}
-        """By model: when its members could last take a sequence."""
+        """By model: the last time at which its members could take a sequence, monotonic seconds."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._pumping = False
 
     # --- called by requests and by the gateway's actor ---
 
     def enqueue(self, candidates: Sequence[Candidate]) -> None:
-        """Queues sequences and places what can be placed at once."""
+        """Queues sequences and places those for which there is credit."""
         for candidate in candidates:
             self._push(candidate)
         self.pump()
 
     def withdraw(self, candidate: Candidate) -> None:
-        """The sequence is not wanted any more."""
+        """Takes a sequence out of the queue, because its request has ended. Harmless if it is not queued."""
         self.queue.withdraw(candidate.ticket)
 
     def requeue(self, candidate: Candidate) -> None:
-        """Queues a sequence again that was placed before. The caller pumps."""
+        """Queues a sequence again that was placed before. The caller must call `pump` afterwards."""
         self._push(candidate)
 
     def pump(self) -> None:
-        """Places what can be placed now."""
+        """Places the sequences that can be placed now."""
         if self._pumping or not len(self.queue) or not self._host.transport.connected:
             return
-        self._pumping = True  # a request that fails meanwhile calls again: the loop below sees what it changed
+        self._pumping = True  # a request that fails meanwhile calls `pump`; the loop below sees the changed queue
         try:
             placed = self._place_all(self._now())
         finally:
@@ -76,7 +76,7 @@ class Dispatcher:
         return placed
 
     def expire(self, now: float) -> None:
-        """Refuses sequences that have waited for QUEUE_WAIT_S while no member of their model could take one."""
+        """Fails the sequences whose model has had no member for QUEUE_WAIT_S that can take a sequence."""
         for model in list(self._able_at):
             if not self._host.transport.connected or self._unable(model, now) is None:
                 self._able_at[model] = now
@@ -93,14 +93,14 @@ class Dispatcher:
         self.queue.push(candidate.ticket, now)
 
     def _overdue(self, ticket: Ticket[Candidate], now: float) -> ServiceError | None:
-        """Why a sequence that has waited for QUEUE_WAIT_S while nobody could take it is refused; None if it is not."""
+        """Returns the error for a sequence that no member could take for QUEUE_WAIT_S of its wait; else None."""
         since = max(self._able_at[ticket.model], ticket.waits_since or 0.0)
         return self._unable(ticket.model, now) if now - since > limits.QUEUE_WAIT_S else None
 
     def _choose(
         self, candidate: Candidate, engines: Sequence[Heartbeat], detokenizers: Sequence[Heartbeat], now: float
     ) -> "Placement | ServiceError | None":
-        """Takes the candidate out of the queue and starts its placement, or fails it; None if it has to wait."""
+        """Takes the candidate out of the queue and starts a placement, or fails its request. None if it has to wait."""
         sequence, model = candidate.sequence, candidate.ticket.model
         if sequence.retry_limit_reached({Address(beat.id, beat.instance_id) for beat in engines}):
             error = ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
@@ -126,7 +126,7 @@ class Dispatcher:
         return Placement(candidate, to_engine, to_detokenizer, sequence.attempt, self._settled)
 
     def _unable(self, model: str, now: float) -> ServiceError | None:
-        """Why no sequence of the model can be placed, now or soon; None if one can."""
+        """Returns why no member can take a sequence of the model now or after a wait in the queue; None if one can."""
         engines = _of_model(self._members.alive("engine", now), model)
         detokenizers = _of_model(self._members.alive("detokenizer", now), model)
         if ready_members(detokenizers, model) and self._router.can_take(engines, model):
@@ -147,7 +147,7 @@ class Dispatcher:
             submit, stream = placement.candidate.messages()
             to_engines[placement.engine].append((placement, submit))
             to_detokenizers[placement.detokenizer].append((placement, stream))
-        # Streams first: the tokens of a sequence should find its stream open.
+        # Streams are sent first, so that a stream is usually open when the first tokens of its sequence arrive.
         for detokenizer, streams in to_detokenizers.items():
             for part, data in _batches(streams, limits.OPEN_BATCH_MAX, OpenBatch):
                 self._spawn(self._open(detokenizer, part, data))
@@ -185,14 +185,14 @@ class Dispatcher:
         else:
             for (placement, _), reply in zip(items, replies, strict=True):
                 failure = _submit_failure(reply)
-                # A sequence that is invalid says nothing about the engine's room.
+                # The refusal of an invalid sequence does not mean that the engine is full.
                 invalid = isinstance(failure, ServiceError)
                 self._router.record_answer(engine, reply.sequence_id, accepted=failure is None or invalid)
                 placement.submitted(failure)
         self.pump()
 
     def _settled(self, placement: "Placement") -> None:
-        """Engine and detokenizer have both answered, or are not going to."""
+        """Handles the result of a placement, when engine and detokenizer have both answered or timed out."""
         candidate, sequence = placement.candidate, placement.candidate.sequence
         if sequence.attempt != placement.attempt or sequence.engine != placement.engine:
             return  # the request has ended meanwhile
@@ -222,7 +222,7 @@ class Dispatcher:
 
 
 class Placement:
-    """One try to place a sequence: settled when the outcomes of its open and its submit are both known."""
+    """One placement in progress. Calls `settled` when the results of `OpenBatch` and `SubmitBatch` are both known."""
 
     def __init__(
         self,
@@ -239,12 +239,12 @@ class Placement:
         self._outcomes_left = 2
 
     def opened(self, failure: Failure | None) -> None:
-        """What became of the stream."""
+        """Records the detokenizer's answer; None: the stream is open."""
         self.open_failure = failure
         self._settle()
 
     def submitted(self, failure: Failure | None) -> None:
-        """What the engine said. A ServiceError is final, PeerUnavailableError is not."""
+        """Records the engine's answer; None: accepted. A ServiceError fails the request, see `Failure`."""
         self.submit_failure = failure
         self._settle()
 
@@ -257,7 +257,10 @@ class Placement:
 def _batches(
     items: Sequence[tuple[Placement, T]], count_max: int, batch: Callable[[tuple[T, ...]], Message]
 ) -> Iterator[tuple[Sequence[tuple[Placement, T]], bytes]]:
-    """Encodes the messages in batches, bounded in count and bytes."""
+    """Encodes the messages in batches of at most `count_max` items and BATCH_BYTES_MAX bytes.
+
+    Yields the items of each batch with its bytes.
+    """
 
     def message(part: Sequence[tuple[Placement, T]]) -> Message:
         return batch(tuple(each for _, each in part))
@@ -267,7 +270,7 @@ def _batches(
 
 
 def _can_be_halved(error: Failure, items: Sequence[object]) -> bool:
-    """A bus of the operator's own may take less than BATCH_BYTES_MAX."""
+    """Whether the batch was too large for the bus and can be split: `max_payload` may be less than BATCH_BYTES_MAX."""
     return isinstance(error, ServiceError) and error.code == "request_too_large" and len(items) > 1
 
 

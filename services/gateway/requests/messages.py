@@ -1,4 +1,4 @@
-"""The messages that place a request's sequences: what engines and detokenizers are told of each. Pure; others send."""
+"""Builds the messages that place a request's sequences on engines and detokenizers. Pure: does not send them."""
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.requests.prompts import Prompt, sequence_params
@@ -12,7 +12,7 @@ PROMPT_TAIL_BYTES = TOKEN_BYTES * limits.PROMPT_TAIL_TOKENS
 
 
 class RequestMessages:
-    """One request's prompts and sequences. Sequence index = prompt index * n + choice."""
+    """Builds the messages of one request. Sequence index = prompt index * n + choice."""
 
     def __init__(self, host: Host, request: GenerationRequest, card: ModelCard, prompts: list[Prompt]) -> None:
         self.request, self.card, self.prompts = request, card, prompts
@@ -21,16 +21,19 @@ class RequestMessages:
         self._host = host
 
     def prompt(self, index: int) -> Prompt:
-        """The prompt of a sequence."""
+        """Returns the prompt of a sequence."""
         return self.prompts[index // self.request.n]
 
     def choices(self, index: int) -> list[SequenceState]:
-        """The sequences of the same prompt, this one too."""
+        """Returns all sequences of the same prompt, including the given one."""
         first = index - index % self.request.n
         return self.sequences[first : first + self.request.n]
 
     def open_stream(self, index: int) -> OpenStream:
-        """A stream from what the gateway has on. The sequence has a place."""
+        """Returns the message that opens a stream, which continues the text that the gateway has.
+
+        The sequence must have a placement.
+        """
         request, sequence, host = self.request, self.sequences[index], self._host
         assert sequence.engine is not None
         return OpenStream(
@@ -51,7 +54,7 @@ class RequestMessages:
         )
 
     def submit(self, index: int) -> Submit:
-        """A sequence with the tokens so far as output. The sequence has a place."""
+        """Returns the message that runs a sequence, with its tokens so far as output. It must have a placement."""
         request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
         assert sequence.detokenizer is not None
         choices = self.choices(index)
@@ -73,7 +76,7 @@ class RequestMessages:
         )
 
     def retarget(self, index: int) -> Retarget:
-        """Tokens go to the sequence's present detokenizer, from the first one on that the gateway does not have."""
+        """Returns the message that sends the tokens which the gateway lacks to the sequence's current detokenizer."""
         sequence = self.sequences[index]
         assert sequence.detokenizer is not None
         sink = self._host.subjects.detokenizer_tokens(*sequence.detokenizer)
@@ -81,11 +84,11 @@ class RequestMessages:
 
 
 def sequence_id(request_id: str, index: int) -> str:
-    """The bus name of one sequence of a request."""
+    """Returns the id of one sequence of a request."""
     return f"{request_id}-{index}"
 
 
 def split_sequence_id(name: str) -> tuple[str, int]:
-    """The request and index behind a sequence's bus name. Raises ValueError for a foreign name."""
+    """Returns the request id and the index of a sequence id. Raises ValueError for an id of another form."""
     request_id, _, index = name.rpartition("-")
     return request_id, int(index)

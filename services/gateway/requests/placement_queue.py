@@ -1,7 +1,7 @@
-"""The queue of sequences that wait in a gateway for an engine's credit: one line for each model. Pure.
+"""The queue of sequences that wait in a gateway for an engine with credit: one line for each model. Pure.
 
-Order: priority (lower first, as in the engine), then arrival. A sequence whose engine was lost keeps its arrival, so it
-goes before everybody of its priority who came later.
+The order is priority (lower first, as in the engine), then arrival. A sequence whose engine was lost keeps its arrival
+number, so it goes before all sequences of the same priority that arrived later.
 """
 
 import heapq
@@ -10,22 +10,22 @@ from typing import Generic, TypeVar
 
 C = TypeVar("C")
 STALE_ITEMS_MAX = 64
-"""Withdrawn tickets that a line keeps at least before it is rebuilt without them."""
+"""A line's heap is rebuilt when its withdrawn tickets outnumber its queued ones by more than this."""
 
 
 @dataclass(eq=False, slots=True)
 class Ticket(Generic[C]):
-    """One sequence's place in the queue. `claimant` is what the caller wants back when its turn comes."""
+    """One sequence in the queue. `claimant` is the caller's object for the sequence; the queue does not use it."""
 
     claimant: C
     model: str
     priority: int
     arrival: tuple[int, int]
-    """Number of the request, then index of the sequence within it."""
+    """Number of the request and index of the sequence in the request."""
     waits_since: float | None = None
-    """Set when it is queued first; the caller resets it when the sequence has found a place."""
+    """Time at which the ticket was first queued. The caller resets it to None when the sequence has been placed."""
     number: int = 0
-    """Set by the queue: 0 while the ticket is not queued, else different each time it is."""
+    """Set by the queue: 0 while the ticket is not queued, else a new number for each time that it is queued."""
 
 
 _Item = tuple[int, tuple[int, int], int, Ticket[C]]
@@ -33,14 +33,14 @@ _Item = tuple[int, tuple[int, int], int, Ticket[C]]
 
 @dataclass(slots=True)
 class _Line(Generic[C]):
-    """A heap whose withdrawn items stay until they come first or outnumber the others."""
+    """A heap. Withdrawn items stay in the heap until they come first or outnumber the queued ones."""
 
     heap: list[_Item[C]] = field(default_factory=list[_Item[C]])
     num_queued: int = 0
 
 
 class PlacementQueue(Generic[C]):
-    """All lines of one gateway."""
+    """The lines of all models in one gateway."""
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line[C]] = {}
@@ -50,11 +50,11 @@ class PlacementQueue(Generic[C]):
         return sum(line.num_queued for line in self._lines.values())
 
     def models(self) -> list[str]:
-        """Models with waiting sequences."""
+        """Returns the models that have waiting sequences."""
         return list(self._lines)
 
     def push(self, ticket: Ticket[C], now: float) -> None:
-        """Queues a ticket that is not queued."""
+        """Queues a ticket, which must not be queued already."""
         assert not ticket.number
         self._num_pushed += 1
         ticket.number = self._num_pushed
@@ -65,7 +65,7 @@ class PlacementQueue(Generic[C]):
         line.num_queued += 1
 
     def first(self, model: str) -> Ticket[C] | None:
-        """The ticket whose turn it is."""
+        """Returns the first ticket of a model without removing it; None if no sequence waits."""
         line = self._lines.get(model)
         if line is None:
             return None
@@ -74,7 +74,7 @@ class PlacementQueue(Generic[C]):
         return line.heap[0][3]
 
     def withdraw(self, ticket: Ticket[C]) -> bool:
-        """Takes a ticket out wherever it stands, the first one too. False when it was not queued."""
+        """Removes a ticket from any place in the queue. Returns False if it was not queued."""
         if not ticket.number:
             return False
         ticket.number = 0
@@ -88,7 +88,7 @@ class PlacementQueue(Generic[C]):
         return True
 
     def tickets(self, model: str) -> list[Ticket[C]]:
-        """All tickets of a model, in no order."""
+        """Returns all tickets of a model, in no particular order."""
         line = self._lines.get(model)
         return [item[3] for item in line.heap if _is_queued(item)] if line is not None else []
 

@@ -1,7 +1,7 @@
-"""Which running sequences have had no text for a while, by engine: those that the gateway asks the engine about. Pure.
+"""Finds the running sequences without text for some time; the gateway asks their engines for progress. Pure.
 
-Every sequence has a time: when it was placed, had text, or was asked about, whichever was last. The sequences of an
-engine are kept in the order of these times, so that finding the overdue ones costs nothing for the others.
+Each sequence has a time: the last at which it was placed, had text, or was asked about. The sequences of an engine are
+kept in the order of these times, so finding the overdue ones does not visit the others.
 """
 
 from collections import OrderedDict
@@ -11,19 +11,19 @@ from shared import limits
 
 
 class ProgressWatch:
-    """The running sequences of one gateway."""
+    """The running sequences of one gateway, by engine. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._engines: dict[Address, OrderedDict[str, float]] = {}
 
     def touch(self, engine: Address, sequence_id: str, now: float) -> None:
-        """The sequence runs there and has just shown it. Adds it when it is new."""
+        """Sets the time of a sequence that runs on `engine` to `now`. Adds the sequence if it is new."""
         times = self._engines.setdefault(engine, OrderedDict())
         times[sequence_id] = now
         times.move_to_end(sequence_id)
 
     def drop(self, engine: Address, sequence_id: str) -> None:
-        """The sequence does not run there any more. Harmless when repeated."""
+        """Removes a sequence that no longer runs on `engine`. Harmless when repeated."""
         times = self._engines.get(engine)
         if times is not None:
             times.pop(sequence_id, None)
@@ -31,13 +31,13 @@ class ProgressWatch:
                 del self._engines[engine]
 
     def engines(self) -> list[Address]:
-        """Engines on which sequences run."""
+        """Returns the engines on which sequences run."""
         return list(self._engines)
 
     def overdue(self, engine: Address, now: float) -> list[str]:
-        """Sequences without a sign of life for STALL_S, the longest silent first, at most LIVENESS_BATCH_MAX.
+        """Returns the sequences without text for STALL_S, longest silent first, at most LIVENESS_BATCH_MAX.
 
-        They count as asked about now.
+        Sets their times to `now`, because the caller asks about them.
         """
         found: list[str] = []
         for sequence_id, touched_at in self._engines.get(engine, {}).items():
@@ -49,7 +49,7 @@ class ProgressWatch:
         return found
 
     def touch_all(self, now: float) -> None:
-        """Time in which nothing could be heard does not count."""
+        """Sets all times to `now`: while the gateway was disconnected, no text could arrive."""
         for times in self._engines.values():
             for sequence_id in times:
                 times[sequence_id] = now

@@ -1,4 +1,4 @@
-"""A request's prompts as token ids, and the sampling parameters of each sequence. Asks the tokenizer pool for text."""
+"""Prepares a request's prompts as token ids (tokenizers convert text) and the sampling parameters of its sequences."""
 
 from dataclasses import dataclass
 
@@ -22,12 +22,16 @@ class Prompt:
 
     @property
     def num_tokens(self) -> int:
-        """Its length."""
+        """Length of the prompt in tokens."""
         return len(self.packed) // TOKEN_BYTES
 
 
 async def prepare(peers: ServiceClients, request: GenerationRequest, card: ModelCard, block_size: int) -> list[Prompt]:
-    """Raises ServiceError: context too long, ids outside the vocabulary, a template that refuses."""
+    """Returns the prompts of a request as token ids.
+
+    Raises ServiceError if a prompt is too long for the context, has no tokens or ids outside the vocabulary, or if the
+    chat template refuses the conversation.
+    """
     if request.token_ids:
         return [_given(ids, request, card, block_size) for ids in request.token_ids]
     message = tokenize_message(request, card, block_size)
@@ -42,7 +46,7 @@ async def prepare(peers: ServiceClients, request: GenerationRequest, card: Model
 def tokenize_message(
     request: GenerationRequest, card: ModelCard, block_size: int, *, return_tokens: bool = False
 ) -> TokenizeRequest:
-    """The request to the tokenizer pool. `block_size` 0 leaves out hashes; the context check goes with generation."""
+    """Returns the request to the tokenizers. With `block_size` 0 there are no block hashes and no context check."""
     return TokenizeRequest(
         request.request_id,
         card.name,
@@ -59,12 +63,12 @@ def tokenize_message(
 
 
 def text_size(request: GenerationRequest) -> int:
-    """Characters to tokenize."""
+    """Returns the number of characters to tokenize."""
     return sum(map(len, request.texts)) + sum(len(message.content) for message in request.messages)
 
 
 def sequence_params(params: SamplingParams, choice: int, num_prompt_tokens: int, card: ModelCard) -> SamplingParams:
-    """The parameters of one choice: its own seed, and `max_tokens` filled in where the request left it open."""
+    """Returns the parameters of one choice: with its own seed, and with `max_tokens` filled in if that is 0."""
     return choice_params(params, choice, card.max_model_len - num_prompt_tokens)
 
 

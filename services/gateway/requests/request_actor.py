@@ -1,8 +1,9 @@
-"""The request actor: conducts one HTTP request from its tokens to its end, which it reaches exactly once.
+"""The request actor: runs one generation request, which ends exactly once.
 
-It has the prompts tokenized, queues each sequence for a place (`dispatcher`), takes in text events, repairs streams and
-placements that break, and tells everybody when it is over. The state of each sequence is a `SequenceState`, which
-decides; this shell acts. The gateway's actor feeds it events and ticks; the HTTP edge reads its updates.
+The request actor has the prompts tokenized, queues the sequences for placement (`dispatcher`), applies text events,
+repairs lost streams and placements, and tells engines and detokenizers when a sequence has ended. The state machine of
+a sequence is `SequenceState`; this module performs its effects. The gateway's actor passes events and ticks to the
+request actor; the HTTP edge reads its updates.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ from shared.messages import SequenceMark, TextEvent
 
 @dataclass(frozen=True, slots=True)
 class GatewayParts:
-    """What all requests of a gateway share."""
+    """The objects that all requests of a gateway share."""
 
     host: Host
     members: Members
@@ -40,7 +41,7 @@ class GatewayParts:
 
 
 class RequestActor:
-    """One request: a `Generation`, and a `candidate.PlacementClient`. `on_end` is called once, when it is over."""
+    """One request. Implements `Generation` and `candidate.PlacementClient`. Calls `on_end` once, at the end."""
 
     def __init__(
         self,
@@ -65,9 +66,9 @@ class RequestActor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._repairing: set[int] = set()
         self._behind: set[int] = set()
-        """Sequences whose engine has tokens that did not come."""
+        """Indexes of sequences whose engine has tokens that have not arrived."""
         self._streamless: dict[int, float] = {}
-        """Sequences whose stream no detokenizer takes, since when."""
+        """Indexes of sequences whose stream no detokenizer takes, with the time since when."""
 
     # --- Generation ---
 
@@ -101,15 +102,15 @@ class RequestActor:
 
     @property
     def over(self) -> bool:
-        """True once the request has ended, whichever way."""
+        """Whether the request has ended, with or without an error."""
         return self._over
 
     def start(self) -> None:
-        """Begins conducting."""
+        """Starts the request in a task of its own."""
         self._spawn(self._conduct())
 
     def on_text(self, index: int, event: TextEvent, engine: Address) -> None:
-        """A text event for sequence `index`. The caller pumps the dispatcher."""
+        """Applies a text event to sequence `index`. The caller must call `Dispatcher.pump` afterwards."""
         sequence, now = self.sequences[index], self._now()
         result, delta = sequence.apply_event(event, engine, now)
         if result is ApplyResult.GAP:
@@ -125,19 +126,22 @@ class RequestActor:
             self._emit(index, sequence, event, delta)
 
     def on_mark(self, index: int, mark: SequenceMark, engine: Address) -> None:
-        """The engine says how far sequence `index` is."""
+        """Handles the engine's report of the progress of sequence `index`."""
         sequence = self.sequences[index]
         if sequence.engine == engine and sequence.report_progress(mark, self._now()):
             self._behind.add(index)
 
     def on_missing(self, index: int, attempt: int, engine: Address) -> None:
-        """The engine does not hold sequence `index`. The caller pumps the dispatcher."""
+        """Queues sequence `index` again: its engine does not hold it. The caller must call `Dispatcher.pump`."""
         sequence = self.sequences[index]
         if sequence.phase is Phase.RUNNING and (sequence.attempt, sequence.engine) == (attempt, engine):
             self._place_again(index)
 
     def on_lost(self, member: Address) -> None:
-        """A service died. The caller pumps the dispatcher."""
+        """Queues the sequences of a lost engine again, or rebuilds the streams of a lost detokenizer.
+
+        The caller must call `Dispatcher.pump` afterwards.
+        """
         for index, sequence in enumerate(self.sequences):
             if sequence.phase is Phase.RUNNING and sequence.engine == member:
                 self._place_again(index)
@@ -145,20 +149,23 @@ class RequestActor:
                 self._repair(index)
 
     def on_stalled(self, engine: Address) -> None:
-        """An engine lives, but its computing stands still. The caller pumps the dispatcher."""
+        """Takes the running sequences away from an engine whose step hangs: the engine drops them, others run them.
+
+        The caller must call `Dispatcher.pump` afterwards.
+        """
         for index, sequence in enumerate(self.sequences):
             if sequence.phase is Phase.RUNNING and sequence.engine == engine:
                 self._place_again(index, release="the engine stands still")
 
     def owns(self, index: int, attempt: int, member: Address) -> bool:
-        """Whether an engine or a detokenizer has to keep sequence `index`."""
+        """Whether an engine or a detokenizer has to keep sequence `index` at this attempt."""
         sequence = self.sequences[index]
         if sequence.phase not in (Phase.PLACING, Phase.RUNNING) or sequence.attempt != attempt:
             return False
         return member in (sequence.engine, sequence.detokenizer) or index in self._repairing
 
     def tick(self, now: float) -> None:
-        """Rebuilds streams whose tokens do not come, and those that no detokenizer took the last time."""
+        """Rebuilds streams whose tokens do not arrive, and streams for which there was no detokenizer the last time."""
         if not self._behind and not self._streamless:
             return
         for index in [i for i in self._behind if self.sequences[i].behind_since is None]:
@@ -174,12 +181,12 @@ class RequestActor:
             self._repair(index)
 
     def resumed(self, now: float) -> None:
-        """Our own link to the bus was down: nobody's silence counts until now."""
+        """Restarts all silence timers, after this gateway's own connection to the bus was down."""
         for sequence in self.sequences:
             sequence.touch(now)
 
     def fail(self, error: ServiceError) -> None:
-        """Ends the request with an error, unless it has ended."""
+        """Ends the request with an error. Does nothing if the request has already ended."""
         if not self._over:
             self._finish(error)
             self._spawn(self._tell_release_all(self._leave(), error.code))
@@ -222,7 +229,10 @@ class RequestActor:
         self._parts.dispatcher.requeue(self._candidates[index])
 
     def _place_again(self, index: int, release: str = "") -> None:
-        """`release`: why the engine, if it lives, is to drop the sequence."""
+        """Queues a running sequence for a new placement.
+
+        `release`: the reason of the `Cancel` to the engine; empty if the engine is gone or does not hold the sequence.
+        """
         sequence = self.sequences[index]
         engine, detokenizer, attempt = sequence.engine, sequence.detokenizer, sequence.attempt
         if index in self._repairing or engine is None:
@@ -243,7 +253,7 @@ class RequestActor:
             self._spawn(self._rebuild(index, refused or set()), index)
 
     async def _rebuild(self, index: int, refused: set[Address]) -> None:
-        """Opens the stream anew, here or elsewhere, and has the engine send what is missing."""
+        """Opens the stream again, if possible on its detokenizer, and has the engine send the missing tokens."""
         sequence = self.sequences[index]
         while not self._over and sequence.phase is Phase.RUNNING:
             detokenizer = self._detokenizer_for(sequence, refused)
@@ -289,10 +299,10 @@ class RequestActor:
         address = Address(chosen.id, chosen.instance_id) if chosen is not None else None
         return None if address in refused else address
 
-    # --- letting others forget ---
+    # --- releasing sequences at engines and detokenizers ---
 
     def _forget_place(self, sequence: SequenceState, engine: Address | None, detokenizer: Address | None) -> None:
-        """Takes a sequence out of this gateway's own books of who runs what."""
+        """Removes a placement from this gateway's records (progress watch and router)."""
         if engine is not None:
             self._parts.watch.drop(engine, sequence.sequence_id)
             self._parts.router.record_end(engine, sequence.sequence_id)
@@ -300,7 +310,10 @@ class RequestActor:
             self._parts.router.stream_closed(detokenizer, sequence.sequence_id)
 
     def _leave(self) -> list[SequenceState]:
-        """Every sequence leaves the queue and its place; returns those that are not to be finished at theirs."""
+        """Takes all sequences out of the queue and removes the placements of the unfinished ones from the records.
+
+        Returns the sequences that their engine and detokenizer must drop: unfinished ones and those that failed.
+        """
         unfinished = [s for s in self.sequences if s.phase is not Phase.DONE or s.finish_reason == "error"]
         for candidate in self._candidates:
             self._parts.dispatcher.withdraw(candidate)
@@ -310,7 +323,7 @@ class RequestActor:
         return unfinished
 
     async def _tell_release_all(self, sequences: Sequence[SequenceState], reason: str) -> None:
-        """Engines and detokenizers drop the sequences."""
+        """Tells engines and detokenizers to drop the sequences."""
         for sequence in sequences:
             place = sequence.engine, sequence.detokenizer
             await self._tell_release(sequence.sequence_id, sequence.attempt, *place, reason)
@@ -324,7 +337,7 @@ class RequestActor:
             await self._peers.close_stream(detokenizer, name, attempt)
 
     async def _settle(self, sequence: SequenceState) -> None:
-        """Engine and detokenizer may forget a finished sequence."""
+        """Tells the engine and the detokenizer of a finished sequence that they may forget it."""
         if sequence.engine is not None:
             await self._peers.done(sequence.engine, sequence.sequence_id, sequence.attempt)
         if sequence.detokenizer is not None:

@@ -1,13 +1,14 @@
-"""Where a sequence goes: pure functions of what heartbeats say and of what this gateway sent since.
+"""Chooses the engine and the detokenizer of a sequence from heartbeats and from what this gateway sent since. Pure.
 
-The cost of an engine is counted in tokens to wait for: prompt tokens that wait there, plus this prompt's tokens that
-its prefix cache will not have, plus a share for each sequence that already runs. The cheapest wins; ties go to the
-least used. Overlap is what this gateway has routed there before, by block hash: a wrong guess only makes it slower.
+The cost of an engine is measured in tokens: prompt tokens that wait there, plus the tokens of this prompt that are not
+in the engine's prefix cache, plus `RUNNING_COST` for each sequence there. The cheapest engine is chosen; among equals,
+the one with the fewest prompt tokens since its start. The router estimates the content of a prefix cache from the block
+hashes of the prompts that this gateway has sent there; a wrong estimate costs only time.
 
-Only an engine with credit is chosen. Its heartbeat says how many sequences it wants; what this gateway has sent there
-since, or sent before and has no answer for, is subtracted, and what has ended there is added. Other gateways see the
-same credit, so an engine may get more than it wants; it then reports less. So that no gateway starves beside others,
-each may always have a few sequences at an engine (`SHARE`).
+An engine is chosen only if it has credit. Its heartbeat says how many sequences it wants. The router subtracts the
+sequences that this gateway has sent since that heartbeat, or sent before and not yet answered, and adds those that have
+ended there. Other gateways see the same credit, so an engine may get more sequences than it wants; its credit is then
+negative. So that other gateways cannot starve this one, it may always have a few sequences at each engine (`SHARE`).
 """
 
 from collections import OrderedDict
@@ -18,40 +19,41 @@ from shared import limits
 from shared.messages import EngineStatus, GatewayStatus, Heartbeat, StreamStatus
 
 RUNNING_COST = 16
-"""A running sequence delays a newcomer's first token about as much as this many prompt tokens."""
+"""Cost of a sequence at an engine, in tokens: it delays the first token of a new sequence about as much as this many
+prompt tokens."""
 
 
 SHARE = 8
-"""One part in so many of an engine's rows that a gateway may fill without credit, one at least."""
+"""Without credit a gateway may still have `max_num_seqs // SHARE` sequences at an engine, and at least one."""
 
 
 @dataclass(slots=True)
 class EngineLoad:
-    """What this gateway has at one engine, and what changed since the heartbeat numbered `heartbeat`."""
+    """This gateway's sequences at one engine, and the changes since the engine's heartbeat number `heartbeat`."""
 
     heartbeat: int = -1
     tokens: int = 0
     sent: int = 0
-    """Sequences sent since, or sent before and not answered when it came: the heartbeat may not count them."""
+    """Sequences that the heartbeat's credit may not count: sent since then, or still unanswered when it arrived."""
     ended: int = 0
     unanswered: set[str] = field(default_factory=set[str])
     held: set[str] = field(default_factory=set[str])
-    """Sequences that were sent there and have not ended."""
+    """Sequences that were sent to the engine and have not ended."""
     refused: bool = False
-    """It took no more: it gets nothing until its next heartbeat."""
+    """The engine has refused a sequence or not answered; it gets no sequence until its next heartbeat."""
     silent: bool = False
-    """It did not answer a submit: until it does, it gets one sequence at a time."""
+    """The engine has not answered a submit. Until it answers one, it gets at most one sequence per heartbeat."""
 
 
 @dataclass(slots=True)
 class PrefixIndex:
-    """Block hashes that were routed to one engine, oldest forgotten first."""
+    """Block hashes of the prompts sent to one engine. Beyond `capacity` the least recently added are dropped."""
 
     capacity: int
     _hashes: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
     def add(self, hashes: Sequence[bytes]) -> None:
-        """Remembers a prompt's blocks."""
+        """Adds the blocks of a prompt."""
         for block_hash in hashes:
             self._hashes[block_hash] = None
             self._hashes.move_to_end(block_hash)
@@ -59,7 +61,7 @@ class PrefixIndex:
             self._hashes.popitem(last=False)
 
     def overlap(self, hashes: Sequence[bytes]) -> int:
-        """Leading blocks that are remembered."""
+        """Returns the number of leading blocks of a prompt that are in the index."""
         count = 0
         for block_hash in hashes:
             if block_hash not in self._hashes:
@@ -70,7 +72,7 @@ class PrefixIndex:
 
 @dataclass(slots=True)
 class Router:
-    """This gateway's own view of engines and detokenizers between heartbeats."""
+    """This gateway's view of the load of engines and detokenizers, which is more recent than their heartbeats."""
 
     _loads: dict[tuple[str, str], EngineLoad] = field(default_factory=dict[tuple[str, str], EngineLoad])
     _prefixes: dict[tuple[str, str], PrefixIndex] = field(default_factory=dict[tuple[str, str], PrefixIndex])
@@ -80,10 +82,10 @@ class Router:
         self, engines: Sequence[Heartbeat], model: str, num_tokens: int, hashes: Sequence[bytes],
         avoid: Collection[tuple[str, str]] = (), near: Collection[tuple[str, str]] = (),
     ) -> Heartbeat | None:  # fmt: skip
-        """The cheapest ready engine of the model with credit; None when there is none.
+        """Returns the cheapest ready engine of the model with credit; None if there is none.
 
-        One of those in `near`, where the prompt is being computed already, goes before the others while it has a row;
-        one of those in `avoid`, where a placement of the sequence failed, only if there is no other.
+        Engines in `near`, which already compute the same prompt, are preferred while they have a free batch slot.
+        Engines in `avoid`, on which a placement of the sequence failed, are chosen only if there is no other.
         """
         ready = [e for e in ready_members(engines, model) if self.credit(e) > 0]
         ready = [e for e in ready if (e.id, e.instance_id) not in avoid] or ready
@@ -91,7 +93,7 @@ class Router:
         return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes), self._used(e), e.id), default=None)
 
     def credit(self, engine: Heartbeat) -> int:
-        """How many sequences this gateway may send there now; not positive: none."""
+        """Returns how many sequences this gateway may send to the engine now; 0 or negative: none."""
         load, status = self._load(engine), _engine_status(engine)
         if load.silent:
             return 0 if load.refused or load.unanswered else 1
@@ -101,19 +103,22 @@ class Router:
         return max(status.credits - load.sent + load.ended, share)
 
     def can_take(self, engines: Sequence[Heartbeat], model: str) -> bool:
-        """Whether an engine of the model is at work: ready and answering, if only later."""
+        """Whether the model has a ready engine that answers: it takes sequences now or when it has credit again."""
         return any(not self._load(e).silent for e in ready_members(engines, model))
 
     def choose_detokenizer(
         self, detokenizers: Sequence[Heartbeat], model: str, avoid: Collection[tuple[str, str]] = ()
     ) -> Heartbeat | None:
-        """The model's ready detokenizer with the fewest streams, one of those in `avoid` only if there is no other."""
+        """Returns the model's ready detokenizer with the fewest streams; None if there is none or all are full.
+
+        A detokenizer in `avoid` is chosen only if there is no other.
+        """
         ready = [d for d in ready_members(detokenizers, model) if self._num_streams(d) < limits.STREAMS_MAX]
         ready = [d for d in ready if (d.id, d.instance_id) not in avoid] or ready
         return min(ready, key=lambda d: (self._num_streams(d), d.id), default=None)
 
     def record_dispatch(self, engine: Heartbeat, sequence_id: str, num_tokens: int, hashes: Sequence[bytes]) -> None:
-        """A sequence is on its way to an engine."""
+        """Records that a sequence is being sent to an engine."""
         load, key = self._load(engine), (engine.id, engine.instance_id)
         load.tokens += num_tokens
         load.sent += 1
@@ -122,7 +127,7 @@ class Router:
         self._prefixes.setdefault(key, PrefixIndex(_engine_status(engine).num_blocks)).add(hashes)
 
     def record_answer(self, engine: tuple[str, str], sequence_id: str, *, accepted: bool) -> None:
-        """The engine has accepted or refused a sequence."""
+        """Records that the engine has accepted or refused a sequence."""
         load = self._loads.get(engine)
         if load is not None:
             load.unanswered.discard(sequence_id)
@@ -132,7 +137,7 @@ class Router:
                 load.held.discard(sequence_id)
 
     def record_silence(self, engine: tuple[str, str], sequence_id: str) -> None:
-        """The engine has not answered in time."""
+        """Records that the engine has not answered the submit of a sequence in time."""
         load = self._loads.get(engine)
         if load is not None:
             load.unanswered.discard(sequence_id)
@@ -140,22 +145,22 @@ class Router:
             load.silent = load.refused = True
 
     def record_end(self, engine: tuple[str, str], sequence_id: str) -> None:
-        """A sequence has ended at an engine, or was taken away from it. Harmless when repeated."""
+        """Records that a sequence has ended at an engine or was taken away from it. Harmless when repeated."""
         load = self._loads.get(engine)
         if load is not None and sequence_id in load.held:
             load.held.discard(sequence_id)
             load.ended += 1
 
     def stream_opened(self, detokenizer: tuple[str, str], sequence_id: str) -> None:
-        """A stream of ours runs there."""
+        """Records that a stream of this gateway is being opened, or is open, at a detokenizer."""
         self._streams.setdefault(detokenizer, set()).add(sequence_id)
 
     def stream_closed(self, detokenizer: tuple[str, str], sequence_id: str) -> None:
-        """A stream of ours ended there. Harmless when repeated."""
+        """Records that a stream of this gateway is no longer open at a detokenizer. Harmless when repeated."""
         self._streams.get(detokenizer, set[str]()).discard(sequence_id)
 
     def forget(self, member: tuple[str, str]) -> None:
-        """The member is gone."""
+        """Drops all records of a member that is lost."""
         for table in (self._loads, self._prefixes, self._streams):
             table.pop(member, None)
 
@@ -174,7 +179,7 @@ class Router:
         return _engine_status(engine).prompt_tokens
 
     def _num_streams(self, detokenizer: Heartbeat) -> int:
-        # Other gateways' streams are known from the heartbeat, our own at once.
+        # The heartbeat counts the streams of all gateways; this gateway's own streams are known before it arrives.
         reported = detokenizer.status.num_streams if isinstance(detokenizer.status, StreamStatus) else 0
         return max(reported, len(self._streams.get((detokenizer.id, detokenizer.instance_id), ())))
 
@@ -187,22 +192,22 @@ class Router:
 
 
 def served_models(engines: Sequence[Heartbeat]) -> Mapping[str, EngineStatus]:
-    """One engine's status for each model name, among those that are ready."""
+    """Returns the status of one ready engine for each model name."""
     return {_engine_status(e).model: _engine_status(e) for e in reversed(engines) if e.state == "ready"}
 
 
 def model_of(member: Heartbeat) -> str:
-    """Served name of the model that an engine, tokenizer or detokenizer works for; empty for a gateway."""
+    """Returns the served name of the model that a member works for; '' for a gateway."""
     return "" if isinstance(member.status, GatewayStatus) else member.status.model
 
 
 def ready_members(members: Sequence[Heartbeat], model: str) -> list[Heartbeat]:
-    """Those that are ready and work for the model."""
+    """Returns the members that are ready and work for the model."""
     return [member for member in members if member.state == "ready" and model_of(member) == model]
 
 
 def served_configurations(engines: Sequence[Heartbeat], model: str) -> tuple[str, ...]:
-    """The different configurations of a model's ready engines, sorted."""
+    """Returns the distinct configurations (`EngineStatus.configuration`) of a model's ready engines, sorted."""
     return tuple(sorted({_engine_status(engine).configuration for engine in ready_members(engines, model)}))
 
 

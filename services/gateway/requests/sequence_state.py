@@ -1,8 +1,9 @@
-"""One sequence as its gateway sees it: a pure state machine over positions, attempts and time.
+"""The state machine of one sequence in its gateway: its phase, attempt and output. Pure: no bus, no clock.
 
-The gateway is the only authority on what the client has been shown. `token_ids` is append-only; a text event is applied
-if it comes from the current placement and continues or overlaps what is there, and a gap is reported so that the stream
-is rebuilt from what is known. No bus, no asyncio, no clock: the request actor passes times in and acts on the answers.
+Only the gateway knows what the client has received. `token_ids` is append-only. A text event is applied if it comes
+from the current placement and continues or overlaps the known output. If output before the event is missing, the event
+is reported as a gap, and the stream is rebuilt from the known output. The request actor passes times (monotonic
+seconds) and performs the effects.
 
     WAITING ──start_placement──► PLACING ──accepted──► RUNNING ──finish──► DONE
        ▲                            │                     │
@@ -19,38 +20,38 @@ from shared.messages import FinishReason, PositionLogprobs, SequenceMark, TextEv
 
 
 class Phase(Enum):
-    """Where a sequence is in its life."""
+    """Phase of a sequence, see the diagram of the module."""
 
     WAITING = auto()
-    """For its prompt, or in the queue for an engine."""
+    """The prompt is being tokenized, or the sequence is in the queue for an engine."""
     PLACING = auto()
-    """Sent to an engine and a detokenizer that have not both answered."""
+    """The sequence was sent to an engine and a detokenizer, which have not both answered."""
     RUNNING = auto()
     DONE = auto()
 
 
 class Address(NamedTuple):
-    """One incarnation of a service."""
+    """Service id and instance id: the address of one service process."""
 
     id: str
     instance_id: str
 
 
 class ApplyResult(Enum):
-    """What became of a text event."""
+    """Result of applying a text event."""
 
     APPLIED = auto()
     STALE = auto()
-    """From an older placement, or nothing new in it."""
+    """The event comes from an older placement or has no new output."""
     GAP = auto()
-    """Something before it is missing: rebuild the stream."""
+    """Output before the event is missing; the stream must be rebuilt."""
     DIVERGED = auto()
-    """It contradicts tokens that the client may have seen; what was shown stays the truth."""
+    """The event contradicts tokens that the client may have received. It is not applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What an event added."""
+    """The new output of a text event. `text_offset`: characters before `text`."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -60,7 +61,7 @@ class Delta:
 
 @dataclass(slots=True)
 class SequenceState:
-    """The gateway's record of one sequence. `engine` and `detokenizer` are None while it has no placement."""
+    """The gateway's record of one sequence. `engine` and `detokenizer` are None while the sequence has no placement."""
 
     sequence_id: str
     phase: Phase = Phase.WAITING
@@ -76,13 +77,13 @@ class SequenceState:
     carried_logprob: float = 0.0
     losses: int = 0
     lost_engines: set[Address] = field(default_factory=set[Address])
-    """Engines that were lost while they ran it: dead, or silent for a while."""
+    """Engines that ran the sequence and were lost: dead, stalled, silent for a lease, or no longer holding it."""
     progress_at: float = 0.0
     behind_since: float | None = None
     counters: dict[str, int] = field(default_factory=lambda: {"stale": 0, "gap": 0, "diverged": 0, "rebuilt": 0})
 
     def start_placement(self, engine: Address, detokenizer: Address, now: float) -> int:
-        """A new attempt on these two; returns it."""
+        """Starts a placement on these two members. Returns the new attempt."""
         assert self.phase is Phase.WAITING, self.phase
         self.phase = Phase.PLACING
         self.attempt += 1
@@ -93,18 +94,18 @@ class SequenceState:
         return self.attempt
 
     def accepted(self, now: float) -> None:
-        """The engine took the sequence. Its first tokens may have been quicker than its answer."""
+        """The engine has accepted the sequence. Its output may have arrived, or even ended, before this answer."""
         if self.phase is Phase.PLACING:
             self.phase = Phase.RUNNING
         self.progress_at = now
 
     def unplaced(self) -> None:
-        """The placement failed: the sequence waits for the next one."""
+        """The placement has failed; the sequence waits for the next placement."""
         assert self.phase is Phase.PLACING, self.phase
         self.phase, self.engine, self.detokenizer = Phase.WAITING, None, None
 
     def lost(self) -> None:
-        """The engine is gone, or no longer holds the sequence: it waits for a new placement."""
+        """The engine is lost or does not hold the sequence any more; the sequence waits for a new placement."""
         assert self.phase is Phase.RUNNING, self.phase
         assert self.engine is not None
         self.losses += 1
@@ -112,22 +113,25 @@ class SequenceState:
         self.phase, self.engine, self.detokenizer = Phase.WAITING, None, None
 
     def retry_limit_reached(self, alive: Set[Address]) -> bool:
-        """Too much was lost under it to try again. An engine that is alive was not dead, only silent."""
+        """Whether the sequence has lost too many engines to be placed again.
+
+        `alive`: engines that are alive now. They were only silent and do not count towards DEATHS_MAX.
+        """
         return len(self.lost_engines - alive) >= limits.DEATHS_MAX or self.losses >= limits.LOSSES_MAX
 
     def touch(self, now: float) -> None:
-        """Time in which nothing could be heard does not count as silence."""
+        """Restarts the silence timer, after a time in which the gateway could receive nothing."""
         self.progress_at = now
 
     def moved(self, detokenizer: Address, now: float) -> None:
-        """The stream was rebuilt there."""
+        """Records that the stream was rebuilt on `detokenizer`."""
         self.detokenizer = detokenizer
         self.counters["rebuilt"] += 1
         self.behind_since = None
         self.progress_at = now
 
     def apply_event(self, event: TextEvent, engine: Address, now: float) -> tuple[ApplyResult, Delta | None]:
-        """Applies one text event."""
+        """Applies one text event. Returns the result, and the new output if the event was applied."""
         if self.phase in (Phase.WAITING, Phase.DONE) or event.attempt != self.attempt or engine != self.engine:
             return self._count("stale", ApplyResult.STALE), None
         overlap = len(self.token_ids) - event.position
@@ -144,7 +148,7 @@ class SequenceState:
         return ApplyResult.APPLIED, delta
 
     def report_progress(self, mark: SequenceMark, now: float) -> bool:
-        """The engine says how far the sequence is. True while text of it is missing here."""
+        """Takes in the engine's report of the sequence's progress. Returns whether output is missing in the gateway."""
         if mark.attempt != self.attempt or self.phase is not Phase.RUNNING:
             return False
         if mark.high_water > len(self.token_ids) or mark.finished:
@@ -154,7 +158,7 @@ class SequenceState:
         return self.behind_since is not None
 
     def stalled(self, now: float) -> bool:
-        """Tokens exist that never came: the stream must be rebuilt."""
+        """Whether output that the engine has reported is missing for STALL_S, so that the stream must be rebuilt."""
         if self.phase is not Phase.RUNNING or self.behind_since is None:
             return False
         return now - max(self.behind_since, self.progress_at) > limits.STALL_S

@@ -1,4 +1,4 @@
-"""What the gateway says to the other services: one typed call for each message, with its time-outs and retries."""
+"""Sends the gateway's messages to the other services: one typed method for each, with its timeout and retries."""
 
 import asyncio
 from collections.abc import Sequence
@@ -36,17 +36,17 @@ _ACK = Decoder([Ack, ErrorReply])
 _OPENED = Decoder([OpenBatchReply, ErrorReply])
 _SUBMITTED = Decoder([SubmitBatchReply, ErrorReply])
 TOKENIZE_CHARS_PER_S = 250_000
-"""Slower than any tokenizer here: the time-out grows with the text."""
+"""Rate at which the timeout of a tokenize request grows with its text. Every tokenizer here is faster."""
 FIRST_TRY_S = 0.3
 RETRY_PAUSE_S = 0.05
 
 
 class PeerUnavailableError(Exception):
-    """The peer does not answer (it is gone, frozen or cut off) or has no room: another may."""
+    """The peer does not answer (gone, frozen or disconnected) or is full. Another member may be tried."""
 
 
 class ServiceClients:
-    """The other services as seen from one gateway."""
+    """Sends messages of one gateway to tokenizers, engines and detokenizers."""
 
     def __init__(self, host: Host, members: Members) -> None:
         self._host = host
@@ -55,9 +55,10 @@ class ServiceClients:
     async def tokenizer(
         self, message: TokenizeRequest | DetokenizeRequest, size: int, headers: Headers | None
     ) -> Message:
-        """Asks the model's pool; a replica that does not answer costs a retry on one that is known to live.
+        """Sends a request to the model's tokenizers and returns the reply. Raises ServiceError.
 
-        `size` is the text's characters or the list's tokens. Raises ServiceError.
+        The first try goes to the queue group; if there is no answer, retries go to tokenizers that are known to be
+        alive. `size` is the number of characters of the text or of tokens in the list.
         """
         deadline = self._now() + limits.QUEUE_WAIT_S
         subject, attempt, tried = self._host.subjects.tokenize(message.model), 0, set[str]()
@@ -76,19 +77,20 @@ class ServiceClients:
                 await asyncio.sleep(RETRY_PAUSE_S)
 
     async def open_stream(self, detokenizer: Address, message: OpenStream) -> None:
-        """Raises PeerUnavailableError, or ServiceError when the detokenizer refuses."""
+        """Opens a stream. Raises PeerUnavailableError, or ServiceError if the detokenizer refuses."""
         await self._ask(self._detokenizer(detokenizer), encode(message), _ACK, limits.OPEN_TIMEOUT_S)
 
     async def open_batch(self, detokenizer: Address, batch: bytes) -> OpenBatchReply:
-        """Sends an encoded `OpenBatch`. Raises PeerUnavailableError or ServiceError for all of it."""
+        """Sends an encoded `OpenBatch`. Raises PeerUnavailableError or ServiceError if the whole batch fails."""
         reply = await self._ask(self._detokenizer(detokenizer), batch, _OPENED, limits.OPEN_TIMEOUT_S)
         assert isinstance(reply, OpenBatchReply)
         return reply
 
     async def submit_batch(self, engine: Address, batch: bytes) -> SubmitBatchReply:
-        """Sends an encoded `SubmitBatch`, twice if needed: for a sequence that it has the engine answers `duplicate`.
+        """Sends an encoded `SubmitBatch`. Raises PeerUnavailableError or ServiceError if the whole batch fails.
 
-        Raises PeerUnavailableError or ServiceError for all of it.
+        Sends the batch once more if the engine is unavailable. This is safe: for a sequence that it already has, the
+        engine answers `duplicate`.
         """
         timeout_s = limits.SUBMIT_TIMEOUT_S + len(batch) / limits.SUBMIT_BYTES_PER_S
         try:
@@ -99,7 +101,7 @@ class ServiceClients:
         return reply
 
     async def ask_progress(self, engine: Address, sequences: tuple[SequenceRef, ...]) -> None:
-        """Asks how far these are. The answer is a `ProgressReply` to this gateway's control subject, or is lost."""
+        """Asks the engine for the progress of sequences. `ProgressReply` comes to this gateway's control subject."""
         here = self._host.id, self._host.instance_id
         reply_subject = self._host.subjects.gateway_control(*here)
 
@@ -109,11 +111,14 @@ class ServiceClients:
         await tell_in_parts(self._host.transport, self._engine(engine), query, sequences)
 
     async def retarget(self, engine: Address, message: Retarget) -> None:
-        """Raises PeerUnavailableError, or ServiceError('not_found') when the engine no longer holds the sequence."""
+        """Sends a sequence's tokens to another detokenizer.
+
+        Raises PeerUnavailableError, or ServiceError('not_found') if the engine no longer holds the sequence.
+        """
         await self._ask(self._engine(engine), encode(message), _ACK, limits.OPEN_TIMEOUT_S)
 
     async def done(self, engine: Address, sequence_id: str, attempt: int) -> None:
-        """Lets the engine forget a finished sequence."""
+        """Tells the engine that it may forget a finished sequence."""
         await self._tell(self._engine(engine), Done(sequence_id, attempt))
 
     async def cancel(self, engine: Address, sequence_id: str, attempt: int, reason: str) -> None:
@@ -121,7 +126,7 @@ class ServiceClients:
         await self._tell(self._engine(engine), Cancel(sequence_id, attempt, reason))
 
     async def close_stream(self, detokenizer: Address, sequence_id: str, attempt: int) -> None:
-        """Lets a detokenizer forget a stream."""
+        """Closes a stream on a detokenizer."""
         await self._tell(self._detokenizer(detokenizer), CloseStream(sequence_id, attempt))
 
     async def _tell(self, subject: str, message: Message) -> None:

@@ -1,4 +1,4 @@
-// The C interface: exceptions become messages. Nothing else is here.
+// The C interface: calls the model and turns exceptions into messages.
 #include "abi.h"
 
 #include <exception>

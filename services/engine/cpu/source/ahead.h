@@ -1,5 +1,6 @@
-// Asking for memory before it is needed, evenly on the way through something else: many lines at once have to wait for
-// each other, and with them everything behind. Where `kElsewhere`, what is asked for does not depend on what the reader
+// Prefetching by software, spread evenly over the processing of something else: many cache lines requested at once wait
+// for each other and delay everything behind them. A stretch is a contiguous range of memory; the reader is the code
+// that reads while memory is prefetched. `kElsewhere` means that what is prefetched does not depend on what the reader
 // reads meanwhile, and in which order.
 #pragma once
 
@@ -7,8 +8,8 @@
 
 namespace antiphon {
 
-// What is read next, wherever that is: `lines` cache lines at a time, first those from `from` on, then `parts`
-// stretches of which one begins `distance` bytes after the other.
+// Prefetches what is read next, anywhere in memory: `lines` cache lines per call, first those from `from` on, then
+// `parts` stretches that begin `distance` bytes apart.
 class Ahead {
  public:
   static constexpr bool kElsewhere = true;
@@ -34,8 +35,8 @@ class Ahead {
   long left_ = 0, then_lines_ = 0, lines_ = 0, parts_ = 0, distance_ = 0;
 };
 
-// One stretch, `kLines` of it at a time and the last ones again where more is asked for than there is: nothing is
-// decided on the way, for that costs products of few rows more than asking does.
+// Prefetches one stretch, `kLines` cache lines per call. At its end the last lines are repeated: nothing is decided,
+// because a decision costs products of few rows more than a prefetch.
 template <long kLines>
 class Steady {
  public:
@@ -52,7 +53,8 @@ class Steady {
   const char *next_, *const last_;
 };
 
-// Calls `work` with what asks for a stretch in that many calls: at least two lines at a time, and at most `kMost`.
+// Calls `work` with an object that prefetches a stretch in so many calls: at least two lines per call, and at most
+// `kMost`.
 template <long kMost, class Work>
 void ask_in_calls(long calls, const void* from, long bytes, Work&& work) {
   if constexpr (kMost > 2)
@@ -60,16 +62,17 @@ void ask_in_calls(long calls, const void* from, long bytes, Work&& work) {
   work(Steady<kMost>(from, bytes));
 }
 
-// What is read next on the reader's own way: stretches one after the other, or two of them side by side. Asked for as
-// fast as they are read, `kStep` bytes of each at a time.
+// Prefetches what the reader reads next: stretches one after the other, or two of them side by side, as fast as they
+// are read, `kStep` bytes of each per call.
 class Along {
  public:
   static constexpr long kStep = 256;
   static constexpr long kParts = 12;
 
-  // A stretch, one of at most `kParts`; with `between`, another one so many bytes after it is read beside it.
+  // Adds a stretch; there can be `kParts`. With `between`, another stretch that begins so many bytes after it is read
+  // beside it.
   void add(const void* first, long bytes, long between = 0) { parts_[count_++] = {(const char*)first, bytes, between}; }
-  // So much of the first stretch has been asked for.
+  // Marks so many bytes of the first stretch as prefetched.
   void skip(long bytes) { go_on(bytes); }
 
   inline void ask() {
@@ -99,9 +102,9 @@ class Along {
   long count_ = 0, at_ = 0, place_ = 0;
 };
 
-// The stretch that is being read, `kBytes` of it at a time, a little ahead of where the reader is: the processor's own
-// fetching goes on from there, and stops where only some of the lines are asked for. What is read after `end` begins at
-// `next`.
+// Prefetches the stretch that is being read, `kBytes` per call, a little ahead of the reader. The processor's own
+// prefetching continues from there, and stops if only some of the lines are prefetched. What is read after `end` begins
+// at `next`.
 template <long kBytes>
 class Onward {
  public:

@@ -1,11 +1,11 @@
-// Attention over the paged cache, for prompts and for single tokens: softmax(q kᵀ) v with a running maximum. Where
-// there are tiles, lone.h gets the same numbers for single rows.
+// Attention over the paged KV cache, for prompts and for single tokens: softmax(q kᵀ) v with a running maximum. Where
+// there are AMX tiles, lone.h computes the same numbers for single rows.
 //
-// A tile is up to 32 rows of queries of one sequence that read the same key head: consecutive tokens, and for each the
-// query heads of the group. It goes through the keys in units at fixed places of the sequence, so a row's result
-// depends neither on its tile nor on how a prompt was cut up.
+// A tile (of attention) is up to 32 rows of queries of one sequence that read the same key head: consecutive tokens,
+// and for each the query heads of the group. It processes the keys in units of 64 tokens at fixed places of the
+// sequence, so a row's result depends neither on its tile nor on how a prompt was divided into chunks.
 //
-//     score = q · k            q is scaled already, by log2(e) too where there is no soft cap
+//     score = q · k            q is already scaled, also by log2(e) if there is no soft cap
 //     score = cap tanh(score / cap) log2(e)
 //     score += slope (key position - query position) log2(e)
 //     a row at position p sees keys [max(0, p - window + 1), p]
@@ -33,15 +33,15 @@ struct AttentionInput {
   Inputs<T> attended;        // [tokens][heads * head_dim]
 };
 
-// One sequence's share of a step: tokens [first, first + count) of it, at positions from `start`.
+// The tokens of one sequence in a step: tokens [first, first + count) of the step, at positions from `start` on.
 struct Span {
   long first, count, start;
   const int64_t* blocks;
 };
 
-constexpr float kNever = -2e30f, kLowest = -1e30f;  // of a key that a row does not see; of a row without keys so far
+constexpr float kNever = -2e30f, kLowest = -1e30f;  // score of an unseen key; maximum before the first key
 
-// A row's view of a unit's scores: the keys that it sees, by their place in the unit, and its slope.
+// The keys of a unit that a row sees, as places in the unit, and the row's slope.
 struct View {
   long oldest, newest;
   float slope;
@@ -49,7 +49,7 @@ struct View {
   bool whole() const { return oldest <= 0 && newest >= kUnit - 1; }
 };
 
-// Soft cap and bias of scores of 16 keys, `distance` tokens after the row. Never put into its callers: two copies could
+// Applies soft cap and bias to the scores of 16 keys, `distance` tokens after the row. Never inlined: two copies could
 // be rounded differently.
 [[gnu::noinline]] inline Vec shaped(const ScoreRules& rules, float slope, Vec s, IntVec distance) {
   const float cap = rules.softcap;
@@ -57,7 +57,7 @@ struct View {
   return s + convert<Vec>(distance) * slope;
 }
 
-// The scores of 16 keys, from `place` of the unit on, as softmax takes them.
+// Returns the scores of 16 keys, from `place` of the unit on, as the softmax takes them: capped, biased and masked.
 inline Vec adjusted(const ScoreRules& rules, const View& view, long place, Vec s) {
   const IntVec numbers = lane_numbers() + (int32_t)place;
   if (rules.softcap != 0 || view.slope != 0) s = shaped(rules, view.slope, s, numbers - (int32_t)view.newest);
@@ -67,50 +67,52 @@ inline Vec adjusted(const ScoreRules& rules, const View& view, long place, Vec s
   return select(seen, s, splat(kNever));
 }
 
-// What is read of a unit: half of it where the other half's tokens are still to come.
+// Returns how many tokens of a unit are read: half of them if the sequence does not reach the other half yet.
 inline long tokens_of(long key, long last) { return last < key + kPanel ? kPanel : kUnit; }
 
-// The keys and values of a unit, asked for while another one is computed; of smaller blocks those of the first.
+// Returns a prefetcher for the keys and values of a unit, to be used while another unit is computed. If blocks are
+// smaller than a unit, it prefetches only the unit's first block.
 template <class T>
 Ahead ask_for_unit(const AttentionInput<T>& in, const Span& span, long head, long key, long last) {
   const CacheShape& shape = in.shape;
   const long offset = shape.offset(span.blocks, head, key);
   const long unit = std::min(kUnit, shape.block_size), tokens = std::min(unit, tokens_of(key, last));
-  // With every step through this unit as many lines as a step reads.
+  // Each call of `ask` prefetches as many lines as are read between two calls.
   constexpr long size = (long)sizeof(T), kLines = kTermsMultiple / kUnitAsks * kPanel * size / 64;
   return Ahead(in.cache.keys + offset, tokens * shape.width * size, kLines, in.cache.values + offset,
                tokens * kPanel * size, shape.width / kPanel, unit * kPanel * size);
 }
 
-// The first key that a row at a position sees.
+// Returns the first key that a row at a position sees.
 inline long oldest_key(const ScoreRules& rules, long position) {
   return rules.window ? std::max(0L, position - rules.window + 1) : 0;
 }
 
-// The first unit of a span.
+// Returns the first key of a span's first unit.
 inline long first_unit(const ScoreRules& rules, const Span& span) {
   return oldest_key(rules, span.start) / kUnit * kUnit;
 }
 
 constexpr long kTile = kBlockRows;
 constexpr long kShareStride = kUnit + kTermsMultiple;
-// Heads of a token that is alone which go through its keys side by side: a block of the cache has them all, and memory
-// gives a long stretch faster than pieces of it far apart. Where there are tiles, a head at a time is as fast.
+// How many heads of a single token process their keys side by side: a block of the cache has all heads, and a long
+// stretch of memory is read faster than pieces that are far apart. Where there are AMX tiles, one head at a time is as
+// fast.
 #if defined(__AMX_BF16__)
 constexpr long kHeadsTogether = 1;
 #else
 constexpr long kHeadsTogether = 16;
 #endif
 
-// What a tile knows between two units: a part of a thread's memory. Sums are [width / 32][rows][32].
+// The state of a tile between two units, in a part of a thread's memory. Sums are [width / 32][rows][32].
 template <class T>
 struct TileState {
   TermOf<T>* queries;
-  float *sums, *highest, *total;  // total: 16 parts of each row's
-  long *oldest, *newest;          // the keys that each row sees
+  float *sums, *highest, *total;  // total: 16 partial sums for each row
+  long *oldest, *newest;          // the first and the last key that each row sees
   float* slope;
 
-  // Of so many rows and dimensions, in `bytes(rows, width)` of memory from the beginning of a cache line on.
+  // For so many rows and dimensions. `memory` has `bytes(rows, width)` bytes and begins at a cache line.
   TileState(char* memory, long rows, long width) { place((uintptr_t)memory, rows, width); }
 
   static long bytes(long rows, long width) { return (long)TileState().place(0, rows, width); }
@@ -119,7 +121,7 @@ struct TileState {
  private:
   TileState() = default;
 
-  // Returns where it ends.
+  // Returns the end of the state.
   uintptr_t place(uintptr_t at, long rows, long width) {
     at = put(queries, at, rows * query_stride(width));
     at = put(sums, at, rows * width);
@@ -137,7 +139,7 @@ struct TileState {
   }
 };
 
-// What a tile needs within a unit; a thread has one.
+// The buffers of a tile within a unit; each thread has one.
 template <class T>
 struct TileScratch {
   alignas(64) float scores[kUnit / kPanel][kTile * kPanel];
@@ -146,7 +148,7 @@ struct TileScratch {
   Unit<T> unit;
 };
 
-// A tile on its way through the keys: `start`, `one_unit` for each unit that it sees, `finish`.
+// The attention of one tile and key head: call `start`, `one_unit` for each unit that the tile sees, then `finish`.
 template <class T>
 class Attention {
  public:
@@ -159,7 +161,7 @@ class Attention {
     return std::min(kTile, span.count * in.group - first_row);
   }
 
-  // The first and the last key that any row sees.
+  // Returns the first and the last key that any row sees.
   long oldest() const { return t_.oldest[0]; }
   long newest() const { return t_.newest[rows_ - 1]; }
 
@@ -179,7 +181,7 @@ class Attention {
     std::fill_n(t_.total, rows_ * kLanes, 0.0f);
   }
 
-  // Keys from `key` on; asks for what comes next meanwhile.
+  // Processes the unit of keys from `key` on; `ahead` prefetches what is read next meanwhile.
   void one_unit(long key, Ahead ahead) {
     const long width = in_.shape.width, last = newest();
     const long tokens = tokens_of(key, last);
@@ -211,7 +213,7 @@ class Attention {
   long token(long row) const { return (first_ + row) / in_.group; }
   long query_head(long row) const { return head_ * in_.group + (first_ + row) % in_.group; }
 
-  // Soft cap, bias and mask of a row's scores of the unit's keys, and their maximum.
+  // Applies soft cap, bias and mask to a row's scores of the unit's keys, and stores their maximum.
   void adjust(long row, long key) {
     const View view{t_.oldest[row] - key, t_.newest[row] - key, t_.slope[row]};
     if (!view.whole() || in_.rules.softcap != 0 || view.slope != 0)
@@ -224,7 +226,8 @@ class Attention {
 
   float* score(long row, long place) { return u_.scores[place / kPanel] + row * kPanel + place % kPanel; }
 
-  // Scores become shares of the running maximum; what was summed up under an older maximum shrinks.
+  // Turns scores into softmax weights relative to the running maximum; scales earlier sums down if the maximum has
+  // grown.
   void weigh() {
     bool shrinks = false;
     for (long first = 0; first < rows_; first += kLanes) {
@@ -268,21 +271,21 @@ class Attention {
   TileScratch<T>& u_;
 };
 
-// Rows of a span, from `first_row` of each head's on, of so many heads.
+// Rows of a span, from `first_row` of each head on, for `heads` key heads from `kv_head` on.
 struct Tile {
   const Span* span;
   long kv_head, heads, first_row;
 };
 
-// Bytes that `attend` needs for its tiles.
+// Returns the bytes that `attend` needs for its tiles.
 template <class T>
 long tile_bytes(const CacheShape& shape, long group) {
   return std::max(TileState<T>::bytes(kTile, shape.width),
                   kHeadsTogether * TileState<T>::bytes(std::min(group, kTile), shape.width));
 }
 
-// All of a tile's heads, at most kHeadsTogether of them, unit by unit. Where another tile comes after it on the same
-// thread, its first unit is asked for during the last one.
+// Computes all heads of a tile, at most kHeadsTogether, unit by unit. If the thread has another tile after this one,
+// the first unit of that tile is prefetched during the last unit.
 template <class T>
 void attend(const AttentionInput<T>& in, const Tile& tile, const Tile* next, char* memory, TileScratch<T>& scratch) {
   const Span& span = *tile.span;

@@ -1,5 +1,5 @@
-// Rows that go through matrices together: of all tokens of a step, or at its end of those alone after which one is
-// sampled.
+// The activations of rows that are multiplied by matrices together: all tokens of a step, or at the end of a step only
+// the tokens after which one is sampled.
 #pragma once
 
 #include "abi.h"
@@ -33,7 +33,8 @@ class BatchBuffers {
   RowBuffer<TermOf<T>> normed_, other_, attended_, inner_;
 };
 
-// What the end of a layer needs of a row: its state and what attention, or the norm before it, made of it.
+// Copies the activations that the end of a layer needs of a row: the hidden state, the attended values and the normed
+// inputs.
 template <class T>
 void copy_row(const antiphon_Spec& spec, const Batch<T>& from, long row, const Batch<T>& to, long as) {
   std::memcpy(to.hidden.row(as), from.hidden.row(row), spec.hidden_size * sizeof(float));

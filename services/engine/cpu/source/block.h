@@ -1,5 +1,6 @@
-// The product that everything is made of: rows of an activation times a panel, 32 columns of a matrix, of keys or of
-// values. Vectors do it, or tiles, 32 rows at a time, where there are some.
+// The product that matrices and attention consist of: rows of an activation times a panel. A panel is 32 columns of a
+// weight matrix, of keys or of values; a term is one index of the sum of products. Computed with vectors, or with AMX
+// tiles, 32 rows at a time, where there are some.
 #pragma once
 
 #include <algorithm>
@@ -16,16 +17,17 @@ constexpr long kPanel = 32;
 constexpr long kTermsMultiple = 32;
 constexpr long kBlockRows = 32;
 
-// Rows whose sums stay in registers, and of how many halves of a panel.
+// The number of rows whose sums fit into registers, and the number of halves of a panel (16 columns) for which they do.
 #if defined(__AVX512F__)
 constexpr int kRegisterRows = 12, kRegisterHalves = 2;
 #else
 constexpr int kRegisterRows = 5, kRegisterHalves = 1;
 #endif
 
-// How often `ask` (see ahead.h) is called every 32 terms of a panel, by so many rows or a block of tiles: for what is
-// elsewhere, for what is being read itself, and for a unit of the cache, which is read faster the more evenly it is
-// asked for; between tiles there is not much room.
+// How often `ask`, which prefetches (see ahead.h), is called for every 32 terms of a panel, by a group of rows or a
+// block of tiles: for data elsewhere in memory (kAsks), for the panel that is being read (kOnwardAsks), and for a unit
+// of the KV cache (kUnitAsks). A unit is read faster the more evenly it is prefetched, but between tile instructions
+// there is little room.
 constexpr long kAsks = 2, kOnwardAsks = 4 / kRegisterHalves;
 #if defined(__AMX_BF16__)
 constexpr long kUnitAsks = kAsks;
@@ -37,13 +39,15 @@ constexpr long kAsksOf = Asker::kElsewhere ? kAsks : kOnwardAsks;
 template <>
 constexpr long kAsksOf<Ahead> = kUnitAsks;
 
-// So many rows take all terms of a panel's one half before the other's; fewer, whose sums of one half would wait for
-// each other, take both in turn every 32 terms, in which order they lie in memory.
+// From this many rows on, and if what is prefetched is elsewhere in memory, all terms of one half of a panel are
+// processed before the other half. Fewer rows alternate between the halves every 32 terms, as they lie in memory,
+// because the additions to the sums of a single half would wait for each other.
 constexpr int kLongRows = 4;
 
-// Panels at most that rows meet side by side, a cache line of each in turn, where registers have room for the sums of a
-// half of each: a processor that looks ahead in each of several stretches of memory reads them faster than one stretch.
-// Where asking makes it faster still, it is asked so far ahead: the further, the more rows are computed meanwhile.
+// kSideBySide: the maximum number of panels that rows are multiplied with side by side, a cache line of each in turn. A
+// processor that prefetches in several stretches of memory reads them faster than one stretch. kSumsBeside: the number
+// of sums of a half, rows times panels, that fit into registers. beside_away: how many bytes ahead is prefetched by
+// software, where that is faster still: the more rows are computed meanwhile, the further.
 #if defined(__AMX_BF16__)
 constexpr long kSideBySide = 1, kSumsBeside = 1;
 constexpr long beside_away(long) { return 0; }
@@ -55,22 +59,22 @@ constexpr long kSideBySide = 4, kSumsBeside = 4;
 constexpr long beside_away(long) { return 0; }
 #endif
 
-// Which of the two stays in the innermost cache: what is loaded of the other makes no room for itself there.
+// Which operand stays in the L1 cache: the other one is loaded without displacing it.
 enum class Stays { rows, panel };
 
-// How the two times 16 columns of a panel lie: pair by pair, or those of 32 terms behind each other, which is how tiles
-// are read in one stretch.
+// How the two halves of a panel, 16 columns each, are stored: alternating pair by pair (beside), or 32 terms of one
+// half and then those of the other (apart), which lets a tile be read in one stretch.
 enum class Halves { beside, apart };
 
 template <class T, Halves kHalves>
 struct PanelOrder {
   static constexpr bool kApart = kHalves == Halves::apart;
-  static constexpr long kTerm = kApart ? kLanes : kPanel;  // from a term's numbers to the next one's
+  static constexpr long kTerm = kApart ? kLanes : kPanel;  // from a term's numbers to those of the next term
   static constexpr long kRight = kLanes * (kApart ? kTermsMultiple : Pair<T>::kTerms);
 };
 
-// `kCount` halves of a panel, from `panel` on, times rows: a multiple of 32 terms. Asks for what lies as far after
-// `from` as what is read lies after `panel`, in all `kCount` halves of the lines.
+// Multiplies rows by `kCount` halves of a panel, from `panel` on; `terms` is a multiple of 32. Prefetches what lies as
+// far after `from` as the data being read lies after `panel`, in all `kCount` halves of the lines.
 template <class T, int kRows, int kCount, Halves kHalves, class Asker>
 inline void multiply_halves(const TermOf<T>* x, long stride, const T* panel, long terms, float* sums, bool resume,
                             const T* from, Asker& ahead) {
@@ -82,7 +86,7 @@ inline void multiply_halves(const TermOf<T>* x, long stride, const T* panel, lon
   Vec acc[kRows][kCount];
   for (int r = 0; r < kRows; r++)
     for (int half = 0; half < kCount; half++) acc[r][half] = load(start + r * next + half * kLanes);
-  // Once for 32 terms is asked for outside of the loop, which is the faster the less it decides.
+  // If there is one prefetch per 32 terms, it is outside of the inner loop, which is faster with fewer branches.
   constexpr long kAskTerms = 2 * kTermsMultiple / (kAsksOf<Asker> * kCount);
   constexpr bool kOnce = kAskTerms == kTermsMultiple;
   for (long group = 0; group < terms; group += kTermsMultiple) {
@@ -117,9 +121,9 @@ inline void multiply_rows(const TermOf<T>* x, long stride, const T* panel, long 
                                             resume || k > 0, panel + half * kTermsMultiple * kLanes, ahead);
 }
 
-// Rows times `kPanels` panels whose halves lie apart, `distance` numbers from one to the next: a line of each in turn.
-// Sums [kPanels][kBlockRows][32], continued where `resume` says so. `next` is read after the first one. By itself, for
-// inlined into a large caller its sums do not all get registers, and eight rows take twice as long.
+// Multiplies rows by `kPanels` panels with halves apart, `distance` numbers from one panel to the next, a line of each
+// in turn. Sums [kPanels][kBlockRows][32] are continued if `resume`. `next` is what is read after the first panel. Not
+// inlined: in a large caller not all sums get registers, and eight rows take twice as long.
 template <class T, int kRows, int kPanels>
 [[gnu::noinline]] void multiply_side_by_side(const TermOf<T>* x, long stride, const T* panel, const T* next,
                                              long distance, long terms, float* sums, bool resume) {
@@ -155,13 +159,13 @@ void multiply_some(long rows, const TermOf<T>* x, long stride, const T* panel, l
   if constexpr (kRows > 1) multiply_some<T, kHalves, kRows - 1>(rows, x, stride, panel, terms, sums, resume, ahead);
 }
 
-// Rows times a panel, or a part of its terms: sums [rows][32], continued where `resume` says so. Tiles take up to
-// kBlockRows of them.
+// Multiplies rows by a panel, or by a part of its terms: sums [rows][32], continued if `resume`. Tiles take up to
+// kBlockRows rows.
 template <class T>
 struct Block {
-  // Whether so many rows go past a panel together, so that it is read once.
+  // Whether so many rows are multiplied in one group, so that the panel is read only once.
   static bool once(long rows) { return rows <= kRegisterRows; }
-  // How often this many rows, a block after the other, and terms call `ask`.
+  // Returns how often `ask` is called for this many rows, in groups, and this many terms.
   static long asks(long rows, long terms) {
     return (rows + kRegisterRows - 1) / kRegisterRows * (terms / kTermsMultiple) * kAsks;
   }
@@ -169,7 +173,7 @@ struct Block {
   template <Stays, Halves kHalves, class Asker>
   static void multiply(long rows, const TermOf<T>* x, long stride, const T* panel, long terms, float* sums, bool resume,
                        Asker& ahead) {
-    // Even shares: one row costs more than its share of several.
+    // Groups are of even size: a row in a group of its own costs more than its share of a larger group.
     long first = 0;
     for (long left = (rows + kRegisterRows - 1) / kRegisterRows; left; left--) {
       const long count = (rows - first + left - 1) / left;
@@ -180,8 +184,8 @@ struct Block {
 };
 
 #if defined(__AMX_BF16__)
-// Loads a tile whose rows begin `bytes` apart. In words of its own, for with the compiler's a tile's number has to
-// stand in the text.
+// Loads a tile whose rows begin `bytes` apart. In assembly, because the compiler's intrinsics require the tile's number
+// as a literal.
 template <int kNumber, bool kStays>
 inline void load_tile(const Bf16* from, long bytes) {
   if constexpr (kStays)
@@ -190,7 +194,7 @@ inline void load_tile(const Bf16* from, long bytes) {
     asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(bytes), "i"(kNumber));
 }
 
-// Rows in tiles 4 and 5, pairs in 6 and 7.
+// Adds products to the sums in tiles 0 to 3: rows are loaded into tiles 4 and 5, pairs of the panel into 6 and 7.
 template <Stays kStays, Halves kHalves, bool kBoth, class Asker>
 inline void multiply_tiles(const Bf16* x, long stride, const Bf16* panel, long terms, Asker& ahead) {
   typedef PanelOrder<Bf16, kHalves> Panel;
@@ -242,7 +246,7 @@ inline void store_sums(float* sums) {
   }
 }
 
-// The configuration of the tiles must be that of the rows.
+// The tiles must be configured for the number of rows (see BlockShape).
 template <>
 struct Block<Bf16> {
   static bool once(long) { return true; }
@@ -270,7 +274,7 @@ struct Block<Bf16> {
 };
 #endif
 
-// Sets the tiles up for blocks of so many rows, where there are tiles.
+// Configures the tiles for blocks of so many rows, where there are tiles.
 template <class T>
 struct BlockShape {
   explicit BlockShape(long rows) : rows_(rows) {}

@@ -1,8 +1,8 @@
-// A thread takes some of a step's rows through all matrices between two attentions by itself.
+// The layers by rows: a thread takes some of a step's rows through all matrices between two attentions by itself.
 //
-// What these rows are on the way stays in the thread's own cache, where a phase of all threads for each matrix would
-// send it to memory and back; the price is that every thread reads all weights. It pays where a thread has many rows
-// and its cache has room for them. Sums are added in the same order either way, so results are the same.
+// The activations of these rows stay in the thread's own cache; if all threads shared each matrix, they would go
+// through memory after each. In return every thread reads all weights. This is faster if a thread has many rows and its
+// cache has room for them. Sums are added in the same order in both cases, so the results are the same.
 #pragma once
 
 #include "heads.h"
@@ -10,29 +10,30 @@
 
 namespace antiphon {
 
-// Fewer rows than this do not pay for the weights: tiles are done with them long before memory is.
+// With fewer rows per thread, reading all weights takes too long: tiles finish the products of so few rows long before
+// the weights have been read.
 template <class T>
 constexpr long kRowsApart = 64;
 #if defined(__AMX_BF16__)
 template <>
 constexpr long kRowsApart<Bf16> = 128;
 #endif
-// Prompts' rows in a step from which on weights cost next to nothing beside the products: everybody waits for a step, so
-// more of them would only make others wait.
+// The number of prompt tokens in a step from which on reading the weights takes hardly any time compared with the
+// products: more tokens would only make other sequences wait longer for the step.
 template <class T>
 constexpr long kPromptRows = 512;
 #if defined(__AMX_BF16__)
 template <>
 constexpr long kPromptRows<Bf16> = 1024;
 #endif
-// Columns of the inner state that are computed and used up at a time.
+// Columns of the MLP's inner state that are computed and used up at a time.
 constexpr long kInnerTerms = 512;
 
-// What a thread needs for its rows.
+// The buffers that a thread needs for its rows.
 template <class T>
 class OwnRows {
  public:
-  // Bytes of a row that are used over and over.
+  // Returns the bytes of a row that are used over and over.
   static long bytes(long hidden, long inner) {
     return hidden * (long)(sizeof(TermOf<T>) + sizeof(float)) + std::min(inner, kInnerTerms) * (long)sizeof(TermOf<T>);
   }
@@ -56,14 +57,14 @@ class OwnRows {
   Memory sums_;
 };
 
-// Rows times panels [first, end), on this thread; `finish(row, panel, sums)` as in matrix.h.
+// Multiplies rows by panels [first, end) on this thread; `finish(row, panel, sums)` as in matrix.h.
 template <class T, class Finish>
 void multiply_own(const Matrix<T>& w, long first, long end, Inputs<T> x, long rows, Finish&& finish) {
   Pass<T, Finish> pass(rows, x.data, x.stride, finish);
   for (long p = first; p < end; p++) pass.multiply({w.panel(p), w.terms, p, w.panel(p + 1), false, true}, nullptr);
 }
 
-// `rows` [count] of the step, of a model whose layers add attention and then an MLP.
+// The rows [first, first + count) of a step in a layer with a sequential residual: attention is added, then an MLP.
 template <class T>
 class RowsOfLayer {
  public:
@@ -71,7 +72,7 @@ class RowsOfLayer {
               long count)
       : spec_(spec), heads_(heads), own_(own), hidden_(hidden.from(first)), first_(first), count_(count) {}
 
-  // Up to attention. `span_of(t)` is the span of a token of the step.
+  // Computes the layer up to attention. `span_of(t)` returns the span of token t of the step.
   template <class SpanOf>
   void before_attention(const Layer<T>& layer, SpanOf&& span_of) const {
     norm(layer.input_norm);
@@ -84,7 +85,7 @@ class RowsOfLayer {
     }
   }
 
-  // The rest of the layer.
+  // Computes the rest of the layer, after attention.
   void after_attention(const Layer<T>& layer, Inputs<T> attended) const {
     const Target target{hidden_, true};
     const Linear<T>& o = layer.o.matrix;
@@ -121,7 +122,7 @@ class RowsOfLayer {
     }
   }
 
-  // Columns [first, first + count) of the heads, to columns `to` on.
+  // Computes columns [first, first + count) of the heads and writes them to the head sums from column `to` on.
   void put_heads(const Linear<T>& w, long first, long count, long to) const {
     const Target target{own_.head_sums, false};
     multiply_own(w, first / kPanel, (first + count) / kPanel, own_.x, count_,
@@ -132,7 +133,7 @@ class RowsOfLayer {
                  });
   }
 
-  // Columns [k, k + terms) of the inner state.
+  // Computes columns [k, k + terms) of the inner state.
   void inner(const Linear<T>& up, long k, long terms) const {
     const bool gated = spec_.gated_mlp != 0;
     const Activation kind = (Activation)spec_.activation;

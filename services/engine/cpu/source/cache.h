@@ -1,11 +1,11 @@
-// The paged KV cache as this backend lays it out: keys and values of a block and a head are panels (see block.h),
-// pair by pair, so that scores and weighted sums are products of rows with panels.
+// The paged KV cache in this backend's layout: the keys and the values of a block and a head are panels (see block.h),
+// stored pair by pair, so that scores and weighted sums are products of rows with panels.
 //
 //     keys    [blocks][kv_heads][block_size / p][width / kTerms][p tokens][kTerms]            p = min(32, block_size)
 //     values  [blocks][kv_heads][block_size / u][width / 32][u / e][32 dimensions][e tokens]  u = min(64, block_size)
 //
-// `width` is the head's dimensions padded to a multiple of 32, e = min(kTerms, u). Attention takes units of 64 tokens:
-// where blocks are smaller, `Unit` puts one together from several.
+// `width` is the head's dimensions padded to a multiple of 32, e = min(kTerms, u). Attention reads units of 64 tokens.
+// If blocks are smaller, `Unit` copies several blocks into one unit.
 #pragma once
 
 #include "matrix.h"
@@ -26,11 +26,11 @@ struct CacheShape {
 
   long block_elements() const { return kv_heads * block_size * width; }
   long offset(long block, long head) const { return (block * kv_heads + head) * block_size * width; }
-  // Of a key that a panel begins with, of the sequence with these blocks.
+  // Returns the offset of `key`, which a panel begins with, in the cache of the sequence with these blocks.
   long offset(const int64_t* blocks, long head, long key) const {
     return offset(blocks[key / block_size], head) + key % block_size * width;
   }
-  // Units are read where they lie, not put together first.
+  // Whether blocks contain whole units, so that units are read in place and not copied first.
   bool holds_units() const { return block_size >= kUnit; }
 };
 
@@ -68,11 +68,12 @@ void write_value(const CacheShape& shape, T* values, long block, long head, long
   }
 }
 
-// As many keys, or values, of consecutive tokens as fill whole cache lines, from a place that is a multiple of it, of
-// blocks that hold as many: `rows` [16] of [head_dim].
+// The number of consecutive tokens whose keys or values are written together, since they fill whole cache lines. Their
+// first place is a multiple of this number, in blocks that hold as many; `rows` is [16][head_dim].
 constexpr long kTokensTogether = 16;
 
-// Sixteen vectors of rows from column `d` on, one or two numbers a word, zero behind the head's last dimension.
+// Loads 16 vectors of the rows from column `d` on, with one or two numbers per word, zero after the head's last
+// dimension.
 inline void gather_words(const Rows<float>& rows, long d, long head_dim, WordVec (&words)[kTokensTogether], float) {
   const long count = std::max(0L, std::min(kLanes, head_dim - d));
   for (long i = 0; i < kTokensTogether; i++) words[i] = (WordVec)load_some(rows.row(i) + d, count);
@@ -119,15 +120,15 @@ inline void write_values(const CacheShape& shape, Bf16* values, long block, long
     }
 }
 
-// 64 tokens of a sequence: pointers into a block that has them all, or a copy. What a copy has behind the last token is
-// left from other units: attention gives it no weight.
+// 64 tokens of a sequence: pointers into a block that has them all, or to a copy. After the last token, a copy contains
+// data of other units, to which attention gives no weight.
 template <class T>
 class Unit {
  public:
   const T* keys;
   const T* values;
 
-  // Tokens from `first` on, a multiple of 64, up to `last` of the sequence with these blocks.
+  // Sets the unit to the tokens from `first`, a multiple of 64, up to `last` of the sequence with these blocks.
   void take(const CacheShape& shape, const Cache<T>& cache, const int64_t* blocks, long head, long first, long last) {
     if (shape.holds_units()) {
       const long offset = shape.offset(blocks, head, first);

@@ -1,9 +1,10 @@
-// A step of a decoder: every phase of every layer, on all threads together.
+// A step of a decoder: all threads together compute every phase of every layer.
 //
 //     hidden [tokens][hidden_size] in float32: the residual stream
-//     each matrix reads rows of the model's type and hands its sums, in float32, to what comes next
+//     each matrix multiplies rows of the model's type and passes its float32 sums to the next operation
 //
-// What a model does is in its spec (abi.h) and weights. Called by model.cpp with the threads running.
+// The spec (abi.h) and the weights determine what a model computes. Called by ModelOf (model_of.h) on the runner's
+// thread.
 #pragma once
 
 #include <memory>
@@ -36,15 +37,15 @@ class Decoder {
 
   const CacheShape& cache_shape() const { return shape_; }
 
-  // Makes room for steps of up to so many tokens and logits, once there are weights. Returns how many bytes all of it
-  // takes when such steps have filled it.
+  // Allocates memory for steps of up to so many tokens and logits; the weights must be set. Returns how many bytes all
+  // of it takes once such steps have filled it.
   long reserve(long tokens, long logits) {
     const long before = Memory::live();
     make_room(tokens, logits);
     asked_buffers_.rows(spec_, std::min(tokens, logits));
     head_buffers_.prepare(logits, weights.head.matrix.panels);
     prepare_own(can_go_by_rows() ? rows_apart_most() : 0);
-    // As many rows as go through a matrix together can need more than all.
+    // A full pass of kPassRows rows can need more than all rows, which are divided into even passes.
     keep_sums({tokens, logits, std::min(tokens, kPassRows)}, logits);
     keep_sums({}, std::min(logits, kPassRows));
     const long lists = tokens * (experts_.per_token * 32 + spec_.num_kv_heads * 2 * (long)sizeof(Tile) + 64);
@@ -77,7 +78,7 @@ class Decoder {
     if ((long)given_.size() < logits) given_.resize(logits);
   }
 
-  // Everything that needs memory, and who attends: before the threads start.
+  // Allocates all memory that the step needs and lists its attention tiles, before the threads start.
   void prepare(const antiphon_Step& step) {
     make_room(step.num_tokens, step.num_logits);
     head_.reset(step.num_logits
@@ -94,7 +95,7 @@ class Decoder {
       own_[i].prepare(rows, spec_.hidden_size, spec_.intermediate_size, (group() + 2) * spec_.head_dim);
   }
 
-  // Whether all layers are of the kind that by_rows.h is for, and heads are made of whole panels.
+  // Whether all layers are of the kind that by_rows.h supports, and heads consist of whole panels.
   bool can_go_by_rows() const {
     return residual() == Residual::sequential && !experts_.count && spec_.head_dim % kPanel == 0 &&
            std::all_of(weights.layers.begin(), weights.layers.end(), [](const Layer<T>& layer) {
@@ -106,7 +107,8 @@ class Decoder {
     return std::min(kOwnRows, cache_bytes() / OwnRows<T>::bytes(spec_.hidden_size, spec_.intermediate_size));
   }
 
-  // How many rows a thread takes at a time, all alike; 0 where threads should share out each matrix instead.
+  // Returns how many rows a thread takes through a layer by itself, the same number for all; 0 if the threads should
+  // share each matrix instead.
   long rows_apart() const {
     const long most = rows_apart_most();
     if (most < kRowsApart<T>) return 0;
@@ -120,7 +122,7 @@ class Decoder {
     return width;
   }
 
-  // Of steps and their ends with these numbers of rows.
+  // Allocates the buffer of partial sums for steps, and ends of steps, with these numbers of rows.
   void keep_sums(std::initializer_list<long> counts, long num_logits) {
     long most = kept_size(num_logits, weights.head.matrix);
     for (const Layer<T>& layer : weights.layers)
@@ -143,14 +145,15 @@ class Decoder {
     }
     all_alone_ = std::all_of(spans_.begin(), spans_.end(), [this](const Span& span) { return alone(span); });
     row_blocks_.clear();
-    // Of a prompt, all rows read the keys of one head before those of the next; the last ones, which see most, first.
+    // Prompts: all rows with one key head come before those with the next; the last rows, which see the most keys, come
+    // first.
     for (long head = 0; head < spec_.num_kv_heads; head++)
       for (const Span& span : spans_) {
         if (alone(span)) continue;
         for (long row = (span.count * group() - 1) / kTile * kTile; row >= 0; row -= kTile)
           row_blocks_.push_back({&span, head, 1, row});
       }
-    // Of a token that is alone, all heads: they lie side by side in each block of the cache.
+    // Single tokens (see `alone`): a tile has several heads, which lie side by side in each block of the cache.
     const long heads = spec_.num_kv_heads, parts = lone_parts();
     for (const Span& span : spans_) {
       if (!alone(span)) continue;
@@ -162,14 +165,15 @@ class Decoder {
     list_asked(step);
   }
 
-  // Into how many tiles the heads of a token that is alone go: as few as give all threads something to do to the end.
+  // Returns into how many tiles the heads of a single token are divided: as few as keep all threads busy until the end.
   long lone_parts() const {
     const long lone = std::count_if(spans_.begin(), spans_.end(), [this](const Span& span) { return alone(span); });
     const long least = (spec_.num_kv_heads + kHeadsTogether - 1) / kHeadsTogether;
     return std::min(std::max(least, 8 * pool_.threads() / std::max(lone, 1L)), spec_.num_kv_heads);
   }
 
-  // Of the last layer, nobody needs more than what is asked about and the keys.
+  // Lists the tiles of the last layer. Tokens whose logits are not requested only need their keys and values there.
+  // Tiles of single tokens are listed in any case, because they write the keys and values of their token.
   void list_asked(const antiphon_Step& step) {
     std::vector<char> asked(tokens_);
     for (long i = 0; i < step.num_logits; i++) asked[step.logit_tokens[i]] = 1;
@@ -212,10 +216,10 @@ class Decoder {
     head_->run(pool_, sampled_, kept_.as<float>());
   }
 
-  // Where in `asked_` the token of a sample is.
+  // Returns the row of `asked_` that has the token of a sample.
   long place(const antiphon_Step& step, long i) const { return asked_.count < tokens_ ? i : step.logit_tokens[i]; }
 
-  // Up to the attention of the last layer.
+  // Computes all layers up to the attention of the last one.
   void layers(int thread) {
     for (Layer<T>& layer : weights.layers) {
       const bool last = &layer == &weights.layers.back();
@@ -225,7 +229,7 @@ class Decoder {
     }
   }
 
-  // As above. Between two attentions, a thread's rows go from one layer to the next.
+  // As above, but between two attentions a thread takes its rows from one layer to the next by itself.
   void layers_by_rows(int thread) {
     const Heads<T> heads = this->heads();
     const auto span_of = [this](long t) -> const Span& { return spans_[span_of_[t]]; };
@@ -301,7 +305,7 @@ class Decoder {
     });
   }
 
-  // `lone_keys`: the keys of spans that are alone are not in the cache yet.
+  // `lone_keys`: the keys and values of single tokens are not in the cache yet and are written here.
   void attend(Layer<T>& layer, int thread, const std::vector<Tile>& tiles, bool lone_keys) {
     const AttentionInput<T> input{shape_,          layer.cache, {spec_.attention_softcap, slopes(), layer.window},
                                   spec_.num_heads, group(),     queries_,
@@ -310,7 +314,7 @@ class Decoder {
     pool_.share(count, std::max(1L, count / (16 * pool_.threads())), [&](long first, long last) {
       for (long i = first; i < last; i++) {
         const Tile& tile = tiles[i];
-        // What this thread writes here it also reads first, from its own cache.
+        // The thread that writes these keys and values also reads them first, from its own cache.
         const long unwritten = lone_keys && alone(*tile.span) ? tile.heads : 0;
         for (long h = 0; h < unwritten; h++) split_heads(layer, *tile.span, tile.span->first, tile.kv_head + h);
         attend_tile(input, tile, i + 1 < last ? &tile + 1 : nullptr, tiles_.as<char>() + thread * tile_bytes_,
@@ -334,7 +338,7 @@ class Decoder {
 
   const float* slopes() const { return weights.slopes.empty() ? nullptr : weights.slopes.data(); }
 
-  // Whether nobody but one tile for each key head reads what the span's tokens write.
+  // Whether the span is a single token whose keys and values are read by only one tile per key head.
   bool alone(const Span& span) const { return span.count == 1 && group() <= kTile; }
 
   void split_heads(const Layer<T>& layer, const Span& span, long t, long kv_head) {
@@ -366,20 +370,20 @@ class Decoder {
   ExpertBuffers<T> expert_buffers_;
   HeadBuffers head_buffers_;
   Memory kept_;
-  Batch<T> all_, asked_;  // of all tokens; of those after which one is sampled
+  Batch<T> all_, asked_;  // rows of all tokens; of the tokens after which one is sampled
   Rows<float> qkv_, angles_;
   Inputs<T> sampled_;
   TermOf<T>* queries_ = nullptr;
-  std::vector<int64_t> given_;  // the likeliest tokens of the last step that had some
+  std::vector<int64_t> given_;  // the most likely tokens of the last step that had logits
   std::vector<Span> spans_;
-  std::vector<long> span_of_;  // of each token
+  std::vector<long> span_of_;  // the span of each token
   std::vector<Tile> row_blocks_, asked_blocks_;
   bool all_alone_ = false;
-  Memory tiles_;  // `tile_bytes_` of each thread
+  Memory tiles_;  // `tile_bytes_` for each thread
   long tile_bytes_ = 0;
   std::unique_ptr<TileScratch<T>[]> scratch_;
   std::unique_ptr<OwnRows<T>[]> own_;
-  long rows_apart_ = 0;  // that a thread takes through a layer by itself; 0: all threads share out each matrix
+  long rows_apart_ = 0;  // rows that a thread takes through a layer by itself; 0: the threads share each matrix
   std::unique_ptr<Head<T>> head_;
 };
 

@@ -1,4 +1,4 @@
-// What is done to single rows between the matrices: norms, activations, rotation.
+// Operations on single rows between matrix products: norms, activations, rotation.
 #pragma once
 
 #include "weights.h"
@@ -8,7 +8,7 @@ namespace antiphon {
 enum class NormKind : int64_t { rms, rms_plus_one, layer };
 enum class Activation : int64_t { silu, gelu, gelu_tanh, relu };
 
-// Mean of the squares of `count` floats, the tail padded.
+// Returns the mean of the squares of `count` floats. The last vector is padded with zeros.
 inline float mean_square(const float* x, long count) {
   Vec total = {};
   for (long i = 0; i < count; i += kLanes) {
@@ -34,7 +34,7 @@ inline float variance(const float* x, long count, float middle) {
   return sum_lanes(total) / (float)count;
 }
 
-// y may be x. The weight of a `rms_plus_one` norm has the one in it already.
+// Writes the norm of x to y, which may be x. The weight of a `rms_plus_one` norm already includes the one.
 template <class T>
 void apply_norm(const Norm& norm, NormKind kind, float eps, const float* x, T* y, long count) {
   float middle = 0, scale;
@@ -52,7 +52,7 @@ void apply_norm(const Norm& norm, NormKind kind, float eps, const float* x, T* y
   }
 }
 
-// `T`: what the result is rounded to.
+// `T` is the type that the result is rounded to.
 template <class T>
 inline Vec activate(Activation kind, Vec x) {
   switch (kind) {
@@ -68,7 +68,7 @@ inline Vec activate(Activation kind, Vec x) {
   return x;
 }
 
-// Cosines and sines of one position, [pairs] each.
+// Computes the cosines and sines of one position, [pairs] each.
 inline void make_angles(const Rope& rope, int64_t position, float* cosines, float* sines) {
   for (size_t i = 0; i < rope.frequencies.size(); i++) {
     const float angle = (float)position * rope.frequencies[i];

@@ -1,5 +1,6 @@
-// A mixture of experts: the router's choice, the tokens sorted by expert, one pass over the chosen experts' matrices,
-// and for each token the weighted sum in the router's order, so that it does not depend on the other tokens.
+// A mixture of experts: the router chooses experts for each token, tokens are sorted by expert, the matrices of all
+// chosen experts are multiplied in one pass, and each token's outputs are added up, weighted, in the router's order, so
+// that the sum does not depend on the other tokens.
 #pragma once
 
 #include <algorithm>
@@ -21,14 +22,14 @@ struct ExpertBuffers {
   RowBuffer<TermOf<T>> gathered, inner, shared_inner;
   std::vector<long> chosen;    // [tokens][per_token] experts
   std::vector<float> weights;  // [tokens][per_token]
-  std::vector<long> place;     // [tokens][per_token] row among the sorted ones
-  std::vector<long> token;     // of each sorted row
-  std::vector<long> start;     // [experts + 1] first sorted row of each
-  std::vector<long> active;    // experts with rows, `num_active` of them: what a thread may read at any time
+  std::vector<long> place;     // [tokens][per_token] index among the sorted rows
+  std::vector<long> token;     // the token of each sorted row
+  std::vector<long> start;     // [experts + 1] the first sorted row of each expert
+  std::vector<long> active;    // experts with rows; `num_active`: how many, which late threads may read at any time
   std::atomic<long> num_active{0};
 };
 
-// Softmax over the experts, the likeliest first.
+// Chooses the `per_token` experts with the highest softmax of the scores, the highest first.
 inline void choose(const ExpertShape& shape, const float* scores, long* chosen, float* weights) {
   std::vector<long> order(shape.count);
   std::iota(order.begin(), order.end(), 0);
@@ -51,7 +52,7 @@ class Experts {
   Experts(Pool& pool, const ExpertShape& shape, Activation kind, float* kept)
       : pool_(pool), shape_(shape), kind_(kind), kept_(kept) {}
 
-  // Before the threads start: everything that needs memory.
+  // Allocates everything that needs memory, before the threads start.
   static void prepare(ExpertBuffers<T>& b, const ExpertShape& shape, long tokens, long hidden) {
     const long rows = tokens * shape.per_token;
     b.scores.rows(tokens, shape.count);
@@ -67,7 +68,7 @@ class Experts {
     b.shared_gate.rows(tokens, 1);
   }
 
-  // Floats that `kept` must have room for.
+  // Returns the number of floats that `kept` must have.
   static long kept_size(const ExpertShape& shape, const Layer<T>& layer, long tokens) {
     long most = 0;
     for (const Packed<T>* packed : {&layer.router, &layer.shared_gate})
@@ -119,7 +120,7 @@ class Experts {
     });
   }
 
-  // All panels of all chosen experts, shared out together.
+  // Computes all panels of all chosen experts, shared among the threads.
   template <class Finish>
   void each_panel(const std::vector<Packed<T>>& experts, const ExpertBuffers<T>& b, Inputs<T> x, long rows,
                   Finish&& finish) {
@@ -146,7 +147,8 @@ class Experts {
     });
   }
 
-  // As above; rows are prepared once for all experts, whose matrices are alike.
+  // As above, for quantized experts. Rows are prepared once for all experts, whose matrices have the same kind and
+  // shape.
   template <class Finish>
   void each_quantized_panel(const std::vector<Packed<T>>& experts, const ExpertBuffers<T>& b, Inputs<T> x, long rows,
                             Finish&& finish) {

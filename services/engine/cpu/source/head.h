@@ -1,15 +1,16 @@
-// The output projection: for each row its likeliest token and the logarithm of its total, and the logits of those rows
-// that ask for them. What panels give is put together in their order, whichever thread computed them.
+// The output projection: computes for each row the most likely token and the logarithm of the sum of exp(logit), and
+// stores the logits of the rows for which they are requested. Results of panels are combined in panel order, whichever
+// thread computed them.
 #pragma once
 
 #include "mlp.h"
 
 namespace antiphon {
 
-// What one panel of 32 logits says of a row.
+// The result of each panel of 32 logits for each row.
 struct HeadBuffers {
-  RowBuffer<float> highest, total;  // [rows][panels], the total of exp(logit - highest)
-  RowBuffer<int32_t> best;          // its token
+  RowBuffer<float> highest, total;  // [rows][panels]; total: the sum of exp(logit - highest)
+  RowBuffer<int32_t> best;          // [rows][panels], the token with the highest logit
 
   void prepare(long rows, long panels) {
     highest.rows(rows, panels), total.rows(rows, panels), best.rows(rows, panels);
@@ -87,7 +88,7 @@ class Head {
   const Linear<T>& weight_;
   const float softcap_;
   const antiphon_Step& step_;
-  int64_t* const given_;  // [num_logits] `best` again, for the next step
+  int64_t* const given_;  // [num_logits] a copy of `best` for the next step
   const Rows<float> highest_, total_;
   const Rows<int32_t> best_;
 };

@@ -1,5 +1,5 @@
-// What happens to the heads of a token between the first matrix and attention: norms and rotation; queries are scaled
-// and kept, keys and values go to the cache.
+// Processes the heads of a token between the query-key-value product and attention: norms and rotation; queries are
+// scaled and stored, keys and values are written to the KV cache.
 #pragma once
 
 #include "abi.h"
@@ -8,7 +8,8 @@
 
 namespace antiphon {
 
-// The sums of a key head of a token and of the query heads that read it, [group][head_dim] and [head_dim].
+// A token's sums of a key head and of the query heads that read it: queries [group][head_dim], key and value
+// [head_dim].
 struct TokenHeads {
   float *queries, *key, *value;
 };
@@ -18,12 +19,12 @@ struct Heads {
   const antiphon_Spec& spec;
   const CacheShape& shape;
   const std::vector<Rope>& ropes;
-  const Rows<float> angles;  // of each token, of all ropes
+  const Rows<float> angles;  // cosines and sines of each token, for all ropes
   TermOf<T>* const queries;  // [tokens][heads][width]
 
   long group() const { return spec.num_heads / spec.num_kv_heads; }
 
-  // Token `t` of the step, of this span.
+  // Processes token `t` of the step, which is in this span.
   void split(const Layer<T>& layer, const Span& span, long t, long kv_head, const TokenHeads& heads) const {
     turn_all(layer, t, kv_head, heads);
     const long block = block_of(span, t), place = position(span, t) % shape.block_size;
@@ -31,13 +32,13 @@ struct Heads {
     write_value(shape, layer.cache.values, block, kv_head, place, heads.value);
   }
 
-  // Whether tokens from `t` on, as many as are written together, are of this span and of one block.
+  // Whether the kTokensTogether tokens from `t` on, which are written together, are in this span and in one block.
   bool together(const Span& span, long t) const {
     return t + kTokensTogether <= span.first + span.count && shape.block_size % kTokensTogether == 0 &&
            position(span, t) % kTokensTogether == 0;
   }
 
-  // So many tokens; their heads are `stride` floats apart.
+  // Processes kTokensTogether tokens, whose heads are `stride` floats apart.
   void split_together(const Layer<T>& layer, const Span& span, long t, long kv_head, const TokenHeads& first,
                       long stride) const {
     for (long i = 0; i < kTokensTogether; i++)

@@ -1,8 +1,8 @@
-// A weight matrix of any kind, and the product of rows with it: where the kind is looked at, once for all panels.
+// A weight matrix, plain or quantized, and the product of rows with it. The kind is examined here, once for all panels.
 //
-// A kernel of quantized weights (quantized_weights.h, quantized_rows.h) is made for one matrix and one set of rows. It
-// prepares the rows, adds up terms of a panel, and turns complete sums into floats. Rows that are multiplied with
-// matrices of one shape are prepared once.
+// A kernel is the product with quantized weights (quantized_weights.h, quantized_rows.h), created for one matrix and
+// one set of rows. It prepares the rows, adds up terms of a panel, and converts complete sums to floats. Rows that are
+// multiplied with several matrices of one shape are prepared once.
 #pragma once
 
 #include "quantized_rows.h"
@@ -12,7 +12,7 @@ namespace antiphon {
 
 template <class T>
 struct Linear : Matrix<T> {
-  const Quantized* quantized = nullptr;  // instead of `data`
+  const Quantized* quantized = nullptr;  // set instead of `data` if the weights are quantized
 
   explicit operator bool() const { return this->data || quantized; }
 };
@@ -30,7 +30,7 @@ void with_kernel(const Quantized& w, Inputs<T> x, float* prepared, Work&& work) 
   }
 }
 
-// Floats that prepared rows take.
+// Returns the number of floats that prepared rows take.
 template <class T>
 long prepared_size(long rows, const Linear<T>& w) {
   long size = 0;
@@ -40,13 +40,13 @@ long prepared_size(long rows, const Linear<T>& w) {
   return size;
 }
 
-// As `terms_at_once`, in whole groups of any kind.
+// As `terms_at_once`, rounded up to whole groups of any kind.
 template <class Kernel>
 long quantized_terms_at_once(long rows, const Quantized& w) {
   return round_up(terms_at_once(rows, w.terms, Kernel::kSize), kGroupMax);
 }
 
-// Floats that `multiply` needs: what prepared rows take, then sums of parts.
+// Returns the number of floats that `multiply` needs: for prepared rows, then for partial sums.
 template <class T>
 long kept_size(long rows, const Linear<T>& w) {
   if (!w.quantized) return kept_size(rows, static_cast<const Matrix<T>&>(w));
@@ -58,7 +58,8 @@ long kept_size(long rows, const Linear<T>& w) {
   return size;
 }
 
-// Up to kPassRows rows: to be continued in `kept` [rows][32] unless these are the last terms.
+// Multiplies up to kPassRows rows by a part of a panel. The sums stay in `kept` [rows][32] unless these are the last
+// terms.
 template <class Kernel, class Finish>
 void multiply_part(const Kernel& kernel, typename Kernel::Product& product, const Part& part, bool last, float* kept,
                    Finish&& finish) {
@@ -72,7 +73,7 @@ void multiply_part(const Kernel& kernel, typename Kernel::Product& product, cons
   }
 }
 
-// Rows [first, end) times a whole panel.
+// Multiplies rows [first, end) by a whole panel.
 template <class Kernel, class Finish>
 void multiply_whole(const Kernel& kernel, const Quantized& w, long first, long end, long p, Finish&& finish) {
   typename Kernel::Product product;
@@ -80,7 +81,8 @@ void multiply_whole(const Kernel& kernel, const Quantized& w, long first, long e
     multiply_part(kernel, product, {first, std::min(kPassRows, end - first), p, 0, w.terms}, true, nullptr, finish);
 }
 
-// Panels that a thread takes at a time: as many portions for each, for there are not many of them.
+// Returns how many panels a thread takes at a time. Every thread gets the same number of portions, because panels are
+// few.
 inline long even_portion(long panels, long panel_bytes, long threads) {
   const long portions = round_up(std::max(4 * threads, panels * panel_bytes / kPortionBytes), threads);
   return (panels + portions - 1) / portions;
@@ -105,7 +107,7 @@ void multiply_all(Pool& pool, Kernel kernel, const Quantized& w, long panels, lo
   }
 }
 
-// All rows times all panels, shared out; see matrix.h. `kept`: see `kept_size`.
+// Multiplies all rows by all panels, shared among the threads; see matrix.h. `kept` has `kept_size` floats.
 template <class T, class Finish>
 void multiply(Pool& pool, const Linear<T>& w, Inputs<T> x, long rows, float* kept, Finish&& finish) {
   if (!w.quantized) return multiply(pool, static_cast<const Matrix<T>&>(w), x, rows, kept, finish);

@@ -1,18 +1,19 @@
-// Attention of one row: a token that decodes alone and shares its key head with no other query head. Only included
-// where there are tiles.
+// Attention of one row: a single token whose key head is read by no other query head. Only included where there are AMX
+// tiles.
 //
-// The same numbers as attention.h gets, bit for bit, for the next step of the sequence may go through that. But a tile
-// of one row is read and written through memory, and what was just written there cannot be read until everything before
-// it is done: here scores, shares and sums stay in registers, and the processor goes on to the next keys meanwhile.
-// Numbers too small to be normal are zeros to a tile and not here; they never count beside the largest share, 1.
+// The results are the same as those of attention.h, bit for bit, because the next step of the sequence may use that
+// code. But a tile of one row is read and written through memory, and what was just written there cannot be read until
+// everything before it is done. Here scores, softmax weights and sums stay in registers, and the processor continues
+// with the next keys meanwhile. Subnormal numbers are zero for a tile and not here; they do not matter beside the
+// largest weight, which is 1.
 #pragma once
 
 #include "attention.h"
 
 namespace antiphon {
 
-// `kPanels` panels times 32 terms of a row, as a tile adds them: even and odd terms apart, and then to the sums. `x`
-// has bfloat16 numbers, as floats.
+// Multiplies `kPanels` panels by 32 terms of a row and adds as a tile does: even and odd terms separately, then to the
+// sums. `x` holds bfloat16 numbers as floats.
 template <int kPanels>
 inline void add_group(const float* x, const Bf16* const (&panels)[kPanels], Vec (&sums)[2 * kPanels], Along& ahead) {
   typedef PanelOrder<Bf16, Halves::beside> Panel;
@@ -33,7 +34,7 @@ inline void add_group(const float* x, const Bf16* const (&panels)[kPanels], Vec 
   for (int half = 0; half < kHalves; half++) sums[half] = sums[half] + (even[half] + odd[half]);
 }
 
-// Here a product's result must be rounded before it is added to anything.
+// Forces a product to be rounded before it is added to anything: the compiler must not fuse the two operations.
 inline void settle(Vec& v) { asm volatile("" : "+v"(v)); }
 
 class LoneRow {
@@ -42,7 +43,7 @@ class LoneRow {
       : in_(in), span_(span), head_(head), last_(span.start), oldest_(oldest_key(in.rules, last_)), unit_(scratch.unit),
         sums_(TileState<Bf16>(memory, 1, in.shape.width).sums) {}
 
-  // See Attention.
+  // Sets the span and the key head whose first unit is prefetched during this row's last unit.
   void followed_by(const Span& span, long head) { next_ = &span, next_head_ = head; }
 
   void run() {
@@ -82,8 +83,8 @@ class LoneRow {
         add_values<1>(shares, tokens, d, ahead);
   }
 
-  // What is to be asked for while a unit is read: the rest of it, then the beginning of the next one. Where blocks are
-  // smaller, units are put together from several, and the next one's first block is asked for.
+  // Returns a prefetcher for use while a unit is read: first for the rest of the unit, then for the beginning of the
+  // next one. If blocks are smaller than a unit, it prefetches only the first block of the next unit.
   Along what_follows(long key, long tokens) const {
     Along ahead;
     if (in_.shape.holds_units()) {
@@ -101,7 +102,8 @@ class LoneRow {
   }
 
   long key_bytes() const { return in_.shape.width * kPanel * kSize; }
-  // How far ahead of the reader, in each of the two stretches that it reads: 5 KiB in all.
+  // Returns how many bytes prefetching is ahead of the reader, in each of the two stretches that it reads: 5 KiB in
+  // all.
   long lead() const { return std::min(10 * Along::kStep, key_bytes()); }
 
   void add_keys(Along& ahead, const Bf16* keys, long tokens, long bytes) const {
@@ -130,7 +132,8 @@ class LoneRow {
     scores[0] = half[0], scores[1] = half[1];
   }
 
-  // Scores become shares of the running maximum; what was summed up under an older maximum shrinks.
+  // Turns scores into softmax weights relative to the running maximum; scales earlier sums down if the maximum has
+  // grown.
   void weigh(const Vec (&scores)[kUnit / kLanes], float* shares) {
     const Vec before = highest_;
     highest_ = max(before, splat(max_lanes(max(max(scores[0], scores[1]), max(scores[2], scores[3])))));
@@ -149,7 +152,7 @@ class LoneRow {
     settle(total_);
   }
 
-  // Weighted values of `kPanels` panels, from dimension `d` on.
+  // Adds the weighted values of `kPanels` panels, from dimension `d` on.
   template <int kPanels>
   void add_values(const float* shares, long tokens, long d, Along& ahead) {
     Vec sums[2 * kPanels];
@@ -174,7 +177,7 @@ class LoneRow {
   const AttentionInput<Bf16>& in_;
   const Span& span_;
   const long head_;
-  const long last_, oldest_;  // the keys that it sees
+  const long last_, oldest_;  // the last and the first key that the row sees
   Unit<Bf16>& unit_;
   float* const sums_;  // [width]
   alignas(64) float query_[kWidthMax];

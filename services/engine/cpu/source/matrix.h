@@ -1,11 +1,11 @@
-// A weight matrix packed for reading in one stream, and the product of rows with it.
+// A weight matrix, packed for reading in one stream, and the product of rows with it.
 //
 //     y[m][n] = sum over k of x[m][k] * w[n][k]
 //
-// Columns lie in panels of 32, each [terms / 32][2][32 / kTerms][16][kTerms] (see pair.h), `terms` being the input's
-// width padded with zeros: what a tile takes lies in one stretch, and everything is read in the order in which it lies.
-// A sum runs over the terms in their order whatever the number of rows, however rows and terms are cut up: a row's
-// result does not depend on the rows beside it.
+// A term is one k of this sum. Columns n are stored in panels of 32, each [terms / 32][2][32 / kTerms][16][kTerms] (see
+// pair.h), where `terms` is the input's width padded with zeros. So what a tile loads is contiguous, and everything is
+// read in the order in which it is stored. A sum runs over the terms in their order for any number of rows, however
+// rows and terms are divided: a row's result does not depend on the rows beside it.
 #pragma once
 
 #include <unistd.h>
@@ -18,22 +18,24 @@
 
 namespace antiphon {
 
-// A core's own cache; what is common where the system does not say.
+// Returns the size of a core's L2 cache; 1 MiB where the system does not say.
 inline long cache_bytes() {
   static const long found = sysconf(_SC_LEVEL2_CACHE_SIZE), bytes = found > 0 ? found : 1L << 20;
   return bytes;
 }
-// Rows that go through all panels together, and the bytes of them that stay in a core's own cache meanwhile; and the
-// most of a thread's own rows (see by_rows.h): what they need besides is there anyway, and weights are read less often.
-// Without tiles and wide vectors, memory is fast enough for fewer rows at a time.
+// kPassRows: how many rows are multiplied with all panels together; pass_bytes: how many bytes of these rows stay in a
+// core's L2 cache meanwhile. Without tiles and wide vectors, memory is fast enough for fewer rows at a time. kOwnRows:
+// the maximum of a thread's own rows (see by_rows.h). It is larger, because what else these rows need is in the cache
+// anyway, and weights are read less often.
 constexpr long kPassRows = kRegisterHalves == 1 ? 96 : 288, kOwnRows = 320;
 inline long pass_bytes() { return std::max(cache_bytes() / 4, 256L << 10); }
-// Those that go past a piece of a panel in one call. Tiles take no more; groups of a few rows come out fuller where all
-// are shared out at once.
+// How many rows are multiplied with a piece of a panel in one call. Tiles take no more than a block; without wide
+// vectors, groups of a few rows are fuller if all rows are divided at once.
 constexpr long kCallRows = kRegisterHalves == 1 ? kOwnRows : kBlockRows;
-// What stays in the innermost cache: bytes of few rows while panels go past them (tiles take them from the next one as
-// fast, and reading panels in long stretches is worth more); the terms of a panel that such rows take at a time where
-// they are several groups, one after the other; and those that more rows take (tiles can ask for rows not to be kept).
+// What stays in the L1 cache. kFewBytes: bytes of few rows while panels are multiplied with them (tiles load rows from
+// the L2 cache as fast, and reading panels in long stretches is worth more). kFewTerms: the terms of a panel that such
+// rows take at a time if they form several groups, one after the other. kPieceTerms: the terms that more rows take at a
+// time (tile loads can ask for rows not to be kept).
 #if defined(__AMX_BF16__)
 constexpr long kFewBytes = 400 << 10, kFewTerms = 1L << 40, kPieceTerms = 448;
 #elif defined(__AVX512F__)
@@ -41,17 +43,17 @@ constexpr long kFewBytes = 24 << 10, kFewTerms = 1L << 40, kPieceTerms = 256;
 #else
 constexpr long kFewBytes = 16 << 10, kFewTerms = 128, kPieceTerms = 256;
 #endif
-// Cache lines of a panel that are asked for at once at most: enough where two groups of rows or two blocks of tiles go
-// past it; with fewer, only part of the next panel is asked for.
+// The maximum number of cache lines of a panel that are prefetched at once: enough if two groups of rows or two blocks
+// of tiles are multiplied with the panel; with one, only part of the next panel is prefetched.
 template <class T>
 constexpr long kMostLines = 4 * (long)sizeof(T);
-// Weights that a thread takes at a time.
+// Bytes of weights that a thread takes at a time.
 constexpr long kPortionBytes = 256 << 10;
 
 inline long round_up(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// What each of as few parts takes as there must be if none may take more than `most`, a multiple of 32: all alike but
-// for the last one, and whole groups of 32.
+// Returns the size of a part if `count` is divided into as few parts as possible of at most `most`, a multiple of 32:
+// all parts are alike except for the last one, and whole groups of 32.
 inline long even_part(long count, long most) {
   const long parts = (count + most - 1) / most;
   return round_up((count + parts - 1) / parts, kTermsMultiple);
@@ -61,17 +63,17 @@ template <class T>
 struct Matrix {
   long out = 0, in = 0, terms = 0, panels = 0;
   const T* data = nullptr;
-  const float* bias = nullptr;  // as many as the panels have columns, or null
+  const float* bias = nullptr;  // one for each column of the panels, or null
 
   const T* panel(long index) const { return data + index * terms * kPanel; }
-  // Where in a panel the numbers of 16 columns and kTerms terms from `k` on are.
+  // Returns where in a panel the numbers of one half's 16 columns and kTerms terms from `k` on are.
   static long place(long k, long half) {
     return k / kTermsMultiple * kTermsMultiple * kPanel + half * kTermsMultiple * kLanes + k % kTermsMultiple * kLanes;
   }
   explicit operator bool() const { return data != nullptr; }
 };
 
-// Rows of an activation. `stride` counts elements and leaves room for the terms' padding, which is zero.
+// Rows of an activation. `stride` counts elements and includes the padding of the terms, which is zero.
 template <class T>
 struct Rows {
   T* data = nullptr;
@@ -80,20 +82,20 @@ struct Rows {
   T* row(long index) const { return data + index * stride; }
   Rows from(long first) const { return {row(first), stride}; }
 };
-// Rows that go past a matrix of such numbers.
+// Rows that are multiplied with a matrix of such numbers.
 template <class T>
 using Inputs = Rows<TermOf<T>>;
 
-// A stride that does not put one row's bytes into the cache lines of the next.
+// Returns a stride with which a row's bytes do not fall into the same cache lines as those of the next row.
 template <class T>
 long row_stride(long width) {
   return round_up(width, kTermsMultiple) + kTermsMultiple;
 }
 
-// How many panels at most go side by side past so many rows.
+// Returns the maximum number of panels that are multiplied side by side with so many rows.
 constexpr long beside_max(long rows) { return std::max(std::min(kSideBySide, kSumsBeside / rows), 1L); }
 
-// Calls `work` with a number of at most kMost, as one that the compiler knows.
+// Calls `work` with `number`, at most kMost, as a compile-time constant.
 template <long kMost, class Work>
 void with_number(long number, Work&& work) {
   if constexpr (kMost > 1)
@@ -101,7 +103,7 @@ void with_number(long number, Work&& work) {
   work(std::integral_constant<long, kMost>());
 }
 
-// Some terms of rows times so many panels; see `multiply_side_by_side`.
+// Multiplies some terms of rows by `kPanels` panels; see `multiply_side_by_side`.
 template <class T, long kPanels>
 void multiply_beside(long rows, const TermOf<T>* x, long stride, const T* panel, const T* next, long distance,
                      long terms, float* sums, bool resume) {
@@ -110,7 +112,7 @@ void multiply_beside(long rows, const TermOf<T>* x, long stride, const T* panel,
   });
 }
 
-// Some terms of up to kBlockRows rows times one panel; `next` is read after it.
+// Multiplies some terms of up to kBlockRows rows by one panel; `next` is what is read after it.
 template <class T>
 void multiply_lone(long rows, const TermOf<T>* x, long stride, const T* panel, const T* next, long terms, float* sums,
                    bool resume) {
@@ -124,7 +126,7 @@ void multiply_lone(long rows, const TermOf<T>* x, long stride, const T* panel, c
     ask_in_calls<kMostLines<T>>(Block<T>::asks(rows, terms), next, terms * kSize, multiply);
 }
 
-// The terms that up to kBlockRows rows take of a few panels in turn.
+// Returns how many terms up to kBlockRows rows take at a time, of a few panels in turn.
 template <class T>
 long few_terms(long rows) {
   const long held = kFewBytes / (rows * (long)sizeof(TermOf<T>));
@@ -132,8 +134,8 @@ long few_terms(long rows) {
   return std::max(most / kTermsMultiple, 1L) * kTermsMultiple;
 }
 
-// Up to kBlockRows rows times panels [first, end), which come from memory once. Where not all of the rows' terms stay
-// in the innermost cache, a few panels take turns with each piece of them.
+// Multiplies up to kBlockRows rows by panels [first, end), each of which is read from memory once. If not all of the
+// rows' terms fit into the L1 cache, a few panels take turns with each piece of the terms.
 template <class T, class Finish>
 void multiply_few(long rows, const TermOf<T>* x, long stride, const Matrix<T>& w, long first, long end,
                   Finish&& finish) {
@@ -171,11 +173,11 @@ struct PanelPart {
   const T* data;
   long terms, panel;
   const T* next;
-  bool resume, last;  // sums go on from what was kept; they are complete after this
+  bool resume, last;  // resume: continue the kept sums; last: the sums are complete after this part
 };
 
-// Up to kOwnRows rows times panels, one after the other. A panel goes through the innermost cache in pieces, each past
-// all rows. `finish(row, panel, sums)` takes each row's 32 sums where they are complete.
+// Multiplies up to kOwnRows rows by panels, one after the other. A panel is read into the L1 cache in pieces, each of
+// which is multiplied with all rows. `finish(row, panel, sums)` gets each row's 32 sums when they are complete.
 template <class T, class Finish>
 class Pass {
  public:
@@ -183,7 +185,7 @@ class Pass {
       : rows_(rows), stride_(stride), x_(x), blocks_((rows + kCallRows - 1) / kCallRows), whole_(kCallRows),
         odd_(rows - (blocks_ - 1) * kCallRows), finish_(finish) {}
 
-  // `kept` [rows][32] has the sums that are not complete, or is null.
+  // `kept` [rows][32] holds the sums that are not complete, or is null.
   void multiply(const PanelPart<T>& part, float* kept) {
     const long piece = even_part(part.terms, kPieceTerms);
     for (long k = 0; k < part.terms; k += piece) {
@@ -195,7 +197,7 @@ class Pass {
   }
 
  private:
-  // Terms [k, k + count) of a part.
+  // Multiplies terms [k, k + count) of a part.
   template <class Asker>
   void multiply_piece(const PanelPart<T>& part, long k, long count, float* kept, Asker& ahead) {
     for (long first = 0; first < rows_; first += kCallRows) {
@@ -209,7 +211,7 @@ class Pass {
     }
   }
 
-  // Setting tiles up takes as long as several products.
+  // Configures the tiles only if their rows change: that takes as long as several products.
   void shape(bool whole) {
     if (shaped_ && whole == shaped_whole_) return;
     (whole ? whole_ : odd_).use();
@@ -225,12 +227,12 @@ class Pass {
   alignas(64) float sums_[kOwnRows * kPanel];
 };
 
-// The terms that go through all panels at once: as many as let the rows stay in a core's cache.
+// Returns how many terms are multiplied with all panels at once: as many as let the rows stay in a core's L2 cache.
 inline long terms_at_once(long rows, long terms, long size) {
   return even_part(terms, std::max(pass_bytes() / (rows * size) / kTermsMultiple, 1L) * kTermsMultiple);
 }
 
-// Floats that `multiply` needs to keep sums of parts in.
+// Returns the number of floats that `multiply` needs for partial sums.
 template <class T>
 long kept_size(long rows, const Matrix<T>& w) {
   if (rows <= kBlockRows) return 0;
@@ -238,8 +240,8 @@ long kept_size(long rows, const Matrix<T>& w) {
                                                                                          : 0;
 }
 
-// All rows times all panels, shared out. `finish(row, panel, sums)` gets 32 sums without bias, for each row and panel
-// once, on any thread. `kept`: see `kept_size`.
+// Multiplies all rows by all panels, shared among the threads. `finish(row, panel, sums)` gets 32 sums without bias,
+// once for each row and panel, on any thread. `kept` has `kept_size` floats.
 template <class T, class Finish>
 void multiply(Pool& pool, const Matrix<T>& w, Inputs<T> x, long rows, float* kept, Finish&& finish) {
   if (rows <= kBlockRows) {

@@ -1,5 +1,5 @@
-// Zeroed memory from the system: pages that are not written take none, large pieces get large pages where there are
-// some.
+// Zeroed memory from the system. Pages that are never written take no memory; large allocations get huge pages if the
+// system has some.
 #pragma once
 
 #include <sys/mman.h>
@@ -34,7 +34,7 @@ class Memory {
     live_ -= (long)bytes_;
   }
 
-  // Bytes of all that there is in this process.
+  // Returns the bytes of all allocations that this process holds.
   static long live() { return live_; }
 
   size_t bytes() const { return bytes_; }
@@ -55,11 +55,11 @@ class Memory {
   size_t bytes_ = 0;
 };
 
-// Memory that lasts as long as this does: large pieces lie one after the other, so that hardly any is without large
-// pages.
+// An arena: what it allocates lasts as long as the arena. Large allocations lie one after the other, so that nearly all
+// of them are in huge pages.
 class Stock {
  public:
-  // Zeroed, at the beginning of a cache line.
+  // Returns zeroed memory that begins at a cache line.
   void* take(size_t bytes) {
     if (bytes < kLarge) return pieces_.emplace_back(bytes).as<void>();
     if (bytes > left_) {
@@ -80,7 +80,7 @@ class Stock {
   size_t left_ = 0;
 };
 
-// Room for rows of an activation. `rows` lets it grow, which zeroes it, and is for one thread alone.
+// A buffer for rows of an activation. `rows` grows it if necessary, which zeroes it; only one thread may call that.
 template <class T>
 class RowBuffer {
  public:

@@ -1,11 +1,11 @@
-// The second half of a layer: a gated or plain MLP, or a mixture of gated ones.
+// Matrix products with bias, and a layer's gated or plain MLP. The mixture of experts is in experts.h.
 #pragma once
 
 #include "elementwise.h"
 
 namespace antiphon {
 
-// Where the result goes: added to what is there, or put there.
+// Where a result is written: added to what is there, or replacing it.
 struct Target {
   Rows<float> rows;
   bool add;
@@ -20,7 +20,7 @@ struct Target {
 
 inline Vec with_bias(const float* bias, long column, Vec v) { return bias ? v + load(bias + column) : v; }
 
-// A panel's sums with its bias.
+// Writes a panel's sums with its bias.
 inline void put_sums(const float* bias, const Target& target, long row, long panel, const float* sums) {
   target.put(row, panel, with_bias(bias, panel * kPanel, load(sums)),
              with_bias(bias, panel * kPanel + kLanes, load(sums + kLanes)));
@@ -33,7 +33,7 @@ void linear(Pool& pool, const Linear<T>& w, Inputs<T> x, long rows, float* kept,
            [&](long row, long panel, const float* sums) { put_sums(w.bias, target, row, panel, sums); });
 }
 
-// What a panel of 16 gates and their partners gives: act(gate) * partner, 16 columns.
+// Writes the result of a panel of 16 gates and their partners: act(gate) * partner, 16 columns.
 template <class T>
 void put_gated(Activation kind, const float* bias, long panel, const float* sums, T* to) {
   const Vec gate = with_bias(bias, panel * kPanel, load(sums));
@@ -47,7 +47,7 @@ void put_plain(Activation kind, const float* bias, long panel, const float* sums
     store(to + half, activate<T>(kind, with_bias(bias, panel * kPanel + half, load(sums + half))));
 }
 
-// Columns that a panel gives.
+// Returns the number of columns that result from a panel.
 inline long inner_width(bool gated) { return gated ? kLanes : kPanel; }
 
 template <class T>

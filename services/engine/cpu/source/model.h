@@ -1,4 +1,4 @@
-// A model behind the C interface, whatever its type of numbers. Implemented by model_of<T> in model_of.h.
+// A model behind the C interface, for any type of numbers. Implemented by ModelOf<T> in model_of.h.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// The bfloat16 decoder: a unit of compilation of its own, so that two can be compiled at once.
+// The bfloat16 decoder, in a compilation unit of its own, so that both decoders can be compiled at the same time.
 #include "model_of.h"
 
 namespace antiphon {

@@ -1,4 +1,4 @@
-// The float32 decoder: a unit of compilation of its own, so that two can be compiled at once.
+// The float32 decoder, in a compilation unit of its own, so that both decoders can be compiled at the same time.
 #include "model_of.h"
 
 namespace antiphon {

@@ -1,4 +1,4 @@
-// A model of one type of numbers: finds the place of what Python hands over by its name.
+// A model of one type of numbers: finds the matrix, vector or table that Python sets by its name.
 #pragma once
 
 #include <map>
@@ -106,7 +106,7 @@ class ModelOf final : public Model {
   }
 
  private:
-  // Rows of the model's type as a matrix takes them.
+  // Returns rows of the model's type as rows of the type that matrices are multiplied with.
   Inputs<T> as_inputs(Rows<T> x, long rows, long width) {
     if constexpr (std::is_same_v<T, TermOf<T>>) {
       return x;
@@ -174,11 +174,12 @@ class ModelOf final : public Model {
 
   const antiphon_Spec spec_;
   Pool pool_;
-  Stock stock_;  // of packed weights
+  Stock stock_;  // holds packed weights
   Decoder<T> decoder_;
-  RowBuffer<TermOf<T>> inputs_;  // of `multiply`, as is the next
+  RowBuffer<TermOf<T>> inputs_;  // used by `multiply`, as is `kept_`
   Memory kept_;
-  // Last: it ends before what it uses. A core that computes alone leaves memory and the other cores to others anyway.
+  // The last member, so that it ends before what it uses. With one thread it does not stay awake: a single computing
+  // core leaves memory and the other cores to others anyway (see `stay_awake`).
   Runner runner_{pool_.threads() > 1};
 };
 

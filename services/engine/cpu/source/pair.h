@@ -1,11 +1,11 @@
-// The one product that matrices and attention are made of: 16 columns, each with one (float) or two (bfloat16)
-// consecutive terms, times the same one or two terms of a row.
+// The elementary product of matrices and attention: 16 columns, each with one (float) or two (bfloat16) consecutive
+// terms, times the same one or two terms of a row.
 //
 //     acc[j] += sum over i < kTerms of x[i] * w[j * kTerms + i]
 //
-// Storage everywhere is [terms / kTerms][16][kTerms]. AVX512-BF16 has the product of pairs as an instruction, and AMX
-// tiles of the same storage hold 16 of them. Elsewhere it is made of kSteps, a term each, and rows stay in float32:
-// that saves rounding them, and a plain load spreads a term over all lanes.
+// Weights, keys and values are always stored as [terms / kTerms][16][kTerms]. AVX512-BF16 has the product of pairs as
+// an instruction, and an AMX tile holds 16 pairs in the same order. Elsewhere the product takes kSteps steps of one
+// term each, and rows stay in float32: this avoids rounding them, and a plain load copies a term to all lanes.
 #pragma once
 
 #include "vec.h"
@@ -18,7 +18,7 @@ struct Pair;
 template <>
 struct Pair<float> {
   static constexpr long kTerms = 1, kSteps = 1;
-  typedef float Term;  // of a row
+  typedef float Term;  // the type of a row's numbers
 
   static inline Vec word(const float* w, long) { return load(w); }
   static inline Vec spread(const float* x, long) { return splat(*x); }
@@ -53,7 +53,7 @@ struct Pair<Bf16> {
 #endif
 };
 
-// What rows that meet a matrix of such numbers consist of.
+// The type of the numbers of rows that are multiplied with a matrix of T.
 template <class T>
 using TermOf = typename Pair<T>::Term;
 

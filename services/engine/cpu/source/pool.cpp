@@ -10,7 +10,7 @@ namespace antiphon {
 namespace {
 
 constexpr int kSpins = 200;
-// Long enough for what happens between two requests of one client.
+// Covers the time between two requests of one client.
 constexpr auto kAwake = std::chrono::milliseconds(50);
 
 inline void pause() {
@@ -21,7 +21,7 @@ inline void pause() {
 #endif
 }
 
-// Spins until `done`, after some time giving way to whoever else wants the core.
+// Spins until `done` returns true; after kSpins rounds it yields the core to any other thread that wants it.
 template <class Done>
 inline void wait_until(Done&& done) {
   for (int spin = 0; !done(); spin++) {
@@ -51,7 +51,7 @@ Pool::Pool(int threads) {
   try {
     for (int number = 1; number < threads; number++) workers_.emplace_back([this, number] { work(number); });
   } catch (...) {
-    stop();  // the system gives no more threads
+    stop();  // the system could not create all threads
     throw;
   }
 }
@@ -95,7 +95,7 @@ void Pool::work(int number) {
   }
 }
 
-// Waits for the step after the `seen` ones; false when there will be none.
+// Waits for the step that follows the first `seen` steps. Returns false if the pool is stopping.
 bool Pool::wait_for_step(unsigned long seen) {
   const auto come = [this, seen] { return generation_.load(std::memory_order_acquire) != seen; };
   if (!stay_awake(come)) {

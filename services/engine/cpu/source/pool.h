@@ -1,9 +1,9 @@
-// The threads of a model: they share out the numbered items of one phase after the other.
+// The threads of a model. A step consists of phases; in each phase the threads share numbered items.
 //
-// A phase has ended when all of its items are done, not when all threads have come: a thread that the system has put
-// aside between items is missed by nobody and catches up later; inside one it holds up that item alone. Who computes
-// an item never changes its result. Between phases threads offer their core to the other services on the machine;
-// between steps they stay awake for a while, then sleep.
+// A phase ends when all of its items are done, not when all threads have arrived. A thread that was descheduled between
+// two items therefore delays no other thread and catches up later; one that was descheduled within an item delays only
+// that item. An item's result does not depend on the thread that computes it. Between phases, threads yield their core
+// to the other services on the machine; between steps they spin for a while, then sleep.
 #pragma once
 
 #include <algorithm>
@@ -17,13 +17,14 @@
 
 namespace antiphon {
 
-// The calling thread is scheduled like any program's from now on, whatever was asked for the process (see
+// Puts the calling thread into the normal scheduling class, whatever the class of the process is (see
 // antiphon/child.py).
 void take_turns_at_once();
 
-// Waits until `come`, for a while, without going to sleep: whoever else wants the core gets it, but a core with nothing
-// to do does not rest. A host puts a virtual machine's cores that rest now and then side by side, where they share one
-// way to memory (docs/adr/0013-cores-and-turns.md). Returns whether it came.
+// Waits until `come` returns true, for a limited time and without sleeping. The thread yields the core to any other
+// thread, but a core with nothing else to do does not rest: the host of a virtual machine places cores that rest now
+// and then side by side, where they share one path to memory (docs/adr/0013-cores-and-turns.md). Returns whether `come`
+// returned true.
 bool stay_awake(const std::function<bool()>& come);
 
 class Pool {
@@ -35,15 +36,16 @@ class Pool {
 
   int threads() const { return (int)workers_.size() + 1; }
 
-  // Runs `step` on every thread with its number; returns when all have returned. Called by one thread at a time.
+  // Runs `step` on every thread with the thread's number; returns when all have returned. Called by one thread at a
+  // time.
   void run(const std::function<void(int)>& step);
 
-  // Inside a step: calls `work(first, last)` for parts of [0, items) until none is left anywhere, and waits until all
-  // are done. The first parts are large, for a thread is faster in one stretch, and then they become smaller, down to
-  // `portion`: the threads end together. While there is enough for all, parts are multiples of `together`. Every thread
-  // calls it in the same order, and with the same numbers unless it comes too late for the phase: what it then reads of
-  // later phases may still be changing, so `items` may depend on nothing but atomics and what stays as it is throughout
-  // the step.
+  // Called by every thread within a step. Calls `work(first, last)` for parts of [0, items) until no part is left for
+  // any thread, and waits until all are done. The first parts are large, because a thread is faster in one stretch;
+  // later parts are smaller, down to `portion`, so that the threads end together. While there is enough for all
+  // threads, parts are multiples of `together`. Every thread must call it in the same order and with the same numbers,
+  // unless it arrives after the end of the phase: what it then reads of later phases may still be changing, so `items`
+  // may depend only on atomics and on data that is constant throughout the step.
   template <class Work>
   void share(long items, long portion, long together, Work&& work) {
     if (workers_.empty()) {
@@ -72,23 +74,23 @@ class Pool {
   }
 
  private:
-  // How many of the items that are left one thread takes.
+  // Returns how many of the remaining items a thread takes at once.
   long part(long left, long portion, long together) const {
     const long some = std::max(left / (4 * threads()), portion);
     if (left < threads() * together) return std::min(std::max(some, left / threads()), left);
     return std::min((some + together - 1) / together * together, left);
   }
 
-  // A phase and its first item that nobody has taken, in one number: an item is never taken for another phase's.
+  // A phase and its first free item are one number, so that a thread cannot take an item of another phase.
   static constexpr int kItemBits = 32;
   static constexpr uint64_t kItemMask = (1ull << kItemBits) - 1;
 
-  // Opens the next phase; called when all items of this one are done, by one thread.
+  // Opens the next phase. Called by one thread when all items of this phase are done.
   void finish(uint64_t phase) {
     done_.store(0, std::memory_order_relaxed);
     next_.store((phase + 1) << kItemBits, std::memory_order_release);
   }
-  // The same for a phase without items, by whoever is first.
+  // The same for a phase without items; called by several threads, of which the first one opens the next phase.
   void finish(uint64_t phase, uint64_t next) {
     next_.compare_exchange_strong(next, (phase + 1) << kItemBits, std::memory_order_acq_rel);
   }
@@ -97,7 +99,7 @@ class Pool {
   void work(int number);
   bool wait_for_step(unsigned long seen);
 
-  // The calling thread's place in the step that it runs.
+  // The phase that the calling thread has reached in its step.
   static thread_local uint64_t phase_;
 
   alignas(64) std::atomic<uint64_t> next_{0};

@@ -1,8 +1,9 @@
-// The product of rows and columns of 8 bits: the whole numbers that pair.h is for the others.
+// The elementary product of rows and columns of 8 bits, in whole numbers; pair.h has that of the other types.
 //
 //     acc[j] += sum over i < 4 of x[i] * q[j * 4 + i]
 //
-// AVX512-VNNI has it as an instruction whose x has no sign: there x is 128 more, and the matrix' sums make up for it.
+// AVX512-VNNI has this product as an instruction with an unsigned x: there 128 is added to x, and the sums of the
+// matrix's columns are used to subtract the excess.
 #pragma once
 
 #include "quantized.h"
@@ -11,7 +12,7 @@ namespace antiphon {
 
 #if defined(__AVX512VNNI__)
 struct Bytes {
-  static constexpr int32_t kMore = 128;  // what x has too much
+  static constexpr int32_t kMore = 128;  // what is added to x
   typedef __m512i Sum;
   typedef __m512i Word;
   typedef __m512i Spread;
@@ -27,7 +28,7 @@ struct Bytes {
   static Sum add(Sum acc, Spread x, Word w) { return _mm512_dpbusd_epi32(acc, x, w); }
 };
 #elif defined(__AVX2__)
-// In words of 16 bits, which no product of two can leave: even terms and odd ones.
+// Even and odd terms are processed separately, in words of 16 bits, in which the products of two terms cannot overflow.
 struct Bytes {
   static constexpr int32_t kMore = 0;
 #if defined(__AVX512BW__)
@@ -102,7 +103,7 @@ struct Bytes {
 };
 #endif
 
-// Rows whose sums, of both halves of a panel, stay in registers.
+// The number of rows whose sums, of both halves of a panel, fit into registers.
 #if defined(__AVX512F__)
 constexpr int kByteRows = 12;
 #else
@@ -138,7 +139,7 @@ void multiply_some_bytes(long rows, const uint8_t* x, long stride, const uint8_t
   if constexpr (kRows > 1) multiply_some_bytes<kRows - 1>(rows, x, stride, panel, terms, sums, ahead);
 }
 
-// Blocks of up to kBlockRows rows: adds to sums [rows][32].
+// Multiplies blocks of up to kBlockRows rows and adds to the sums [rows][32].
 class ByteProduct {
  public:
 #if defined(__AMX_INT8__)

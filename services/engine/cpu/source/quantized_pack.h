@@ -1,4 +1,4 @@
-// Packs weights of 8 or 4 bits as they lie in a checkpoint, [out][in], into panels. Called by weights.h.
+// Packs weights of 8 or 4 bits from the checkpoint's layout [out][in] into panels. Called by weights.h.
 #pragma once
 
 #include <stdexcept>
@@ -10,12 +10,12 @@
 
 namespace antiphon {
 
-// Owns what it packs; `quantized` points into it.
+// Owns packed weights; `quantized` points into them.
 class PackedQuantized {
  public:
   Quantized quantized;
 
-  // `rows`: the checkpoint's row of each column of the panels, -1: there is none.
+  // `rows` has the checkpoint's row of each column of the panels, -1 for padding.
   PackedQuantized(Pool& pool, const antiphon_Quantized& from, const std::vector<long>& rows, long in)
       : from_(from), rows_(rows), in_(in), panels_((long)rows.size() / kPanel) {
     shape();
@@ -53,7 +53,8 @@ class PackedQuantized {
     if (q.kind == Kind::int4) shape_groups();
   }
 
-  // Groups that are longer, or one for all terms, become several with the same scale.
+  // Determines the groups. Groups longer than kGroupMax, or one for all terms, are divided into several with the same
+  // scale.
   void shape_groups() {
     Quantized& q = quantized;
     if (from_.group < in_ && (from_.group <= 0 || from_.group % kTermsMultiple))
@@ -69,7 +70,7 @@ class PackedQuantized {
     q.whole_levels = !from_.levels;
   }
 
-  // Without levels, a zero in the middle of the places is what the levels have already.
+  // Without given levels, the levels are i - 8 and already include a zero of 8, so `zero` returns the difference.
   bool has_zeros() const { return quantized.kind == Kind::int4 && from_.zeros; }
   float zero(long row, long group) const {
     return from_.zeros[row * given_groups() + group] - (from_.levels ? 0.0f : kMiddle);
@@ -110,7 +111,7 @@ class PackedQuantized {
     }
   }
 
-  // Which of the 16 levels.
+  // Returns the index of a weight's level, 0 to 15.
   uint32_t place(long row, long k) const {
     const uint8_t* from = static_cast<const uint8_t*>(from_.weight);
     const uint32_t bits = from_.two_a_byte ? from[row * ((in_ + 1) / 2) + k / 2] >> (k % 2 * 4) : from[row * in_ + k];

@@ -1,5 +1,5 @@
-// Products with rows in 8 bits: each row is rounded to whole numbers of up to 127, its own largest being one of them,
-// before the columns' whole numbers go past it. A kernel as in quantized_weights.h.
+// Products with rows in 8 bits: each row is scaled so that its largest absolute value becomes 127 and rounded to whole
+// numbers, which are then multiplied with the whole numbers of the columns. A kernel as in quantized_weights.h.
 #pragma once
 
 #include "pool.h"
@@ -16,14 +16,14 @@ class Int8DynamicKernel {
   static long prepared_floats(long rows, const Quantized& w) { return round_up(rows, kLanes) + rows * stride(w) / 4; }
 
   Int8DynamicKernel(const Quantized& w, Inputs<T> x, float* prepared) : w_(&w), x_(x), prepared_(prepared) {}
-  // The same rows with another matrix.
+  // Returns a kernel of the same rows and another matrix.
   Int8DynamicKernel of(const Quantized& w) const {
     Int8DynamicKernel other = *this;
     other.w_ = &w;
     return other;
   }
 
-  // The rows' scales and then their bytes, where `prepared` has room for them.
+  // Stores the rows' scales, and after them the rows' bytes, in `prepared`.
   void prepare(Pool& pool, long rows) {
     rows_ = rows;
     pool.share(rows, std::max(1L, rows / (4 * pool.threads())), [&](long first, long last) {
@@ -53,7 +53,8 @@ class Int8DynamicKernel {
   }
 
  private:
-  // Terms that stay in the innermost cache while rows go past them, and what a step of the product reads of them.
+  // kPiece: terms of a panel that stay in the L1 cache while rows are multiplied with them; kStepBytes: bytes of a
+  // panel that a step of the product reads.
   static constexpr long kPiece = 1024;
   static constexpr long kStepBytes = kByteTermsMultiple * kPanel;
 
@@ -62,7 +63,7 @@ class Int8DynamicKernel {
     return reinterpret_cast<uint8_t*>(prepared_ + round_up(rows_, kLanes)) + row * stride(*w_);
   }
 
-  // Returns the scale: not a number where the row has one that is none.
+  // Rounds a row to bytes and returns its scale; NaN if the row contains NaN or infinity.
   float round_row(const TermOf<T>* x, uint8_t* to) const {
     Vec highest = {}, nothing = {};
     for (long k = 0; k < w_->row_terms; k += kLanes) {
@@ -81,12 +82,12 @@ class Int8DynamicKernel {
   }
 
   static void round_some(Vec v, uint8_t* to) {
-    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no fraction
+    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
     const IntVec whole = convert<IntVec>((v + magic) - magic) + ByteProduct::kMore;
     put_any(to, convert<ByteVec>(whole));
   }
 
-  // Below it, the reciprocal of a row's largest number could be infinite.
+  // If a row's largest absolute value is below this, its reciprocal could be infinite, and the row is treated as zero.
   static constexpr float kSmallest = 1e-30f;
 
   const Quantized* w_;

@@ -1,4 +1,4 @@
-// From weights in 8 or 4 bits to the numbers that rows are multiplied with, [terms / kTerms][32][kTerms] of them (see
+// Unpacks weights of 8 or 4 bits into the numbers that rows are multiplied with, [terms / kTerms][32][kTerms] (see
 // pair.h), which stay in a core's cache.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace antiphon {
 
-// Four terms of 16 columns, whose bytes `v` holds. The numbers are kTimes too large.
+// Unpacks four terms of 16 columns from the bytes in `v`. The results are kTimes too large.
 template <class Term>
 struct FourTerms;
 
@@ -22,7 +22,7 @@ struct FourTerms<float> {
 };
 
 #if defined(__AVX512BF16__)
-// One shuffle puts a byte on top of its word, where it needs no more sign; one more makes pairs.
+// One shuffle puts a byte at the top of its word, where it needs no sign extension; one more forms pairs.
 template <>
 struct FourTerms<Bf16> {
   static constexpr float kTimes = 1 << 24;
@@ -43,7 +43,7 @@ struct FourTerms<Bf16> {
 };
 #endif
 
-// Numbers of 8 bits, [terms / 4][32][4], FourTerms<Term>::kTimes too large.
+// Unpacks numbers of 8 bits, [terms / 4][32][4]. The results are FourTerms<Term>::kTimes too large.
 template <class Term>
 void unpack_bytes(const uint8_t* from, long terms, Term* to, Ahead& ahead) {
   constexpr long kHalf = kLanes * Pair<Term>::kTerms;
@@ -56,7 +56,7 @@ void unpack_bytes(const uint8_t* from, long terms, Term* to, Ahead& ahead) {
   }
 }
 
-// The levels as the product takes them.
+// Maps level indices to the numbers that the product takes.
 template <class Term>
 struct Levels;
 
@@ -77,7 +77,7 @@ struct Levels<float> {
 #endif
   }
 
-  // Eight terms of 16 columns, whose words `v` holds.
+  // Unpacks eight terms of 16 columns from the words in `v`.
   void put(WordVec v, float* to) const {
     for (int j = 0; j < 4; j++)
       for (int i = 0; i < 2; i++) store(to + (2 * j + i) * kPanel, at((v >> (16 * i + 4 * j)) & 15));
@@ -100,7 +100,8 @@ template <>
 struct Levels<Bf16> {
   explicit Levels(const Quantized& w) : table(_mm512_load_si512(w.table)) {}
 
-  // A place is five bits here: the table is there twice, whatever the bit above the four is.
+  // The instruction uses five bits of an index: the table is stored twice, so that the bit above the four has no
+  // effect.
   void put(WordVec v, Bf16* to) const {
     put_any(to, _mm512_permutexvar_epi16((__m512i)v, table));
     put_any(to + 2 * kPanel, _mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)v, 4), table));
@@ -112,7 +113,7 @@ struct Levels<Bf16> {
 };
 #endif
 
-// Levels of 4 bits, [terms / 8][32] words.
+// Unpacks levels of 4 bits, [terms / 8][32] words.
 template <class Term>
 void unpack_nibbles(const uint8_t* from, long terms, const Levels<Term>& levels, Term* to, Ahead& ahead) {
   constexpr long kHalf = kLanes * Pair<Term>::kTerms;

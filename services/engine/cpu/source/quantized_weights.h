@@ -1,6 +1,6 @@
-// Products with weights of 8 or 4 bits and rows as they are: a piece of a panel is unpacked into the innermost cache,
-// where all rows go past it as past numbers of their own kind. A kernel is made for one matrix and one set of rows; see
-// linear.h.
+// Products of weights of 8 or 4 bits with rows of the usual type: a piece of a panel is unpacked into the L1 cache and
+// multiplied with all rows, like a panel that is not quantized. A kernel is created for one matrix and one set of rows;
+// see linear.h.
 #pragma once
 
 #include "pool.h"
@@ -10,7 +10,7 @@ namespace antiphon {
 
 constexpr long kUnpackedTerms = 256;
 
-// Blocks of rows, one after the other; tiles are set up anew only where their number changes.
+// Multiplies blocks of rows, one after the other. Tiles are configured again only if the number of rows changes.
 template <class Term>
 class BlockProduct {
  public:
@@ -25,8 +25,8 @@ class BlockProduct {
   long shaped_ = 0;
 };
 
-// Calls `work(piece, its weights, ahead)` for pieces of a part. `ahead` asks for what is read later, evenly while a
-// piece is unpacked and while each block of rows goes past it.
+// Calls `work(piece, weights of the piece, ahead)` for the pieces of a part. `ahead` prefetches what is read later,
+// evenly while a piece is unpacked and while each block of rows is multiplied with it.
 template <class Term, class Work>
 void each_piece(const Quantized& w, const Part& part, Work&& work) {
   for (long at = 0; at < part.terms; at += kUnpackedTerms) {
@@ -44,11 +44,11 @@ class Int8Kernel {
  public:
   typedef TermOf<T> Term;
   typedef BlockProduct<Term> Product;
-  static constexpr long kSize = sizeof(Term);  // of a term of a row
+  static constexpr long kSize = sizeof(Term);  // bytes of a term of a row
   static long prepared_floats(long, const Quantized&) { return 0; }
 
   Int8Kernel(const Quantized& w, Inputs<T> x, float*) : w_(&w), x_(x) {}
-  // The same rows with another matrix.
+  // Returns a kernel of the same rows and another matrix.
   Int8Kernel of(const Quantized& w) const {
     Int8Kernel other = *this;
     other.w_ = &w;
@@ -57,7 +57,7 @@ class Int8Kernel {
 
   void prepare(Pool&, long) const {}
 
-  // Sums [rows][32], continued where terms before `part` have been added.
+  // Adds a part to the sums [rows][32], which continue those of the terms before the part, if any.
   void add(Product& product, const Part& part, float* sums) const {
     alignas(64) Term panel[kUnpackedTerms * kPanel];
     each_piece<Term>(*w_, part, [&](const Part& piece, const uint8_t* from, Ahead& ahead) {
@@ -84,11 +84,11 @@ class Int4Kernel {
   typedef TermOf<T> Term;
   typedef BlockProduct<Term> Product;
   static constexpr long kSize = sizeof(Term);
-  // Each row's sums over groups, where there are zeros to take off.
+  // Each row's sums over groups are prepared if there are zeros to subtract.
   static long prepared_floats(long rows, const Quantized& w) { return w.offsets ? rows * w.groups : 0; }
 
   Int4Kernel(const Quantized& w, Inputs<T> x, float* prepared) : w_(&w), x_(x), totals_(prepared) {}
-  // The same rows with another matrix.
+  // Returns a kernel of the same rows and another matrix.
   Int4Kernel of(const Quantized& w) const {
     Int4Kernel other = *this;
     other.w_ = &w;
@@ -103,7 +103,7 @@ class Int4Kernel {
     });
   }
 
-  // As above; parts are of whole groups, but for the last one.
+  // As above. Parts are whole groups, except for the last one.
   void add(Product& product, const Part& part, float* sums) const {
     alignas(64) Term panel[kUnpackedTerms * kPanel];
     const Levels<Term> levels(*w_);
@@ -126,7 +126,8 @@ class Int4Kernel {
     return sum_lanes(sum);
   }
 
-  // A group's sums are read only while the next one's are made: tiles take their time to get into memory.
+  // The sums of a group are read only while those of the next group are computed, since tiles take time to be written
+  // to memory.
   void add_groups(Product& product, const Part& part, const Term* panel, float* sums, Ahead& ahead) const {
     alignas(64) float fresh[2][kBlockRows * kPanel];
     long g = part.k / w_->group;

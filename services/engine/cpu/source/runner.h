@@ -1,5 +1,5 @@
-// Steps one after the other on a thread of its own, so that the next one begins when the last one ends, whatever the
-// caller is doing then.
+// Runs steps one after the other on its own thread, so that a step begins as soon as the previous one ends, whatever
+// the caller is doing.
 #pragma once
 
 #include <atomic>
@@ -14,15 +14,16 @@ namespace antiphon {
 
 class Runner {
  public:
-  // Whether the thread stays awake for a while when it has nothing to do (see pool.h).
+  // `stays_awake`: whether the thread spins for a while before it sleeps when there is no work (see `stay_awake` in
+  // pool.h).
   explicit Runner(bool stays_awake) : stays_awake_(stays_awake) {}
-  // Ends the thread after what it is running; what waits is dropped.
+  // Ends the thread after the work that it is running; queued work is dropped.
   ~Runner();
 
-  // Puts something behind what is under way.
+  // Queues work behind the work under way.
   void launch(std::function<void()> work);
 
-  // Waits for the oldest that is under way; throws what it threw. There must be one.
+  // Waits for the oldest work under way and rethrows its exception, if any. There must be work under way.
   void collect();
 
  private:
@@ -34,7 +35,7 @@ class Runner {
   std::deque<std::function<void()>> waiting_;
   std::deque<std::exception_ptr> results_;
   bool stopping_ = false;
-  std::atomic<bool> called_{false};  // there may be something to do; read without the lock
+  std::atomic<bool> called_{false};  // there may be new work; read without the lock
   std::thread thread_;               // starts with the first work
 };
 

@@ -1,8 +1,7 @@
-// AMX: a row of eight 1 KiB tile registers, and the product of two of them. Only included where the compiler may use
-// it.
+// AMX: eight 1 KiB tile registers, and the product of two of them. Only included where the compiler may use it.
 //
-// A product takes a tile of rows [m][32] and a tile of pairs [16][16][2] and adds to a tile of sums [m][16]. The
-// number of rows is part of the configuration, so that a step of one token costs one row.
+// A product takes a tile of rows [m][32] and a tile of pairs [16][16][2] and adds to a tile of sums [m][16]. The number
+// of rows is part of the configuration, so that a step of one token costs one row.
 #pragma once
 
 #include <immintrin.h>
@@ -16,16 +15,16 @@ namespace antiphon {
 constexpr long kTileRows = 16;
 constexpr long kTileTerms = 32;
 
-// Asks the system for the tile registers, once a process. False where it refuses.
+// Asks the system for permission to use the tile registers, once per process. Returns whether it was granted.
 inline bool allow_tiles() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-// The compiler does not know what tile loads read: everything must be in memory before them.
+// A barrier before tile loads: the compiler does not know what they read, and all stores must come before them.
 inline void publish_stores() { asm volatile("" ::: "memory"); }
 
-// Two row blocks of sums in tiles 0..1 and 2..3, rows in 4 and 5, pairs in 6 and 7.
+// A tile configuration: the sums of two blocks of rows in tiles 0..1 and 2..3, rows in 4 and 5, pairs in 6 and 7.
 struct TileShape {
   alignas(64) uint8_t bytes[64] = {};
 

@@ -1,8 +1,8 @@
-// Vectors of several registers: two halves, each of them a register or two halves again.
+// Vectors that consist of several registers: two halves, each of them a register or again two halves.
 //
-// The compiler's own vectors can be wider than a register too, but then it keeps them in memory. Here are the operators
-// that it has for vectors of one register, so that what is written for one kind works on the other. A plain number
-// stands for a vector of it. Only included where registers are smaller than vec.h's vectors.
+// The compiler also supports vectors wider than a register, but keeps them in memory. `Twice` has the operators that
+// the compiler provides for vectors of one register, so that the same code works on both. A plain number stands for a
+// vector filled with it. Used where registers are smaller than vec.h's vectors.
 #pragma once
 
 #include <cstring>
@@ -19,7 +19,7 @@ struct Twice {
   Twice() : low{}, high{} {}
   Twice(Half low, Half high) : low(low), high(high) {}
   Twice(Element x) : low(x - Half{}), high(x - Half{}) {}
-  // The same bits.
+  // Reinterprets the bits.
   template <class Other>
   explicit Twice(const Twice<Other>& bits) : low((Half)bits.low), high((Half)bits.high) {}
 
@@ -47,7 +47,7 @@ struct Twice {
   Half low, high;
 };
 
-// The functions of vec.h on vectors of one register, half by half.
+// The basic functions of vec.h, for vectors of one register, and below for `Twice`, half by half.
 template <class V>
 struct Parts {
   static V load(const void* from) {

@@ -1,8 +1,8 @@
 // Vectors of 16 floats and the arithmetic that a decoder needs on them, for every instruction set.
 //
-// AVX-512 holds a vector in one register, AVX2 in two, NEON in four; where it is one, vectors are the compiler's own,
-// elsewhere those of twice.h. Only what the compiler does not find by itself is written with intrinsics. Every sum over
-// lanes has one fixed order.
+// AVX-512 holds a vector in one register, AVX2 in two, NEON in four. Vectors of one register are the compiler's own
+// types, others those of twice.h. Intrinsics are used only where the compiler does not generate the instruction by
+// itself. Every sum over lanes has a fixed order.
 #pragma once
 
 #include <cmath>
@@ -59,7 +59,7 @@ inline void put_any(void* to, V v) {
   Parts<V>::put(to, v);
 }
 
-// Number by number.
+// Converts each element.
 template <class To, class From>
 inline To convert(From v) {
   return Parts<To>::convert(v);
@@ -86,7 +86,7 @@ inline HalfVec to_bf16(Vec v) {
 
 inline void store(Bf16* to, Vec v) { put_any(to, to_bf16(v)); }
 
-// Two vectors behind each other.
+// Stores two vectors one after the other.
 inline void store_pair(float* to, Vec left, Vec right) {
   store(to, left);
   store(to + kLanes, right);
@@ -118,7 +118,7 @@ inline Bf16 to_bf16(float x) {
 inline void assign(Bf16& to, float x) { to = to_bf16(x); }
 inline void assign(float& to, float x) { to = x; }
 
-// to[2 * i + which] = v[i]. What lies between is left alone: another thread may be writing it.
+// Sets to[2 * i + which] = v[i]. The elements in between are not written, because another thread may be writing them.
 inline void store_alternate(Bf16* to, Vec v, long which) {
   alignas(64) Bf16 rounded[kLanes];
   store(rounded, v);
@@ -130,7 +130,7 @@ inline void store_alternate(Bf16* to, Vec v, long which) {
 #endif
 }
 
-// Sixteen vectors of 16 words: rows become columns.
+// Transposes 16 vectors of 16 words.
 inline void transpose(WordVec (&m)[16]) {
 #if defined(__AVX512F__)
   __m512i a[16], b[16];
@@ -163,7 +163,7 @@ inline void transpose(WordVec (&m)[16]) {
 
 inline Vec select(IntVec mask, Vec yes, Vec no) { return Parts<Vec>::select(mask, yes, no); }
 
-// Plain comparisons: what is not a number is never chosen over a number on the right.
+// Returns `b` where `a` or `b` is NaN, so that a NaN in `a` is never chosen over a number in `b`.
 inline Vec max(Vec a, Vec b) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_max_ps((__m512)a, (__m512)b);
@@ -198,7 +198,7 @@ inline float max_lanes(Vec v) {
 #endif
 }
 
-// The first `count` lanes; the others' memory is left alone.
+// Stores the first `count` lanes; the memory of the others is not written.
 template <class T>
 inline void store_some(T* to, Vec v, long count) {
   if (count == kLanes) return store(to, v);
@@ -219,13 +219,14 @@ inline IntVec lane_numbers() {
   return load_any<IntVec>(numbers);
 }
 
-// 2^x for x of at most 127; 0 far below. Relative error 1e-7, with `coarse` 3e-6 (far less than bfloat16 can tell).
+// Returns 2^x for x up to 127; 0 for x far below 0. Relative error 1e-7, with `coarse` 3e-6 (far below what bfloat16
+// can represent).
 template <bool coarse = false>
 inline Vec exp2(Vec x) {
 #if defined(__AVX512F__)
   Vec whole = (Vec)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
-  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no fraction
+  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
   x = max(x, splat(-200.0f));
   Vec whole = (x + magic) - magic;
 #endif
@@ -245,7 +246,8 @@ inline Vec exp2(Vec x) {
     p = p * f + splat(1.0f);
   }
 #if defined(__AVX512F__)
-  // Not even computed where it is 0: the processor takes a hundred times as long for what has no normal exponent.
+  // Lanes with result 0 are masked out: the processor takes a hundred times as long for results without a normal
+  // exponent.
   const __mmask16 normal = _mm512_cmp_ps_mask((__m512)whole, _mm512_set1_ps(-125), _CMP_GE_OQ);
   return (Vec)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)whole);
 #else
@@ -262,7 +264,7 @@ inline Vec exp(Vec x) {
   return exp2<coarse>(min(x, splat(88.0f)) * kLog2E);
 }
 
-// With `coarse`, relative error 7e-5, and right for infinity.
+// Returns 1 / x. With `coarse`, the relative error is 7e-5 and the result for infinity is right.
 template <bool coarse = false>
 inline Vec reciprocal(Vec x) {
 #if defined(__AVX512F__)
@@ -284,13 +286,13 @@ inline Vec sigmoid(Vec x) {
 
 inline Vec tanh(Vec x) {
   Vec wide = 1.0f - 2.0f / (1.0f + exp(x + x));
-  // Near zero the difference above would lose digits.
+  // Near zero the difference above would lose digits, so a series is used.
   Vec square = x * x;
   Vec narrow = x * (1.0f + square * (splat(-1.0f / 3) + square * (splat(2.0f / 15) - square * (17.0f / 315))));
   return select(square < 0.01f, narrow, wide);
 }
 
-// Error function, absolute error 2e-7 (Abramowitz and Stegun, 7.1.26).
+// Returns the error function, with an absolute error of 2e-7 (Abramowitz and Stegun, 7.1.26).
 inline Vec erf(Vec x) {
   Vec size = select(x < 0.0f, -x, x);
   Vec t = 1.0f / (1.0f + 0.3275911f * size);

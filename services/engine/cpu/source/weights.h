@@ -1,4 +1,4 @@
-// A decoder's weights as this backend keeps them. Built by model.cpp from what Python hands over.
+// A decoder's weights in this backend's form. Set by ModelOf (model_of.h) with what Python passes.
 #pragma once
 
 #include <array>
@@ -14,16 +14,17 @@
 
 namespace antiphon {
 
-// Where in a packed matrix a row of the checkpoint's goes: as it is, or gates and their partners in turns of 16.
+// The order in which a packed matrix has the checkpoint's rows: as they are (plain), or alternating between 16 gates
+// and the 16 rows that they are multiplied with, their partners (gated).
 enum class Order { plain, gated };
 
-// `matrix` points into what it packs, which is in the model's stock, or to what somebody else keeps.
+// A matrix with its packed weights. `matrix` points to memory of the model's stock, or of the caller (see `place`).
 template <class T>
 class Packed {
  public:
   Packed() = default;
 
-  // Weight [out][in]. With `gated`, rows [0, out / 2) are gates and the others their partners.
+  // Packs a weight [out][in]. With `gated`, rows [0, out / 2) are gates and the others their partners.
   void pack(Pool& pool, Stock& stock, const T* weight, const float* bias, long out, long in, Order order) {
     Matrix<T>& m = matrix;
     shape(bias, out, in, order);
@@ -37,7 +38,7 @@ class Packed {
     m.data = data;
   }
 
-  // What `matrix.data` of the same weight was once, kept elsewhere for as long as this is used.
+  // Uses an earlier `matrix.data` of the same weight, which is kept elsewhere for as long as this object is used.
   void place(const T* packed, const float* bias, long out, long in, Order order) {
     shape(bias, out, in, order);
     matrix.data = packed;
@@ -52,7 +53,7 @@ class Packed {
     matrix.quantized = &quantized_->quantized;
   }
 
-  // A row of the checkpoint's, where it has been packed as it was, in plain order.
+  // Writes a row of the checkpoint's matrix to `to`. The matrix must not be quantized and must be in plain order.
   void unpack(long row, float* to) const {
     constexpr long kTerms = Pair<T>::kTerms;
     const T* from = matrix.panel(row / kPanel) + row % kLanes * kTerms;
@@ -78,7 +79,7 @@ class Packed {
     if (bias) copy_bias(bias, columns, order);
   }
 
-  // The checkpoint's row of a column; -1: there is none.
+  // Returns the checkpoint's row of a column; -1 if the column is padding.
   long source(long column, Order order) const {
     if (order == Order::plain) return column < matrix.out ? column : -1;
     const long half = matrix.out / 2, index = column / kPanel * kLanes + column % kLanes;
@@ -139,18 +140,18 @@ struct Layer {
   std::vector<Packed<T>> expert_up, expert_down;
   Cache<T> cache;
   long window = 0;
-  long rope = -1;  // index of the model's ropes
+  long rope = -1;  // index in the model's ropes; -1: none
 };
 
 template <class T>
 struct Weights {
   std::vector<Layer<T>> layers;
   std::vector<Rope> ropes;
-  const T* embedding = nullptr;  // null: the head's rows
+  const T* embedding = nullptr;  // null: the head's rows are used
   const T* positions = nullptr;
   Norm final_norm;
   Packed<T> head;
-  std::vector<float> slopes;  // of linear biases, times log2(e)
+  std::vector<float> slopes;  // ALiBi slopes times log2(e), [heads] or empty
 };
 
 }  // namespace antiphon
