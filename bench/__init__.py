@@ -2,6 +2,6 @@
 
 `make bench` runs `bench.run` (one table for each model); `make bench-peers` runs `bench.peers`, which alternates
 between this system and other serving systems. Both send the loads of `bench.loads` with the product's own client
-(`antiphon.benchmark.client`), account for CPU time with `bench.books`, and compare the measured time with the floor: the
-shortest time (`bench.roofline`) that the machine's limits, measured around the load by `bench.probe`, allow.
+(`antiphon.benchmark.client`), account for CPU time with `bench.books`, and compare the measured time with the floor:
+the shortest time (`bench.roofline`) that the machine's limits, measured around the load by `bench.probe`, allow.
 """
