@@ -5,12 +5,15 @@
 """
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
 from shared import limits
 from shared.errors import ServiceError
 
+TOKEN_IDS_MAX = 2**31
+"""Token ids are less than this in every vocabulary, so that they fit into 32-bit integers with a sign."""
 REPETITION_PENALTY_MIN = 0.01
 """Logits are divided by the penalty. With a smaller one they could exceed the range of float32."""
 
@@ -25,7 +28,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """0 means greedy decoding."""
     top_p: float = 1.0
     top_k: int = -1
-    """-1 means all tokens."""
+    """0 and -1 mean all tokens."""
     min_p: float = 0.0
     """Minimum probability of a candidate, as a fraction of the most likely token's probability."""
     presence_penalty: float = 0.0
@@ -37,6 +40,14 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     """Number of candidates to report with each token; None means no log probabilities."""
+    eos_token_ids: tuple[int, ...] = ()
+    """End tokens of this request, in place of the model's own. Empty means the model's own."""
+
+    def end_token_ids(self, of_model: frozenset[int]) -> frozenset[int]:
+        """Returns the end tokens that apply: none with `ignore_eos`, else the request's own, else the model's."""
+        if self.ignore_eos:
+            return frozenset()
+        return frozenset(self.eos_token_ids) or of_model
 
 
 def check(params: SamplingParams) -> None:
@@ -47,18 +58,24 @@ def check(params: SamplingParams) -> None:
     _within(params.temperature, 0.0, 2.0, "temperature")
     _within(params.top_p, 0.0, 1.0, "top_p")
     _require(params.top_p > 0.0, "top_p", "must be greater than 0 and at most 1")
-    _require(params.top_k == -1 or params.top_k >= 1, "top_k", "must be -1 (all tokens) or at least 1")
+    _require(params.top_k >= -1, "top_k", "must be at least 1, or 0 or -1 for all tokens")
     _within(params.min_p, 0.0, 1.0, "min_p")
     _within(params.presence_penalty, -2.0, 2.0, "presence_penalty")
     _within(params.frequency_penalty, -2.0, 2.0, "frequency_penalty")
     _within(params.repetition_penalty, REPETITION_PENALTY_MIN, 2.0, "repetition_penalty")
     _require(-(2**63) <= params.seed < 2**63, "seed", "must be a 64-bit integer")
-    _require(len(params.stop_token_ids) <= limits.STOP_TOKEN_IDS_MAX, "stop_token_ids", "has too many entries")
+    _check_token_ids(params.stop_token_ids, "stop_token_ids")
+    _check_token_ids(params.eos_token_ids, "eos_token_ids")
     _require(
         params.logprobs is None or 0 <= params.logprobs <= limits.LOGPROBS_MAX,
         "logprobs",
         f"must be between 0 and {limits.LOGPROBS_MAX}",
     )
+
+
+def _check_token_ids(token_ids: Sequence[int], param: str) -> None:
+    _require(len(token_ids) <= limits.STOP_TOKEN_IDS_MAX, param, f"must hold at most {limits.STOP_TOKEN_IDS_MAX} ids")
+    _require(all(0 <= one < TOKEN_IDS_MAX for one in token_ids), param, "must hold token ids")
 
 
 def _within(value: float, low: float, high: float, param: str) -> None:

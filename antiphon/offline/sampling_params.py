@@ -11,6 +11,7 @@ from typing import Any
 from shared import sampling
 from shared.errors import ServiceError
 from shared.request import rules
+from shared.request.sampling_fields import sampling_params
 
 AS_MANY_AS_FIT = 0
 _NOT_SERVED = "is not served yet: leave it out"
@@ -29,13 +30,14 @@ class SamplingParams:
             negative ones multiplied, 0.01 to 2.
         temperature: 0 (always the likeliest token) to 2.
         top_p: Samples from the smallest set of likeliest tokens whose probabilities reach this sum, above 0 up to 1.
-        top_k: Number of likeliest tokens from which the token is sampled; -1: all.
+        top_k: Number of likeliest tokens from which the token is sampled; 0 or -1: all.
         min_p: Smallest probability of a candidate, as a share of the likeliest token's probability, 0 to 1.
         seed: The same seed gives the same output, alone or in a batch. None: derived from the engine's seed.
         stop: Texts that end the output. The output does not contain them.
         stop_token_ids: Tokens that end the output. The text contains them unless they are special tokens.
+        eos_token_ids: End tokens in place of the model's own; None: the model's own.
         include_stop_str_in_output: Whether the text keeps the stop string that ended the output.
-        ignore_eos: Whether generation continues after the model's end token.
+        ignore_eos: Whether generation continues after an end token.
         max_tokens: Maximum number of tokens of an output; None: as many as fit into the context.
         min_tokens: Minimum number of tokens before anything except `max_tokens` may end the output.
         logprobs: Number of likeliest candidates to report for each token, in addition to the chosen token, 0 to 20;
@@ -59,6 +61,7 @@ class SamplingParams:
     early_stopping: bool | str = False
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
+    eos_token_ids: Sequence[int] | None = None
     bad_words: Sequence[int | str] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -90,20 +93,10 @@ class SamplingParams:
 
         `room` is the number of tokens that fit into the context after the prompt; 0 if it is not known yet.
         """
-        return sampling.SamplingParams(
+        return sampling_params(
+            self,
             max_tokens=(room or max(1, self.min_tokens)) if self.max_tokens is None else self.max_tokens,
-            min_tokens=self.min_tokens,
-            temperature=float(self.temperature),
-            top_p=float(self.top_p),
-            top_k=self.top_k,
-            min_p=float(self.min_p),
-            presence_penalty=float(self.presence_penalty),
-            frequency_penalty=float(self.frequency_penalty),
-            repetition_penalty=float(self.repetition_penalty),
             seed=seed if self.seed is None else self.seed,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            ignore_eos=self.ignore_eos,
-            logprobs=self.logprobs,
         )
 
     def _refuse_what_is_not_served(self) -> None:

@@ -38,11 +38,9 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """Fields that completions and chat have in common. None means the default."""
+    """How the tokens of a sequence are chosen, where it ends, and how it becomes text. None means the default."""
 
-    model: str | None = None
     max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -56,9 +54,17 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     best_of: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    eos_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+
+
+class GenerationFields(SamplingFields, kw_only=True):
+    """Fields that completions and chat have in common. None means the default."""
+
+    model: str | None = None
+    max_completion_tokens: int | None = None
     add_special_tokens: bool | None = None
     echo: bool | None = None
     return_token_ids: bool | None = None

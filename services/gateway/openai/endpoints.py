@@ -7,7 +7,7 @@ from services.gateway.generation import Backend, GenerationRequest, ModelCard
 from services.gateway.http import request_body
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import parameters, schemas, unsupported_params
-from services.gateway.openai.body import SamplingFields, read_body, read_fields
+from services.gateway.openai.body import GenerationFields, read_body, read_fields
 from services.gateway.openai.parameters import RequestDefaults
 from services.gateway.openai.request_context import Arrival, Kind, RequestContext
 from services.gateway.openai.response_runner import ResponseRunner, StreamedAnswer
@@ -73,7 +73,7 @@ class GenerationEndpoints:
         arrival: Arrival,
         card: ModelCard,
         wanted: GenerationRequest,
-        body: SamplingFields,
+        body: GenerationFields,
         echoes: tuple[str, ...],
     ) -> RequestContext:
         options = body.stream_options
@@ -89,7 +89,7 @@ class GenerationEndpoints:
         )
 
 
-async def _checked(request: Request, body: type[SamplingFields]) -> bytes:
+async def _checked(request: Request, body: type[GenerationFields]) -> bytes:
     data = await request_body.read(request.scope["headers"], request.receive)
     unsupported_params.check(read_fields(data), body)
     return data

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.openai.body import SamplingFields
+from services.gateway.openai.body import GenerationFields
 from services.gateway.openai.schemas import ChatBody, CompletionBody, TokenizeBody
 from shared import limits, sampling
 from shared.errors import ServiceError
 from shared.request import conversation, rules
 from shared.request.checks import check_token_ids, given, missing, refuse, unsupported
+from shared.request.sampling_fields import sampling_params
 from shared.request.seed_source import SeedSource, random_seed
 from shared.sampling import SamplingParams
 
@@ -124,32 +125,25 @@ def _chat_logprobs(body: ChatBody, most: int) -> int | None:
 
 
 def _params(
-    body: SamplingFields, card: ModelCard, endpoint: tuple[int, float], logprobs: int | None, draw_seed: SeedSource
+    body: GenerationFields, card: ModelCard, endpoint: tuple[int, float], logprobs: int | None, draw_seed: SeedSource
 ) -> SamplingParams:
     """Returns the checked sampling parameters. `endpoint`: the endpoint's defaults of max_tokens and temperature."""
     default_max_tokens, default_temperature = endpoint
     max_tokens = _max_tokens(body, card, default_max_tokens)
-    params = SamplingParams(
+    params = sampling_params(
+        body,
         max_tokens=max_tokens or card.max_model_len,
-        min_tokens=given(body.min_tokens, 0),
         temperature=given(body.temperature, default_temperature),
-        top_p=given(body.top_p, 1.0),
         # A top_k above the vocabulary size means all tokens; clamped, it fits into a message.
         top_k=min(given(body.top_k, -1), card.vocab_size),
-        min_p=given(body.min_p, 0.0),
-        presence_penalty=given(body.presence_penalty, 0.0),
-        frequency_penalty=given(body.frequency_penalty, 0.0),
-        repetition_penalty=given(body.repetition_penalty, 1.0),
         seed=draw_seed() if body.seed is None else body.seed,
-        stop_token_ids=_stop_token_ids(body),
-        ignore_eos=given(body.ignore_eos, False),
         logprobs=logprobs,
     )
     sampling.check(params)
     return params if max_tokens else msgspec.structs.replace(params, max_tokens=AS_MANY_AS_FIT)
 
 
-def _max_tokens(body: SamplingFields, card: ModelCard, default: int) -> int:
+def _max_tokens(body: GenerationFields, card: ModelCard, default: int) -> int:
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     value: int | None = getattr(body, name)
     if value is None:
@@ -162,15 +156,8 @@ def _max_tokens(body: SamplingFields, card: ModelCard, default: int) -> int:
     return value
 
 
-def _stop_token_ids(body: SamplingFields) -> tuple[int, ...]:
-    ids = tuple(body.stop_token_ids or ())
-    if any(not 0 <= one < _INT32 for one in ids):
-        refuse("stop_token_ids", "must hold token ids")
-    return ids
-
-
 def _request(
-    body: SamplingFields, card: ModelCard, request_id: str, params: SamplingParams, num_prompts: int
+    body: GenerationFields, card: ModelCard, request_id: str, params: SamplingParams, num_prompts: int
 ) -> GenerationRequest:
     if body.stream_options is not None and not body.stream:
         refuse("stream_options", "needs 'stream' to be true")
@@ -189,7 +176,7 @@ def _request(
     )
 
 
-def _cache_salt(body: SamplingFields) -> bytes:
+def _cache_salt(body: GenerationFields) -> bytes:
     salt = body.cache_salt
     if salt is None:
         return b""
@@ -198,7 +185,7 @@ def _cache_salt(body: SamplingFields) -> bytes:
     return salt.encode()
 
 
-def _priority(body: SamplingFields) -> int:
+def _priority(body: GenerationFields) -> int:
     priority = given(body.priority, 0)
     if not -_INT32 <= priority < _INT32:
         refuse("priority", "must be a 32-bit integer")

@@ -6,11 +6,11 @@ common, and the decoding, are in `body`.
 
 import msgspec
 
-from services.gateway.openai.body import SamplingFields
+from services.gateway.openai.body import GenerationFields
 from shared.request.conversation import Turn
 
 
-class CompletionBody(SamplingFields, kw_only=True):
+class CompletionBody(GenerationFields, kw_only=True):
     """Body of `/v1/completions`: text or token ids to continue."""
 
     prompt: str | list[str | int | list[int]] | None = None
@@ -19,7 +19,7 @@ class CompletionBody(SamplingFields, kw_only=True):
     """Number of candidates to report with each token, 0 to 5."""
 
 
-class ChatBody(SamplingFields, kw_only=True):
+class ChatBody(GenerationFields, kw_only=True):
     """Body of `/v1/chat/completions`: a conversation to continue."""
 
     messages: list[Turn] | None = None

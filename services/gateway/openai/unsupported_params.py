@@ -65,7 +65,6 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "logits_processors": _EMPTY,
     "prompt_logprobs": _OFF,
     "return_tokens_as_token_ids": _OFF,
-    "eos_token_ids": _EMPTY,
     "truncate_prompt_tokens": _NULL,
     "detokenize": _ON,
     "spaces_between_special_tokens": _ON,

@@ -131,7 +131,7 @@ def test_one_candidate_is_the_greedy_one(
 
 @pytest.mark.spec("S-API-015:sampling", "S-API-016", "S-API-017", "S-API-018", "S-API-022", "S-API-023", "S-API-024")
 def test_what_is_left_out_has_its_default(client: openai.OpenAI) -> None:
-    neutral = {"temperature": 1, "top_p": 1, "top_k": -1, "n": 1}
+    neutral = {"temperature": 1, "top_p": 1, "top_k": 0, "n": 1}
     neutral |= {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
     bare = complete(client, seed=7)
     assert texts(bare) == texts(complete(client, seed=7, **neutral))
@@ -145,7 +145,7 @@ def test_what_is_left_out_has_its_default(client: openai.OpenAI) -> None:
     [
         ("temperature", (0, 2.0), (-0.1, 2.1)),
         ("top_p", (0.01, 1.0), (0, 1.1, -0.5)),
-        ("top_k", (-1, 1, 1000), (0, -2)),
+        ("top_k", (-1, 0, 1, 1000), (-2,)),
         ("presence_penalty", (-2.0, 2.0), (-2.1, 2.1)),
         ("frequency_penalty", (-2.0, 2.0), (-2.1, 2.1)),
         ("repetition_penalty", (0.1, 2.0), (0, 2.1, -1)),

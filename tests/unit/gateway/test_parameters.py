@@ -46,7 +46,15 @@ def test_null_means_the_default_for_every_parameter(read: Any):
     names = [
         *("model", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "n", "best_of", "stop"),
-        *("stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "echo", "stream"),
+        *(
+            "stop_token_ids",
+            "eos_token_ids",
+            "include_stop_str_in_output",
+            "ignore_eos",
+            "skip_special_tokens",
+            "echo",
+            "stream",
+        ),
         *("stream_options", "user", "priority", "cache_salt", "logprobs", "add_special_tokens"),
     ]
     plain, nulls = read(seed=1), read(**dict.fromkeys(names))
@@ -85,11 +93,13 @@ def test_numbers_out_of_range_are_refused_by_name(read: Any, name: str, low: flo
 
 
 @pytest.mark.spec("S-API-017")
-def test_top_k_is_minus_one_or_at_least_one():
-    assert completion(top_k=-1).params.top_k == -1
+def test_top_k_is_at_least_one_or_off():
+    for off in (-1, 0):
+        assert completion(top_k=off).params.top_k == off
+        assert completion(top_k=off, n=2).n == 2
     assert completion(top_k=5).params.top_k == 5
     assert completion(top_k=10**30).params.top_k == CARD.vocab_size
-    for value in (0, -2, -(10**30)):
+    for value in (-2, -(10**30)):
         refusal(completion, "invalid_value", "top_k", top_k=value)
     refusal(completion, "invalid_value", "top_k", top_k=1.0)
 
@@ -175,6 +185,15 @@ def test_stop_token_ids_are_passed_on():
     refusal(completion, "invalid_value", "stop_token_ids", stop_token_ids=[-1])
     refusal(completion, "invalid_value", "stop_token_ids", stop_token_ids=[10**20])
     refusal(completion, "invalid_value", "stop_token_ids", stop_token_ids=[1] * (limits.STOP_TOKEN_IDS_MAX + 1))
+
+
+@BOTH
+def test_end_tokens_of_the_request_are_passed_on(read: Any):
+    assert read().params.eos_token_ids == ()
+    assert read(eos_token_ids=[7, 8]).params.eos_token_ids == (7, 8)
+    refusal(read, "invalid_value", "eos_token_ids", eos_token_ids=[-1])
+    refusal(read, "invalid_value", "eos_token_ids", eos_token_ids=[2**31])
+    refusal(read, "invalid_value", "eos_token_ids", eos_token_ids=[1] * (limits.STOP_TOKEN_IDS_MAX + 1))
 
 
 @pytest.mark.spec("S-API-026", "S-API-056")

@@ -25,7 +25,6 @@ ASKED = {
     "logits_processors": ["x"],
     "prompt_logprobs": 0,
     "return_tokens_as_token_ids": True,
-    "eos_token_ids": [1],
     "truncate_prompt_tokens": 5,
     "audio": {"voice": "x"},
     "modalities": ["text", "audio"],

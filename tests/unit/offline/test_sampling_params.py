@@ -12,6 +12,7 @@ def test_the_defaults_are_those_of_the_api() -> None:
     assert (params.n, params.max_tokens, params.min_tokens, params.temperature) == (1, 16, 0, 1.0)
     assert (params.top_p, params.top_k, params.min_p, params.seed, params.stop) == (1.0, -1, 0.0, None, None)
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.0, 0.0, 1.0)
+    assert params.eos_token_ids is None
     assert (params.stop_token_ids, params.logprobs, params.ignore_eos, params.skip_special_tokens) == (
         None,
         None,
@@ -34,7 +35,8 @@ def test_the_defaults_are_those_of_the_api() -> None:
             marks=pytest.mark.spec("S-OFF-040h"),
         ),
         pytest.param("logprobs", [None, 0, 5, 20], [-1, 21], marks=pytest.mark.spec("S-OFF-040m")),
-        ("top_k", [-1, 1, 50], [0, -2]),
+        ("top_k", [-1, 0, 1, 50], [-2]),
+        ("eos_token_ids", [None, [], [7]], [[-1], [2**31], [1] * 129]),
         ("min_p", [0, 0.5, 1], [-0.1, 1.1]),
         ("max_tokens", [1, 100, None], [0, -1]),
         ("min_tokens", [0, 16], [-1, 17]),

@@ -19,6 +19,13 @@ def test_any_of_the_models_end_tokens_ends_without_naming_a_stop_token() -> None
     assert verdict(4, 0) is None
 
 
+def test_end_tokens_of_the_request_take_the_place_of_the_models() -> None:
+    assert verdict(9, 0, eos_token_ids=(8, 9)) == Verdict("stop")
+    assert verdict(2, 0, eos_token_ids=(8, 9)) is None
+    assert verdict(9, 0, eos_token_ids=(8, 9), ignore_eos=True) is None
+    assert verdict(7, 0, eos_token_ids=(8, 9), stop_token_ids=(7,)) == Verdict("stop", 7)
+
+
 def test_an_ignored_end_token_is_an_ordinary_token() -> None:
     assert verdict(2, 0, ignore_eos=True) is None
 

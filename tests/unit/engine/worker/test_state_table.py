@@ -85,3 +85,21 @@ def test_a_plan_past_the_known_tokens_is_a_broken_invariant() -> None:
     table.apply(plan)
     with pytest.raises(AssertionError, match="past the known tokens"):
         flatten(plan, table, BLOCK_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("params", "barred"),
+    [
+        (SamplingParams(min_tokens=5), [1]),
+        (SamplingParams(min_tokens=5, eos_token_ids=(7, 8)), [7, 8]),
+        (SamplingParams(min_tokens=5, eos_token_ids=(7, 8), stop_token_ids=(9,)), [7, 8, 9]),
+        (SamplingParams(min_tokens=5, eos_token_ids=(7, 8), ignore_eos=True, stop_token_ids=(9,)), [9]),
+        (SamplingParams(min_tokens=5, eos_token_ids=(7, 50)), [7]),
+    ],
+)
+def test_before_min_tokens_the_tokens_that_would_end_the_sequence_are_barred(
+    params: SamplingParams, barred: list[int]
+) -> None:
+    table = make_table()
+    table.apply(StepPlan(0, new=(NewSequence(0, "r0", (10, 11), 2, (1,), params),)))
+    assert table.sampling(np.array([0]), np.array([0])).barred[0].tolist() == barred

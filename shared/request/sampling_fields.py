@@ -1,0 +1,39 @@
+"""Builds `SamplingParams` from the fields of a request, by name. Pure.
+
+Request bodies and the offline `SamplingParams` have a field for each field of the engine's `SamplingParams`, with the
+same name. A parameter that only has to reach the engine is added in four files:
+
+    shared/sampling.py                    the field, its default, and its range in `check`
+    services/gateway/openai/body.py       the field of `SamplingFields`
+    antiphon/offline/sampling_params.py   the field of the public `SamplingParams`
+    services/engine/…                     the code that obeys it
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from shared.sampling import SamplingParams
+
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
+_CONVERTERS: dict[type[object], Callable[[Any], Any]] = {float: float, tuple: tuple}
+"""Conversion of a given value, by the type of the default: 1 is a valid temperature, a list is a valid tuple."""
+
+
+def sampling_params(fields: object, **resolved: Any) -> SamplingParams:
+    """Returns the sampling parameters of a request, unchecked (see `shared.sampling.check`).
+
+    Each parameter is the attribute of `fields` with its name; None, or no such attribute, means the default. `resolved`
+    has the values of parameters that depend on more than the field, such as `max_tokens` and `seed`.
+    """
+    return SamplingParams(**{name: _value(fields, name) for name in _DEFAULTS if name not in resolved}, **resolved)
+
+
+def _value(fields: object, name: str) -> Any:
+    given, default = getattr(fields, name, None), _DEFAULTS[name]
+    if given is None:
+        return default
+    kind: type[object] = type(default)
+    convert = _CONVERTERS.get(kind)
+    return given if convert is None else convert(given)
