@@ -34,6 +34,16 @@ STOP_STRING_CHARS_MAX = 256
 bounds how far a stream lags behind its tokens."""
 STOP_TOKEN_IDS_MAX = 128
 """Stop token ids in one request. They are part of the `Submit` of each sequence, so this bounds its size."""
+LOGIT_BIAS_MAX = 1024
+"""Keys of `logit_bias` in one request. They are part of the `Submit` of each sequence, so this bounds its size."""
+ALLOWED_TOKEN_IDS_MAX = 4096
+"""Ids in `allowed_token_ids` of one request; bounded for the same reason."""
+BAD_WORDS_MAX = 256
+"""Words in `bad_words` of one request, counted in the forms in which they are forbidden."""
+BAD_WORD_TOKENS_MAX = 64
+"""Tokens in one word of `bad_words`."""
+GRAMMAR_BYTES_MAX = 64 * 2**10
+"""Length of a schema, regular expression or grammar in UTF-8. It is part of the `Submit` of each sequence."""
 LOGPROBS_MAX = 20
 """Candidates reported for each position (`top_logprobs` of chat), as many as in OpenAI's API."""
 COMPLETION_LOGPROBS_MAX = 5
@@ -170,6 +180,8 @@ TOMBSTONES_MAX = 65536
 
 STEP_REPORTS_MAX = 64
 """Reports of computed steps that are not published yet. With more the step loop waits, so that publishing keeps up."""
+COMPILED_GRAMMARS_MAX = 256
+"""Compiled grammars that an engine keeps. One takes kilobytes, a hostile one some megabytes."""
 COMPILED_LIBRARIES_MAX = 32
 """Compiled libraries of the CPU backend that are kept in a directory: enough for a few instruction sets and versions,
 of 300 KiB each."""
@@ -223,6 +235,12 @@ TOKENIZER_INLINE_TOKENS_MAX = 4096
 TOKENIZER_JOBS_MAX = 512
 """Long texts and conversations in progress in one tokenizer; further ones are refused as overload. Bounds memory and
 waiting time."""
+GRAMMAR_WALL_S = 2.0
+"""Seconds for checking one grammar; a large schema takes a tenth of a second."""
+GRAMMAR_START_S = 10.0
+"""Seconds for the start of the process that checks grammars."""
+GRAMMAR_VERDICTS_MAX = 1024
+"""Checked grammars whose verdicts a tokenizer keeps; with the longest grammars, 64 MiB."""
 TEMPLATE_WORKERS_MAX = 2
 """Processes of one tokenizer that render chat templates: two, so that one slow conversation does not stop the
 others."""

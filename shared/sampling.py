@@ -5,15 +5,18 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from shared import limits
 from shared.errors import ServiceError
+from shared.grammar import Grammar
 
 TOKEN_IDS_MAX = 2**31
 """Token ids are less than this in every vocabulary, so that they fit into 32-bit integers with a sign."""
+BIAS_MAX = 100.0
+"""Largest absolute value in `logit_bias`, as in OpenAI's API."""
 REPETITION_PENALTY_MIN = 0.01
 """Logits are divided by the penalty. With a smaller one they could exceed the range of float32."""
 
@@ -42,6 +45,14 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """Number of candidates to report with each token; None means no log probabilities."""
     eos_token_ids: tuple[int, ...] = ()
     """End tokens of this request, in place of the model's own. Empty means the model's own."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, value added to its logit before the penalties)"""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """The only tokens that may be sampled; None means all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of token ids that the output must not contain."""
+    grammar: Grammar | None = None
+    """What the output must follow. A complete output ends the sequence, also with `ignore_eos` and `min_tokens`."""
 
     def end_token_ids(self, of_model: frozenset[int]) -> frozenset[int]:
         """Returns the end tokens that apply: none with `ignore_eos`, else the request's own, else the model's."""
@@ -71,6 +82,35 @@ def check(params: SamplingParams) -> None:
         "logprobs",
         f"must be between 0 and {limits.LOGPROBS_MAX}",
     )
+    _check_tokens(params)
+
+
+def _check_tokens(params: SamplingParams) -> None:
+    """Checks the parameters that name tokens, except whether the ids are in the vocabulary (see `check_vocabulary`)."""
+    _require(
+        len(params.logit_bias) <= limits.LOGIT_BIAS_MAX, "logit_bias", f"has more than {limits.LOGIT_BIAS_MAX} keys"
+    )
+    for _, value in params.logit_bias:
+        _within(value, -BIAS_MAX, BIAS_MAX, "logit_bias")
+    allowed, words = params.allowed_token_ids, params.bad_words
+    most = limits.ALLOWED_TOKEN_IDS_MAX
+    _require(allowed is None or 1 <= len(allowed) <= most, "allowed_token_ids", f"must hold between 1 and {most} ids")
+    _require(len(words) <= limits.BAD_WORDS_MAX, "bad_words", f"must hold at most {limits.BAD_WORDS_MAX} words")
+    longest = limits.BAD_WORD_TOKENS_MAX
+    _require(all(1 <= len(word) <= longest for word in words), "bad_words", f"must hold words of 1 to {longest} tokens")
+
+
+def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
+    """Raises ServiceError('invalid_value') if a parameter names a token that the model does not have."""
+    named: dict[str, Iterable[int]] = {
+        "logit_bias": (token_id for token_id, _ in params.logit_bias),
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "bad_words": (token_id for word in params.bad_words for token_id in word),
+    }
+    for param, token_ids in named.items():
+        for token_id in token_ids:
+            inside = 0 <= token_id < vocab_size
+            _require(inside, param, f"names the token {token_id}, outside the vocabulary of {vocab_size} tokens")
 
 
 def _check_token_ids(token_ids: Sequence[int], param: str) -> None:

@@ -20,6 +20,7 @@ from services.engine.core.counters import Counters
 from services.engine.core.plan import CoreLimits, EngineFacts
 from services.engine.core.request import SequenceSpec
 from services.engine.executor import Executor, UniprocExecutor
+from services.engine.grammar_gate import GrammarGate
 from services.engine.loop import StepLoop, StepReport
 from services.engine.warmup import warm_up
 from services.engine.worker.seam import ModelWorker
@@ -53,6 +54,7 @@ class Engine:
         self.facts: EngineFacts = executor.facts()
         self.core = Core(limits, self.facts)
         self.loop = StepLoop(self.core, executor, clock or SystemClock(), report, steps_per_report)
+        self._gate = GrammarGate(executor.compile_grammar, self.loop.add, self.loop.abort, self.loop.refuse)
 
     @classmethod
     def build(
@@ -93,15 +95,15 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether any sequence waits or runs or any command is queued. Valid only on the thread that calls `step`."""
-        return bool(self.core.sequences) or self.loop.has_commands
+        return bool(self.core.sequences) or self.loop.has_commands or len(self._gate) > 0
 
     def add(self, spec: SequenceSpec) -> None:
         """Queues a sequence. The id must not be in use. A sequence that cannot run is listed as refused in a report."""
-        self.loop.add(spec)
+        self._gate.add(spec)
 
     def abort(self, sequence_id: str) -> None:
         """Ends a sequence without a result. Does nothing if the sequence has already ended."""
-        self.loop.abort(sequence_id)
+        self._gate.abort(sequence_id)
 
     def step(self) -> bool:
         """Schedules, computes and reports one pass (see `StepLoop`). Returns False if there was nothing to compute."""
@@ -113,6 +115,7 @@ class Engine:
 
     def close(self) -> None:
         """Frees the device's memory. The engine cannot be used afterwards."""
+        self._gate.close()
         self.executor.close()
 
 

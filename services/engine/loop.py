@@ -38,7 +38,8 @@ REST_S = 1.0
 class StepReport:
     """The results of one step, or of several steps with the outcomes of each sequence merged.
 
-    `step` is the number of the last step. `refused` lists the ids of sequences that the core refused, with the errors;
+    `step` is the number of the last step. `refused` lists the ids of sequences that the core refused or ended without a
+    result, with the errors;
     `joined` lists the ids of sequences that got a row. Times are the clock's nanoseconds.
     """
 
@@ -73,7 +74,8 @@ class StepLoop:
         self._clock = clock
         self._report = report
         self._steps_a_report = steps_a_report
-        self._inbox: deque[SequenceSpec | str] = deque()
+        self._inbox: deque[SequenceSpec | str | tuple[str, ServiceError]] = deque()
+        """Sequences to add, ids to abort, and (id, error) of sequences that were refused before they got here."""
         self._work = threading.Event()
 
     @property
@@ -89,6 +91,11 @@ class StepLoop:
     def abort(self, sequence_id: str) -> None:
         """Ends a sequence. Does nothing if the sequence has already ended."""
         self._inbox.append(sequence_id)
+        self._work.set()
+
+    def refuse(self, sequence_id: str, error: ServiceError) -> None:
+        """Has a sequence that was not added listed as refused in the next report."""
+        self._inbox.append((sequence_id, error))
         self._work.set()
 
     def wake(self) -> None:
@@ -135,6 +142,8 @@ class StepLoop:
         # Aborts that arrived while the step ran take effect before the step's tokens are reported.
         refused += self._receive()
         outcomes = self.core.apply(plan, result, self._clock.monotonic())
+        refused += self.core.failed
+        self.core.failed.clear()
         return self._summary(plan, outcomes, refused, started_ns)
 
     def _fill_flight(self, refused: list[tuple[str, ServiceError]]) -> StepPlan:
@@ -155,6 +164,9 @@ class StepLoop:
             command = self._inbox.popleft()
             if isinstance(command, str):
                 self.core.abort(command)
+                continue
+            if isinstance(command, tuple):
+                refused.append(command)
                 continue
             try:
                 self.core.add(command)

@@ -1,8 +1,6 @@
-"""Messages between the tokenizer and its template worker over pipes: a 4-byte length (big-endian), then msgpack."""
+"""Messages between the tokenizer and its template worker, sent as frames (`sandbox`)."""
 
 import msgspec
-
-LENGTH_BYTES = 4
 
 
 class RenderSetup(msgspec.Struct, frozen=True, array_like=True):
@@ -29,12 +27,3 @@ class Rendered(msgspec.Struct, frozen=True, array_like=True):
 
     text: str = ""
     error: str = ""
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-
-
-def pack_frame(message: msgspec.Struct) -> bytes:
-    """Returns the encoded message with its length before it."""
-    data = _ENCODER.encode(message)
-    return len(data).to_bytes(LENGTH_BYTES, "big") + data

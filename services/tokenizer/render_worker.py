@@ -6,43 +6,38 @@ file. It keeps no state between jobs, so it can be killed at any time. It import
 msgspec, so that it starts in less than 0.1 s.
 """
 
-import contextlib
-import math
-import resource
 import signal
 import sys
-from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from services.tokenizer.render_frames import LENGTH_BYTES, Rendered, RenderJob, RenderSetup, pack_frame
+from services.tokenizer.render_frames import Rendered, RenderJob, RenderSetup
+from services.tokenizer.sandbox import allow_processor_time, limit_worker, read_frame, write_frame
 from shared.text.chat_template import ChatTemplate, TemplateFailedError
 
 ADDRESS_SPACE_BYTES = 768 * 2**20
 """The interpreter uses a tenth of it. The longest allowed conversation needs memory for several copies of its text."""
-OPEN_FILES_MAX = 16
-T = TypeVar("T", bound=msgspec.Struct)
 
 
 def main() -> int:
     """Answers jobs until the end of standard input. Returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles an interrupt from the terminal
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    setup = _read(source, msgspec.msgpack.Decoder(RenderSetup))
+    setup = read_frame(source, msgspec.msgpack.Decoder(RenderSetup))
     if setup is None:
         return 0
-    _limit_resources()
-    _allow_processor_time(setup.wall_s)
+    limit_worker(ADDRESS_SPACE_BYTES)
+    allow_processor_time(setup.wall_s)
     try:
         template = ChatTemplate(setup.template, setup.constants, setup.output_chars_max)
     except TemplateFailedError as failure:
-        _write(sink, Rendered(error=str(failure)))
+        write_frame(sink, Rendered(error=str(failure)))
         return 0
-    _write(sink, Rendered())
+    write_frame(sink, Rendered())
     jobs = msgspec.msgpack.Decoder(RenderJob)
-    while (job := _read(source, jobs)) is not None:
-        _allow_processor_time(setup.wall_s)
-        _write(sink, _render(template, job))
+    while (job := read_frame(source, jobs)) is not None:
+        allow_processor_time(setup.wall_s)
+        write_frame(sink, _render(template, job))
     return 0
 
 
@@ -51,42 +46,6 @@ def _render(template: ChatTemplate, job: RenderJob) -> Rendered:
         return Rendered(text=template.render(job.messages, job.add_generation_prompt))
     except TemplateFailedError as failure:
         return Rendered(error=str(failure))
-
-
-def _limit_resources() -> None:
-    wanted = {
-        resource.RLIMIT_AS: ADDRESS_SPACE_BYTES,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_NOFILE: OPEN_FILES_MAX,
-    }
-    for limit, value in wanted.items():
-        # Some systems define a limit but do not allow it to be set. The parent's time limit still applies there.
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(limit, (value, value))
-
-
-def _allow_processor_time(wall_s: float) -> None:
-    """Limits the processor time of the next job, so that the kernel ends the worker even if its parent cannot.
-
-    The limit is `wall_s` plus 1 to 2 seconds from now.
-    """
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    soft = math.ceil(usage.ru_utime + usage.ru_stime + wall_s) + 1
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
-
-
-def _read(source: BinaryIO, decoder: "msgspec.msgpack.Decoder[T]") -> T | None:
-    head = source.read(LENGTH_BYTES)
-    if len(head) < LENGTH_BYTES:
-        return None
-    return decoder.decode(source.read(int.from_bytes(head, "big")))
-
-
-def _write(sink: BinaryIO, answer: Rendered) -> None:
-    sink.write(pack_frame(answer))
-    sink.flush()
 
 
 if __name__ == "__main__":

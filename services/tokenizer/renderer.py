@@ -8,20 +8,17 @@ killed, and the next request starts a new one.
 
 import asyncio
 import logging
-import os
-import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
 from typing import Protocol
 
-import msgspec
-
-from services.tokenizer.render_frames import LENGTH_BYTES, Rendered, RenderJob, RenderSetup, pack_frame
+from services.tokenizer.render_frames import Rendered, RenderJob, RenderSetup
+from services.tokenizer.worker_process import WorkerLostError, WorkerProcess
 from shared import limits
 from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
 NO_TEMPLATE = "This model has no chat template. Start the server with --chat-template, or use /v1/completions."
+WORKER = "services.tokenizer.render_worker"
 FRAME_BYTES_MAX = 4 * limits.TEMPLATE_OUTPUT_CHARS_MAX + 1024
 
 
@@ -64,8 +61,8 @@ class WorkerPool:
     ) -> None:
         self._setup = RenderSetup(template, dict(constants), limits.TEMPLATE_OUTPUT_CHARS_MAX, wall_s)
         self._places = asyncio.Semaphore(workers_max)
-        self._idle: list[_Worker] = []
-        self._busy: set[_Worker] = set()
+        self._idle: list[WorkerProcess[Rendered]] = []
+        self._busy: set[WorkerProcess[Rendered]] = set()
         self._broken = ""
         self.killed = 0
         """Number of workers lost during a rendering, by time limit or death."""
@@ -86,7 +83,7 @@ class WorkerPool:
             self._busy.add(worker)
             try:
                 answer = await worker.ask(RenderJob(messages, add_generation_prompt), self._setup.wall_s)
-            except _WorkerLostError as lost:
+            except WorkerLostError as lost:
                 self.killed += 1
                 raise _refusal(f"The chat template {lost} on these messages.") from None
             finally:
@@ -106,7 +103,7 @@ class WorkerPool:
         for worker in workers:
             await worker.kill()
 
-    async def _take(self) -> "_Worker":
+    async def _take(self) -> "WorkerProcess[Rendered]":
         while self._idle:
             worker = self._idle.pop()
             if worker.alive:
@@ -114,13 +111,13 @@ class WorkerPool:
             await worker.kill()
         return await self._start()
 
-    async def _start(self) -> "_Worker":
+    async def _start(self) -> "WorkerProcess[Rendered]":
         if self._broken:
             raise _refusal(self._broken)
-        worker = _Worker(await _spawn())
+        worker = await WorkerProcess.start(WORKER, Rendered, FRAME_BYTES_MAX)
         try:
             answer = await worker.ask(self._setup, limits.TEMPLATE_START_S)
-        except _WorkerLostError as lost:
+        except WorkerLostError as lost:
             raise _refusal(f"The chat template {lost} while it was compiled.") from None
         finally:
             if not worker.fresh:
@@ -130,63 +127,6 @@ class WorkerPool:
             self._broken = answer.error  # every later attempt to compile the template would fail as well
             raise _refusal(answer.error)
         return worker
-
-
-class _WorkerLostError(Exception):
-    """The worker has died or exceeded its time limit. The message completes the sentence 'The chat template …'."""
-
-
-class _Worker:
-    """One worker process. `fresh`: whether the worker is waiting for a job, having answered all earlier ones."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self.fresh = True
-
-    @property
-    def alive(self) -> bool:
-        # After the death of a worker, its closed pipe is seen earlier than its exit status.
-        assert self._process.stdout is not None
-        return self._process.returncode is None and not self._process.stdout.at_eof()
-
-    async def ask(self, message: msgspec.Struct, wall_s: float) -> Rendered:
-        self.fresh = False
-        try:
-            answer = await asyncio.wait_for(self._exchange(pack_frame(message)), wall_s)
-        except TimeoutError:
-            raise _WorkerLostError(f"took longer than {wall_s:g} s") from None
-        except (EOFError, OSError, msgspec.MsgspecError):
-            raise _WorkerLostError("used too much time or memory") from None
-        self.fresh = True
-        return answer
-
-    async def kill(self) -> None:
-        self.fresh = False
-        if self._process.returncode is None:
-            self._process.kill()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        await self._process.wait()
-
-    async def _exchange(self, frame: bytes) -> Rendered:
-        sink, source = self._process.stdin, self._process.stdout
-        assert sink is not None
-        assert source is not None
-        sink.write(frame)
-        await sink.drain()
-        size = int.from_bytes(await source.readexactly(LENGTH_BYTES), "big")
-        if size > FRAME_BYTES_MAX:
-            raise EOFError
-        return msgspec.msgpack.decode(await source.readexactly(size), type=Rendered)
-
-
-async def _spawn() -> Process:
-    # The worker's environment has only its module path, so a template that escapes the sandbox finds no secrets in it.
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "services.tokenizer.render_worker",
-        stdin=PIPE, stdout=PIPE, env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        start_new_session=True,
-    )  # fmt: skip
 
 
 def _refusal(message: str) -> ServiceError:

@@ -22,6 +22,7 @@ from services.engine.core.stopping import Verdict, rules_for
 from services.engine.core.swap import SwapSpace
 from shared.blocks import HASH_BYTES
 from shared.errors import ServiceError
+from shared.sampling import check_vocabulary
 
 
 class Core:
@@ -39,6 +40,8 @@ class Core:
         """The live sequences of each family (sequences with a common prefix), by family name and cache salt."""
         self.sequences: dict[str, Sequence] = {}
         """The live sequences (added and not ended), by sequence id."""
+        self.failed: list[tuple[str, ServiceError]] = []
+        """Sequences that ended because no token could be sampled for them. The caller of `apply` clears the list."""
         # The last token of a sequence is sampled but never computed, so it needs no slot in a KV block.
         self.max_model_len = min(facts.max_model_len, facts.num_blocks * facts.block_size + 1)
         """Maximum tokens of a sequence, prompt and output: the model's limit or the whole pool's capacity, if lower."""
@@ -132,13 +135,17 @@ class Core:
         assert len(result.token_ids) == len(result.logprobs) == num_samples, "the result is not that of the plan"
         samples = zip(result.token_ids, result.logprobs, strict=True)
         outcomes: list[Outcome] = []
+        errors, index = dict(result.failed), -1
         for share in plan.scheduled:
             sampled = next(samples) if share.samples else None
+            index += share.samples
             sequence = self.scheduler.land(share, len(sampled[0]) if sampled is not None else 0)
             if sequence.status is Status.FINISHED:
                 continue
             self.prefix_cache.publish(sequence)
-            if sampled is not None:
+            if sampled is not None and index in errors:
+                self._fail(sequence, errors[index])
+            elif sampled is not None:
                 outcomes.append(self._take_tokens(sequence, *sampled))
         return outcomes
 
@@ -204,6 +211,13 @@ class Core:
         self.scheduler.finish(sequence)
         self.tally.finished[verdict.reason] += 1
 
+    def _fail(self, sequence: Sequence, message: str) -> None:
+        del self.sequences[sequence.sequence_id]
+        self._leave_family(sequence)
+        self.scheduler.finish(sequence)
+        self.tally.finished["error"] += 1
+        self.failed.append((sequence.sequence_id, ServiceError("invalid_value", message)))
+
     def _leave_family(self, sequence: Sequence) -> None:
         if not sequence.family:
             return
@@ -224,6 +238,7 @@ class Core:
             "max_tokens",
             f"'max_tokens' is {spec.params.max_tokens}, and {num_output} tokens have been generated already.",
         )
+        check_vocabulary(spec.params, self.facts.vocab_size)
         for token_ids in (spec.prompt_token_ids, spec.output_token_ids):
             in_range = not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.facts.vocab_size)
             _require(in_range, "prompt", f"Token ids must be between 0 and {self.facts.vocab_size - 1}.")

@@ -108,6 +108,9 @@ class StepResult(msgspec.Struct, frozen=True):
     step: int
     token_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: tuple[tuple[SampledLogprobs, ...], ...] = ()
+    failed: tuple[tuple[int, str], ...] = ()
+    """(index in `token_ids`, message for the user) of each sequence that no token could be sampled for. Its tokens in
+    this result have no meaning."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,11 +51,13 @@ def rules_for(
 ) -> StopRules:
     """Returns the rules of a sequence whose prompt and output together may have `max_model_len` tokens.
 
-    `eos_token_ids`: the model's end tokens.
+    `eos_token_ids`: the model's end tokens. A grammar allows one of them only after a complete output and then allows
+    nothing else, so the sequence ends there whatever the request says.
     """
+    has_grammar = params.grammar is not None
     return StopRules(
-        eos_token_ids=params.end_token_ids(eos_token_ids),
+        eos_token_ids=params.end_token_ids(eos_token_ids) | (eos_token_ids if has_grammar else frozenset()),
         stop_token_ids=frozenset(params.stop_token_ids),
-        min_tokens=params.min_tokens,
+        min_tokens=0 if has_grammar else params.min_tokens,
         max_tokens=min(params.max_tokens, max_model_len - num_prompt_tokens),
     )

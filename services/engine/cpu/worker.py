@@ -38,7 +38,7 @@ from services.engine.worker.inputs import FlatStep
 from services.engine.worker.kv_cache import KvPlan
 from services.engine.worker.model_files import eos_token_ids, read_config
 from services.engine.worker.profile import StepBounds
-from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch, sample
+from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch, errors_of, sample
 from services.engine.worker.seam import UNDER_WAY_MAX
 from services.engine.worker.step_worker import StateSpec, StepWorker
 from services.engine.worker.torch_worker import check_offload, useful_threads
@@ -156,6 +156,9 @@ class CpuWorker(StepWorker):
             batch = self._table.sampling(step.rows, step.offsets)
         answer = _Answer(batch, len(step.rows), self._facts.vocab_size)
         self._decoder.model.launch(answer.native(step))
+        if batch is not None:
+            # The library computes meanwhile, so that the masks of grammars cost no time of the step.
+            batch = self._table.with_adjustments(batch, step.rows, step.offsets)
         places = self._table.reserve(step.rows) if batch is None else step.rows[:0]
         self._under_way.append(_UnderWay(plan, step, answer, batch, places))
 
@@ -242,7 +245,7 @@ class _Answer:
             tokens[self.needy] = chosen.token_ids
             for row, logprob in zip(self.needy.tolist(), chosen.logprobs, strict=True):
                 logprobs[row] = logprob
-        return Sampled(tokens, tuple(logprobs))
+        return Sampled(tokens, tuple(logprobs), {} if batch is None else errors_of(batch))
 
 
 def _copies(plan: StepPlan) -> bool:
@@ -261,7 +264,7 @@ def rows_with_choice(batch: SamplingBatch) -> NDArray[np.int64]:
     """Returns the rows that need more than the most likely token and its probability."""
     needy = (batch.temperature >= GREEDY_BELOW) | (batch.num_logprobs > 0)
     needy[batch.penalised] = True
-    needy[list(batch.barred)] = True
+    needy[batch.adjusted] = True
     return np.flatnonzero(needy)
 
 

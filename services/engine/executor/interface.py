@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from shared.grammar import Grammar
 
 
 class Executor(Protocol):
@@ -31,6 +32,13 @@ class Executor(Protocol):
 
     def collect(self) -> StepResult:
         """Waits for the oldest plan in flight and returns its result. Raises what its computation raised."""
+        ...
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """Compiles a grammar before a sequence that has it is scheduled. May be called on any thread.
+
+        Raises ServiceError if the grammar or the model's lack of a tokenizer does not allow it.
+        """
         ...
 
     def close(self) -> None:

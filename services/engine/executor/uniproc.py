@@ -3,7 +3,9 @@
 from collections import deque
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
-from services.engine.worker.seam import UNDER_WAY_MAX, ModelWorker, PipelinedWorker
+from services.engine.worker.seam import UNDER_WAY_MAX, GrammarWorker, ModelWorker, PipelinedWorker
+from shared.errors import ServiceError
+from shared.grammar import Grammar
 
 
 class UniprocExecutor:
@@ -42,6 +44,12 @@ class UniprocExecutor:
         """See Executor."""
         self._num_in_flight -= 1
         return self._computed.popleft() if self._pipelined is None else self._pipelined.collect()
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """See Executor."""
+        if not isinstance(self.worker, GrammarWorker):
+            raise ServiceError("unsupported_parameter", "This engine has no structured output.")
+        self.worker.compile_grammar(grammar)
 
     def close(self) -> None:
         """See Executor."""

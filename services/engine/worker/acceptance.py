@@ -20,16 +20,19 @@ def accept(plan: StepPlan, sampled: Sampled, table: StateTable) -> StepResult:
     rows: list[int] = []
     tokens: list[tuple[int, ...]] = []
     logprobs: list[tuple[SampledLogprobs, ...]] = []
+    failed: list[tuple[int, str]] = []
     for share in plan.scheduled:
         if not share.samples:
             continue
         end = first + 1 + _num_right(share.draft_token_ids, drawn[first:])
+        if error := next((sampled.errors[place] for place in range(first, end) if place in sampled.errors), ""):
+            failed.append((len(rows), error))
         rows.append(share.row)
         tokens.append(tuple(drawn[first:end]))
         logprobs.append(sampled.logprobs[first:end])
         first += 1 + len(share.draft_token_ids)
     _append(table, rows, tokens)
-    return StepResult(plan.step, tuple(tokens), tuple(logprobs))
+    return StepResult(plan.step, tuple(tokens), tuple(logprobs), tuple(failed))
 
 
 def _num_right(guesses: tuple[int, ...], drawn: list[int]) -> int:

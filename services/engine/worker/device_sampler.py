@@ -14,7 +14,7 @@ from torch import Tensor
 from services.engine.core.plan import NewSequence, SampledLogprobs
 from services.engine.triton.attention_work import Integers
 from services.engine.triton.sampling import Adjustments, Columns, choose_tokens
-from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch
+from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch, add_biases, errors_of
 from services.engine.worker.staging import Staging, sent
 from services.engine.worker.state_table import StateTable
 
@@ -69,7 +69,8 @@ class DeviceSampler:
         for column, values in columns:
             column[batch.penalised] = values
         penalty_rows[batch.penalised] = rows[batch.penalised]
-        mask_rows[list(batch.barred)] = np.arange(len(batch.barred))
+        masked = [row for row, adjustment in batch.adjustments.items() if adjustment.mask is not None]
+        mask_rows[masked] = np.arange(len(masked))
         put = staging.put
         staged = Columns(
             temperature=put(batch.temperature, dtype=np.float32),
@@ -98,7 +99,13 @@ class DeviceSampler:
             columns, counts, in_prompt = self._with_guesses(staged, guesses)
         any_draws = bool((batch.temperature >= GREEDY_BELOW).any())
         adjustments = Adjustments(counts, in_prompt, staged.bitmask)
-        tokens, logprobs = choose_tokens(logits, columns, adjustments, any_draws)
+        biased = [row for row, adjustment in batch.adjustments.items() if adjustment.biases]
+        adjusted = logits.clone() if biased else logits
+        if biased:
+            add_biases(adjusted, batch)
+        tokens, logprobs = choose_tokens(adjusted, columns, adjustments, any_draws)
+        if biased:
+            logprobs = logprobs.index_copy(0, *_model_logprobs(logits, tokens, biased))
         if guesses is None:
             self.take(staged.rows, tokens, staged.penalised)
         return Chosen(tokens, logprobs, _top(logits, batch))
@@ -130,14 +137,11 @@ class DeviceSampler:
         return Columns(**{**fields, "penalty_rows": rows}), counted, self._in_prompt.index_select(0, own)
 
     def _bitmask(self, batch: SamplingBatch) -> Tensor:
-        """Returns the bitmask of allowed tokens, one row for each row of the batch with forbidden tokens."""
-        if not batch.barred:
+        """Returns the bitmask of allowed tokens, one row for each row of the batch that has a mask."""
+        found = [adjustment.mask for adjustment in batch.adjustments.values() if adjustment.mask is not None]
+        if not found:
             return self._everything
-        allowed = np.ones((len(batch.barred), 32 * self._everything.shape[1]), dtype=np.uint8)
-        for row, token_ids in enumerate(batch.barred.values()):
-            allowed[row, token_ids] = 0
-        words = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
-        return sent(torch.from_numpy(words), self._device)
+        return sent(torch.from_numpy(np.stack(found).view(np.int32)), self._device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,14 @@ class Guesses:
     def before(self, place: int) -> np.ndarray:
         """Returns the draft tokens before the sampled token with index `place`."""
         return np.array(self.token_ids[place], dtype=np.int64)
+
+
+def _model_logprobs(logits: Tensor, tokens: Tensor, rows: list[int]) -> tuple[Tensor, Tensor]:
+    """Returns (rows, log probabilities of their tokens before biases), for rows whose logits were biased."""
+    places = sent(torch.tensor(rows, dtype=torch.int64), logits.device)
+    own = logits.index_select(0, places).to(torch.float32)
+    chosen = own.gather(1, tokens.index_select(0, places)[:, None]).squeeze(1)
+    return places, chosen - own.logsumexp(dim=-1)
 
 
 def _has_penalties(sequence: NewSequence) -> bool:
@@ -174,4 +186,4 @@ def report(tokens: Integers, logprobs: list[float], top: tuple[Integers, Tensor,
         for row, ids, values in zip(top[0].tolist(), top[1].tolist(), top[2].tolist(), strict=True):
             count = int(batch.num_logprobs[row])
             reports[row] = SampledLogprobs(logprobs[row], tuple(ids[:count]), tuple(values[:count]))
-    return Sampled(tokens, tuple(reports))
+    return Sampled(tokens, tuple(reports), errors_of(batch))

@@ -1,8 +1,9 @@
 """Chooses tokens from logits: the order of the operations, and which rows need each of them.
 
     log probabilities   all rows: from the model's logits, before any adjustment
+    biases              rows with `logit_bias`
     penalties           rows that have penalties
-    min_tokens          rows below their `min_tokens`: the logits of tokens that end the sequence become -inf
+    masks               rows with forbidden tokens: the logits of these become -inf (see `services/engine/sampling`)
     greedy rows         the most likely token
     other rows          temperature, top-k, top-p, min-p, one draw (see `kernels/sampling.py`)
 
@@ -12,7 +13,7 @@ output. Called by the workers.
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ from torch import Tensor
 from services.engine.core.plan import SampledLogprobs, StepResult
 from services.engine.kernels import sampling as kernels
 from services.engine.kernels.philox import uniforms
+from services.engine.sampling import masks
+from services.engine.sampling.processor import Adjustment
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -83,31 +86,38 @@ class SamplingBatch:
     frequency: Floats
     presence: Floats
     penalty_counts: tuple[NDArray[np.int32], NDArray[np.bool_]]
-    barred: Mapping[int, Integers]
-    """Index of each row below its `min_tokens` → the token ids that it must not get yet."""
+    adjusted: Integers
+    """Indices of the rows with logits processors, ascending."""
+    adjustments: Mapping[int, Adjustment] = field(default_factory=dict[int, Adjustment])
+    """Index of each row in `adjusted` → its adjustment. Empty until `StateTable.with_adjustments`."""
 
     def take(self, rows: Integers) -> "SamplingBatch":
-        """Returns a batch of some rows, given in ascending order. They must include every penalised or barred row."""
+        """Returns a batch of some rows, given in ascending order. They must include every penalised or adjusted row."""
         columns = ("temperature", "top_k", "top_p", "min_p", "seeds", "output_positions", "num_logprobs")
         return dataclasses.replace(
             self,
             **{name: getattr(self, name)[rows] for name in columns},
             penalised=np.searchsorted(rows, self.penalised),
-            barred={int(np.searchsorted(rows, row)): token_ids for row, token_ids in self.barred.items()},
+            adjusted=np.searchsorted(rows, self.adjusted),
+            adjustments={int(np.searchsorted(rows, row)): each for row, each in self.adjustments.items()},
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """`token_ids` [S] and the log probabilities to report for each."""
+    """`token_ids` [S] and the log probabilities to report for each.
+
+    `errors`: index of each row that must end without a token → the message for the user.
+    """
 
     token_ids: Integers
     logprobs: tuple[SampledLogprobs, ...]
+    errors: Mapping[int, str] = field(default_factory=dict[int, str])
 
     def result(self, step: int) -> StepResult:
         """Returns the result of a step without draft tokens, in which every row gives one token."""
         tokens = tuple((token,) for token in self.token_ids.tolist())
-        return StepResult(step, tokens, tuple((logprobs,) for logprobs in self.logprobs))
+        return StepResult(step, tokens, tuple((logprobs,) for logprobs in self.logprobs), tuple(self.errors.items()))
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
@@ -117,27 +127,44 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     tokens = best.clone()
     for rows in _slices(np.flatnonzero(batch.temperature >= GREEDY_BELOW), logits):
         tokens[torch.from_numpy(rows).to(logits.device)] = _draw(adjusted, batch, rows)
-    return Sampled(tokens.cpu().numpy(), _report(logits, tokens, batch))
+    return Sampled(tokens.cpu().numpy(), _report(logits, tokens, batch), errors_of(batch))
+
+
+def errors_of(batch: SamplingBatch) -> dict[int, str]:
+    """Returns the errors of the batch's adjustments by index of the row."""
+    return {row: adjustment.error for row, adjustment in batch.adjustments.items() if adjustment.error}
 
 
 def _adjust(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """Returns the logits after penalties and `min_tokens`; the same tensor if no row has either."""
-    if not len(batch.penalised) and not batch.barred:
+    """Returns the logits after biases, penalties and masks; the same tensor if no row has any."""
+    if not len(batch.penalised) and not batch.adjustments:
         return logits
     adjusted = logits.clone()
+    add_biases(adjusted, batch)
     if len(batch.penalised):
-        _penalise(logits, adjusted, batch)
-    for row, token_ids in batch.barred.items():
-        adjusted[row, torch.from_numpy(token_ids).to(logits.device)] = float("-inf")
+        _penalise(adjusted, batch)
+    for row, adjustment in batch.adjustments.items():
+        # A row with an error gets no token; its mask, which may forbid everything, is left out.
+        if adjustment.mask is not None and not adjustment.error:
+            forbidden = torch.from_numpy(masks.forbidden(adjustment.mask, logits.shape[1]))
+            adjusted[row].masked_fill_(forbidden.to(logits.device), float("-inf"))
     return adjusted
 
 
-def _penalise(logits: Tensor, adjusted: Tensor, batch: SamplingBatch) -> None:
+def add_biases(logits: Tensor, batch: SamplingBatch) -> None:
+    """Adds the `logit_bias` of each row, in place."""
+    for row, adjustment in batch.adjustments.items():
+        for token_ids, values in adjustment.biases:
+            places = torch.from_numpy(token_ids).to(logits.device)
+            logits[row].index_add_(0, places, torch.from_numpy(values).to(logits.device, logits.dtype))
+
+
+def _penalise(adjusted: Tensor, batch: SamplingBatch) -> None:
     columns = (*batch.penalty_counts, batch.repetition, batch.frequency, batch.presence)
-    for members in _slices(np.arange(len(batch.penalised)), logits):
-        rows = torch.from_numpy(batch.penalised[members]).to(logits.device)
-        ours = (torch.from_numpy(column[members]).to(logits.device) for column in columns)
-        adjusted[rows] = kernels.apply_penalties(logits[rows], *ours)
+    for members in _slices(np.arange(len(batch.penalised)), adjusted):
+        rows = torch.from_numpy(batch.penalised[members]).to(adjusted.device)
+        ours = (torch.from_numpy(column[members]).to(adjusted.device) for column in columns)
+        adjusted[rows] = kernels.apply_penalties(adjusted[rows], *ours)
 
 
 def _argmax(logits: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Implemented by `torch_worker`, `triton_worker` and the C++ worker (`services/eng
 from typing import Protocol, runtime_checkable
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from shared.grammar import Grammar
 
 UNDER_WAY_MAX = 2
 """Maximum number of plans launched and not yet collected: the running one and the one queued behind it."""
@@ -24,6 +25,15 @@ class ModelWorker(Protocol):
 
     def close(self) -> None:
         """Frees the device's memory."""
+        ...
+
+
+@runtime_checkable
+class GrammarWorker(Protocol):
+    """A worker that can keep sequences inside a grammar."""
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """Compiles a grammar for sequences to come. May be called on any thread. Raises ServiceError."""
         ...
 
 

@@ -6,16 +6,21 @@ grow with its context. The worker appends sampled tokens to the rows itself, so 
 before the next plan arrives. The table makes no scheduling decisions; it applies plans. Called by the workers.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.engine.core.plan import NewSequence, StepPlan
+from services.engine.sampling.processor import Adjustment, LogitsProcessor
+from services.engine.sampling.processors import MakeGrammar, processors_of
 from services.engine.worker.sampler import GREEDY_BELOW, PenaltyCounts, SamplingBatch, penalty_bytes
 from shared.sampling import SamplingParams
 
 Rows = NDArray[np.int64]
+NOTHING_ALLOWED = "The parameters of this request together allow no token that could come next."
+"""Message of a sequence whose masks leave no token."""
 
 
 def table_bytes(max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int) -> int:
@@ -28,7 +33,13 @@ class StateTable:
     """The state of up to `max_num_seqs` running sequences, one row each."""
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int, eos_token_ids: frozenset[int]
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        make_grammar: MakeGrammar | None = None,
     ) -> None:
         # The system allocates zeroed pages when they are first written, so a row takes memory as its sequence grows.
         # The last column holds the token sampled by the last step of a full row; no step reads it.
@@ -41,15 +52,19 @@ class StateTable:
         self.counting, self.zeros = np.arange(max_num_seqs + 1), np.zeros(max_num_seqs, dtype=np.int64)
         """Constant arrays 0, 1, 2, … and 0, 0, 0, …; steps take slices of them and must not write to them."""
         self._max_model_len = max_model_len
-        self._stop_token_ids: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)] * max_num_seqs
+        self._processors: dict[int, tuple[LogitsProcessor, ...]] = {}
+        """The logits processors of the rows that have any, by row."""
+        self._make_grammar = make_grammar
         self._eos_token_ids = eos_token_ids
         self._penalties = PenaltyCounts(max_num_seqs, vocab_size)
 
     def apply(self, plan: StepPlan) -> None:
         """Fills the rows of new sequences, extends block tables, writes draft tokens behind the known tokens.
 
-        Freed rows are not cleared, because a new sequence overwrites everything in its row.
+        Freed rows keep their arrays, because a new sequence overwrites everything in its row.
         """
+        for row in plan.freed_rows:
+            self._processors.pop(row, None)
         for sequence in plan.new:
             self._fill(sequence)
         for share in plan.scheduled:
@@ -82,13 +97,22 @@ class StateTable:
         keeps its counts on the device.
         """
         self.token_ids[rows, places] = token_ids
+        if self._processors:
+            for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
+                for processor in self._processors.get(row, ()):
+                    processor.append(token_id)
 
     def needs_choice(self, rows: Rows) -> bool:
         """Whether any of the rows needs more than the most likely token and its log probability.
 
-        That is the case with a temperature, penalties, `min_tokens` or `logprobs`.
+        That is the case with a temperature, penalties, logits processors or `logprobs`.
         """
         return bool(self._columns.chooses[rows].any())
+
+    def needs_tokens(self, rows: Rows) -> bool:
+        """Whether a processor of any of the rows needs all tokens before the next one to be sampled."""
+        found = self._processors
+        return bool(found) and any(each.needs_tokens for row in rows.tolist() for each in found.get(row, ()))
 
     def has_penalties(self, rows: Rows) -> NDArray[np.bool_]:
         """Returns for each of the rows whether it has penalties."""
@@ -109,7 +133,6 @@ class StateTable:
         columns = self._columns
         output_positions = self.num_tokens[rows] - self._num_prompt_tokens[rows] + offsets
         penalised = np.flatnonzero(columns.penalised[rows])
-        barred = np.flatnonzero(output_positions < columns.min_tokens[rows])
         return SamplingBatch(
             temperature=columns.temperature[rows],
             top_k=columns.top_k[rows],
@@ -123,8 +146,27 @@ class StateTable:
             frequency=columns.frequency[rows[penalised]],
             presence=columns.presence[rows[penalised]],
             penalty_counts=self._penalty_counts(*(x[penalised if with_counts else []] for x in (rows, offsets))),
-            barred={int(place): self._stop_token_ids[rows[place]] for place in barred},
+            adjusted=np.flatnonzero(columns.adjusted[rows]),
         )
+
+    def with_adjustments(self, batch: SamplingBatch, rows: Rows, offsets: NDArray[np.int64]) -> SamplingBatch:
+        """Returns the batch that `sampling` has made for the rows and offsets, with the adjustments of its rows.
+
+        The tokens sampled before must have been appended, unless no processor of the row needs them.
+        """
+        if not len(batch.adjusted):
+            return batch
+        found: dict[int, Adjustment] = {}
+        for place in batch.adjusted.tolist():
+            row, offset = int(rows[place]), int(offsets[place])
+            known = int(self.num_tokens[row])
+            drafts = self.token_ids[row, known : known + offset].tolist()
+            adjustment = found[place] = Adjustment()
+            for processor in self._processors[row]:
+                processor.adjust(adjustment, known - int(self._num_prompt_tokens[row]) + offset, drafts)
+            if adjustment.mask is not None and not adjustment.error and not adjustment.mask.any():
+                adjustment.error = NOTHING_ALLOWED
+        return dataclasses.replace(batch, adjustments=found)
 
     def _penalty_counts(self, rows: Rows, offsets: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """Returns counts and prompt membership [len(rows), vocab], with the first `offsets` draft tokens as output."""
@@ -142,7 +184,7 @@ class StateTable:
         self.num_blocks[row] = 0
         self._add_blocks(row, sequence.block_ids)
         self._columns.set(row, sequence.params)
-        self._stop_token_ids[row] = self._stops(sequence.params)
+        self._set_processors(sequence)
         if self._columns.penalised[row]:
             tokens = np.asarray(sequence.token_ids, dtype=np.int64)
             self._penalties.reset(row, tokens[: sequence.num_prompt_tokens], tokens[sequence.num_prompt_tokens :])
@@ -158,11 +200,14 @@ class StateTable:
         self.block_tables[row, first : first + len(block_ids)] = block_ids
         self.num_blocks[row] = first + len(block_ids)
 
-    def _stops(self, params: SamplingParams) -> NDArray[np.int64]:
-        """Returns the token ids that end the sequence; `min_tokens` forbids them until enough tokens are sampled."""
-        ids = params.end_token_ids(self._eos_token_ids) | set(params.stop_token_ids)
-        vocab_size = self._columns.vocab_size
-        return np.array(sorted(i for i in ids if 0 <= i < vocab_size), dtype=np.int64)
+    def _set_processors(self, sequence: NewSequence) -> None:
+        row, params, output = sequence.row, sequence.params, sequence.token_ids[sequence.num_prompt_tokens :]
+        ends = sorted(params.end_token_ids(self._eos_token_ids).union(params.stop_token_ids))
+        found = processors_of(params, output, ends, self._columns.vocab_size, self._make_grammar)
+        self._columns.adjusted[row] = bool(found)
+        self._columns.chooses[row] |= bool(found)
+        if found:
+            self._processors[row] = found
 
 
 class _ParamColumns:
@@ -179,7 +224,7 @@ class _ParamColumns:
         self.presence = np.zeros(max_num_seqs, dtype=np.float32)
         self.penalised = np.zeros(max_num_seqs, dtype=np.bool_)
         self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
-        self.min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.adjusted = np.zeros(max_num_seqs, dtype=np.bool_)
         self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
         self.chooses = np.zeros(max_num_seqs, dtype=np.bool_)
 
@@ -194,7 +239,6 @@ class _ParamColumns:
         unpenalised = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) == (1.0, 0.0, 0.0)
         self.penalised[row] = not unpenalised
         self.seeds[row] = params.seed % 2**64
-        self.min_tokens[row] = params.min_tokens
         self.num_logprobs[row] = params.logprobs or 0
         greedy = params.temperature < GREEDY_BELOW and unpenalised
-        self.chooses[row] = not greedy or params.min_tokens > 0 or self.num_logprobs[row] > 0
+        self.chooses[row] = not greedy or self.num_logprobs[row] > 0

@@ -12,6 +12,7 @@ import torch
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult, default_batched_tokens
 from services.engine.models.description import DecoderDescription
+from services.engine.sampling.grammar import grammar_compiler
 from services.engine.worker.budget import Backend, MemoryPlan, plan_measured
 from services.engine.worker.host_cache import copy_blocks
 from services.engine.worker.inputs import FlatStep, flatten
@@ -20,6 +21,7 @@ from services.engine.worker.memory import HeapGuard
 from services.engine.worker.profile import StepBounds
 from services.engine.worker.state_table import StateTable
 from shared.config import EngineSettings
+from shared.grammar import Grammar
 
 _CPU = torch.device("cpu")
 
@@ -47,6 +49,10 @@ class StepWorker(ABC):
     def facts(self) -> EngineFacts:
         """See `ModelWorker`."""
         return self._facts
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """See `GrammarWorker`."""
+        self._grammars.compile(grammar)
 
     @property
     def memory(self) -> MemoryPlan:
@@ -86,6 +92,7 @@ class StepWorker(ABC):
 
     def _prepare_state(self, spec: StateSpec) -> None:
         """Measures steps in a small temporary state, then makes the final state. The model must be loaded."""
+        self._grammars = grammar_compiler(spec.settings, spec.eos, spec.description.vocab_size)
         make_state = partial(self._make_state, spec)
         backend = Backend(
             spec.description,
@@ -119,7 +126,9 @@ class StepWorker(ABC):
             configuration=spec.configuration,
             computes_on_host=spec.device.type == "cpu",
         )
-        self._table = StateTable(settings.max_num_seqs, kv.max_model_len, block_size, vocab_size, spec.eos)
+        self._table = StateTable(
+            settings.max_num_seqs, kv.max_model_len, block_size, vocab_size, spec.eos, self._grammars.processor
+        )
 
     def _drop_state(self) -> None:
         """Frees the KV cache, the swap space and the state table."""

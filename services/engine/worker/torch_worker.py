@@ -99,7 +99,8 @@ class TorchWorker(StepWorker):
             return None
         every = len(step.logit_tokens) == len(step.ids)
         logits = self._model.step_logits(*inputs, None if every else self._tensor(step.logit_tokens))
-        return sample(logits, self._table.sampling(step.rows, step.offsets))
+        batch = self._table.sampling(step.rows, step.offsets)
+        return sample(logits, self._table.with_adjustments(batch, step.rows, step.offsets))
 
     def _step_inputs(self, step: FlatStep) -> StepInputs:
         attention = {

@@ -23,6 +23,7 @@ from services.engine.models.attention import StepInputs
 from services.engine.models.config_fields import weight_dtype
 from services.engine.models.decoder import Decoder
 from services.engine.models.registry import find_family
+from services.engine.sampling.grammar import grammar_compiler
 from services.engine.triton.attention_work import Heads, Integers
 from services.engine.triton.operations import TritonOperations
 from services.engine.triton.step_inputs import known_ids, scatter_words
@@ -51,6 +52,7 @@ from services.engine.worker.state_table import StateTable
 from services.engine.worker.torch_worker import check_offload
 from services.engine.worker.weights import load_weights
 from shared.config import EngineSettings
+from shared.grammar import Grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,17 @@ class TritonWorker:
         self._heads = Heads(group, self._dtype.itemsize)
         self._under_way: deque[_UnderWay | StepResult] = deque()
         self._graphs: DecodeGraphs | None = None
-        self._prepare_state(settings, eos_token_ids(model_dir, self._description))
+        eos = eos_token_ids(model_dir, self._description)
+        self._grammars = grammar_compiler(settings, eos, self._description.vocab_size)
+        self._prepare_state(settings, eos)
 
     def facts(self) -> EngineFacts:
         """See `ModelWorker`."""
         return self._facts
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """See `GrammarWorker`."""
+        self._grammars.compile(grammar)
 
     def run(self, plan: StepPlan) -> StepResult:
         """See `ModelWorker`. All plans launched before must have been collected."""
@@ -111,7 +119,11 @@ class TritonWorker:
 
     def takes_another(self) -> bool:
         """See `PipelinedWorker`."""
-        return len(self._under_way) < UNDER_WAY_MAX
+        return len(self._under_way) < UNDER_WAY_MAX and not any(map(self._waited_for, self._under_way))
+
+    def _waited_for(self, step: "_UnderWay | StepResult") -> bool:
+        """Whether the next step's masks depend on the tokens of a step under way."""
+        return not isinstance(step, StepResult) and self._table.needs_tokens(step.rows)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
@@ -147,8 +159,7 @@ class TritonWorker:
         self._table.fill(step.rows, step.places, tokens)
         self._num_known[step.rows] = np.maximum(self._num_known[step.rows], step.places + 1)
         sampled = report(tokens, step.chosen.logprobs.tolist(), step.chosen.top, step.sampling.batch)
-        given = tuple((token,) for token in sampled.token_ids.tolist())
-        return StepResult(step.plan.step, given, tuple((logprobs,) for logprobs in sampled.logprobs))
+        return sampled.result(step.plan.step)
 
     def close(self) -> None:
         """See `ModelWorker`."""
@@ -199,7 +210,7 @@ class TritonWorker:
             computes_on_host=self._device.type == "cpu",
             configuration=self._configuration,
         )
-        self._table = StateTable(rows, kv.max_model_len, block_size, d.vocab_size, eos)
+        self._table = StateTable(rows, kv.max_model_len, block_size, d.vocab_size, eos, self._grammars.processor)
         self._num_known = np.zeros(rows, dtype=np.int64)
 
     def _prepare_empty(self, size: GraphSize) -> DeviceStep:
@@ -228,6 +239,7 @@ class TritonWorker:
         if not len(step.rows):
             return None
         batch = self._table.sampling(step.rows, step.offsets, with_counts=False)
+        batch = self._table.with_adjustments(batch, step.rows, step.offsets)
         return self._sampler.stage(batch, step.rows, self._staging)
 
     def _send(self, plan: StepPlan) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from services.engine.core.plan import NewSequence, StepPlan
+from services.engine.sampling.masks import all_tokens
 from services.engine.triton.sampling import Adjustments, Columns, choose_tokens
 from services.engine.worker.sampler import sample
 from services.engine.worker.state_table import StateTable
@@ -34,7 +35,8 @@ def both(rows: list[Row], logits: Tensor) -> tuple[list[int], list[float], list[
         for i, row in enumerate(rows)
     )
     table.apply(StepPlan(0, new=new))
-    batch = table.sampling(np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64))
+    places, offsets = np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64)
+    batch = table.with_adjustments(table.sampling(places, offsets), places, offsets)
     expected = sample(logits.float(), batch)
     count, vocab = logits.shape
     counts, in_prompt = torch.zeros(count, vocab, dtype=torch.int32), torch.zeros(count, vocab, dtype=torch.int8)
@@ -47,11 +49,10 @@ def both(rows: list[Row], logits: Tensor) -> tuple[list[int], list[float], list[
         in_prompt[count - 1 - row] = torch.from_numpy(batch.penalty_counts[1][place])
         for column, values in zip(columns, (batch.repetition, batch.frequency, batch.presence), strict=True):
             column[row] = float(values[place])
-    allowed = np.ones((max(1, len(batch.barred)), -(-vocab // 32) * 32), dtype=np.uint8)
-    for place, (row, tokens) in enumerate(batch.barred.items()):
+    allowed = [adjustment.mask for adjustment in batch.adjustments.values() if adjustment.mask is not None]
+    for place, row in enumerate(row for row, adjustment in batch.adjustments.items() if adjustment.mask is not None):
         mask_rows[row] = place
-        allowed[place, tokens] = 0
-    bitmask = torch.from_numpy(np.packbits(allowed, axis=1, bitorder="little").view(np.int32))
+    bitmask = torch.from_numpy(np.stack(allowed or [all_tokens(vocab)]).view(np.int32))
     tokens, logprobs = choose_tokens(
         logits,
         Columns(

@@ -34,19 +34,36 @@ def run(rows: list[Row]) -> Sampled:
     )
     table.apply(StepPlan(0, new=new))
     logits = torch.from_numpy(np.stack([row.logits for row in rows]))
-    return sample(logits, table.sampling(np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64)))
+    places, offsets = np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64)
+    return sample(logits, table.with_adjustments(table.sampling(places, offsets), places, offsets))
 
 
-def reference(row: Row) -> int:
-    """One row, token by token, in double precision."""
+def adjusted(row: Row) -> list[float]:
+    """The logits of one row after biases, penalties and masks, token by token."""
     params, logits = row.params, [float(x) for x in row.logits]
+    for token, value in params.logit_bias:
+        logits[token] += value
     for token in set(row.prompt + row.output):
         logits[token] *= 1 / params.repetition_penalty if logits[token] > 0 else params.repetition_penalty
     for token in set(row.output):
         logits[token] -= params.frequency_penalty * row.output.count(token) + params.presence_penalty
-    if len(row.output) < params.min_tokens:
-        for token in (set() if params.ignore_eos else EOS) | set(params.stop_token_ids):
-            logits[token] = -math.inf
+    return [-math.inf if forbidden(row, token) else x for token, x in enumerate(logits)]
+
+
+def forbidden(row: Row, token: int) -> bool:
+    params = row.params
+    ends = (set() if params.ignore_eos else EOS) | set(params.stop_token_ids)
+    words = [word for word in params.bad_words if word[-1] == token]
+    return (
+        (len(row.output) < params.min_tokens and token in ends)
+        or (params.allowed_token_ids is not None and token not in params.allowed_token_ids)
+        or any(len(word) == 1 or row.output[-len(word) + 1 :] == word[:-1] for word in words)
+    )
+
+
+def reference(row: Row) -> int:
+    """One row, token by token, in double precision."""
+    params, logits = row.params, adjusted(row)
     if params.temperature == 0:
         return logits.index(max(logits))
     top = max(logits)
@@ -74,6 +91,9 @@ PARAMS = st.builds(
     SamplingParams,
     max_tokens=st.just(64),
     min_tokens=st.integers(0, 4),
+    logit_bias=st.sampled_from([(), (), ((3, 4.5), (8, -100.0)), ((11, 100.0),)]),
+    allowed_token_ids=st.sampled_from([None, None, (1, 4, 6, 8, 17, 20), (12, 13)]),
+    bad_words=st.sampled_from([(), (), ((4,), (6,)), ((5, 13), (5, 5, 12), (17,))]),
     temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
     top_p=st.sampled_from([0.1, 0.55, 0.93, 1.0]),
     top_k=st.sampled_from([-1, 1, 3, 20, 1000]),
@@ -168,7 +188,8 @@ def test_the_logits_are_left_as_they_are() -> None:
     logits = torch.randn(1, VOCAB)
     kept = logits.clone()
     table = StateTable(1, 64, 16, VOCAB, EOS)
-    params = SamplingParams(repetition_penalty=1.5, min_tokens=3)
+    params = SamplingParams(repetition_penalty=1.5, min_tokens=3, logit_bias=((3, 2.0),), bad_words=((4,),))
     table.apply(StepPlan(0, new=(NewSequence(0, "a", (3, 4), 2, (), params),)))
-    sample(logits, table.sampling(np.array([0]), np.array([0])))
+    row = np.array([0])
+    sample(logits, table.with_adjustments(table.sampling(row, row), row, row))
     assert torch.equal(logits, kept)

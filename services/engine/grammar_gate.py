@@ -1,0 +1,91 @@
+"""Holds sequences with a grammar back until the worker has compiled it, so that no step waits for a compilation.
+
+Compilation runs on one thread of the lowest priority, which takes little from the threads that compute. Sequences
+without a grammar pass at once. Used by `Engine`.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from services.engine.core.request import SequenceSpec
+from shared.errors import ServiceError
+from shared.grammar import Grammar
+
+log = logging.getLogger(__name__)
+LOWEST_PRIORITY = 19
+
+
+class GrammarGate:
+    """The gate in front of a step loop. `add` and `abort` may be called from any thread.
+
+    `compile`: compiles a grammar or raises ServiceError. `admit`, `abort` and `refuse`: the step loop's methods.
+    """
+
+    def __init__(
+        self,
+        compile: Callable[[Grammar], None],
+        admit: Callable[[SequenceSpec], None],
+        abort: Callable[[str], None],
+        refuse: Callable[[str, ServiceError], None],
+    ) -> None:
+        self._compile = compile
+        self._admit = admit
+        self._abort = abort
+        self._refuse = refuse
+        self._lock = threading.Lock()
+        self._held: set[str] = set()
+        self._thread = ThreadPoolExecutor(1, "grammars", initializer=_lower_priority)
+
+    def __len__(self) -> int:
+        """Returns the number of sequences that are held back."""
+        return len(self._held)
+
+    def add(self, spec: SequenceSpec) -> None:
+        """Passes a sequence on when its grammar is compiled, or has it refused."""
+        if spec.params.grammar is None:
+            self._admit(spec)
+            return
+        with self._lock:
+            self._held.add(spec.sequence_id)
+        self._thread.submit(self._prepare, spec, spec.params.grammar)
+
+    def abort(self, sequence_id: str) -> None:
+        """Ends a sequence, whether it is held back or not."""
+        with self._lock:
+            self._held.discard(sequence_id)
+            self._abort(sequence_id)
+
+    def close(self) -> None:
+        """Waits for the compilation that is running, if any, and drops the others."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _prepare(self, spec: SequenceSpec, grammar: Grammar) -> None:
+        error: ServiceError | None = None
+        try:
+            if spec.sequence_id in self._held:
+                self._compile(grammar)
+        except ServiceError as refusal:
+            error = refusal
+        except Exception:
+            log.exception("a grammar of the kind %s could not be compiled", grammar.kind)
+            error = ServiceError("internal_error", "The grammar could not be compiled.")
+        with self._lock:
+            if spec.sequence_id not in self._held:
+                return
+            self._held.discard(spec.sequence_id)
+            if error is None:
+                self._admit(spec)
+            else:
+                self._refuse(spec.sequence_id, error)
+
+
+def _lower_priority() -> None:
+    if sys.platform == "linux":
+        # On Linux a thread has a priority of its own.
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)

@@ -1,0 +1,12 @@
+"""Logits processors: the request parameters that change or forbid logits before a token is sampled.
+
+| module       | what it does                                                                       |
+|--------------|------------------------------------------------------------------------------------|
+| `processor`  | the interface: one object for each sequence and parameter                          |
+| `masks`      | packed bitmasks of allowed tokens                                                  |
+| `processors` | `logit_bias`, `allowed_token_ids`, `bad_words`, `min_tokens`; makes a sequence's list |
+| `grammar`    | structured output: the mask of a compiled grammar                                  |
+
+The state table keeps the processors of its rows; the samplers apply the adjustments. Penalties are arrays over all rows
+and belong to the samplers.
+"""

@@ -1,0 +1,68 @@
+"""Packed bitmasks of allowed tokens: bit i of the mask is token i, 32 tokens in a little-endian word.
+
+All backends use this form: 19 KB for a vocabulary of 150,000, an eighth of a byte mask. Bits behind the vocabulary are
+0. Pure.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mask = NDArray[np.uint32]
+"""Shape [ceil(vocab_size / 32)]."""
+BITS = 32
+
+
+def num_words(vocab_size: int) -> int:
+    """Returns the number of words of a mask."""
+    return -(-vocab_size // BITS)
+
+
+def all_tokens(vocab_size: int) -> Mask:
+    """Returns a mask that allows every token."""
+    mask = np.full(num_words(vocab_size), 0xFFFFFFFF, dtype=np.uint32)
+    if rest := vocab_size % BITS:
+        mask[-1] = (1 << rest) - 1
+    return mask
+
+
+def only(token_ids: "Sequence[int] | NDArray[np.int64]", vocab_size: int) -> Mask:
+    """Returns a mask that allows only these tokens; ids outside the vocabulary are left out."""
+    ids = _inside(token_ids, vocab_size)
+    mask = np.zeros(num_words(vocab_size), dtype=np.uint32)
+    np.bitwise_or.at(mask, ids // BITS, _bits(ids))
+    return mask
+
+
+def without(mask: Mask, token_ids: "Sequence[int] | NDArray[np.int64]", vocab_size: int) -> Mask:
+    """Returns a copy of the mask that forbids these tokens too; ids outside the vocabulary are left out."""
+    return mask & ~only(token_ids, vocab_size)
+
+
+def of_bytes(packed: bytes, vocab_size: int) -> Mask:
+    """Returns the mask in `packed`, which may cover fewer or more tokens than the vocabulary; missing ones are 0."""
+    words = np.frombuffer(packed[: len(packed) // 4 * 4], dtype="<u4")[: num_words(vocab_size)]
+    mask = np.zeros(num_words(vocab_size), dtype=np.uint32)
+    mask[: len(words)] = words
+    return mask & all_tokens(vocab_size)
+
+
+def forbidden(mask: Mask, vocab_size: int) -> NDArray[np.bool_]:
+    """Returns for each token whether the mask forbids it, [vocab_size]."""
+    bits = np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little")
+    return bits == 0
+
+
+def allowed_ids(mask: Mask, vocab_size: int) -> NDArray[np.int64]:
+    """Returns the ids of the allowed tokens, ascending."""
+    return np.flatnonzero(~forbidden(mask, vocab_size))
+
+
+def _inside(token_ids: "Sequence[int] | NDArray[np.int64]", vocab_size: int) -> NDArray[np.int64]:
+    ids = np.asarray(token_ids, dtype=np.int64).reshape(-1)
+    return ids[(ids >= 0) & (ids < vocab_size)]
+
+
+def _bits(ids: NDArray[np.int64]) -> Mask:
+    return np.left_shift(np.uint32(1), (ids % BITS).astype(np.uint32))

@@ -1,0 +1,125 @@
+"""The logits processors of plain parameters, and the list of processors that a sequence needs.
+
+Adding a parameter means a class here and a line in `processors_of`. Called by the state table.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from services.engine.sampling import masks
+from services.engine.sampling.processor import Adjustment, LogitsProcessor
+from shared.grammar import Grammar
+from shared.sampling import SamplingParams
+
+MakeGrammar = Callable[[Grammar], LogitsProcessor]
+"""Returns a processor for a grammar at its start."""
+
+
+def processors_of(
+    params: SamplingParams,
+    output: Sequence[int],
+    end_token_ids: Sequence[int],
+    vocab_size: int,
+    make_grammar: MakeGrammar | None,
+) -> tuple[LogitsProcessor, ...]:
+    """Returns the processors of a sequence whose output so far is `output`; empty if it needs none.
+
+    `end_token_ids`: the tokens that end the sequence, which `min_tokens` forbids at first.
+    """
+    found: list[LogitsProcessor] = []
+    if params.logit_bias:
+        found.append(LogitBias(params.logit_bias))
+    if params.allowed_token_ids is not None:
+        found.append(AllowedTokens(params.allowed_token_ids, vocab_size))
+    if params.bad_words:
+        found.append(BadWords(params.bad_words, vocab_size))
+    if params.grammar is not None:
+        assert make_grammar is not None, "the worker has no grammars"
+        found.append(make_grammar(params.grammar))
+    elif params.min_tokens:
+        # A complete grammar allows nothing but an end token, so a grammar goes before `min_tokens`.
+        found.append(MinTokens(params.min_tokens, end_token_ids, vocab_size))
+    for processor in found:
+        for token_id in output:
+            processor.append(token_id)
+    return tuple(found)
+
+
+class LogitBias:
+    """Adds the request's `logit_bias` to the logits."""
+
+    needs_tokens = False
+
+    def __init__(self, bias: Sequence[tuple[int, float]]) -> None:
+        self._ids = np.array([token_id for token_id, _ in bias], dtype=np.int64)
+        self._values = np.array([value for _, value in bias], dtype=np.float32)
+
+    def append(self, token_id: int) -> None:
+        """See LogitsProcessor."""
+
+    def adjust(self, adjustment: Adjustment, position: int, drafts: Sequence[int]) -> None:
+        """See LogitsProcessor."""
+        adjustment.biases.append((self._ids, self._values))
+
+
+class AllowedTokens:
+    """Allows only the request's `allowed_token_ids`."""
+
+    needs_tokens = False
+
+    def __init__(self, token_ids: Sequence[int], vocab_size: int) -> None:
+        self._mask = masks.only(token_ids, vocab_size)
+
+    def append(self, token_id: int) -> None:
+        """See LogitsProcessor."""
+
+    def adjust(self, adjustment: Adjustment, position: int, drafts: Sequence[int]) -> None:
+        """See LogitsProcessor."""
+        adjustment.allow(self._mask)
+
+
+class MinTokens:
+    """Forbids the tokens that end the sequence at the first `min_tokens` positions of the output."""
+
+    needs_tokens = False
+
+    def __init__(self, min_tokens: int, end_token_ids: Sequence[int], vocab_size: int) -> None:
+        self._min_tokens = min_tokens
+        self._mask = masks.without(masks.all_tokens(vocab_size), end_token_ids, vocab_size)
+
+    def append(self, token_id: int) -> None:
+        """See LogitsProcessor."""
+
+    def adjust(self, adjustment: Adjustment, position: int, drafts: Sequence[int]) -> None:
+        """See LogitsProcessor."""
+        if position < self._min_tokens:
+            adjustment.allow(self._mask)
+
+
+class BadWords:
+    """Keeps sequences of tokens out of the output.
+
+    The last token of a sequence is forbidden where the output ends with the tokens before it.
+    """
+
+    def __init__(self, words: Sequence[Sequence[int]], vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        everything = masks.all_tokens(vocab_size)
+        self._mask = masks.without(everything, [word[0] for word in words if len(word) == 1], vocab_size)
+        self._long = tuple(tuple(word) for word in words if len(word) > 1)
+        self._reach = max(map(len, self._long), default=1) - 1
+        self._tail: list[int] = []
+        """The last tokens of the output, as many as a word can have before its last one."""
+        self.needs_tokens = bool(self._long)
+
+    def append(self, token_id: int) -> None:
+        """See LogitsProcessor."""
+        if self._reach:
+            self._tail = [*self._tail, token_id][-self._reach :]
+
+    def adjust(self, adjustment: Adjustment, position: int, drafts: Sequence[int]) -> None:
+        """See LogitsProcessor."""
+        before = (*self._tail, *drafts)
+        ends = [word[-1] for word in self._long if before[len(before) - len(word) + 1 :] == word[:-1]]
+        adjustment.allow(masks.without(self._mask, ends, self._vocab_size) if ends else self._mask)

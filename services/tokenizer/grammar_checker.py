@@ -1,0 +1,70 @@
+"""Checks the grammars of requests before they are accepted: the tokenizer's side of `grammar_worker`.
+
+One worker process checks one grammar at a time, which takes milliseconds. It is started at the first grammar. A grammar
+that takes longer than `limits.GRAMMAR_WALL_S` costs the worker its life and the request an error. Verdicts are kept, so
+that a schema that many requests use is checked once.
+"""
+
+import asyncio
+from collections import OrderedDict
+
+from services.tokenizer.grammar_worker import GrammarJob, GrammarVerdict
+from services.tokenizer.worker_process import WorkerLostError, WorkerProcess
+from shared import limits
+from shared.errors import ServiceError
+from shared.grammar import Grammar
+
+WORKER = "services.tokenizer.grammar_worker"
+FRAME_BYTES_MAX = 64 * 1024
+
+
+class GrammarChecker:
+    """Checks grammars in a worker process."""
+
+    def __init__(self, *, wall_s: float = limits.GRAMMAR_WALL_S) -> None:
+        self._wall_s = wall_s
+        self._turn = asyncio.Lock()
+        self._worker: WorkerProcess[GrammarVerdict] | None = None
+        self._verdicts: OrderedDict[Grammar, str] = OrderedDict()
+        """The errors of checked grammars; the one used last is at the end."""
+        self.killed = 0
+        """Number of workers lost during a check."""
+
+    async def check(self, grammar: Grammar, param: str) -> None:
+        """Raises ServiceError('invalid_value') for a grammar that cannot be used. `param`: the request's field."""
+        error = self._verdicts.get(grammar)
+        if error is None:
+            async with self._turn:
+                error = await self._ask(grammar)
+            self._verdicts[grammar] = error
+            if len(self._verdicts) > limits.GRAMMAR_VERDICTS_MAX:
+                self._verdicts.popitem(last=False)
+        else:
+            self._verdicts.move_to_end(grammar)
+        if error:
+            raise ServiceError("invalid_value", error, param=param)
+
+    async def close(self) -> None:
+        """Ends the worker process."""
+        if self._worker is not None:
+            await self._worker.kill()
+            self._worker = None
+
+    async def _ask(self, grammar: Grammar) -> str:
+        worker = self._worker
+        if worker is None or not worker.alive:
+            await self.close()
+            # The first answer includes the start of the interpreter, which the time limit must not count.
+            worker = self._worker = await WorkerProcess.start(WORKER, GrammarVerdict, FRAME_BYTES_MAX)
+            await self._exchange(worker, Grammar("regex", "a"), limits.GRAMMAR_START_S)
+        return await self._exchange(worker, grammar, self._wall_s)
+
+    async def _exchange(self, worker: "WorkerProcess[GrammarVerdict]", grammar: Grammar, wall_s: float) -> str:
+        try:
+            return (await worker.ask(GrammarJob(grammar, wall_s), wall_s)).error
+        except WorkerLostError as lost:
+            self.killed += 1
+            return f"Checking the grammar or schema {lost}. Make it smaller or simpler."
+        finally:
+            if not worker.fresh:
+                await self.close()

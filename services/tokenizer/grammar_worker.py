@@ -1,0 +1,52 @@
+"""The process that checks grammars: `python -m services.tokenizer.grammar_worker`, started by `grammar_checker` only.
+
+A grammar is untrusted input to a compiler, so the process limits its own memory, processor time and files. It answers
+jobs from standard input until end of file and keeps no state between them, so it can be killed at any time.
+"""
+
+import signal
+import sys
+
+import msgspec
+
+from services.tokenizer.sandbox import allow_processor_time, limit_worker, read_frame, write_frame
+from shared.errors import ServiceError
+from shared.grammar import Grammar
+from shared.text.constraint import byte_tokenizer, check_grammar
+
+ADDRESS_SPACE_BYTES = 2 * 2**30
+"""Interpreter and library map some 300 MB, most of it never touched; the limit is for what a grammar makes of them."""
+
+
+class GrammarJob(msgspec.Struct, frozen=True, array_like=True):
+    """One grammar to check. Answered by `GrammarVerdict`. `wall_s`: time limit in seconds."""
+
+    grammar: Grammar
+    wall_s: float
+
+
+class GrammarVerdict(msgspec.Struct, frozen=True, array_like=True):
+    """Why the grammar cannot be used, as a message for the user; empty if it can."""
+
+    error: str = ""
+
+
+def main() -> int:
+    """Answers jobs until the end of standard input. Returns the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles an interrupt from the terminal
+    limit_worker(ADDRESS_SPACE_BYTES)
+    tokenizer = byte_tokenizer()
+    jobs = msgspec.msgpack.Decoder(GrammarJob)
+    while (job := read_frame(sys.stdin.buffer, jobs)) is not None:
+        allow_processor_time(job.wall_s)
+        error = ""
+        try:
+            check_grammar(job.grammar, tokenizer)
+        except ServiceError as refusal:
+            error = refusal.message
+        write_frame(sys.stdout.buffer, GrammarVerdict(error))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Compiles grammars for structured output with the llguidance library: to a matcher that masks tokens.
+
+Compilation is lazy: the library builds its automata while masks are computed. Time and memory of both are bounded by
+`parser_limits`, so a hostile grammar ends with an error of its own sequence. Tokenizers check grammars in a process
+that may be killed (`services/tokenizer/grammar_worker.py`); engines use them (`services/engine/sampling/grammar.py`).
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, TokenizerWrapper, grammar_from
+
+from shared.config import ModelSettings
+from shared.errors import ServiceError
+from shared.grammar import Grammar, GrammarKind
+from shared.text.vocabulary import choose_vocabulary
+
+WHITESPACE = r"[ \n\t\r]{0,20}"
+"""Default whitespace between JSON tokens. Bounded, so that a model cannot write whitespace for ever."""
+LEXER_FUEL_START, LEXER_FUEL_STEP = 500_000, 100_000
+"""Work of the regular expressions at the start and for one mask; a unit is about 0.1 µs."""
+STEP_ITEMS_MAX, LEXER_STATES_MAX = 25_000, 50_000
+"""Parser items for one token, and states of the automaton of the regular expressions."""
+GRAMMAR_SIZE_MAX = 250_000
+"""Nodes of a grammar after schemas are expanded."""
+NO_TOKENIZER = "Structured output needs a tokenizer, and this server has none (--skip-tokenizer-init)."
+
+
+def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+    """Returns a matcher at the start of the grammar. Raises ServiceError('invalid_value') with the library's reason."""
+    matcher = LLMatcher(tokenizer, serialized(grammar), log_level=0, limits=parser_limits())
+    if matcher.is_error():
+        raise invalid(matcher.get_error())
+    return matcher
+
+
+def check_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> None:
+    """Raises ServiceError('invalid_value') for a grammar that does not compile or that no text satisfies."""
+    matcher = compile_grammar(grammar, tokenizer)
+    mask = matcher.compute_bitmask()
+    if matcher.is_error():
+        raise invalid(matcher.get_error())
+    if not any(mask) or matcher.is_stopped():
+        raise ServiceError("invalid_value", "No output can satisfy the grammar or schema.")
+
+
+def invalid(reason: str) -> ServiceError:
+    """Returns the error for a grammar that the library refuses. `reason`: the library's message, which is shortened."""
+    lines = [line.rstrip() for line in reason.split("<state>")[0].strip().splitlines() if line.strip()]
+    told = " ".join(lines[:4])[:400].rstrip(".")
+    return ServiceError("invalid_value", f"The grammar or schema cannot be used: {told}.")
+
+
+def serialized(grammar: Grammar) -> str:
+    """Returns the grammar in the library's form. Raises ServiceError('invalid_value')."""
+    try:
+        return _SERIALIZERS[grammar.kind](grammar)
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        raise invalid(f"{error}" or type(error).__name__) from None
+
+
+def parser_limits() -> LLParserLimits:
+    """Returns the limits of every grammar."""
+    return LLParserLimits(
+        initial_lexer_fuel=LEXER_FUEL_START,
+        step_lexer_fuel=LEXER_FUEL_STEP,
+        step_max_items=STEP_ITEMS_MAX,
+        max_lexer_states=LEXER_STATES_MAX,
+        max_grammar_size=GRAMMAR_SIZE_MAX,
+        verbose_errors=False,
+    )
+
+
+def byte_tokenizer() -> LLTokenizer:
+    """Returns a tokenizer whose tokens are bytes: enough to check a grammar, without a model's vocabulary."""
+    return LLTokenizer("byte")
+
+
+def model_tokenizer(
+    settings: ModelSettings, directory: Path, model_directory: Path, end_token_ids: list[int], vocab_size: int
+) -> LLTokenizer:
+    """Returns the model's tokenizer for matchers. Takes up to a second for a large vocabulary. Raises ServiceError.
+
+    `end_token_ids`: the tokens that end an output, at least one. `vocab_size`: the width of the logits, which may be
+    larger than the vocabulary in `directory`.
+    """
+    if settings.skip_tokenizer_init:
+        raise ServiceError("unsupported_parameter", NO_TOKENIZER)
+    path = directory / "tokenizer.json"
+    if path.is_file() and settings.tokenizer_mode == "auto":
+        data = cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+        # A file may cut or pad texts for training, which the library would take over.
+        content = json.dumps({**data, "truncation": None, "padding": None})
+        size = max(vocab_size, _largest_id(data) + 1)
+        return LLTokenizer(content, n_vocab=size, eos_token=end_token_ids)
+    vocabulary = choose_vocabulary(settings, directory, model_directory)
+    return LLTokenizer(TokenizerWrapper(_Tokens(vocabulary, end_token_ids[0], vocab_size)), eos_token=end_token_ids)
+
+
+class _Tokens:
+    """A vocabulary in the form that the library's wrapper takes."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Any, eos_token_id: int, vocab_size: int) -> None:
+        self.eos_token_id = eos_token_id
+        self.tokens = [vocabulary.token_bytes[i] for i in range(max(vocab_size, vocabulary.size))]
+        self.special_token_ids = sorted(vocabulary.special_ids)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        # The library needs token ids only for forced text, which engines do not ask for.
+        return []
+
+
+def _largest_id(tokenizer: Mapping[str, Any]) -> int:
+    added = [int(token["id"]) for token in cast(list[dict[str, Any]], tokenizer.get("added_tokens") or [])]
+    vocabulary: Any = tokenizer["model"]["vocab"]
+    # Unigram models have a list of tokens, the others a table with ids.
+    own = cast(dict[str, int], vocabulary).values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+    return max((*added, *own), default=0)
+
+
+def _json(grammar: Grammar) -> str:
+    return LLMatcher.grammar_from_json_schema(
+        grammar.text, overrides={"whitespace_pattern": grammar.whitespace or WHITESPACE}
+    )
+
+
+def _json_object(grammar: Grammar) -> str:
+    return _json(Grammar("json", '{"type": "object"}', grammar.whitespace))
+
+
+def _structural_tag(grammar: Grammar) -> str:
+    wanted = json.loads(grammar.text)
+    tags = [
+        StructTag(
+            trigger=next(trigger for trigger in wanted["triggers"] if one["begin"].startswith(trigger)),
+            begin=one["begin"],
+            grammar=one.get("schema") or {},
+            end=one["end"],
+        )
+        for one in wanted["structures"]
+    ]
+    lark = StructTag.to_grammar(tags, assume_special=False)
+    return LLMatcher.grammar_from_lark(lark)
+
+
+def _regex(grammar: Grammar) -> str:
+    return LLMatcher.grammar_from_regex(grammar.text)
+
+
+def _choice(grammar: Grammar) -> str:
+    return grammar_from("choice", grammar.text)
+
+
+def _context_free(grammar: Grammar) -> str:
+    return grammar_from("grammar", grammar.text)
+
+
+_SERIALIZERS: dict[GrammarKind, Callable[[Grammar], str]] = {
+    "json": _json,
+    "json_object": _json_object,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _context_free,
+    "structural_tag": _structural_tag,
+}
