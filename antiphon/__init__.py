@@ -17,6 +17,7 @@ from shared.version import __version__
 if TYPE_CHECKING:
     from antiphon.offline.async_engine import AsyncLLMEngine
     from antiphon.offline.engine_args import EngineArgs
+    from antiphon.offline.guided import GuidedDecodingRequest, LLMGuidedOptions
     from antiphon.offline.inputs import PromptInput
     from antiphon.offline.llm import LLM
     from antiphon.offline.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -27,6 +28,8 @@ __all__ = [
     "AsyncLLMEngine",
     "CompletionOutput",
     "EngineArgs",
+    "GuidedDecodingRequest",
+    "LLMGuidedOptions",
     "Logprob",
     "PromptInput",
     "RequestMetrics",
@@ -40,6 +43,8 @@ _HOMES = {
     "AsyncLLMEngine": "async_engine",
     "CompletionOutput": "outputs",
     "EngineArgs": "engine_args",
+    "GuidedDecodingRequest": "guided",
+    "LLMGuidedOptions": "guided",
     "Logprob": "outputs",
     "PromptInput": "inputs",
     "RequestMetrics": "outputs",

@@ -29,3 +29,5 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     text: str = ""
     whitespace: str = ""
     """Regular expression of the whitespace between JSON tokens; empty: the default of `shared.text.constraint`."""
+    compact: bool = False
+    """JSON without whitespace, except one space after each comma and colon."""

@@ -67,7 +67,6 @@ def _answer(name: str, value: Any, other: Other) -> None:
 _EXTENSIONS = {
     "lora_request": "LoRA adapters are not loaded yet",
     "prompt_adapter_request": "prompt adapters are not loaded yet",
-    "guided_options_request": "guided decoding is not served yet",
 }
 
 

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from antiphon.offline.engine_args import engine_args, refuse_extensions
+from antiphon.offline.guided import GuidedDecodingRequest, LLMGuidedOptions, with_guidance
 from antiphon.offline.inputs import Prompt, PromptInput, TokenIds, paired, prompts_of
 from antiphon.offline.outputs import RequestOutput
 from antiphon.offline.progress import progress_bar
@@ -90,7 +91,7 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: Any = None,
         prompt_adapter_request: Any = None,
-        guided_options_request: Any = None,
+        guided_options_request: GuidedDecodingRequest | LLMGuidedOptions | None = None,
         *,
         inputs: PromptInput | Sequence[PromptInput] | None = None,
         priority: Sequence[int] | None = None,
@@ -99,23 +100,20 @@ class LLM:
 
         `prompts` (or `inputs`) is a text, a dict with `prompt` or `prompt_token_ids`, or a list of these.
         `sampling_params` applies to all prompts, or is a list with one item for each prompt; None means
-        `SamplingParams()`. `priority` has one number for each prompt; prompts with lower numbers run first.
+        `SamplingParams()`. `guided_options_request` is a structure that every output must follow. `priority` has one
+        number for each prompt; prompts with lower numbers run first.
 
         Raises ValueError or TypeError for invalid arguments before any prompt runs. An error while a prompt runs ends
         only that prompt's result, which then has `error_code` and `error_msg`.
         """
-        refuse_extensions(
-            lora_request=lora_request,
-            prompt_adapter_request=prompt_adapter_request,
-            guided_options_request=guided_options_request,
-        )
+        refuse_extensions(lora_request=lora_request, prompt_adapter_request=prompt_adapter_request)
         if prompts is not None and inputs is not None:
             raise ValueError("'inputs' is another name of 'prompts': give one of them.")
         if prompt_token_ids is not None:
             message = "'prompt_token_ids' is deprecated: give prompts of the form {'prompt_token_ids': [...]}"
             warnings.warn(message, DeprecationWarning, stacklevel=2)
         found = prompts_of(prompts if inputs is None else inputs, prompt_token_ids)
-        return self._run(found, sampling_params, use_tqdm, priority)
+        return self._run(found, with_guidance(sampling_params, guided_options_request), use_tqdm, priority)
 
     def chat(
         self,

@@ -19,6 +19,7 @@ from shared.errors import ServiceError
 from shared.model_files import model_directory, tokenizer_directory
 from shared.request import conversation
 from shared.request.checks import check_token_ids
+from shared.text.bad_words import bad_word_ids
 from shared.text.chat_template import ChatTemplate, TemplateFailedError
 from shared.text.codec import NoCodec, choose_codec, given_template, load_facts
 from shared.text.turns import plain_messages
@@ -65,6 +66,12 @@ class PromptText:
                 raise ValueError("The prompt has no tokens.")
         _as_value_error(check_context, len(ids), max_tokens, self._max_model_len, "prompt")
         return ids
+
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Returns the token ids of words that an output must not contain. Raises ValueError."""
+        if words and not self._has_tokenizer:
+            raise ValueError(_NO_TOKENIZER)
+        return bad_word_ids(self._codec, words)
 
     def rendered(self, messages: Sequence[Message], chat_template: str | None, add_generation_prompt: bool) -> str:
         """Returns a conversation rendered to text by the chat template, including special tokens. Raises ValueError."""

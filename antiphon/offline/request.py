@@ -45,6 +45,8 @@ class Submitted:
     arrived: Times
     started: Times
     preprocess_s: float
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """The texts among the parameters' `bad_words` as token ids."""
 
 
 class LiveRequest:
@@ -71,7 +73,7 @@ class LiveRequest:
     def specs(self, first_arrival: int) -> list[SequenceSpec]:
         """Returns the request's sequences for the engine, with consecutive arrival numbers from `first_arrival`."""
         submitted = self.submitted
-        params = submitted.params.engine_params(submitted.seed, self._room)
+        params = submitted.params.engine_params(submitted.seed, self._room, submitted.bad_words)
         family = self.sequence_ids[0] if len(self.sequence_ids) > 1 else ""
         return [
             SequenceSpec(

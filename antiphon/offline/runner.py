@@ -19,6 +19,7 @@ from services.engine.loop import StepReport
 from shared.errors import ServiceError
 from shared.model_files import located
 from shared.request.seed_source import seeds_of
+from shared.sampling import check_vocabulary
 
 GATHER_S = 0.05
 """Longest time in seconds that `step` waits while new requests are being gathered into a batch (`--max-batch-size`)."""
@@ -62,6 +63,8 @@ class Runner:
         arrived = arrived or now()
         preprocessing = time.monotonic()
         token_ids = self.text.token_ids(prompt, params.max_tokens or 0, add_special_tokens=add_special_tokens)
+        bad_words = self.text.bad_word_ids([word for word in params.bad_words or () if isinstance(word, str)])
+        self._check(params, bad_words)
         started = now()
         return Submitted(
             request_id=request_id,
@@ -74,7 +77,18 @@ class Runner:
             arrived=arrived,
             started=started,
             preprocess_s=started.monotonic - preprocessing,
+            bad_words=bad_words,
         )
+
+    def _check(self, params: SamplingParams, bad_words: Sequence[tuple[int, ...]]) -> None:
+        """Raises ValueError for parameters that this model cannot follow."""
+        wanted = params.engine_params(0, bad_words=bad_words)
+        try:
+            check_vocabulary(wanted, self.engine.facts.vocab_size)
+            if wanted.grammar is not None:
+                self.engine.executor.compile_grammar(wanted.grammar)
+        except ServiceError as error:
+            raise ValueError(error.message) from None
 
     def submitted_all(
         self,

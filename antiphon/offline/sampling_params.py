@@ -12,6 +12,8 @@ from shared import sampling
 from shared.errors import ServiceError
 from shared.request import rules
 from shared.request.sampling_fields import sampling_params
+from shared.request.structured import constraint_of
+from shared.request.token_constraints import token_constraints
 
 AS_MANY_AS_FIT = 0
 _NOT_SERVED = "is not served yet: leave it out"
@@ -44,6 +46,12 @@ class SamplingParams:
             None: log probabilities are not reported.
         detokenize: Whether outputs have text; if not, they have only token ids.
         skip_special_tokens: Whether special tokens are omitted from the text.
+        logit_bias: Value to add to the logit of each of these tokens, -100 to 100.
+        allowed_token_ids: The only tokens that may be sampled; None: all.
+        bad_words: Token ids and texts that the output must not contain.
+        guided_json: JSON Schema that the output must follow: a dict, its text, or a pydantic model's class.
+        structured_outputs: A dict or object with one of `json`, `regex`, `choice`, `grammar`, `json_object` and
+            `structural_tag`, which the output must follow.
     """
 
     n: int = 1
@@ -75,11 +83,15 @@ class SamplingParams:
     logits_processors: Sequence[Callable[..., Any]] | None = None
     truncate_prompt_tokens: int | None = None
     logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
     guided_json: Any = None
+    structured_outputs: Any = None
 
     def __post_init__(self) -> None:
         self._refuse_what_is_not_served()
         try:
+            structure = constraint_of(self)
+            self.grammar = None if structure is None else structure.grammar
             sampling.check(self.engine_params(0))
             rules.check_choices(self.n, self.best_of, self.temperature, self.top_k)
             self.stop_strings = rules.stop_strings(self.stop)
@@ -88,13 +100,21 @@ class SamplingParams:
         if self.detokenize is False and self.stop_strings:
             raise ValueError("'stop' needs text: leave 'detokenize' at True, or use 'stop_token_ids'.")
 
-    def engine_params(self, seed: int, room: int = 0) -> sampling.SamplingParams:
+    def engine_params(
+        self, seed: int, room: int = 0, bad_words: Sequence[tuple[int, ...]] = ()
+    ) -> sampling.SamplingParams:
         """Returns the engine's parameters. `seed` is used if the user gave no seed, `room` if `max_tokens` is None.
 
         `room` is the number of tokens that fit into the context after the prompt; 0 if it is not known yet.
+        `bad_words`: the token ids of the texts among the user's `bad_words`.
         """
+        constraints = token_constraints(self)
         return sampling_params(
             self,
+            logit_bias=constraints.logit_bias,
+            allowed_token_ids=constraints.allowed_token_ids,
+            bad_words=(*constraints.bad_words, *bad_words),
+            grammar=self.grammar,
             max_tokens=(room or max(1, self.min_tokens)) if self.max_tokens is None else self.max_tokens,
             seed=seed if self.seed is None else self.seed,
         )
@@ -104,13 +124,10 @@ class SamplingParams:
             "use_beam_search": self.use_beam_search,
             "length_penalty": self.length_penalty != 1.0,
             "early_stopping": self.early_stopping is not False,
-            "bad_words": bool(self.bad_words),
             "prompt_logprobs": self.prompt_logprobs is not None and self.prompt_logprobs is not False,
             "spaces_between_special_tokens": not self.spaces_between_special_tokens,
             "logits_processors": bool(self.logits_processors),
             "truncate_prompt_tokens": self.truncate_prompt_tokens is not None,
-            "logit_bias": bool(self.logit_bias),
-            "guided_json": self.guided_json is not None,
         }
         for name, wanted in asked.items():
             if wanted:

@@ -36,6 +36,10 @@ class GenerationRequest:
     cache_salt: bytes = b""
     priority: int = 0
     trace_headers: dict[str, str] = field(default_factory=dict)
+    bad_word_texts: tuple[str, ...] = ()
+    """Words of `bad_words` as texts; tokenizers convert them to `params.bad_words`."""
+    grammar_param: str = ""
+    """Name of the request's field that `params.grammar` comes from, for errors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from services.tokenizer.grammar_checker import GrammarChecker
 from services.tokenizer.renderer import Renderer
 from services.tokenizer.requests import (
     check_model,
@@ -61,6 +62,7 @@ class TokenizerActor(Actor):
         self._host = host
         self._codec = codec
         self._renderer = renderer
+        self._grammars = GrammarChecker()
         self._bos_token = bos_token
         self._model = model
         self._jobs_max = jobs_max
@@ -84,6 +86,9 @@ class TokenizerActor(Actor):
         check_request(request)
         if request.messages:
             self._start_job(envelope, lambda: self._tokenize_conversation(request, envelope))
+            return None
+        if request.grammar is not None:
+            self._start_job(envelope, lambda: self._tokenize_with_grammar(request, envelope))
             return None
         if num_characters(request) > limits.TOKENIZER_INLINE_CHARS_MAX:
             self._start_job(envelope, lambda: self._tokenize_long(request, envelope))
@@ -119,6 +124,7 @@ class TokenizerActor(Actor):
 
     async def _tokenize_conversation(self, request: TokenizeRequest, envelope: Envelope) -> TokenizeReply:
         with self._span(envelope) as span:
+            await self._check_grammar(request)
             messages = plain_messages(self._codec, request.messages)
             text = await self._renderer.render(messages, request.add_generation_prompt)
             if self._bos_token and text.startswith(self._bos_token):
@@ -127,6 +133,14 @@ class TokenizerActor(Actor):
             if len(text) <= limits.TOKENIZER_INLINE_CHARS_MAX:
                 return self._counted(tokenize(self._codec, request, (text,)), span)
             return self._counted(await self._on_thread(request, (text,)), span)
+
+    async def _tokenize_with_grammar(self, request: TokenizeRequest, envelope: Envelope) -> TokenizeReply:
+        await self._check_grammar(request)
+        return await self._tokenize_long(request, envelope)
+
+    async def _check_grammar(self, request: TokenizeRequest) -> None:
+        if request.grammar is not None:
+            await self._grammars.check(request.grammar, request.grammar_param)
 
     async def _tokenize_long(self, request: TokenizeRequest, envelope: Envelope) -> TokenizeReply:
         with self._span(envelope) as span:
@@ -194,4 +208,5 @@ class TokenizerActor(Actor):
 
     async def _end(self) -> None:
         self._threads.shutdown(wait=False)
+        await self._grammars.close()
         await self._renderer.close()

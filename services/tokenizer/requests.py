@@ -6,6 +6,7 @@ from shared.codec import pack_ids
 from shared.context import check_context
 from shared.errors import ServiceError
 from shared.messages import DetokenizeRequest, TokenizedPrompt, TokenizeReply, TokenizeRequest
+from shared.text.bad_words import bad_word_ids
 from shared.text.codec import Codec
 from shared.text.turns import known_ids
 
@@ -18,7 +19,8 @@ def check_model(model: str, served: str) -> None:
 
 def check_request(request: TokenizeRequest) -> None:
     """Raises ServiceError for a request without text, with too many prompts, or with too much text."""
-    if bool(request.prompts) == bool(request.messages):
+    needs_no_text = bool(request.bad_words) or request.grammar is not None
+    if bool(request.prompts) == bool(request.messages) and (request.messages or not needs_no_text):
         raise ServiceError("missing_required_parameter", "Give either a prompt or messages.", param=field(request))
     if len(request.prompts) > limits.PROMPTS_MAX or len(request.messages) > limits.MESSAGES_MAX:
         count = max(len(request.prompts), len(request.messages))
@@ -36,7 +38,8 @@ def field(request: TokenizeRequest) -> str:
 
 def num_characters(request: TokenizeRequest) -> int:
     """Returns the number of characters to tokenize."""
-    return sum(map(len, request.prompts)) + sum(len(message.content) for message in request.messages)
+    texts = (*request.prompts, *request.bad_words, *(message.content for message in request.messages))
+    return sum(map(len, texts))
 
 
 def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> TokenizeReply:
@@ -48,7 +51,9 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
     for token_ids in token_lists:
         check_context(len(token_ids), request.max_tokens, request.max_model_len, field(request))
     prompts = [_tokenized(codec, request, token_ids) for token_ids in token_lists]
-    return TokenizeReply(request.request_id, tuple(prompts))
+    return TokenizeReply(
+        request.request_id, tuple(prompts), tuple(map(pack_ids, bad_word_ids(codec, request.bad_words)))
+    )
 
 
 def detokenize(codec: Codec, request: DetokenizeRequest) -> str:

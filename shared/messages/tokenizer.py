@@ -1,5 +1,6 @@
 """Messages to and from the tokenizers of a model. See the package."""
 
+from shared.grammar import Grammar
 from shared.messages.base import Message, Part
 
 
@@ -33,6 +34,12 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     cache_salt: bytes = b""
     return_tokens: bool = False
     """Whether the reply also has each token's own text."""
+    bad_words: tuple[str, ...] = ()
+    """Texts to convert to token ids, in the forms in which they occur in an output."""
+    grammar: Grammar | None = None
+    """Checked; the request is refused if the grammar cannot be used. With it or `bad_words`, no text need be given."""
+    grammar_param: str = ""
+    """Name of the user's field that the grammar comes from, for errors."""
 
 
 class TokenizedPrompt(Part, frozen=True, array_like=True):
@@ -48,6 +55,8 @@ class TokenizeReply(Message, frozen=True, array_like=True, tag=True):
 
     request_id: str
     prompts: tuple[TokenizedPrompt, ...]
+    bad_words: tuple[bytes, ...] = ()
+    """Packed token ids of the request's `bad_words`: each word at the start of a text and after a space."""
 
 
 class DetokenizeRequest(Message, frozen=True, array_like=True, tag=True):

@@ -2,11 +2,13 @@
 
 The gateway and the offline `LLM` use this package, so both accept the same requests and give the same answers.
 
-| module            | what it does                                                         |
-|-------------------|----------------------------------------------------------------------|
-| `checks`          | raises the errors that name a wrong parameter                        |
-| `rules`           | checks `n` and stop strings; sampling parameters of each choice      |
-| `sampling_fields` | builds the engine's sampling parameters from a request's fields      |
-| `seed_source`     | draws the seed of a request that has none                            |
-| `conversation`    | converts a client's chat messages to the chat template's messages    |
+| module              | what it does                                                      |
+|---------------------|-------------------------------------------------------------------|
+| `checks`            | raises the errors that name a wrong parameter                     |
+| `rules`             | checks `n` and stop strings; sampling parameters of each choice   |
+| `sampling_fields`   | builds the engine's sampling parameters from a request's fields   |
+| `structured`        | converts the fields for structured output to a grammar            |
+| `token_constraints` | converts the fields that name tokens                              |
+| `seed_source`       | draws the seed of a request that has none                         |
+| `conversation`      | converts a client's chat messages to the chat template's messages |
 """

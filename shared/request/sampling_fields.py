@@ -10,7 +10,7 @@ same name. A parameter that only has to reach the engine is added in four files:
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -34,6 +34,5 @@ def _value(fields: object, name: str) -> Any:
     given, default = getattr(fields, name, None), _DEFAULTS[name]
     if given is None:
         return default
-    kind: type[object] = type(default)
-    convert = _CONVERTERS.get(kind)
+    convert = _CONVERTERS.get(cast(type[object], type(default)))
     return given if convert is None else convert(given)

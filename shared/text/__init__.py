@@ -7,6 +7,8 @@ text for the same tokens.
 |---------------------|------------------------------------------------------------------|
 | `codec`             | text to token ids and back; special tokens and the chat template |
 | `chat_template`     | renders a conversation in a sandbox                              |
+| `bad_words`         | words that an output must not contain, as token ids              |
+| `constraint`        | compiles the grammars of structured output                       |
 | `turns`             | chat turns as texts, for the chat template                       |
 | `tokenizer_adapter` | tokenizers without a `tokenizer.json`                            |
 | `vocabulary`        | token ids to bytes                                               |

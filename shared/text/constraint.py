@@ -123,13 +123,14 @@ def _largest_id(tokenizer: Mapping[str, Any]) -> int:
 
 
 def _json(grammar: Grammar) -> str:
+    rule: Any = {"whitespace_flexible": False} if grammar.compact else {}
     return LLMatcher.grammar_from_json_schema(
-        grammar.text, overrides={"whitespace_pattern": grammar.whitespace or WHITESPACE}
+        grammar.text, overrides=rule or {"whitespace_pattern": grammar.whitespace or WHITESPACE}
     )
 
 
 def _json_object(grammar: Grammar) -> str:
-    return _json(Grammar("json", '{"type": "object"}', grammar.whitespace))
+    return _json(Grammar("json", '{"type": "object"}', grammar.whitespace, grammar.compact))
 
 
 def _structural_tag(grammar: Grammar) -> str:

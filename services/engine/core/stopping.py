@@ -56,7 +56,7 @@ def rules_for(
     """
     has_grammar = params.grammar is not None
     return StopRules(
-        eos_token_ids=params.end_token_ids(eos_token_ids) | (eos_token_ids if has_grammar else frozenset()),
+        eos_token_ids=params.end_token_ids(eos_token_ids) | (eos_token_ids if has_grammar else frozenset[int]()),
         stop_token_ids=frozenset(params.stop_token_ids),
         min_tokens=0 if has_grammar else params.min_tokens,
         max_tokens=min(params.max_tokens, max_model_len - num_prompt_tokens),

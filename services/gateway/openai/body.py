@@ -58,6 +58,11 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    """Value to add to a token's logit, by the token's id as text; -100 to 100."""
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[int | str] | None = None
+    """Token ids and texts that the output must not contain."""
 
 
 class GenerationFields(SamplingFields, kw_only=True):
@@ -73,6 +78,18 @@ class GenerationFields(SamplingFields, kw_only=True):
     user: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    response_format: Any = None
+    """OpenAI's structured output: an object with `type`."""
+    structured_outputs: dict[str, Any] | None = None
+    """vLLM's structured output: `json`, `regex`, `choice`, `grammar`, `json_object` or `structural_tag`."""
+    guided_json: Any = None
+    """A JSON Schema that the output must follow: an object or its text."""
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
 
 
 def read_fields(body: bytes) -> RawFields:

@@ -17,6 +17,8 @@ from shared.request import conversation, rules
 from shared.request.checks import check_token_ids, given, missing, refuse, unsupported
 from shared.request.sampling_fields import sampling_params
 from shared.request.seed_source import SeedSource, random_seed
+from shared.request.structured import constraint_of
+from shared.request.token_constraints import token_constraints
 from shared.sampling import SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
@@ -130,6 +132,7 @@ def _params(
     """Returns the checked sampling parameters. `endpoint`: the endpoint's defaults of max_tokens and temperature."""
     default_max_tokens, default_temperature = endpoint
     max_tokens = _max_tokens(body, card, default_max_tokens)
+    constraints, structure = token_constraints(body), constraint_of(body)
     params = sampling_params(
         body,
         max_tokens=max_tokens or card.max_model_len,
@@ -138,8 +141,13 @@ def _params(
         top_k=min(given(body.top_k, -1), card.vocab_size),
         seed=draw_seed() if body.seed is None else body.seed,
         logprobs=logprobs,
+        logit_bias=constraints.logit_bias,
+        allowed_token_ids=constraints.allowed_token_ids,
+        bad_words=constraints.bad_words,
+        grammar=None if structure is None else structure.grammar,
     )
     sampling.check(params)
+    sampling.check_vocabulary(params, card.vocab_size)
     return params if max_tokens else msgspec.structs.replace(params, max_tokens=AS_MANY_AS_FIT)
 
 
@@ -163,6 +171,7 @@ def _request(
         refuse("stream_options", "needs 'stream' to be true")
     n = given(body.n, 1)
     rules.check_choices(n, body.best_of, params.temperature, params.top_k, num_prompts)
+    structure = constraint_of(body)
     return GenerationRequest(
         request_id=request_id,
         model=card.name,
@@ -173,6 +182,8 @@ def _request(
         skip_special_tokens=given(body.skip_special_tokens, True),
         cache_salt=_cache_salt(body),
         priority=_priority(body),
+        bad_word_texts=token_constraints(body).bad_word_texts,
+        grammar_param="" if structure is None else structure.param,
     )
 
 

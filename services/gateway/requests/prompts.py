@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.requests.service_clients import ServiceClients
 from shared.blocks import chain_hashes
-from shared.codec import TOKEN_BYTES, pack_ids
+from shared.codec import TOKEN_BYTES, pack_ids, unpack_ids
 from shared.context import check_context
 from shared.errors import ServiceError
 from shared.messages import TokenizeReply, TokenizeRequest
 from shared.request.rules import choice_params
-from shared.sampling import SamplingParams
+from shared.sampling import SamplingParams, check, check_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +28,40 @@ class Prompt:
         return len(self.packed) // TOKEN_BYTES
 
 
-async def prepare(peers: ServiceClients, request: GenerationRequest, card: ModelCard, block_size: int) -> list[Prompt]:
-    """Returns the prompts of a request as token ids.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What tokenizers make of a request: its prompts, and its parameters with `bad_words` as token ids."""
 
-    Raises ServiceError if a prompt is too long for the context, has no tokens or ids outside the vocabulary, or if the
-    chat template refuses the conversation.
+    prompts: list[Prompt]
+    params: SamplingParams
+
+
+async def prepare(peers: ServiceClients, request: GenerationRequest, card: ModelCard, block_size: int) -> Prepared:
+    """Returns the prompts of a request as token ids, and its parameters.
+
+    Raises ServiceError if a prompt is too long for the context, has no tokens or ids outside the vocabulary, if the
+    chat template refuses the conversation, or if the grammar cannot be used.
     """
-    if request.token_ids:
-        return [_given(ids, request, card, block_size) for ids in request.token_ids]
+    check_vocabulary(request.params, card.vocab_size)
+    given = [_given(ids, request, card, block_size) for ids in request.token_ids]
+    if given and request.params.grammar is None and not request.bad_word_texts:
+        return Prepared(given, request.params)
     message = tokenize_message(request, card, block_size)
     reply = await peers.tokenizer(message, text_size(request), request.trace_headers)
     assert isinstance(reply, TokenizeReply)
-    prompts = [Prompt(prompt.token_ids, prompt.block_hashes) for prompt in reply.prompts]
+    prompts = given or [Prompt(prompt.token_ids, prompt.block_hashes) for prompt in reply.prompts]
     if not all(prompt.num_tokens for prompt in prompts):
         raise ServiceError("invalid_value", "The prompt has no tokens.", param="prompt")
-    return prompts
+    return Prepared(prompts, _with_bad_words(request.params, reply))
+
+
+def _with_bad_words(params: SamplingParams, reply: TokenizeReply) -> SamplingParams:
+    if not reply.bad_words:
+        return params
+    words = (*params.bad_words, *(tuple(unpack_ids(word)) for word in reply.bad_words))
+    params = msgspec.structs.replace(params, bad_words=words)
+    check(params)
+    return params
 
 
 def tokenize_message(
@@ -59,6 +80,9 @@ def tokenize_message(
         block_size,
         request.cache_salt,
         return_tokens,
+        bad_words=request.bad_word_texts,
+        grammar=request.params.grammar,
+        grammar_param=request.grammar_param,
     )
 
 

@@ -9,7 +9,7 @@ request actor; the HTTP edge reads its updates.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.gateway.generation import GenerationRequest, ModelCard, SequenceUpdate
@@ -194,10 +194,12 @@ class RequestActor:
     # --- conducting ---
 
     async def _conduct(self) -> None:
-        self.prompts = await prepare(self._peers, self.request, self.card, self._block_size())
+        prepared = await prepare(self._peers, self.request, self.card, self._block_size())
+        self.prompts = prepared.prompts
         if self._over:
             return
-        self._orders = RequestMessages(self._parts.host, self.request, self.card, self.prompts)
+        request = replace(self.request, params=prepared.params)
+        self._orders = RequestMessages(self._parts.host, request, self.card, self.prompts)
         self.sequences = self._orders.sequences
         self._left = len(self.sequences)
         self._candidates = candidates_of(self, self._orders, self._number)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from services.engine.core.plan import NewSequence, ScheduledSequence, StepPlan
+from services.engine.sampling import masks
 from services.engine.worker.inputs import flatten
 from services.engine.worker.state_table import StateTable
 from shared.sampling import SamplingParams
@@ -88,7 +89,7 @@ def test_a_plan_past_the_known_tokens_is_a_broken_invariant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "barred"),
+    ("params", "forbidden"),
     [
         (SamplingParams(min_tokens=5), [1]),
         (SamplingParams(min_tokens=5, eos_token_ids=(7, 8)), [7, 8]),
@@ -97,9 +98,12 @@ def test_a_plan_past_the_known_tokens_is_a_broken_invariant() -> None:
         (SamplingParams(min_tokens=5, eos_token_ids=(7, 50)), [7]),
     ],
 )
-def test_before_min_tokens_the_tokens_that_would_end_the_sequence_are_barred(
-    params: SamplingParams, barred: list[int]
+def test_before_min_tokens_the_tokens_that_would_end_the_sequence_are_forbidden(
+    params: SamplingParams, forbidden: list[int]
 ) -> None:
     table = make_table()
     table.apply(StepPlan(0, new=(NewSequence(0, "r0", (10, 11), 2, (1,), params),)))
-    assert table.sampling(np.array([0]), np.array([0])).barred[0].tolist() == barred
+    row = np.array([0])
+    mask = table.with_adjustments(table.sampling(row, row), row, row).adjustments[0].mask
+    assert mask is not None
+    assert np.flatnonzero(masks.forbidden(mask, 50)).tolist() == forbidden

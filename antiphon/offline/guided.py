@@ -1,0 +1,79 @@
+"""The argument `guided_options_request` of `LLM.generate`: one structure for the outputs of all prompts of a call."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from antiphon.offline.sampling_params import SamplingParams
+from shared.errors import ServiceError
+from shared.request.structured import constraint_of
+
+
+class LLMGuidedOptions(TypedDict, total=False):
+    """The fields of `GuidedDecodingRequest` as a dict."""
+
+    guided_json: Any
+    guided_regex: str
+    guided_choice: list[str]
+    guided_grammar: str
+    guided_json_object: bool
+    guided_decoding_backend: str
+    guided_whitespace_pattern: str
+
+
+@dataclass(kw_only=True)
+class GuidedDecodingRequest:
+    """What outputs must follow. The constructor raises ValueError unless exactly one kind is given.
+
+    Args:
+        guided_json: A JSON Schema: a dict, its text, or a pydantic model's class.
+        guided_regex: A regular expression that the whole output matches.
+        guided_choice: Texts, one of which is the output.
+        guided_grammar: A context-free grammar in Lark's or GBNF's notation.
+        guided_json_object: Whether the output must be a JSON object.
+        guided_decoding_backend: Accepted for compatibility; it does not change the result.
+        guided_whitespace_pattern: Regular expression of the whitespace between JSON tokens.
+    """
+
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: Sequence[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            structure = constraint_of(self)
+        except ServiceError as error:
+            raise ValueError(error.message) from None
+        if structure is None:
+            raise ValueError(
+                "Give one of guided_json, guided_regex, guided_choice, guided_grammar, guided_json_object."
+            )
+        self.grammar = structure.grammar
+
+
+def with_guidance(
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    request: GuidedDecodingRequest | LLMGuidedOptions | Mapping[str, Any] | None,
+) -> SamplingParams | Sequence[SamplingParams] | None:
+    """Returns the sampling parameters with the request's structure. Raises ValueError or TypeError."""
+    if request is None:
+        return params
+    asked = request if isinstance(request, GuidedDecodingRequest) else GuidedDecodingRequest(**dict(request))
+    if isinstance(params, Sequence):
+        return [_guided(one, asked) for one in params]
+    return _guided(params or SamplingParams(), asked)
+
+
+def _guided(params: SamplingParams, asked: GuidedDecodingRequest) -> SamplingParams:
+    if params.grammar is not None:
+        raise ValueError(
+            "'guided_options_request' cannot be given together with a structure in the sampling parameters."
+        )
+    guided = copy.copy(params)
+    guided.grammar = asked.grammar
+    return guided

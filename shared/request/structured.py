@@ -1,0 +1,203 @@
+"""Converts the request fields for structured output to a `Grammar`. Pure; grammars are compiled elsewhere.
+
+    guided_json, guided_regex, guided_choice, guided_grammar, guided_json_object      vLLM's fields
+    structured_outputs                                                                the same in one object
+    response_format                                                                   OpenAI's field
+
+A request may ask for one of them. A schema may be a JSON object, its text, or (in Python) a pydantic model's class.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, cast
+
+import msgspec
+
+from shared import limits
+from shared.grammar import Grammar, GrammarKind
+from shared.request.checks import missing, refuse, unsupported
+
+BACKENDS = frozenset({"auto", "guidance", "llguidance", "outlines", "lm-format-enforcer", "xgrammar"})
+"""Values of `guided_decoding_backend`. llguidance compiles all grammars, whose meaning the names do not change."""
+CHOICES_MAX = 1024
+TAGS_MAX = 128
+_KINDS: Mapping[str, GrammarKind] = {
+    "json": "json",
+    "json_object": "json_object",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+_OPTIONS = frozenset({"whitespace_pattern", "disable_any_whitespace", "disable_fallback", "backend"})
+
+
+class Constraint(NamedTuple):
+    """A grammar and the field that asks for it, for errors."""
+
+    grammar: Grammar
+    param: str
+
+
+def constraint_of(fields: object) -> Constraint | None:
+    """Returns what the fields of a request ask for; None if they ask for no structure. Raises ServiceError.
+
+    `fields` may lack fields; a missing one counts as None.
+    """
+    given = {name: getattr(fields, name, None) for name in _READERS}
+    found = [one for name, value in given.items() if value is not None and (one := _READERS[name](value, name))]
+    backend = getattr(fields, "guided_decoding_backend", None)
+    if backend is not None and str(backend).partition(":")[0] not in BACKENDS:
+        refuse("guided_decoding_backend", f"must be one of {', '.join(sorted(BACKENDS))}")
+    if len(found) > 1:
+        refuse(found[1].param, f"cannot be given together with '{found[0].param}'")
+    pattern = getattr(fields, "guided_whitespace_pattern", None)
+    if pattern is None:
+        return found[0] if found else None
+    if not found or found[0].grammar.kind not in ("json", "json_object"):
+        refuse("guided_whitespace_pattern", "needs 'guided_json' or 'guided_json_object'")
+    return _checked(_with_whitespace(found[0], pattern, "guided_whitespace_pattern"))
+
+
+def _reader(kind: GrammarKind) -> Callable[[Any, str], Constraint | None]:
+    return lambda value, param: _constraint(kind, value, param)
+
+
+def _constraint(kind: GrammarKind, value: Any, param: str) -> Constraint | None:
+    if value is False and kind == "json_object":
+        return None
+    return _checked(Constraint(Grammar(kind, _TEXTS[kind](value, param)), param))
+
+
+def _checked(constraint: Constraint) -> Constraint:
+    if len(constraint.grammar.text.encode()) > limits.GRAMMAR_BYTES_MAX:
+        refuse(constraint.param, f"must not be longer than {limits.GRAMMAR_BYTES_MAX} bytes")
+    return constraint
+
+
+def _structured_outputs(value: Any, param: str) -> Constraint | None:
+    """Reads `structured_outputs`: an object with one kind, or an object of Python with these attributes."""
+    all_fields: Mapping[str, Any] = cast(Mapping[str, Any], value) if isinstance(value, Mapping) else vars(value)
+    asked = {name: each for name, each in all_fields.items() if each is not None and each is not False}
+    for name in asked:
+        if name not in _KINDS and name not in _OPTIONS:
+            unsupported(f"{param}.{name}", f"'{param}.{name}' is")
+    kinds = [name for name in asked if name in _KINDS]
+    if len(kinds) != 1:
+        refuse(param, f"must have exactly one of {', '.join(_KINDS)}")
+    found = _constraint(_KINDS[kinds[0]], asked[kinds[0]], f"{param}.{kinds[0]}")
+    if found is not None and "whitespace_pattern" in asked:
+        found = _with_whitespace(found, asked["whitespace_pattern"], f"{param}.whitespace_pattern")
+    if found is not None and asked.get("disable_any_whitespace"):
+        found = found._replace(grammar=Grammar(found.grammar.kind, found.grammar.text, compact=True))
+    return found
+
+
+def _response_format(value: Any, param: str) -> Constraint | None:
+    """Reads OpenAI's `response_format`."""
+    if not isinstance(value, Mapping):
+        refuse(param, "must be an object with a 'type'")
+    asked = cast(Mapping[str, Any], value)
+    kind = asked.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Constraint(Grammar("json_object"), param)
+    if kind == "json_schema":
+        schema = asked.get("json_schema")
+        if not isinstance(schema, Mapping):
+            missing(f"{param}.json_schema")
+        wanted: Any = cast(Mapping[str, Any], schema).get("schema")
+        return _constraint("json", {} if wanted is None else wanted, f"{param}.json_schema.schema")
+    if kind == "structural_tag":
+        return _constraint("structural_tag", {k: v for k, v in asked.items() if k != "type"}, param)
+    refuse(f"{param}.type", "must be 'text', 'json_object', 'json_schema' or 'structural_tag'")
+
+
+def _with_whitespace(found: Constraint, pattern: Any, param: str) -> Constraint:
+    if not isinstance(pattern, str) or not pattern:
+        refuse(param, "must be a regular expression")
+    return found._replace(grammar=Grammar(found.grammar.kind, found.grammar.text, pattern))
+
+
+def _schema_text(value: Any, param: str) -> str:
+    if isinstance(value, type) and hasattr(value, "model_json_schema"):
+        value = cast(Any, value).model_json_schema()
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            refuse(param, f"is not valid JSON: {error}")
+    if not isinstance(value, Mapping | bool):
+        refuse(param, "must be a JSON Schema: an object, or its text")
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        refuse(param, "must be a JSON Schema: an object, or its text")
+
+
+def _plain_text(value: Any, param: str) -> str:
+    if not isinstance(value, str) or not value:
+        refuse(param, "must be a text that is not empty")
+    return value
+
+
+def _choices_text(value: Any, param: str) -> str:
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    choices: list[Any] = list(cast(Sequence[Any], value)) if is_list else []
+    if not 1 <= len(choices) <= CHOICES_MAX or not all(isinstance(one, str) and one for one in choices):
+        refuse(param, f"must be a list of 1 to {CHOICES_MAX} texts")
+    return json.dumps(choices)
+
+
+def _flag_text(value: Any, param: str) -> str:
+    if value is not True:
+        refuse(param, "must be true or false")
+    return ""
+
+
+_Trigger = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class _Structure(msgspec.Struct):
+    begin: str
+    end: str
+    schema: dict[str, Any] = {}
+
+
+class _StructuralTag(msgspec.Struct, forbid_unknown_fields=True):
+    structures: Annotated[list[_Structure], msgspec.Meta(min_length=1, max_length=TAGS_MAX)]
+    triggers: Annotated[
+        list[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1, max_length=TAGS_MAX)
+    ]
+
+
+def _tags_text(value: Any, param: str) -> str:
+    try:
+        asked = msgspec.json.decode(value, type=_StructuralTag) if isinstance(value, str) else None
+        asked = asked or msgspec.convert(value, _StructuralTag)
+    except msgspec.MsgspecError as error:
+        refuse(param, f"must have 'structures' (objects with 'begin', 'schema' and 'end') and 'triggers': {error}")
+    for number, one in enumerate(asked.structures):
+        if not any(one.begin.startswith(trigger) for trigger in asked.triggers):
+            refuse(f"{param}.structures[{number}].begin", "must begin with one of the triggers")
+    return msgspec.json.encode(asked).decode()
+
+
+_TEXTS: Mapping[GrammarKind, Callable[[Any, str], str]] = {
+    "json": _schema_text,
+    "json_object": _flag_text,
+    "regex": _plain_text,
+    "choice": _choices_text,
+    "grammar": _plain_text,
+    "structural_tag": _tags_text,
+}
+_READERS: Mapping[str, Callable[[Any, str], Constraint | None]] = {
+    "guided_json": _reader("json"),
+    "guided_json_object": _reader("json_object"),
+    "guided_regex": _reader("regex"),
+    "guided_choice": _reader("choice"),
+    "guided_grammar": _reader("grammar"),
+    "structured_outputs": _structured_outputs,
+    "response_format": _response_format,
+}
