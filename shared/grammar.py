@@ -30,4 +30,4 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     whitespace: str = ""
     """Regular expression of the whitespace between JSON tokens; empty: the default of `shared.text.constraint`."""
     compact: bool = False
-    """JSON without whitespace, except one space after each comma and colon."""
+    """JSON without whitespace between its tokens."""

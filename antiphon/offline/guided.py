@@ -9,6 +9,8 @@ from antiphon.offline.sampling_params import SamplingParams
 from shared.errors import ServiceError
 from shared.request.structured import constraint_of
 
+_KINDS = "guided_json, guided_regex, guided_choice, guided_grammar and guided_json_object"
+
 
 class LLMGuidedOptions(TypedDict, total=False):
     """The fields of `GuidedDecodingRequest` as a dict."""
@@ -50,9 +52,7 @@ class GuidedDecodingRequest:
         except ServiceError as error:
             raise ValueError(error.message) from None
         if structure is None:
-            raise ValueError(
-                "Give one of guided_json, guided_regex, guided_choice, guided_grammar, guided_json_object."
-            )
+            raise ValueError(f"Give one of {_KINDS}.")
         self.grammar = structure.grammar
 
 
@@ -63,17 +63,19 @@ def with_guidance(
     """Returns the sampling parameters with the request's structure. Raises ValueError or TypeError."""
     if request is None:
         return params
-    asked = request if isinstance(request, GuidedDecodingRequest) else GuidedDecodingRequest(**dict(request))
+    asked = request if isinstance(request, GuidedDecodingRequest) else _request(request)
     if isinstance(params, Sequence):
         return [_guided(one, asked) for one in params]
     return _guided(params or SamplingParams(), asked)
 
 
+def _request(options: Any) -> GuidedDecodingRequest:
+    return GuidedDecodingRequest(**dict(options))
+
+
 def _guided(params: SamplingParams, asked: GuidedDecodingRequest) -> SamplingParams:
     if params.grammar is not None:
-        raise ValueError(
-            "'guided_options_request' cannot be given together with a structure in the sampling parameters."
-        )
+        raise ValueError("'guided_options_request' cannot be given if the sampling parameters have a structure.")
     guided = copy.copy(params)
     guided.grammar = asked.grammar
     return guided

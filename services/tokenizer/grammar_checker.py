@@ -13,6 +13,7 @@ from services.tokenizer.worker_process import WorkerLostError, WorkerProcess
 from shared import limits
 from shared.errors import ServiceError
 from shared.grammar import Grammar
+from shared.text.constraint import SUBJECT
 
 WORKER = "services.tokenizer.grammar_worker"
 FRAME_BYTES_MAX = 64 * 1024
@@ -42,7 +43,7 @@ class GrammarChecker:
         else:
             self._verdicts.move_to_end(grammar)
         if error:
-            raise ServiceError("invalid_value", error, param=param)
+            raise ServiceError("invalid_value", error.replace(SUBJECT, f"'{param}'", 1), param=param)
 
     async def close(self) -> None:
         """Ends the worker process."""
@@ -64,7 +65,7 @@ class GrammarChecker:
             return (await worker.ask(GrammarJob(grammar, wall_s), wall_s)).error
         except WorkerLostError as lost:
             self.killed += 1
-            return f"Checking the grammar or schema {lost}. Make it smaller or simpler."
+            return f"{SUBJECT} cannot be used: checking it {lost}. Make it smaller or simpler."
         finally:
             if not worker.fresh:
                 await self.close()

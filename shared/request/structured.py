@@ -77,7 +77,7 @@ def _checked(constraint: Constraint) -> Constraint:
 
 def _structured_outputs(value: Any, param: str) -> Constraint | None:
     """Reads `structured_outputs`: an object with one kind, or an object of Python with these attributes."""
-    all_fields: Mapping[str, Any] = cast(Mapping[str, Any], value) if isinstance(value, Mapping) else vars(value)
+    all_fields = _mapping(value)
     asked = {name: each for name, each in all_fields.items() if each is not None and each is not False}
     for name in asked:
         if name not in _KINDS and name not in _OPTIONS:
@@ -91,6 +91,10 @@ def _structured_outputs(value: Any, param: str) -> Constraint | None:
     if found is not None and asked.get("disable_any_whitespace"):
         found = found._replace(grammar=Grammar(found.grammar.kind, found.grammar.text, compact=True))
     return found
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return cast(Mapping[str, Any], value if isinstance(value, Mapping) else vars(value))
 
 
 def _response_format(value: Any, param: str) -> Constraint | None:

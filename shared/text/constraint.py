@@ -25,6 +25,8 @@ STEP_ITEMS_MAX, LEXER_STATES_MAX = 25_000, 50_000
 """Parser items for one token, and states of the automaton of the regular expressions."""
 GRAMMAR_SIZE_MAX = 250_000
 """Nodes of a grammar after schemas are expanded."""
+SUBJECT = "The grammar or schema"
+"""Beginning of the message about a grammar that cannot be used."""
 NO_TOKENIZER = "Structured output needs a tokenizer, and this server has none (--skip-tokenizer-init)."
 
 
@@ -43,14 +45,14 @@ def check_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> None:
     if matcher.is_error():
         raise invalid(matcher.get_error())
     if not any(mask) or matcher.is_stopped():
-        raise ServiceError("invalid_value", "No output can satisfy the grammar or schema.")
+        raise invalid("no output satisfies it")
 
 
 def invalid(reason: str) -> ServiceError:
     """Returns the error for a grammar that the library refuses. `reason`: the library's message, which is shortened."""
     lines = [line.rstrip() for line in reason.split("<state>")[0].strip().splitlines() if line.strip()]
     told = " ".join(lines[:4])[:400].rstrip(".")
-    return ServiceError("invalid_value", f"The grammar or schema cannot be used: {told}.")
+    return ServiceError("invalid_value", f"{SUBJECT} cannot be used: {told}.")
 
 
 def serialized(grammar: Grammar) -> str:

@@ -174,7 +174,7 @@ def test_usage_is_the_last_chunk_of_a_stream_that_asks_for_it(client: openai.Ope
         ("/v1/completions", {"prompt": "A", "max_tokens": "many"}, 400, "max_tokens"),
         ("/v1/completions", {"prompt": [[1], "A"]}, 400, "prompt"),
         ("/v1/chat/completions", {"messages": []}, 400, "messages"),
-        ("/v1/chat/completions", {"messages": HELLO, "guided_json": {"type": "object"}}, 400, "guided_json"),
+        ("/v1/chat/completions", {"messages": HELLO, "guided_json": {"type": "obj"}}, 400, "guided_json"),
         ("/v1/completions", {"prompt": "A", "model": "unknown"}, 404, "model"),
         ("/v1/chat/completions", {"messages": HELLO, "model": "unknown", "stream": True}, 404, "model"),
     ],

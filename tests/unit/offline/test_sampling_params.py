@@ -61,13 +61,10 @@ def test_a_value_out_of_range_is_refused_in_the_constructor_and_named(
         {"use_beam_search": True},
         {"length_penalty": 0.5},
         {"early_stopping": True},
-        {"bad_words": [1]},
         {"prompt_logprobs": 1},
         {"spaces_between_special_tokens": False},
         {"logits_processors": [print]},
         {"truncate_prompt_tokens": 5},
-        {"logit_bias": {1: 2.0}},
-        {"guided_json": {}},
     ],
 )
 def test_what_is_not_served_is_refused_by_name(asked: dict[str, Any]) -> None:
