@@ -78,7 +78,7 @@ def test_the_worked_example_gives_a_character_sheet(client: openai.OpenAI) -> No
     for name in ("age", "strength"):
         schema["properties"][name] |= {"minimum": 0, "maximum": 100}
     # It writes as much whitespace as it may, too.
-    asked = {"max_tokens": 150, "temperature": 0, "guided_whitespace_pattern": " ?"}
+    asked = {"max_tokens": 130, "temperature": 0, "guided_whitespace_pattern": " ?"}
     text = complete(client, SHEET, guided_json=json.dumps(schema), **asked)
     sheet = json.loads(text.choices[0].text)
     jsonschema.validate(sheet, CHARACTER)
@@ -127,6 +127,7 @@ def test_the_official_client_parses_a_model_s_answer(client: openai.OpenAI) -> N
         y: bool
 
     asked: Any = {"model": "model", "messages": [{"role": "user", "content": "Where?"}], "temperature": 1, "seed": 4}
+    asked["extra_body"] = {"guided_whitespace_pattern": " ?"}
     parsed = client.chat.completions.parse(**asked, response_format=Point).choices[0].message.parsed
     assert isinstance(parsed, Point)
     formatted = client.chat.completions.create(
