@@ -37,6 +37,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     """Number of candidates to report with each token; None means no log probabilities."""
+    end_token_ids: tuple[int, ...] = ()
+    """End tokens of the conversation template. They act like the model's own, and `ignore_eos` ignores them too."""
 
 
 def check(params: SamplingParams) -> None:

@@ -48,6 +48,8 @@ class TokenizeReply(Message, frozen=True, array_like=True, tag=True):
 
     request_id: str
     prompts: tuple[TokenizedPrompt, ...]
+    end_token_ids: tuple[int, ...] = ()
+    """Of a conversation: tokens that end the answer in its template, beside the model's own end tokens."""
 
 
 class DetokenizeRequest(Message, frozen=True, array_like=True, tag=True):

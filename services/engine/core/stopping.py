@@ -26,7 +26,7 @@ class StopRules:
     """The stop conditions of one sequence."""
 
     eos_token_ids: frozenset[int]
-    """The model's end tokens; empty if the request ignores them."""
+    """The end tokens of the model and of the request's conversation template; empty if the request ignores them."""
     stop_token_ids: frozenset[int]
     min_tokens: int
     """Number of output tokens that must come before an end or stop token takes effect."""
@@ -51,7 +51,7 @@ def rules_for(
 ) -> StopRules:
     """Returns the rules of a sequence whose prompt and output together may have `max_model_len` tokens."""
     return StopRules(
-        eos_token_ids=frozenset() if params.ignore_eos else eos_token_ids,
+        eos_token_ids=frozenset() if params.ignore_eos else eos_token_ids.union(params.end_token_ids),
         stop_token_ids=frozenset(params.stop_token_ids),
         min_tokens=params.min_tokens,
         max_tokens=min(params.max_tokens, max_model_len - num_prompt_tokens),

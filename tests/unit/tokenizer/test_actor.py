@@ -30,12 +30,13 @@ from shared.messages import (
 )
 from shared.model_files import model_name
 from shared.subjects import Subjects
-from shared.text.codec import TextCodec
+from shared.text.codec import TextCodec, TextFacts
 from tests.support.memory import MemoryBus
 from tests.tokenizer_files import byte_level, write_tokenizer_files
 
 REPLIES = Decoder([TokenizeReply, DetokenizeReply, ErrorReply])
 CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+FACTS = TextFacts({"bos_token": "<s>"}, None)
 LONG = "long text " * TOKENIZER_INLINE_CHARS_MAX
 
 
@@ -69,7 +70,7 @@ class Rig:
         self.codec = TextCodec(byte_level())
 
     async def start(self, renderer: Renderer, **options: Any) -> None:
-        self.actor = TokenizerActor(self.host, self.codec, renderer, "<s>", "m", **options)
+        self.actor = TokenizerActor(self.host, self.codec, renderer, FACTS, "m", **options)
         await self.actor.listen()
         self.task = asyncio.create_task(self.actor.run())
 
