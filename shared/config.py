@@ -160,8 +160,8 @@ class ModelSettings(BusSettings):
     chat_template: str = flag("", "file with a Jinja chat template, or the template itself", group="model")
     conv_template: str | None = flag(
         None,
-        f"name of the chat template to use without --chat-template: {', '.join(CONV_TEMPLATES)} (default: that of "
-        "ti_model_config.json, or else the tokenizer's own)",
+        "name of the conversation template that is used without --chat-template, such as qwen-7b-chat (default: that "
+        "of ti_model_config.json in the model's directory, or else the tokenizer's own)",
         env="CONV_TEMPLATE",
         rule=CONV_TEMPLATE,
         group="model",
