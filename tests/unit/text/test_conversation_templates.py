@@ -75,6 +75,11 @@ def test_a_conversation_is_laid_out_to_the_letter(name: str) -> None:
     assert rendered(name, TURNS) == without + turns
 
 
+def test_the_page_of_the_documentation_has_every_name() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "conversation-templates.md").read_text(encoding="utf-8")
+    assert [name for name in CONV_TEMPLATES if f"| `{name}` |" not in page] == []
+
+
 def test_every_name_has_a_layout_but_the_one_that_is_not_public() -> None:
     assert {path.stem for path in DIRECTORY.iterdir()} == set(GOLDEN) == set(CONV_TEMPLATES) - {SECRET_TEMPLATE}
 

@@ -296,6 +296,7 @@ async def test_the_reply_to_a_conversation_has_the_end_tokens_of_its_template(tm
     assert text.end_token_ids == ()
 
 
+@pytest.mark.spec("S-DEP-016")
 async def test_a_model_without_a_template_serves_prompts_and_explains_itself_to_chats(tmp_path: Path) -> None:
     directory = str(write_tokenizer_files(tmp_path, byte_level()))
     settings = TokenizerSettings(model=directory, served_model_name="served")
