@@ -20,7 +20,7 @@ M = TypeVar("M", bound=ModelSettings)
 DEMO_DIRECTORY = Path(__file__).resolve().parent.parent / "antiphon" / "demo"
 DEMO_NAME = "antiphon-demo"
 MODEL_CONFIG = "ti_model_config.json"
-SECRET_TEMPLATE = "shennong_chat"
+UNPUBLISHED_TEMPLATE = "shennong_chat"
 """The conversation template whose layout is not public: it can be named, but only used as a `--chat-template`."""
 
 
@@ -74,7 +74,7 @@ def described(settings: M) -> M:
         source, template = f"{path}: conv_template_name", _text(config, "conv_template_name", path)
     if not CONV_TEMPLATE.holds(template):
         raise SettingsError(f"{source}: {template} is not {CONV_TEMPLATE.text}")
-    if template == SECRET_TEMPLATE and not settings.chat_template:
+    if template == UNPUBLISHED_TEMPLATE and not settings.chat_template:
         raise SettingsError(f"{source}: the layout of {template} is not public: give it with --chat-template")
     return replace(settings, model_id=model_id, conv_template=template or None)
 

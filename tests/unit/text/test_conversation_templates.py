@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shared.config import CONV_TEMPLATES, ModelSettings
-from shared.model_files import SECRET_TEMPLATE, described
+from shared.model_files import UNPUBLISHED_TEMPLATE, described
 from shared.text.chat_template import ChatTemplate, TemplateFailedError
 from shared.text.conversation_templates import DIRECTORY, choose_template, guess, template_text
 from tests.tokenizer_files import byte_level, write_tokenizer_files
@@ -81,7 +81,7 @@ def test_the_page_of_the_documentation_has_every_name() -> None:
 
 
 def test_every_name_has_a_layout_but_the_one_that_is_not_public() -> None:
-    assert {path.stem for path in DIRECTORY.iterdir()} == set(GOLDEN) == set(CONV_TEMPLATES) - {SECRET_TEMPLATE}
+    assert {path.stem for path in DIRECTORY.iterdir()} == set(GOLDEN) == set(CONV_TEMPLATES) - {UNPUBLISHED_TEMPLATE}
 
 
 @pytest.mark.parametrize(
