@@ -163,7 +163,7 @@ def test_a_flag_beats_its_variable_which_beats_the_default(
     assert getattr(run(served, *backend, flag), field) == by_flag
 
 
-def test_the_table_has_every_variable_of_the_wrapper(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_every_variable_of_the_wrapper() -> None:
     named = {item.metadata["env"] for item in fields(RunSettings)} - {""}
     own = {name for name in named if name.startswith("ANTIPHON_")}
     assert named - own == {row[0] for row in ACTING}
