@@ -22,18 +22,20 @@ from shared.config import (
     parse_words,
 )
 from shared.limits import MODELS_MAX
-from shared.model_files import model_aliases, model_name
+from shared.model_files import described, model_aliases, model_name
 
 S = TypeVar("S", bound=ServeSettings)
 OF_ONE_MODEL = (
     "model",
     "revision",
+    "model_id",
     "served_model_name",
     "served_model_alias",
     "tokenizer",
     "tokenizer_revision",
     "tokenizer_extension_path",
     "chat_template",
+    "conv_template",
 )
 """Settings that name a model or its files. Their values on the command line apply only to the first model."""
 _COUNTS = frozenset({"tokenizers", "engines", "detokenizers"})
@@ -52,6 +54,7 @@ def models_of(serve: S) -> list[S]:
         _refuse_unused(serve, defaults)
     further = replace(serve, **{**defaults, "served_model_alias": ""})
     models = [*([serve] if named else []), *(replace(further, **entry) for entry in entries)]
+    models = [described(model) for model in models]
     _check_together(models, serve.default_model, shared_bus=bool(serve.nats))
     return models
 

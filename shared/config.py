@@ -52,6 +52,20 @@ __all__ = [
 
 
 TEMPERATURE = Rule("between 0 and 2", lambda value: 0 <= value <= 2)
+CONV_TEMPLATES = (
+    "generate",
+    "shennong_chat",
+    "llama-3",
+    "llama-2",
+    "qwen-7b-chat",
+    "baichuan2-chat",
+    "baichuan-chat",
+    "chatglm3",
+    "chatglm2",
+)
+"""The names of conversation templates. Each has a file in `shared/text/templates`, except `shennong_chat`, whose layout
+is not public."""
+CONV_TEMPLATE = Rule(f"one of {', '.join(CONV_TEMPLATES)}", lambda value: value in ("", *CONV_TEMPLATES))
 LOGPROBS = Rule(f"between 0 and {limits.LOGPROBS_MAX}", lambda value: 0 <= value <= limits.LOGPROBS_MAX)
 
 
@@ -106,10 +120,17 @@ class ModelSettings(BusSettings):
         choices=("auto", "safetensors"),
         group="model",
     )
+    model_id: str = flag(
+        "",
+        "the model's name: what requests give in 'model' without --served-model-name, and what the conversation "
+        "template is guessed from (default: that of ti_model_config.json in the model's directory)",
+        env="MODEL_ID",
+        group="model",
+    )
     served_model_name: str = flag(
         "",
-        "name that requests give in 'model' (default: the model's own); further names may follow it",
-        env="MODEL_ID",
+        "name that requests give in 'model' (default: --model-id, or else the model as --model gives it); further "
+        "names may follow it",
         group="model",
         more="served_model_alias",
     )
@@ -137,6 +158,14 @@ class ModelSettings(BusSettings):
     )
     skip_tokenizer_init: bool = flag(False, "no text: prompts and answers are token ids", group="model")
     chat_template: str = flag("", "file with a Jinja chat template, or the template itself", group="model")
+    conv_template: str | None = flag(
+        None,
+        "name of the conversation template that is used without --chat-template, such as qwen-7b-chat (default: that "
+        "of ti_model_config.json in the model's directory, or else the tokenizer's own)",
+        env="CONV_TEMPLATE",
+        rule=CONV_TEMPLATE,
+        group="model",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

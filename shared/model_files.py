@@ -3,18 +3,25 @@
 The setting `--model` is a directory or a name on the Hugging Face hub. A launcher looks hub names up once (`located`)
 and passes directories to its services, so that all of them use the same files even if the hub's files change. A service
 that is started alone looks its model up itself.
+
+A model's directory may have a file `ti_model_config.json` with the model's name and the name of its conversation
+template. `described` fills in what it says where the settings say nothing.
 """
 
+import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from shared import hub
-from shared.config import ModelSettings, SettingsError
+from shared.config import CONV_TEMPLATE, ModelSettings, SettingsError
 
 M = TypeVar("M", bound=ModelSettings)
 DEMO_DIRECTORY = Path(__file__).resolve().parent.parent / "antiphon" / "demo"
 DEMO_NAME = "antiphon-demo"
+MODEL_CONFIG = "ti_model_config.json"
+UNPUBLISHED_TEMPLATE = "shennong_chat"
+"""The conversation template whose layout is not public: it can be named, but only used as a `--chat-template`."""
 
 
 def model_directory(settings: ModelSettings, *, weights: bool = True) -> Path:
@@ -40,8 +47,11 @@ def tokenizer_directory(settings: ModelSettings) -> Path:
 
 
 def model_name(settings: ModelSettings) -> str:
-    """Returns the model's name in requests: the served name, else the name or path as given, else the demo's name."""
-    return settings.served_model_name or settings.model or DEMO_NAME
+    """Returns the model's name in requests.
+
+    It is the served name, else the model id, else the name or path as given, else the demo's name.
+    """
+    return settings.served_model_name or settings.model_id or settings.model or DEMO_NAME
 
 
 def model_aliases(settings: ModelSettings) -> tuple[str, ...]:
@@ -50,15 +60,56 @@ def model_aliases(settings: ModelSettings) -> tuple[str, ...]:
     return tuple(name for name in names if name)
 
 
-def located(settings: M) -> M:
-    """Returns the settings with hub names replaced by directories. Raises SettingsError if a model is not found."""
+def described(settings: M) -> M:
+    """Returns the settings with the model id and the conversation template of the model's `ti_model_config.json`.
+
+    Settings that are set already stay as they are. A name on the hub has no directory yet: see `located`. Raises
+    SettingsError for a file that cannot be read, for a template that is not known, and for one that cannot be used.
+    """
+    path = _path(settings.model) / MODEL_CONFIG if settings.model else DEMO_DIRECTORY / MODEL_CONFIG
+    source, config = "--conv-template (CONV_TEMPLATE)", _model_config(path) if path.is_file() else {}
+    model_id = settings.model_id or _text(config, "model_id", path)
+    template = settings.conv_template
+    if not template:
+        source, template = f"{path}: conv_template_name", _text(config, "conv_template_name", path)
+    if not CONV_TEMPLATE.holds(template):
+        raise SettingsError(f"{source}: {template} is not {CONV_TEMPLATE.text}")
+    if template == UNPUBLISHED_TEMPLATE and not settings.chat_template:
+        raise SettingsError(f"{source}: the layout of {template} is not public: give it with --chat-template")
+    return replace(settings, model_id=model_id, conv_template=template or None)
+
+
+def located(settings: M, *, weights: bool = True) -> M:
+    """Returns the settings with hub names replaced by directories, and `described`.
+
+    Without `weights`, only files other than the weights are downloaded. Raises SettingsError if a model is not found.
+    """
     changes: dict[str, str] = {}
-    model = model_directory(settings)
+    model = model_directory(settings, weights=weights)
     if settings.model and not _path(settings.model).is_dir():
         changes = {"model": str(model), "revision": "", "served_model_name": model_name(settings)}
     if settings.tokenizer or settings.tokenizer_revision:
         changes |= {"tokenizer": str(tokenizer_directory(settings)), "tokenizer_revision": ""}
-    return replace(settings, **changes)
+    return described(replace(settings, **changes))
+
+
+def _model_config(path: Path) -> dict[str, Any]:
+    try:
+        value: Any = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise SettingsError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise SettingsError(f"{path} must hold a JSON object with 'model_id' and 'conv_template_name'")
+    return cast(dict[str, Any], value)
+
+
+def _text(config: dict[str, Any], name: str, path: Path) -> str:
+    value = config.get(name)
+    if value is not None and not isinstance(value, str):
+        raise SettingsError(f"{path}: {name} must be a text, not {value!r}")
+    return value or ""
 
 
 def _find(settings: ModelSettings, given: str, revision: str, flag: str, *, weights: bool) -> Path:

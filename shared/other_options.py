@@ -177,7 +177,6 @@ _SEPARATION = "is not supported here: prompts are computed and continued by the 
 VARIABLES: tuple[Variable, ...] = (
     Variable("QUANTIZATION", "", _NONE, "--quantization"),
     Variable("TP", "", ("1",), "--tensor-parallel-size"),
-    Variable("CONV_TEMPLATE", "is not supported here: templates have no names; give one with --chat-template", _NONE),
     Variable("GLOBAL_RANK_TABLE_FILE_PATH", _SEPARATION),
     Variable("RANK_TABLE_FILE_PATH", _SEPARATION),
     Variable("NODE_PORTS", _SEPARATION),

@@ -53,12 +53,17 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """Sequences of token ids that the output must not contain."""
     grammar: Grammar | None = None
     """What the output must follow. A complete output ends the sequence, also with `ignore_eos` and `min_tokens`."""
+    end_token_ids: tuple[int, ...] = ()
+    """End tokens of the conversation template, beside the model's own or the request's."""
 
-    def end_token_ids(self, of_model: frozenset[int]) -> frozenset[int]:
-        """Returns the end tokens that apply: none with `ignore_eos`, else the request's own, else the model's."""
+    def ending(self, of_model: frozenset[int]) -> frozenset[int]:
+        """Returns the end tokens that apply.
+
+        None with `ignore_eos`; else the template's, and the request's own or, if it has none, the model's.
+        """
         if self.ignore_eos:
             return frozenset()
-        return frozenset(self.eos_token_ids) or of_model
+        return (frozenset(self.eos_token_ids) or of_model).union(self.end_token_ids)
 
 
 def check(params: SamplingParams) -> None:

@@ -87,7 +87,7 @@ class AsyncLLMEngine:
         priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
         """Yields results like `generate`, for the next message of a conversation."""
-        prompt = Prompt(self._runner.text.rendered(messages, chat_template, add_generation_prompt))
+        prompt = self._runner.text.rendered(messages, chat_template, add_generation_prompt)
         return self._outputs(prompt, sampling_params, request_id, priority, is_chat=True)
 
     async def abort(self, request_id: str) -> None:

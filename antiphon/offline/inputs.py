@@ -13,10 +13,14 @@ _FIELDS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "mm_proce
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: text, token ids, or both. With both, the ids are used and the text is only repeated in the result."""
+    """One prompt: text, token ids, or both. With both, the ids are used and the text is only repeated in the result.
+
+    `end_token_ids`: tokens that end the answer in the conversation template that made the text.
+    """
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
+    end_token_ids: tuple[int, ...] = ()
 
 
 def prompts_of(

@@ -21,17 +21,18 @@ from shared.request import conversation
 from shared.request.checks import check_token_ids
 from shared.text.bad_words import bad_word_ids
 from shared.text.chat_template import ChatTemplate, TemplateFailedError
-from shared.text.codec import NoCodec, choose_codec, given_template, load_facts
+from shared.text.codec import NoCodec, choose_codec, given_template
+from shared.text.conversation_templates import choose_template
 from shared.text.turns import plain_messages
 from shared.text.vocabulary import SilentVocabulary, choose_vocabulary
 
 Message = Mapping[str, Any]
 _NO_TOKENIZER = "There is no tokenizer ('skip_tokenizer_init'): give prompt_token_ids, and no text."
-_NO_TEMPLATE = "This model has no chat template: give one as 'chat_template', or use generate()."
+_NO_TEMPLATE = "This model has no chat template: give 'chat_template' or (to LLM) 'conv_template', or use generate()."
 
 
 class PromptText:
-    """The tokenizer, chat templates and vocabulary of one model.
+    """The tokenizer, chat templates and vocabulary of one model. `settings` must be `located`.
 
     The constructor raises SettingsError for a model directory without a usable tokenizer.
     """
@@ -45,7 +46,7 @@ class PromptText:
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
         self._codec = choose_codec(settings, directory)
         self._has_tokenizer = not isinstance(self._codec, NoCodec)
-        self._facts = load_facts(directory, settings.chat_template) if self._has_tokenizer else None
+        self._facts = choose_template(settings, directory, self._codec) if self._has_tokenizer else None
         self._compiled = lru_cache(maxsize=8)(self._compile)
 
     def token_ids(self, prompt: Prompt, max_tokens: int, *, add_special_tokens: bool = True) -> tuple[int, ...]:
@@ -73,8 +74,11 @@ class PromptText:
             raise ValueError(_NO_TOKENIZER)
         return bad_word_ids(self._codec, words)
 
-    def rendered(self, messages: Sequence[Message], chat_template: str | None, add_generation_prompt: bool) -> str:
-        """Returns a conversation rendered to text by the chat template, including special tokens. Raises ValueError."""
+    def rendered(self, messages: Sequence[Message], chat_template: str | None, add_generation_prompt: bool) -> Prompt:
+        """Returns a conversation rendered to text by the chat template, including special tokens. Raises ValueError.
+
+        `chat_template` None selects the model's own, which may have further end tokens.
+        """
         if not self._has_tokenizer or self._facts is None:
             raise ValueError(_NO_TOKENIZER)
         turns = _as_value_error(conversation.messages, _turns(messages), self._vocab_size)
@@ -83,9 +87,10 @@ class PromptText:
             raise ValueError(_NO_TEMPLATE)
         plain = _as_value_error(plain_messages, self._codec, turns)
         try:
-            return self._compiled(source).render(plain, add_generation_prompt)
+            text = self._compiled(source).render(plain, add_generation_prompt)
         except TemplateFailedError as error:
             raise ValueError(str(error)) from None
+        return Prompt(text, end_token_ids=self._facts.end_token_ids if chat_template is None else ())
 
     def transformers_tokenizer(self) -> Any:
         """Returns the tokenizer as a transformers object. Raises ValueError if there is no tokenizer."""

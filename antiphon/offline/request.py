@@ -6,6 +6,8 @@ the detokenizer service uses, so that it is equal to the text that the server se
 
 from dataclasses import dataclass
 
+import msgspec
+
 from antiphon.offline.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from antiphon.offline.sampling_params import SamplingParams
 from services.engine.core.request import Outcome, SequenceSpec
@@ -38,6 +40,7 @@ class Submitted:
     request_id: str
     prompt: str | None
     token_ids: tuple[int, ...]
+    end_token_ids: tuple[int, ...] = ()
     params: SamplingParams
     seed: int
     priority: int = 0
@@ -74,6 +77,7 @@ class LiveRequest:
         """Returns the request's sequences for the engine, with consecutive arrival numbers from `first_arrival`."""
         submitted = self.submitted
         params = submitted.params.engine_params(submitted.seed, self._room, submitted.bad_words)
+        params = msgspec.structs.replace(params, end_token_ids=submitted.end_token_ids)
         family = self.sequence_ids[0] if len(self.sequence_ids) > 1 else ""
         return [
             SequenceSpec(

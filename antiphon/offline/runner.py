@@ -70,6 +70,7 @@ class Runner:
             request_id=request_id,
             prompt=prompt.text,
             token_ids=token_ids,
+            end_token_ids=prompt.end_token_ids,
             params=params,
             seed=self.draw_seed(params) if seed is None else seed,
             priority=priority,
@@ -131,7 +132,7 @@ class Runner:
         """Renders a conversation, or each of a list of conversations, to a prompt. Raises ValueError."""
         several = bool(messages) and not isinstance(messages[0], Mapping)
         found = cast(Sequence[Sequence[Message]], messages if several else [messages])
-        return [Prompt(self.text.rendered(one, chat_template, add_generation_prompt)) for one in found]
+        return [self.text.rendered(one, chat_template, add_generation_prompt) for one in found]
 
     def add(self, submitted: Submitted) -> None:
         """Adds a request to the engine. Raises RuntimeError if the engine has failed, ValueError for an id in use."""

@@ -9,7 +9,7 @@ from shared.actors.host import Host
 from shared.actors.presence import sleep_to_beat
 from shared.config import DetokenizerSettings
 from shared.messages import ServiceName, StreamStatus
-from shared.model_files import model_directory, model_name, tokenizer_directory
+from shared.model_files import described, model_directory, model_name, tokenizer_directory
 from shared.text.vocabulary import Vocabulary, choose_vocabulary
 
 SWEEP_S = 2 * limits.HEARTBEAT_INTERVAL_S
@@ -26,7 +26,7 @@ class DetokenizerService:
     name: ServiceName = "detokenizer"
 
     def __init__(self, settings: DetokenizerSettings) -> None:
-        self._settings = settings
+        self._settings = described(settings)
         self._directories = tokenizer_directory(settings), model_directory(settings, weights=False)
         self._actor: DetokenizerActor | None = None
 

@@ -17,13 +17,13 @@ from shared.actors.presence import sleep_to_beat
 from shared.clock import Clock
 from shared.config import EngineSettings, check_engine
 from shared.messages import EngineStatus, ServiceName
-from shared.model_files import DEMO_NAME, model_aliases, model_name
+from shared.model_files import DEMO_NAME, described, model_aliases, model_name
 
 JOIN_S = 5.0
 
 
 class EngineService:
-    """One engine. The constructor raises SettingsError if settings contradict each other.
+    """One engine. The constructor raises SettingsError if settings, or the model's own config, cannot be.
 
     `make_worker` loads the model instead of the default loader. It runs on a thread, so that the event loop stays free.
     """
@@ -32,7 +32,7 @@ class EngineService:
 
     def __init__(self, settings: EngineSettings, make_worker: MakeWorker | None = None) -> None:
         check_engine(settings)
-        self._settings = settings
+        self._settings = described(settings)
         self._make_worker = make_worker
         self._status: EngineStatus | None = None
         self._ended: asyncio.Future[None] | None = None

@@ -34,7 +34,7 @@ from shared.errors import ServiceError
 from shared.messages import DetokenizeReply, DetokenizeRequest, Message, TokenizeReply, TokenizeRequest
 from shared.subjects import TOKENIZER_QUEUE
 from shared.telemetry import Names
-from shared.text.codec import Codec
+from shared.text.codec import Codec, TextFacts
 from shared.text.turns import plain_messages
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class TokenizerActor(Actor):
         host: Host,
         codec: Codec,
         renderer: Renderer,
-        bos_token: str,
+        facts: TextFacts,
         model: str,
         *,
         jobs_max: int = limits.TOKENIZER_JOBS_MAX,
@@ -63,7 +63,8 @@ class TokenizerActor(Actor):
         self._codec = codec
         self._renderer = renderer
         self._grammars = GrammarChecker()
-        self._bos_token = bos_token
+        self._bos_token = facts.named_tokens.get("bos_token", "")
+        self._end_token_ids = facts.end_token_ids
         self._model = model
         self._jobs_max = jobs_max
         self._jobs: set[asyncio.Task[None]] = set()
@@ -131,8 +132,10 @@ class TokenizerActor(Actor):
                 # The template has added the BOS token, so the tokenizer must not add it again.
                 request = msgspec.structs.replace(request, add_special_tokens=False)
             if len(text) <= limits.TOKENIZER_INLINE_CHARS_MAX:
-                return self._counted(tokenize(self._codec, request, (text,)), span)
-            return self._counted(await self._on_thread(request, (text,)), span)
+                reply = tokenize(self._codec, request, (text,))
+            else:
+                reply = await self._on_thread(request, (text,))
+            return self._counted(msgspec.structs.replace(reply, end_token_ids=self._end_token_ids), span)
 
     async def _tokenize_with_grammar(self, request: TokenizeRequest, envelope: Envelope) -> TokenizeReply:
         await self._check_grammar(request)

@@ -17,7 +17,9 @@ from shared import limits
 from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
-NO_TEMPLATE = "This model has no chat template. Start the server with --chat-template, or use /v1/completions."
+NO_TEMPLATE = (
+    "This model has no chat template. Start the server with --conv-template or --chat-template, or use /v1/completions."
+)
 WORKER = "services.tokenizer.render_worker"
 FRAME_BYTES_MAX = 4 * limits.TEMPLATE_OUTPUT_CHARS_MAX + 1024
 

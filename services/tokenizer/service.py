@@ -2,14 +2,18 @@
 
 import asyncio
 import contextlib
+import logging
 
 from services.tokenizer.actor import TokenizerActor
 from services.tokenizer.renderer import NoTemplate, WorkerPool
 from shared.actors.host import Host
 from shared.config import TokenizerSettings
 from shared.messages import PoolStatus, ServiceName
-from shared.model_files import model_name, tokenizer_directory
-from shared.text.codec import NO_TOKENIZER, Codec, TextFacts, choose_codec, load_facts
+from shared.model_files import described, located, model_name, tokenizer_directory
+from shared.text.codec import NO_TOKENIZER, Codec, TextFacts, choose_codec
+from shared.text.conversation_templates import choose_template
+
+log = logging.getLogger(__name__)
 
 
 class TokenizerService:
@@ -21,8 +25,9 @@ class TokenizerService:
     name: ServiceName = "tokenizer"
 
     def __init__(self, settings: TokenizerSettings) -> None:
-        self._settings = settings
-        self._directory = tokenizer_directory(settings)
+        # With a tokenizer of its own, the model's directory need not be on this machine.
+        self._settings = described(settings) if settings.tokenizer else located(settings, weights=False)
+        self._directory = tokenizer_directory(self._settings)
         self._actor: TokenizerActor | None = None
         self._warming: asyncio.Task[None] | None = None
 
@@ -31,8 +36,9 @@ class TokenizerService:
         codec, facts = await asyncio.to_thread(self._load)
         pool = WorkerPool(facts.chat_template, facts.named_tokens) if facts.chat_template is not None else None
         none = NoTemplate(NO_TOKENIZER) if self._settings.skip_tokenizer_init else NoTemplate()
-        bos = facts.named_tokens.get("bos_token", "")
-        self._actor = TokenizerActor(host, codec, pool or none, bos, model_name(self._settings))
+        if facts.conv_template:
+            log.info("conversations have the layout of the template %s", facts.conv_template)
+        self._actor = TokenizerActor(host, codec, pool or none, facts, model_name(self._settings))
         await self._actor.listen()
         self._actor_task = asyncio.create_task(self._actor.run())
         if pool is not None:
@@ -63,6 +69,7 @@ class TokenizerService:
 
     def _load(self) -> tuple[Codec, TextFacts]:
         settings, directory = self._settings, self._directory
+        codec = choose_codec(settings, directory)
         if settings.skip_tokenizer_init:
-            return choose_codec(settings, directory), TextFacts({}, None)
-        return choose_codec(settings, directory), load_facts(directory, settings.chat_template)
+            return codec, TextFacts({}, None)
+        return codec, choose_template(settings, directory, codec)

@@ -57,6 +57,8 @@ class TokenizeReply(Message, frozen=True, array_like=True, tag=True):
     prompts: tuple[TokenizedPrompt, ...]
     bad_words: tuple[bytes, ...] = ()
     """Packed token ids of the request's `bad_words`: each word at the start of a text and after a space."""
+    end_token_ids: tuple[int, ...] = ()
+    """Of a conversation: tokens that end the answer in its template, beside the model's own end tokens."""
 
 
 class DetokenizeRequest(Message, frozen=True, array_like=True, tag=True):

@@ -26,11 +26,14 @@ class TextFacts:
     """Data about the tokenizer from files other than `tokenizer.json`.
 
     `named_tokens`: the texts of `bos_token`, `eos_token` etc. by name, for use in chat templates. `chat_template`: the
-    template's text, or None if there is no template.
+    template's text, or None if there is no template. `conv_template`: its name, if it is one of the named ones.
+    `end_token_ids`: tokens that end an answer in this template, beside the model's own end tokens.
     """
 
     named_tokens: dict[str, str]
     chat_template: str | None
+    conv_template: str = ""
+    end_token_ids: tuple[int, ...] = ()
 
 
 class Codec(Protocol):
@@ -46,6 +49,10 @@ class Codec(Protocol):
 
     def knows(self, token_id: int) -> bool:
         """Whether the vocabulary has this id."""
+        ...
+
+    def has_token(self, token_id: int, text: str) -> bool:
+        """Whether the vocabulary has this id, and has it for the token `text` as far as it tells its tokens."""
         ...
 
     def token_text(self, token_id: int) -> str:
@@ -65,6 +72,10 @@ class NoCodec:
         raise _no_tokenizer()
 
     def knows(self, token_id: int) -> bool:
+        """See Codec."""
+        raise _no_tokenizer()
+
+    def has_token(self, token_id: int, text: str) -> bool:
         """See Codec."""
         raise _no_tokenizer()
 
@@ -97,6 +108,10 @@ class TextCodec:
     def knows(self, token_id: int) -> bool:
         """Whether the vocabulary has this id."""
         return self._tokenizer.id_to_token(token_id) is not None
+
+    def has_token(self, token_id: int, text: str) -> bool:
+        """See Codec. An adapter gives '' for every id that it knows."""
+        return self._tokenizer.id_to_token(token_id) in (text, "")
 
     def token_text(self, token_id: int) -> str:
         """Returns the text of one token inside a longer text.

@@ -1,9 +1,11 @@
 """The engine's core and torch worker against transformers: the same tokens, however the work is cut up."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
@@ -167,6 +169,24 @@ def test_a_sharded_checkpoint_gives_the_same_tokens(tmp_path: Path) -> None:
     assert len(list(sharded.glob("*.safetensors"))) > 2
     limits, prompt = CoreLimits(1, 64), make_prompt(20)
     assert Engine(sharded, limits).generate([prompt]) == Engine(single, limits).generate([prompt])
+
+
+@pytest.mark.spec("S-DEP-010")
+@pytest.mark.parametrize("shards", [1, 3])
+def test_pytorchs_own_files_give_the_same_tokens(tmp_path: Path, shards: int) -> None:
+    directory = make_model(tmp_path, "qwen3")
+    limits, prompt = CoreLimits(1, 64), make_prompt(20)
+    expected = Engine(directory, limits).generate([prompt])
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    files = {name: f"model-{number % shards + 1:05}-of-{shards:05}.bin" for number, name in enumerate(sorted(tensors))}
+    if shards == 1:
+        files = dict.fromkeys(tensors, "pytorch_model.bin")
+    else:
+        (directory / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
+    for file in set(files.values()):
+        torch.save({name: tensors[name].clone() for name in tensors if files[name] == file}, directory / file)
+    assert Engine(directory, limits).generate([prompt]) == expected
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,14 @@ from shared.sampling import SamplingParams, check, check_vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. `packed`: its token ids as little-endian u32; `block_hashes`: the chain over its full blocks."""
+    """One prompt. `packed`: its token ids as little-endian u32; `block_hashes`: the chain over its full blocks.
+
+    `end_token_ids`: tokens that end the answer in the prompt's conversation template.
+    """
 
     packed: bytes
     block_hashes: bytes
+    end_token_ids: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -49,7 +53,8 @@ async def prepare(peers: ServiceClients, request: GenerationRequest, card: Model
     message = tokenize_message(request, card, block_size)
     reply = await peers.tokenizer(message, text_size(request), request.trace_headers)
     assert isinstance(reply, TokenizeReply)
-    prompts = given or [Prompt(prompt.token_ids, prompt.block_hashes) for prompt in reply.prompts]
+    own = [Prompt(prompt.token_ids, prompt.block_hashes, reply.end_token_ids) for prompt in reply.prompts]
+    prompts = given or own
     if not all(prompt.num_tokens for prompt in prompts):
         raise ServiceError("invalid_value", "The prompt has no tokens.", param="prompt")
     return Prepared(prompts, _with_bad_words(request.params, reply))

@@ -77,6 +77,7 @@ def test_the_worked_example_gives_a_character_sheet(client: openai.OpenAI) -> No
     schema = json.loads(json.dumps(CHARACTER))
     for name in ("age", "strength"):
         schema["properties"][name] |= {"minimum": 0, "maximum": 100}
+    schema["properties"]["name"]["pattern"] = "^[A-Za-z ]*$"
     # It writes as much whitespace as it may, too.
     asked = {"max_tokens": 130, "temperature": 0, "guided_whitespace_pattern": " ?"}
     text = complete(client, SHEET, guided_json=json.dumps(schema), **asked)

@@ -13,7 +13,8 @@ from antiphon import devices, launcher
 from antiphon.cli import main, make_parser
 from antiphon.entrypoints.openai import api_server
 from antiphon.settings import SERVICES, DirectSettings, RunSettings, ServeSettings
-from shared.config import EngineSettings
+from shared.config import CONV_TEMPLATES, EngineSettings
+from shared.model_files import model_name
 from shared.other_options import VARIABLES
 
 ROOT = Path(launcher.__file__).parents[1]
@@ -116,6 +117,92 @@ def test_run_is_told_by_variables_and_flags_beat_them(
     assert values(run(served, *words), *names, *more) == ("/m", 2, 6, "bfloat16", None, True, False, 4)
 
 
+ACTING = [
+    ("MODEL_ID", "Foo", "--model-id=bar", "model_id", ("Foo", "bar", "")),
+    ("CONV_TEMPLATE", "llama-2", "--conv-template=llama-3", "conv_template", ("llama-2", "llama-3", None)),
+    ("MODEL_PATH", "/m", "--model-path=/n", "model", ("/m", "/n", "/data/model")),
+    ("WORKER_NUM", "3", "--worker-num=2", "engines", (3, 2, 1)),
+    ("MAX_CONCURRENCY", "5", "--limit-worker-concurrency=6", "limit_worker_concurrency", (5, 6, 128)),
+    ("DTYPE", "bfloat16", "--dtype=float32", "dtype", ("bfloat16", "float32", "float16")),
+    ("SEED", "7", "--seed=8", "seed", (7, 8, None)),
+    ("MAX_MODEL_LEN", "100", "--max-model-len=200", "max_model_len", (100, 200, None)),
+    ("GPU_MEMORY_UTILIZATION", "0.5", "--gpu_memory_utilization=0.6", "gpu_memory_utilization", (0.5, 0.6, 0.9)),
+    ("ENFORCE_EAGER", "0", "--enforce-eager=1", "enforce_eager", (False, True, True)),
+    ("USE_LOOKAHEAD", "1", "--use-lookahead=0", "use_lookahead", (True, False, False)),
+    ("NUM_SPECULATIVE_TOKENS", "4", "--num-speculative-tokens=3", "num_speculative_tokens", (4, 3, 8)),
+    ("OPENAI_API_KEYS", "a,b", "--api-keys=c", "api_keys", ("a,b", "c", "")),
+    ("DS_DTYPE", "bfloat16", "--ds-dtype=float16", "ds_dtype", ("bfloat16", "float16", "")),
+    ("MAX_BATCH_SIZE", "4", "--max-batch-size=5", "max_batch_size", (4, 5, 16)),
+    ("BATCH_WAIT_TIMEOUT", "0.5", "--batch-wait-timeout=2", "batch_wait_timeout", (0.5, 2.0, 0.1)),
+]
+"""Of each variable: a value, a flag that beats it, and what the setting is by variable, by flag and by default."""
+NOT_ACTING = ("QUANTIZATION", "TP")
+OTHER_BACKEND = ("DS_DTYPE", "MAX_BATCH_SIZE", "BATCH_WAIT_TIMEOUT")
+
+
+@pytest.mark.spec("S-SRV-004:order")
+@pytest.mark.parametrize(("variable", "value", "flag", "field", "expected"), ACTING, ids=[row[0] for row in ACTING])
+def test_a_flag_beats_its_variable_which_beats_the_default(
+    served: list[ServeSettings],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    flag: str,
+    field: str,
+    expected: tuple[Any, Any, Any],
+) -> None:
+    backend = ("--backend=deepspeed",) if variable in OTHER_BACKEND else ()
+    by_variable, by_flag, by_default = expected
+    for given in (None, ""):
+        if given is not None:
+            monkeypatch.setenv(variable, given)
+        assert getattr(run(served, *backend), field) == by_default
+        assert getattr(run(served, *backend, flag), field) == by_flag
+    monkeypatch.setenv(variable, value)
+    assert getattr(run(served, *backend), field) == by_variable
+    assert getattr(run(served, *backend, flag), field) == by_flag
+
+
+def test_the_table_has_every_variable_of_the_wrapper() -> None:
+    named = {item.metadata["env"] for item in fields(RunSettings)} - {""}
+    own = {name for name in named if name.startswith("ANTIPHON_")}
+    assert named - own == {row[0] for row in ACTING}
+    assert len(ACTING) + len(NOT_ACTING) == 18
+    refused = {variable.name for variable in VARIABLES if variable.refused}
+    assert set(NOT_ACTING) <= refused
+
+
+@pytest.mark.parametrize("words", [("run",), ("serve",), ("run", "--conv-template=nope")])
+def test_an_unknown_conversation_template_is_answered_with_the_nine_that_there_are(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if len(words) == 1:
+        monkeypatch.setenv("CONV_TEMPLATE", "nope")
+    assert main(list(words)) == 78
+    said = capsys.readouterr().err
+    assert ("environment variable CONV_TEMPLATE: " if len(words) == 1 else "--conv-template: ") + "nope is not" in said
+    assert len(CONV_TEMPLATES) == 9
+    assert all(name in said for name in CONV_TEMPLATES)
+
+
+def test_a_variable_that_says_none_names_no_template(
+    served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for word in ("none", "None"):
+        monkeypatch.setenv("CONV_TEMPLATE", word)
+        assert run(served).conv_template is None
+
+
+@pytest.mark.spec("S-DEP-015b")
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_the_template_whose_layout_is_not_public_is_refused_before_anything_starts(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CONV_TEMPLATE", "shennong_chat")
+    assert main([command, f"--model={tmp_path}"]) == 78
+    assert "the layout of shennong_chat is not public: give it with --chat-template" in capsys.readouterr().err
+
+
 @pytest.mark.spec("S-SRV-056", "S-SRV-102")
 @pytest.mark.parametrize("start", [api_server.main, lambda words: main(["serve", *words])], ids=["direct", "serve"])
 def test_lookahead_without_the_block_manager_is_refused_before_anything_starts(
@@ -168,16 +255,23 @@ def test_run_computes_in_float16_on_a_cpu_only_where_somebody_names_it(
 def test_run_answers_to_the_name_model_beside_its_own(
     served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = ("served_model_name", "served_model_alias", "default_chat_temperature")
-    assert values(run(served), *names) == ("", "model", 0.7)
-    assert values(run(served, "--served-model-name", "a", "b"), *names) == ("a", "b,model", 0.7)
+    def names() -> tuple[str, str, float]:
+        settings = served[-1]
+        return model_name(settings), settings.served_model_alias, settings.default_chat_temperature
+
+    run(served)
+    assert names() == ("/data/model", "model", 0.7)
+    run(served, "--served-model-name", "a", "b")
+    assert names() == ("a", "b,model", 0.7)
     assert main(["serve", "/m"]) == 0
-    assert values(served[-1], *names) == ("", "", 1.0)
+    assert names() == ("/m", "", 1.0)
     monkeypatch.setenv("MODEL_ID", "Foo")
-    assert values(run(served), *names) == ("Foo", "model", 0.7)
-    assert values(run(served, "--served-model-name=bar"), *names) == ("bar", "model", 0.7)
+    run(served)
+    assert names() == ("Foo", "model", 0.7)
+    run(served, "--served-model-name=bar")
+    assert names() == ("bar", "model", 0.7)
     assert main(["serve", "/m"]) == 0
-    assert values(served[-1], *names) == ("Foo", "", 1.0)
+    assert names() == ("Foo", "", 1.0)
 
 
 @pytest.mark.spec("S-SRV-034:types", "S-SRV-107:present")

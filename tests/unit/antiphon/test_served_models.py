@@ -54,6 +54,32 @@ def test_a_further_model_has_the_command_line_s_settings_but_its_own_files() -> 
     assert models[2] == replace(plain, model="org/c", served_model_name="c")
 
 
+def test_each_model_has_the_name_and_the_template_of_its_own_directory(tmp_path: Path) -> None:
+    directories = [tmp_path / name for name in ("first", "second", "third")]
+    for directory, template in zip(directories, ("chatglm2", "chatglm3", None), strict=True):
+        directory.mkdir()
+        said = {"model_id": directory.name.upper(), "conv_template_name": template}
+        (directory / "ti_model_config.json").write_text(json.dumps(said))
+    first, second, third = map(str, directories)
+    file = written(tmp_path, f"[[models]]\nmodel = '{third}'\nconv-template = 'llama-2'")
+    serve = ServeSettings(
+        model=first, also=(f"{second}=b",), models=file, conv_template="generate", default_model="THIRD"
+    )
+    models = models_of(serve)
+    assert [model_name(model) for model in models] == ["FIRST", "b", "THIRD"]
+    assert [model.conv_template for model in models] == ["generate", "chatglm3", "llama-2"]
+    with pytest.raises(SettingsError, match="two models are called 'FIRST'"):
+        models_of(replace(serve, also=(f"{second}=FIRST",)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag"), [({"conv_template": "llama-2"}, "--conv-template"), ({"model_id": "x"}, "--model-id")]
+)
+def test_a_template_of_no_model_is_refused(settings: dict[str, str], flag: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=f"{flag} is about the model of --model"):
+        models_of(ServeSettings(models=written(tmp_path, TOML), **settings))
+
+
 @pytest.mark.parametrize("kind", [ServeSettings, DirectSettings, RunSettings])
 def test_a_file_alone_decides_which_models_there_are(kind: type[ServeSettings], tmp_path: Path) -> None:
     small, large = models_of(kind(models=written(tmp_path, TOML), tokenizers=4))
@@ -99,6 +125,7 @@ def test_also_without_directory_or_name_is_refused(word: str) -> None:
         ("[[models]]\nmodel = '/b'\nmax-model-len = 0", "max-model-len: 0 is not at least 1"),
         ("[[models]]\nmodel = '/b'\nmax-num-seqs = [1]", r"max-num-seqs: \[1\] is no text"),
         ("[[models]]\nmodel = '/b'\ndtype = 'int3'", "dtype: 'int3' is not one of auto"),
+        ("[[models]]\nmodel = '/b'\nconv-template = 'x'", "conv-template: x is not one of generate, shennong_chat"),
         ("[[models]]\nmodel = '/b'\nport = 80", "'port' is for the whole server: give --port on the command line"),
         ("[[models]]\nmodel = '/b'\nservice-id = 'x'", "is for the whole server"),
         ("[[models]]\nmodel = '/b'\nalso = 'x=y'", "is for the whole server"),

@@ -70,6 +70,16 @@ def test_a_tokenizer_may_be_of_another_revision_or_another_model(home: Path) -> 
     assert tokenizer_directory(EngineSettings(model=NAME, revision="v1")) == tagged
 
 
+@pytest.mark.spec("S-DEP-011")
+def test_a_model_of_the_hub_keeps_its_name_and_has_the_template_of_its_directory(home: Path) -> None:
+    said = b'{"model_id": "Baichuan2-13B-Chat", "conv_template_name": "baichuan2-chat"}'
+    write_cache(home, {**SMALL, **WEIGHTS, "ti_model_config.json": said})
+    for weights in (True, False):
+        found = located(TokenizerSettings(model=NAME), weights=weights)
+        assert (model_name(found), found.conv_template) == (NAME, "baichuan2-chat")
+    assert located(TokenizerSettings(model=NAME, model_id="Foo")).served_model_name == "Foo"
+
+
 @pytest.mark.spec("S-SRV-026", "S-SRV-027")
 def test_a_launcher_looks_once_and_passes_directories_on(home: Path) -> None:
     main, tagged = write_cache(home, {**SMALL, **WEIGHTS}), write_cache(home, SMALL, "v1")

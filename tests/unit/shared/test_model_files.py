@@ -1,12 +1,13 @@
 """Where a model lies and what it is called."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from shared import model_files
-from shared.config import EngineSettings, SettingsError
-from shared.model_files import model_directory, model_name, tokenizer_directory
+from shared.config import CONV_TEMPLATES, EngineSettings, SettingsError
+from shared.model_files import described, located, model_directory, model_name, tokenizer_directory
 
 
 def test_without_a_model_the_demo_model_is_taken():
@@ -32,3 +33,74 @@ def test_the_tokenizer_is_the_models_unless_it_is_named(tmp_path):
 def test_a_directory_that_is_not_there_is_named(tmp_path):
     with pytest.raises(SettingsError, match="--tokenizer: there is no directory"):
         tokenizer_directory(EngineSettings(model=str(tmp_path), tokenizer=str(tmp_path / "none")))
+
+
+# --- ti_model_config.json ---------------------------------------------------------------------------------------------
+
+BAICHUAN = {"model_id": "Baichuan2-13B-Chat", "conv_template_name": "baichuan2-chat"}
+
+
+def configured(directory: Path, content: object, **settings: str) -> EngineSettings:
+    """The settings of a model whose directory has this file."""
+    text = content if isinstance(content, str) else json.dumps(content)
+    (directory / "ti_model_config.json").write_text(text, encoding="utf-8")
+    return described(EngineSettings(model=str(directory), **settings))
+
+
+@pytest.mark.spec("S-DEP-011", "S-DEP-012", "S-DEP-013", "S-SRV-004:model-directory")
+def test_a_file_in_the_directory_names_the_model_and_its_template_where_the_settings_do_not(tmp_path: Path) -> None:
+    found = configured(tmp_path, BAICHUAN)
+    assert (model_name(found), found.conv_template) == ("Baichuan2-13B-Chat", "baichuan2-chat")
+    found = configured(tmp_path, BAICHUAN, model_id="Foo", conv_template="generate")
+    assert (model_name(found), found.conv_template) == ("Foo", "generate")
+    found = configured(tmp_path, BAICHUAN, served_model_name="served")
+    assert (model_name(found), found.model_id) == ("served", "Baichuan2-13B-Chat")
+
+
+def test_what_a_file_does_not_say_stays_unset_and_what_nobody_knows_is_ignored(tmp_path: Path) -> None:
+    plain = EngineSettings(model=str(tmp_path))
+    for content in ({}, {"model_id": None, "conv_template_name": ""}, {"quantization": [1]}):
+        assert configured(tmp_path, content) == plain
+    assert configured(tmp_path, "\ufeff" + json.dumps({"model_id": "x"})).model_id == "x"
+    (tmp_path / "ti_model_config.json").unlink()
+    assert described(plain) == plain
+    assert described(EngineSettings()) == EngineSettings()
+    assert described(EngineSettings(model="org/on-the-hub")) == EngineSettings(model="org/on-the-hub")
+
+
+@pytest.mark.spec("S-DEP-011", "S-DEP-013")
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('{"model_id": "x",\n oops}', r"is not valid JSON: .*line 2 column 2"),
+        ("[1]", "must hold a JSON object with 'model_id' and 'conv_template_name'"),
+        ({"model_id": 7}, "model_id must be a text, not 7"),
+        ({"conv_template_name": ["llama-2"]}, "conv_template_name must be a text"),
+        ({"conv_template_name": "nope"}, f"conv_template_name: nope is not one of {', '.join(CONV_TEMPLATES)}"),
+        (
+            {"conv_template_name": "shennong_chat"},
+            "the layout of shennong_chat is not public: give it with --chat-temp",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused_by_its_path_and_place(tmp_path: Path, content: object, told: str) -> None:
+    with pytest.raises(SettingsError, match=told) as refused:
+        configured(tmp_path, content)
+    assert str(tmp_path / "ti_model_config.json") in str(refused.value)
+
+
+@pytest.mark.spec("S-DEP-015b")
+def test_the_template_whose_layout_is_not_public_is_one_that_a_user_brings(tmp_path: Path) -> None:
+    assert "shennong_chat" in CONV_TEMPLATES
+    with pytest.raises(SettingsError, match="the layout of shennong_chat is not public: give it with --chat-template"):
+        described(EngineSettings(conv_template="shennong_chat"))
+    brought = EngineSettings(conv_template="shennong_chat", chat_template="{{ messages }}")
+    assert described(brought) == brought
+    assert configured(tmp_path, {"conv_template_name": "shennong_chat"}, chat_template="{{ messages }}").chat_template
+
+
+def test_a_located_model_is_described_and_stays_the_same(tmp_path: Path) -> None:
+    (tmp_path / "ti_model_config.json").write_text(json.dumps(BAICHUAN))
+    found = located(EngineSettings(model=str(tmp_path)))
+    assert (found.model_id, found.conv_template) == ("Baichuan2-13B-Chat", "baichuan2-chat")
+    assert located(found) == described(found) == found

@@ -26,6 +26,13 @@ def test_text_survives_encoding_and_decoding(directory: Path) -> None:
         assert codec.decode(ids) == text
 
 
+def test_a_token_is_known_by_its_id_and_text(directory: Path) -> None:
+    codec, bos = load_codec(directory), byte_level().token_to_id("<s>")
+    assert codec.has_token(bos, "<s>")
+    assert not codec.has_token(bos, "</s>")
+    assert not codec.has_token(10**6, "<s>")
+
+
 def test_special_tokens_are_added_when_asked_for(directory: Path) -> None:
     codec = load_codec(directory)
     (bare,), (full,) = (codec.encode(["hello"], add_special_tokens=flag) for flag in (False, True))

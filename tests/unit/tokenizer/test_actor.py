@@ -1,12 +1,14 @@
 """The tokenizer's shell on the bus within the process: who is answered when, and what is refused."""
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from services.tokenizer.actor import TokenizerActor
 from services.tokenizer.renderer import Renderer, WorkerPool
@@ -28,14 +30,15 @@ from shared.messages import (
     TokenizeReply,
     TokenizeRequest,
 )
-from shared.model_files import model_name
+from shared.model_files import described, model_name
 from shared.subjects import Subjects
-from shared.text.codec import TextCodec
+from shared.text.codec import TextCodec, TextFacts
 from tests.support.memory import MemoryBus
 from tests.tokenizer_files import byte_level, write_tokenizer_files
 
 REPLIES = Decoder([TokenizeReply, DetokenizeReply, ErrorReply])
 CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+FACTS = TextFacts({"bos_token": "<s>"}, None)
 LONG = "long text " * TOKENIZER_INLINE_CHARS_MAX
 
 
@@ -69,7 +72,7 @@ class Rig:
         self.codec = TextCodec(byte_level())
 
     async def start(self, renderer: Renderer, **options: Any) -> None:
-        self.actor = TokenizerActor(self.host, self.codec, renderer, "<s>", "m", **options)
+        self.actor = TokenizerActor(self.host, self.codec, renderer, FACTS, "m", **options)
         await self.actor.listen()
         self.task = asyncio.create_task(self.actor.run())
 
@@ -236,7 +239,7 @@ async def serve(settings: TokenizerSettings, message: Message) -> Message:
     await service.start(Host(own, subjects, SystemClock(), "t1", "b1"))
     run = asyncio.create_task(service.run())
     try:
-        return await ask(peer, subjects.tokenize(model_name(settings)), message, REPLIES, timeout_s=20)
+        return await ask(peer, subjects.tokenize(model_name(described(settings))), message, REPLIES, timeout_s=20)
     finally:
         await service.drain()
         await run
@@ -265,11 +268,40 @@ async def test_the_service_serves_the_tokenizer_and_template_that_its_settings_n
     assert await chat_text(settings) == "given"
 
 
+@pytest.mark.spec("S-SRV-038", "S-DEP-013")
+async def test_the_service_takes_the_template_that_its_settings_or_the_directory_name(tmp_path: Path) -> None:
+    directory = write_tokenizer_files(tmp_path, byte_level(), chat_template=CHATML)
+    (directory / "ti_model_config.json").write_text('{"model_id": "served", "conv_template_name": "baichuan-chat"}')
+    assert await chat_text(TokenizerSettings(model=str(directory))) == "<reserved_102>hi<reserved_103>"
+    assert await chat_text(TokenizerSettings(model=str(directory), conv_template="generate")) == "hi"
+    template = "{{ 'given' }}"
+    assert (
+        await chat_text(TokenizerSettings(model=str(directory), conv_template="generate", chat_template=template))
+        == "given"
+    )
+
+
+async def test_the_reply_to_a_conversation_has_the_end_tokens_of_its_template(tmp_path: Path) -> None:
+    vocabulary = json.loads(byte_level().to_str())
+    replaced = next(text for text, token_id in vocabulary["model"]["vocab"].items() if token_id == 2)
+    vocabulary["model"]["vocab"]["</s>"] = vocabulary["model"]["vocab"].pop(replaced)
+    vocabulary["model"]["merges"] = []
+    directory = str(write_tokenizer_files(tmp_path, Tokenizer.from_str(json.dumps(vocabulary))))
+    settings = TokenizerSettings(model=directory, served_model_name="served", conv_template="chatglm3")
+    chat = await serve(settings, CHAT)
+    assert isinstance(chat, TokenizeReply)
+    assert chat.end_token_ids == (2,)
+    text = await serve(settings, TokenizeRequest("r", "served", ("hi",)))
+    assert isinstance(text, TokenizeReply)
+    assert text.end_token_ids == ()
+
+
+@pytest.mark.spec("S-DEP-016")
 async def test_a_model_without_a_template_serves_prompts_and_explains_itself_to_chats(tmp_path: Path) -> None:
     directory = str(write_tokenizer_files(tmp_path, byte_level()))
     settings = TokenizerSettings(model=directory, served_model_name="served")
     assert isinstance(await serve(settings, TokenizeRequest("r", "served", ("hi",))), TokenizeReply)
-    with pytest.raises(ServiceError, match="--chat-template"):
+    with pytest.raises(ServiceError, match="--conv-template or --chat-template"):
         await serve(settings, CHAT)
 
 

@@ -30,6 +30,14 @@ def test_an_ignored_end_token_is_an_ordinary_token() -> None:
     assert verdict(2, 0, ignore_eos=True) is None
 
 
+def test_the_end_tokens_of_a_conversation_template_act_like_the_models() -> None:
+    assert verdict(9, 0, end_token_ids=(8, 9)) == verdict(9, 0, end_token_ids=(9,), stop_token_ids=(9,))
+    assert verdict(9, 0, end_token_ids=(8, 9)) == Verdict("stop")
+    assert verdict(2, 0, end_token_ids=(8, 9)) == Verdict("stop")
+    assert verdict(9, 0, end_token_ids=(8, 9), ignore_eos=True) is None
+    assert verdict(9, 0, end_token_ids=(8, 9), min_tokens=1) is None
+
+
 def test_a_stop_token_ends_and_is_named_even_if_end_tokens_are_ignored() -> None:
     assert verdict(9, 0, stop_token_ids=(8, 9)) == Verdict("stop", 9)
     assert verdict(9, 0, stop_token_ids=(8, 9), ignore_eos=True) == Verdict("stop", 9)

@@ -73,6 +73,14 @@ def test_penalty_counts_grow_with_the_output() -> None:
     assert batch.output_positions.tolist() == [3]
 
 
+def test_end_tokens_of_the_model_and_of_the_template_are_barred_before_min_tokens() -> None:
+    table = make_table()
+    for row, ignore_eos, barred in ((0, False, [1, 7, 9]), (1, True, [9])):
+        params = SamplingParams(min_tokens=1, stop_token_ids=(9,), end_token_ids=(7, 99), ignore_eos=ignore_eos)
+        table.apply(StepPlan(0, new=(NewSequence(row, f"r{row}", (10, 11), 2, (row + 1,), params),)))
+        assert table.sampling(np.array([row]), np.array([0])).barred[0].tolist() == barred
+
+
 def test_a_token_that_fills_a_row_to_its_end_is_not_kept() -> None:
     table = make_table()
     table.apply(StepPlan(0, new=(joins(0, range(32), tuple(range(8))),)))

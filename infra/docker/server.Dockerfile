@@ -1,0 +1,40 @@
+# The whole server in one image, for one machine: `antiphon run` starts the bus and all services. See build_image.sh.
+#
+# BASE_IMAGE must be a Debian or Ubuntu with Python 3.11 or newer as `python`.
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+
+# Compiles the CPU backend for all processors of this architecture, because the final image has no compiler.
+FROM ${BASE_IMAGE} AS compiled
+USER root
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ >/dev/null && rm -rf /var/lib/apt/lists/*
+WORKDIR /app
+COPY shared/__init__.py shared/limits.py shared/
+COPY services/__init__.py services/
+COPY services/engine/__init__.py services/engine/
+COPY services/engine/cpu services/engine/cpu
+RUN python -m services.engine.cpu --all
+
+FROM ${BASE_IMAGE}
+
+USER root
+WORKDIR /app
+# Package index for torch, as in engine.Dockerfile. Empty: PyPI, whose torch includes CUDA.
+ARG TORCH_INDEX_URL=
+COPY pyproject.toml constraints.txt infra/docker/group_requirements.py /build/
+RUN python /build/group_requirements.py /build/pyproject.toml project > /build/requirements.txt \
+ && pip install -q --no-cache-dir --root-user-action=ignore ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
+    -c /build/constraints.txt -r /build/requirements.txt \
+ && rm -r /build \
+ && { id -u 10001 >/dev/null 2>&1 || useradd --uid 10001 --home-dir /tmp antiphon; } \
+ && install -d -o 10001 /models /data/model
+COPY shared shared
+COPY services services
+COPY antiphon antiphon
+COPY --from=compiled /app/services/engine/cpu/compiled services/engine/cpu/compiled
+RUN python -m compileall -q shared services antiphon
+ENV HF_HOME=/models
+USER 10001
+EXPOSE 8501
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["python", "-m", "antiphon"]
+CMD ["run"]
