@@ -1,4 +1,7 @@
-"""Builds the gateway's HTTP application: its routes and middleware. The endpoints are in `openai`."""
+"""Builds the gateway's HTTP application: its routes and middleware.
+
+The endpoints are in one package for each API.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -14,6 +17,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import openapi
 from services.gateway.openai.endpoints import GenerationEndpoints
 from services.gateway.openai.service_endpoints import ServiceEndpoints
+from services.gateway.openai.serving import Serving
 from shared.config import GatewaySettings
 from shared.flags import json_words
 from shared.messages import Heartbeat
@@ -21,6 +25,12 @@ from shared.version import __version__
 
 EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms")
 """Response headers that web pages of other origins may read (CORS)."""
+
+
+BODIES = {**openapi.BODIES}
+"""The body of each POST route that has one, by its path."""
+ERROR_FORMATS: dict[str, http_errors.ErrorFormat] = {}
+"""The format of error objects under the paths of APIs other than OpenAI's."""
 
 
 def _no_heartbeats() -> Sequence[Heartbeat]:
@@ -43,12 +53,15 @@ def create_app(
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
     )
-    http_errors.install(app, metrics.count_error)
-    app.add_middleware(Edge, keys=ApiKeys(settings.api_keys), metrics=metrics, prefix=settings.root_path.rstrip("/"))
+    formats = http_errors.ErrorFormats(ERROR_FORMATS)
+    http_errors.install(app, metrics.count_error, formats)
+    prefix = settings.root_path.rstrip("/")
+    app.add_middleware(Edge, keys=ApiKeys(settings.api_keys), metrics=metrics, formats=formats, prefix=prefix)
     _allow_pages(app, settings)
-    _add_generation(app, GenerationEndpoints(backend, metrics, settings))
+    serving = Serving(backend, metrics, settings)
+    _add_generation(app, GenerationEndpoints(serving))
     _add_service(app, ServiceEndpoints(backend, metrics))
-    openapi.add_schemas(app)
+    openapi.add_schemas(app, BODIES.values())
     return app
 
 
@@ -88,7 +101,7 @@ def _post(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
         path,
         endpoint,
         methods=["POST"],
-        openapi_extra=openapi.request_body(path),
+        openapi_extra=openapi.request_body(BODIES[path]) if path in BODIES else None,
         responses=openapi.error_responses(),
         response_model=None,
     )
