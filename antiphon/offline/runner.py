@@ -10,7 +10,6 @@ from typing import cast
 
 from antiphon.offline.engine_args import EngineArgs
 from antiphon.offline.inputs import Prompt
-from antiphon.offline.outputs import RequestOutput
 from antiphon.offline.prompt_text import Message, PromptText
 from antiphon.offline.request import LiveRequest, Submitted, Times, choice_of
 from antiphon.offline.sampling_params import SamplingParams
@@ -18,6 +17,7 @@ from services.engine.engine import Engine
 from services.engine.loop import StepReport
 from shared.errors import ServiceError
 from shared.model_files import located
+from shared.request.outputs import RequestOutput
 from shared.request.seed_source import seeds_of
 
 GATHER_S = 0.05

@@ -7,6 +7,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.gateway.generation import Generation
 from services.gateway.openai.choices import Choice, ChoiceAccumulator
 from shared.errors import ServiceError
 
@@ -15,20 +16,23 @@ from shared.errors import ServiceError
 class GenerationState:
     """What a generation has produced so far, as an encoder needs it.
 
-    Times are in seconds since the arrival of the request. `time_to_first_token_s` is 0 before the first token.
+    Times are in seconds since the arrival of the request. Those of the first and the last token so far are 0 before the
+    first token.
     """
 
     accumulator: ChoiceAccumulator
     num_prompt_tokens: int
+    generation: Generation
     time_to_first_token_s: float
+    time_to_last_token_s: float
     elapsed_s: float
 
 
 class AnswerEncoder(Protocol):
     """Encodes the answer to one request, either whole (`whole`) or as a stream (all other methods).
 
-    A stream is `opening`, then `chunk` for the new output of each choice, then `closing`; or, if the request fails
-    after the first byte, `failure` at any point.
+    A stream is `opening`, then `chunk` for the new output of each choice and `flush` after those that arrived together,
+    then `closing`; or, if the request fails after the first byte, `failure` at any point.
     """
 
     @property
@@ -46,6 +50,10 @@ class AnswerEncoder(Protocol):
 
     def chunk(self, choice: Choice, text: str) -> bytes:
         """Returns the new output of a choice, b"" if nothing is to be sent. `text` is not in `choice.text`."""
+        ...
+
+    def flush(self, state: GenerationState) -> bytes:
+        """Returns what follows the chunks of output that arrived together; b"" if each chunk was complete."""
         ...
 
     def closing(self, state: GenerationState) -> bytes:

@@ -81,4 +81,4 @@ async def _checked(request: Request, body: type[GenerationFields]) -> bytes:
 
 
 def _no_echoes(wanted: GenerationRequest) -> tuple[str, ...]:
-    return ("",) * (len(wanted.texts) + len(wanted.token_ids) + bool(wanted.messages))
+    return ("",) * wanted.num_prompts

@@ -19,7 +19,7 @@ class RequestMeter:
         self._metrics = metrics
         self._model = context.card.name
         self._started_s = context.arrival.started_s
-        self._first_s = 0.0
+        self._first_s = self._latest_s = 0.0
         self._last_s = [0.0] * context.num_sequences
         self._inter_token = metrics.inter_token.labels(self._model)
         self._generation_tokens = metrics.generation_tokens.labels(self._model)
@@ -33,6 +33,11 @@ class RequestMeter:
         return self._first_s - self._started_s if self._first_s else 0.0
 
     @property
+    def time_to_last_token_s(self) -> float:
+        """Seconds from the arrival of the request to its latest token; 0 before the first token."""
+        return self._latest_s - self._started_s if self._first_s else 0.0
+
+    @property
     def elapsed_s(self) -> float:
         """Seconds since the arrival of the request."""
         return time.perf_counter() - self._started_s
@@ -43,6 +48,7 @@ class RequestMeter:
             return
         now = time.perf_counter()
         last, self._last_s[update.index] = self._last_s[update.index], now
+        self._latest_s = now
         self._generation_tokens.inc(len(update.token_ids))
         if last:
             self._inter_token.observe(now - last)

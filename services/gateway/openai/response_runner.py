@@ -107,7 +107,9 @@ class ResponseRunner:
 
     def _encode(self, batch: list[SequenceUpdate], generation: Generation) -> bytes:
         taken = [(self._take(update), update.text) for update in merge(batch)]
-        return self._opening(generation) + b"".join([self.encoder.chunk(choice, text) for choice, text in taken])
+        opening = self._opening(generation)
+        chunks = [self.encoder.chunk(choice, text) for choice, text in taken]
+        return b"".join((opening, *chunks, self.encoder.flush(self._state(generation))))
 
     def _opening(self, generation: Generation) -> bytes:
         """Returns the beginning of the stream at the first call, then b""."""
@@ -126,7 +128,9 @@ class ResponseRunner:
         return GenerationState(
             accumulator=self._accumulator,
             num_prompt_tokens=generation.num_prompt_tokens,
+            generation=generation,
             time_to_first_token_s=self._meter.time_to_first_token_s,
+            time_to_last_token_s=self._meter.time_to_last_token_s,
             elapsed_s=self._meter.elapsed_s,
         )
 

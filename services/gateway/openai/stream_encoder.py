@@ -143,6 +143,10 @@ class OpenAIEncoder:
         """See AnswerEncoder."""
         return self._chunks.chunk(choice, text)
 
+    def flush(self, state: GenerationState) -> bytes:
+        """See AnswerEncoder."""
+        return b""
+
     def closing(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""
         counts = b""

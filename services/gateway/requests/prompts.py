@@ -1,6 +1,7 @@
 """Prepares a request's prompts as token ids (tokenizers convert text) and the sampling parameters of its sequences."""
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, replace
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.requests.service_clients import ServiceClients
@@ -34,13 +35,24 @@ async def prepare(peers: ServiceClients, request: GenerationRequest, card: Model
     """
     if request.token_ids:
         return [_given(ids, request, card, block_size) for ids in request.token_ids]
-    message = tokenize_message(request, card, block_size)
-    reply = await peers.tokenizer(message, text_size(request), request.trace_headers)
-    assert isinstance(reply, TokenizeReply)
-    prompts = [Prompt(prompt.token_ids, prompt.block_hashes) for prompt in reply.prompts]
+    if request.conversations:
+        each = [replace(request, messages=one, conversations=()) for one in request.conversations]
+        found = await asyncio.gather(*(_tokenized(peers, one, card, block_size) for one in each))
+        prompts = [prompt for one in found for prompt in one]
+    else:
+        prompts = await _tokenized(peers, request, card, block_size)
     if not all(prompt.num_tokens for prompt in prompts):
         raise ServiceError("invalid_value", "The prompt has no tokens.", param="prompt")
     return prompts
+
+
+async def _tokenized(
+    peers: ServiceClients, request: GenerationRequest, card: ModelCard, block_size: int
+) -> list[Prompt]:
+    message = tokenize_message(request, card, block_size)
+    reply = await peers.tokenizer(message, text_size(request), request.trace_headers)
+    assert isinstance(reply, TokenizeReply)
+    return [Prompt(prompt.token_ids, prompt.block_hashes) for prompt in reply.prompts]
 
 
 def tokenize_message(
