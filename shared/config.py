@@ -332,6 +332,12 @@ class GatewaySettings(BusSettings):
         alias=("--api-key",),
         group="http",
     )
+    use_openai: bool = flag(
+        True,
+        "serve OpenAI's API; if not, only POST /generate, the probes and /metrics, and requests name no model",
+        env="USE_OPENAI",
+        group="http",
+    )
     default_model: str = flag(
         "",
         "served name that requests without a 'model' mean (default: the first model that is started here, else the "

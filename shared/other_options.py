@@ -181,7 +181,6 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("GLOBAL_RANK_TABLE_FILE_PATH", _SEPARATION),
     Variable("RANK_TABLE_FILE_PATH", _SEPARATION),
     Variable("NODE_PORTS", _SEPARATION),
-    Variable("USE_OPENAI", "is not supported here: the API is OpenAI's", _TRUE),
     Variable("LLM_TOOLS_PATH", "has no effect here: there are no tools to find", refused=False),
 )
 BY_NAME: Mapping[str, Other] = {name: other for other in OPTIONS for name in other.names}

@@ -155,6 +155,8 @@ class LiveRequest:
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             min_tokens=params.min_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+            detokenize=params.detokenize,
         )
         stream = self._streams[choice] = TextStream(message, self._vocabulary)
         return stream

@@ -17,6 +17,7 @@ from services.engine.engine import Engine
 from services.engine.loop import StepReport
 from shared.errors import ServiceError
 from shared.model_files import located
+from shared.request import rules
 from shared.request.outputs import RequestOutput
 from shared.request.seed_source import seeds_of
 
@@ -61,7 +62,12 @@ class Runner:
         """
         arrived = arrived or now()
         preprocessing = time.monotonic()
-        token_ids = self.text.token_ids(prompt, params.max_tokens or 0, add_special_tokens=add_special_tokens)
+        token_ids = self.text.token_ids(
+            prompt,
+            params.max_tokens or 0,
+            add_special_tokens=add_special_tokens,
+            truncate_prompt_tokens=rules.prompt_truncation(params.truncate_prompt_tokens),
+        )
         started = now()
         return Submitted(
             request_id=request_id,
@@ -125,8 +131,7 @@ class Runner:
             raise RuntimeError("The engine has failed; make a new one.") from self.failure
         if submitted.request_id in self._live:
             raise ValueError(f"The request id {submitted.request_id!r} is in use.")
-        vocabulary = self.text.vocabulary if submitted.params.detokenize else self.text.silent
-        request = LiveRequest(submitted, vocabulary, self.engine.max_model_len)
+        request = LiveRequest(submitted, self.text.vocabulary, self.engine.max_model_len)
         self._live[submitted.request_id] = request
         for spec in request.specs(self._num_sequences):
             self.engine.add(spec)

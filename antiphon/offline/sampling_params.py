@@ -44,6 +44,10 @@ class SamplingParams:
             None: log probabilities are not reported.
         detokenize: Whether outputs have text; if not, they have only token ids.
         skip_special_tokens: Whether special tokens are omitted from the text.
+        spaces_between_special_tokens: Whether special tokens that follow each other may be separated by a space, if the
+            tokenizer does so. Has no effect while special tokens are omitted.
+        truncate_prompt_tokens: Number of last tokens that are kept of the prompt; -1: as many as fit before
+            `max_tokens`; None: all, and a prompt that does not fit is an error.
     """
 
     n: int = 1
@@ -83,10 +87,10 @@ class SamplingParams:
             sampling.check(self.engine_params(0))
             rules.check_choices(self.n, self.best_of, self.temperature, self.top_k)
             self.stop_strings = rules.stop_strings(self.stop)
+            rules.check_detokenize(self.detokenize, self.stop_strings)
+            rules.prompt_truncation(self.truncate_prompt_tokens)
         except ServiceError as error:
             raise ValueError(error.message) from None
-        if self.detokenize is False and self.stop_strings:
-            raise ValueError("'stop' needs text: leave 'detokenize' at True, or use 'stop_token_ids'.")
 
     def engine_params(self, seed: int, room: int = 0) -> sampling.SamplingParams:
         """Returns the engine's parameters. `seed` is used if the user gave no seed, `room` if `max_tokens` is None.
@@ -106,9 +110,7 @@ class SamplingParams:
             "early_stopping": self.early_stopping is not False,
             "bad_words": bool(self.bad_words),
             "prompt_logprobs": self.prompt_logprobs is not None and self.prompt_logprobs is not False,
-            "spaces_between_special_tokens": not self.spaces_between_special_tokens,
             "logits_processors": bool(self.logits_processors),
-            "truncate_prompt_tokens": self.truncate_prompt_tokens is not None,
             "logit_bias": bool(self.logit_bias),
             "guided_json": self.guided_json is not None,
         }

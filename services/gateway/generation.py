@@ -34,6 +34,11 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    detokenize: bool = True
+    """Whether the output has text; if not, it has only token ids."""
+    truncate_prompt_tokens: int = 0
+    """Number of last tokens that are kept of each prompt; 0: all, -1: as many as fit before `max_tokens`."""
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     cache_salt: bytes = b""

@@ -3,7 +3,7 @@
 from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import pack_ids
-from shared.context import check_context
+from shared.context import check_context, truncated
 from shared.errors import ServiceError
 from shared.messages import DetokenizeRequest, TokenizedPrompt, TokenizeReply, TokenizeRequest
 from shared.text.codec import Codec
@@ -44,7 +44,8 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
 
     Raises ServiceError('context_length_exceeded').
     """
-    token_lists = codec.encode(texts, add_special_tokens=request.add_special_tokens)
+    keep = request.truncate_prompt_tokens, request.max_tokens, request.max_model_len
+    token_lists = [truncated(one, *keep) for one in codec.encode(texts, add_special_tokens=request.add_special_tokens)]
     for token_ids in token_lists:
         check_context(len(token_ids), request.max_tokens, request.max_model_len, field(request))
     prompts = [_tokenized(codec, request, token_ids) for token_ids in token_lists]

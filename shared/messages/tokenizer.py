@@ -33,6 +33,8 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     cache_salt: bytes = b""
     return_tokens: bool = False
     """Whether the reply also has each token's own text."""
+    truncate_prompt_tokens: int = 0
+    """Number of last tokens to keep of each prompt; 0: all, -1: as many as fit before `max_tokens`."""
 
 
 class TokenizedPrompt(Part, frozen=True, array_like=True):

@@ -265,7 +265,7 @@ async def test_metrics_show_requests_answers_and_engines():
     beats = [Heartbeat("engine", "e0", "b", 1, "ready", 1, 0.1, status)]
     async with serving(ScriptedBackend(), heartbeats=lambda: beats) as port:
         await call(port, "POST", "/v1/chat/completions", CHAT)
-        await call(port, "POST", "/v1/chat/completions", {**CHAT, "n": 99})
+        await call(port, "POST", "/v1/chat/completions", {**CHAT, "n": 999})
         await call(port, "GET", "/v1/models/" + "x" * 50)
         reply = await call(port, "GET", "/metrics")
         assert reply.headers["content-type"].startswith("text/plain")
@@ -295,6 +295,9 @@ async def test_the_openapi_document_lists_the_routes_and_their_bodies():
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
         reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
+    forms = document["paths"]["/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]["anyOf"]
+    assert {form["$ref"].rpartition("/")[2] for form in forms} == {"GenerateBody", "EngineBody"}
+    assert {"GenerateBody", "EngineBody"} <= document["components"]["schemas"].keys()
     assert "$defs" not in json.dumps(document)
     assert document["components"]["schemas"]["CompletionBody"]["required"] == ["prompt"]
 

@@ -58,6 +58,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    detokenize: bool | None = None
+    truncate_prompt_tokens: int | None = None
 
 
 class GenerationFields(SamplingFields, kw_only=True):

@@ -8,12 +8,16 @@ from fastapi import FastAPI
 
 from services.gateway.openai.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
+StructType = type[msgspec.Struct]
+
 
 class Body(NamedTuple):
     """The body of a route. `required`: fields that must be given although the struct has a default for them."""
 
-    type: type[msgspec.Struct]
+    type: StructType
     required: tuple[str, ...] = ()
+    other: StructType | None = None
+    """A second form of the body."""
 
 
 BODIES: Mapping[str, Body] = {
@@ -42,7 +46,8 @@ _ERROR: dict[str, Any] = {
 
 def request_body(body: Body) -> dict[str, Any]:
     """Returns the request body's part of the description of a POST route."""
-    return {"requestBody": {"required": True, "content": _json_of(body.type.__name__)}}
+    content = _json_of(body.type.__name__) if body.other is None else _either(body.type.__name__, body.other.__name__)
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def error_responses() -> dict[int | str, dict[str, Any]]:
@@ -64,13 +69,18 @@ def add_schemas(app: FastAPI, bodies: Iterable[Body]) -> None:
 
 def _schemas(bodies: Iterable[Body]) -> dict[str, Any]:
     every = list(bodies)
-    types = [body.type for body in every]
+    types = [kind for body in every for kind in (body.type, body.other) if kind is not None]
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schemas: dict[str, Any] = {**components, "Error": _ERROR}
     for body in every:
         if body.required:
             schemas[body.type.__name__]["required"] = list(body.required)
     return schemas
+
+
+def _either(*names: str) -> dict[str, Any]:
+    forms = [_json_of(name)["application/json"]["schema"] for name in names]
+    return {"application/json": {"schema": {"anyOf": forms}}}
 
 
 def _json_of(name: str) -> dict[str, Any]:

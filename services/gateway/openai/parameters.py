@@ -163,14 +163,21 @@ def _request(
         refuse("stream_options", "needs 'stream' to be true")
     n = given(body.n, 1)
     rules.check_choices(n, body.best_of, params.temperature, params.top_k, num_prompts)
+    stop, detokenize = rules.stop_strings(body.stop), given(body.detokenize, True)
+    rules.check_detokenize(detokenize, stop)
+    if body.echo and not detokenize:
+        refuse("echo", "needs text: leave 'detokenize' at its default")
     return GenerationRequest(
         request_id=request_id,
         model=card.name,
         params=params,
         n=n,
-        stop=rules.stop_strings(body.stop),
+        stop=stop,
         include_stop_str_in_output=given(body.include_stop_str_in_output, False),
         skip_special_tokens=given(body.skip_special_tokens, True),
+        spaces_between_special_tokens=given(body.spaces_between_special_tokens, True),
+        detokenize=detokenize,
+        truncate_prompt_tokens=rules.prompt_truncation(body.truncate_prompt_tokens, card.max_model_len),
         cache_salt=_cache_salt(body),
         priority=_priority(body),
     )

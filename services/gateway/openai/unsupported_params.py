@@ -47,7 +47,7 @@ _OFF = Unsupported((None, False))
 _ON = Unsupported((None, True))
 _EMPTY = Unsupported((None, [], {}, ""))
 _NULL = Unsupported((None,))
-_ENGINE = Unsupported((None,), "It belongs to requests of engines.")
+_NATIVE = Unsupported((None,), "Send it to /generate.")
 UNSUPPORTED: dict[str, Unsupported] = {
     "suffix": _EMPTY,
     "use_beam_search": _OFF,
@@ -65,9 +65,6 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "logits_processors": _EMPTY,
     "prompt_logprobs": _OFF,
     "return_tokens_as_token_ids": _OFF,
-    "truncate_prompt_tokens": _NULL,
-    "detokenize": _ON,
-    "spaces_between_special_tokens": _ON,
     "reasoning_effort": Unsupported((None, "none")),
     "include_reasoning": _ON,
     "verbosity": Unsupported((None, "medium")),
@@ -95,11 +92,11 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "history": Unsupported((None,), "Send the conversation in 'messages' to /v1/chat/completions."),
     "prompt_token_ids": Unsupported((None,), "Send the token ids in 'prompt' to /v1/completions."),
     "sampling_params": Unsupported((None,), "Send its members as fields of the request."),
-    "request_id": Unsupported((None,), "Every answer has an id of the server's own, in 'id' and X-Request-Id."),
-    "prompt_token_ids_len": _ENGINE,
-    "arrival_time": _ENGINE,
-    "preprocess_start_time": _ENGINE,
-    "preprocess_end_time": _ENGINE,
+    "request_id": Unsupported((None,), "Send it to /generate; other answers have an id of the server's own."),
+    "prompt_token_ids_len": _NATIVE,
+    "arrival_time": _NATIVE,
+    "preprocess_start_time": _NATIVE,
+    "preprocess_end_time": _NATIVE,
 }
 _PREFIXES: Mapping[str, Unsupported] = {"guided_": _OFF, "beam_": _OFF}
 """All names with one of these prefixes are unsupported."""

@@ -51,6 +51,8 @@ class RequestMessages:
             request.params.min_tokens,
             request.trace_headers.get("traceparent", ""),
             request.trace_headers.get("tracestate", ""),
+            request.spaces_between_special_tokens,
+            request.detokenize,
         )
 
     def submit(self, index: int) -> Submit:

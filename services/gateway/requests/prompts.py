@@ -7,7 +7,7 @@ from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.requests.service_clients import ServiceClients
 from shared.blocks import chain_hashes
 from shared.codec import TOKEN_BYTES, pack_ids
-from shared.context import check_context
+from shared.context import check_context, truncated
 from shared.errors import ServiceError
 from shared.messages import TokenizeReply, TokenizeRequest
 from shared.request.rules import choice_params
@@ -71,6 +71,7 @@ def tokenize_message(
         block_size,
         request.cache_salt,
         return_tokens,
+        request.truncate_prompt_tokens,
     )
 
 
@@ -92,6 +93,7 @@ def _given(ids: tuple[int, ...], request: GenerationRequest, card: ModelCard, bl
         raise ServiceError(
             "invalid_value", f"'prompt' holds the token id {bad}, outside the vocabulary.", param="prompt"
         )
+    ids = truncated(ids, request.truncate_prompt_tokens, request.params.max_tokens, card.max_model_len)
     check_context(len(ids), request.params.max_tokens, card.max_model_len, "prompt")
     packed = pack_ids(ids)
     return Prompt(packed, chain_hashes(packed, block_size, request.cache_salt) if block_size else b"")
