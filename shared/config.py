@@ -353,6 +353,11 @@ class GatewaySettings(BusSettings):
     return_token_ids: bool = flag(
         False, "answers carry their token ids, not only when a request asks for them", group="http"
     )
+    return_tokens_as_token_ids: bool = flag(
+        False,
+        "tokens in log probabilities are written as token_id:7, not only when a request asks for it",
+        group="http",
+    )
     default_chat_temperature: float = flag(
         1.0,
         "temperature of chat requests that name none",

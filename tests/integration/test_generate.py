@@ -64,6 +64,14 @@ async def test_a_flat_stream_repeats_the_text_so_far_and_ends_each_object_with_a
     assert [json.loads(one) for one in objects] == [{"text": ["Hi Good "]}, {"text": ["Hi Good day"]}]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_flat_answer_has_its_times_when_they_are_asked_for(stream: bool) -> None:
+    reply = await generate(ScriptedBackend(), {"prompt": "Hi ", "timings": True, "stream": stream})
+    objects = [json.loads(one) for one in reply.body.split(b"\0") if one]
+    assert ["timings" in one for one in objects] == [False] * (len(objects) - 1) + [True]
+    assert objects[-1]["timings"]["completion_tokens"] == 2
+
+
 async def test_an_update_without_text_adds_nothing_to_a_flat_stream() -> None:
     silent: list[Step] = [[SequenceUpdate(index=0, text="", token_ids=(1,))], *text_batches("x")]
     reply = await generate(ScriptedBackend(reply=lambda _: silent), {"prompt": "Hi ", "stream": True})

@@ -5,6 +5,7 @@ engine form    a RequestOutput                        one object a line, for eac
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -13,6 +14,7 @@ from services.gateway.native.convert import EngineFacts
 from services.gateway.openai.answer_encoder import GenerationState
 from services.gateway.openai.choices import Choice
 from services.gateway.openai.request_context import RequestContext
+from services.gateway.openai.timings import timings
 from shared.errors import ServiceError
 from shared.request.outputs import CompletionOutput, RequestMetrics, RequestOutput, logprobs_by_token
 
@@ -31,7 +33,10 @@ class TextEncoder:
     def whole(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""
         choices = state.accumulator.choices
-        return _encode({"text": [self._context.echo(choice.index) + _text(choice) for choice in choices]})
+        body: dict[str, Any] = {"text": [self._context.echo(choice.index) + _text(choice) for choice in choices]}
+        if self._context.timings and all(choice.finish_reason is not None for choice in choices):
+            body["timings"] = timings(state)
+        return _encode(body)
 
     def opening(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""

@@ -69,7 +69,9 @@ class GenerateEndpoint:
         body = read_body(data, GENERATE_DECODER)
         card = self._card(body.model)
         wanted = text_request(body, card, request.state.request_id, self._serving.defaults)
-        context = _context(arrival, card, wanted, stream=bool(body.stream), echoes=wanted.texts)
+        context = _context(
+            arrival, card, wanted, stream=bool(body.stream), echoes=wanted.texts, timings=bool(body.timings)
+        )
         return await self._serving.answer(request, context, TextEncoder(context))
 
     def _engine(
@@ -133,7 +135,13 @@ class EngineAnswer(Response):
 
 
 def _context(
-    arrival: Arrival, card: ModelCard, wanted: GenerationRequest, *, stream: bool, echoes: tuple[str, ...]
+    arrival: Arrival,
+    card: ModelCard,
+    wanted: GenerationRequest,
+    *,
+    stream: bool,
+    echoes: tuple[str, ...],
+    timings: bool = False,
 ) -> RequestContext:
     return RequestContext(
         kind="completion" if wanted.texts or wanted.token_ids else "chat",
@@ -144,6 +152,7 @@ def _context(
         include_usage=False,
         echoes=echoes,
         return_token_ids=True,
+        timings=timings,
         id_prefix="gen-",
     )
 

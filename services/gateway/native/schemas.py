@@ -14,6 +14,8 @@ class GenerateBody(SamplingFields, kw_only=True):
     model: str | None = None
     """Has no effect without OpenAI's API (`USE_OPENAI=0`)."""
     stream: bool | None = None
+    timings: bool | None = None
+    """Whether the answer, or the last object of a stream, has the times of the request's phases."""
 
 
 class EngineSampling(SamplingFields, kw_only=True):

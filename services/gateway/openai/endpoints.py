@@ -6,7 +6,7 @@ from starlette.responses import Response
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.http import request_body
 from services.gateway.openai import parameters, schemas, unsupported_params
-from services.gateway.openai.body import GenerationFields, read_body, read_fields
+from services.gateway.openai.body import GenerationFields, StreamOptions, read_body, read_fields
 from services.gateway.openai.request_context import Arrival, Kind, RequestContext
 from services.gateway.openai.serving import Serving
 from services.gateway.openai.stream_encoder import OpenAIEncoder
@@ -61,16 +61,21 @@ class GenerationEndpoints:
         body: GenerationFields,
         echoes: tuple[str, ...],
     ) -> RequestContext:
-        options = body.stream_options
+        options, settings = body.stream_options or StreamOptions(), self._serving.settings
         return RequestContext(
             kind=kind,
             arrival=arrival,
             card=card,
             request=wanted,
             stream=bool(body.stream),
-            include_usage=options is not None and bool(options.include_usage),
+            include_usage=bool(options.include_usage),
             echoes=echoes,
-            return_token_ids=given(body.return_token_ids, self._serving.settings.return_token_ids),
+            # Without text, token ids are all that the answer has.
+            return_token_ids=given(body.return_token_ids, settings.return_token_ids) or not wanted.detokenize,
+            tokens_as_ids=given(body.return_tokens_as_token_ids, settings.return_tokens_as_token_ids)
+            or not wanted.detokenize,
+            continuous_usage=bool(options.continuous_usage_stats),
+            timings=bool(body.timings),
         )
 
 

@@ -39,6 +39,12 @@ class RequestContext:
     include_usage: bool
     echoes: tuple[str, ...]
     return_token_ids: bool = False
+    tokens_as_ids: bool = False
+    """Whether tokens in log probabilities are written as their ids."""
+    continuous_usage: bool = False
+    """Whether every chunk of a stream has the token counts so far."""
+    timings: bool = False
+    """Whether the answer has the times of the request's phases."""
     id_prefix: str = ""
     """Prefix of the response's id; if empty, the prefix of the kind."""
 

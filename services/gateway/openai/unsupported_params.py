@@ -64,7 +64,6 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "bad_words": _EMPTY,
     "logits_processors": _EMPTY,
     "prompt_logprobs": _OFF,
-    "return_tokens_as_token_ids": _OFF,
     "reasoning_effort": Unsupported((None, "none")),
     "include_reasoning": _ON,
     "verbosity": Unsupported((None, "medium")),
@@ -106,7 +105,6 @@ _ELSEWHERE: Mapping[str, str] = {
     "tokens": "Token ids go to /detokenize.",
 }
 """A sentence for the error message about a field that is known only at another endpoint."""
-_STREAM_OPTIONS: Mapping[str, Unsupported] = {"continuous_usage_stats": _OFF}
 _STREAM_OPTIONS_NO_EFFECT = frozenset({"include_obfuscation"})
 _NOTHING: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -149,8 +147,12 @@ def _check_stream_options(options: Any) -> None:
     for name, value in options.items() if isinstance(options, dict) else ():
         if name not in StreamOptions.__struct_fields__ and name not in _STREAM_OPTIONS_NO_EFFECT:
             path, raw = f"stream_options.{name}", msgspec.Raw(msgspec.json.encode(value))
-            rules = FieldRules(frozenset(), {f"stream_options.{key}": rule for key, rule in _STREAM_OPTIONS.items()})
-            _check_one(path, raw, rules, [f"stream_options.{key}" for key in StreamOptions.__struct_fields__])
+            _check_one(
+                path,
+                raw,
+                FieldRules(frozenset(), {}),
+                [f"stream_options.{key}" for key in StreamOptions.__struct_fields__],
+            )
 
 
 def _check_one(name: str, raw: msgspec.Raw, rules: FieldRules, known: Iterable[str]) -> None:

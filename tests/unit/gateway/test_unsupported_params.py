@@ -24,7 +24,6 @@ ASKED = {
     "bad_words": ["x"],
     "logits_processors": ["x"],
     "prompt_logprobs": 0,
-    "return_tokens_as_token_ids": True,
     "audio": {"voice": "x"},
     "modalities": ["text", "audio"],
     "web_search_options": {},
@@ -122,7 +121,7 @@ def test_a_name_that_is_like_none_is_refused_without_a_guess_and_a_long_one_is_c
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [({"continuous_usage_stats": True}, "continuous_usage_stats"), ({"include_usag": True}, "include_usag")],
+    [({"include_usag": True}, "include_usag"), ({"continuous": 1}, "continuous")],
 )
 def test_options_of_a_stream_are_looked_at_too(options: dict[str, bool], named: str):
     refusal(chat, "unsupported_parameter", f"stream_options.{named}", stream=True, stream_options=options)
