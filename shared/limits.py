@@ -29,6 +29,9 @@ CHOICES_MAX = 128
 """Choices for each prompt (`n`), as many as in OpenAI's API. Each choice is a sequence."""
 SEQUENCES_PER_REQUEST_MAX = 1024
 """Sequences of one request: prompts times choices. Bounds what a single request adds to the queue."""
+REQUEST_TOKENS_MAX = 2**24
+"""Prompt tokens of all sequences of one request: the tokens of its prompts times `n`. Each sequence carries its prompt
+to the engine, so this bounds a request's traffic to 64 MiB. Enough for 128 choices of a prompt of 131072 tokens."""
 CLIENT_REQUEST_ID_CHARS_MAX = 256
 """Characters in the `request_id` of a request to `/generate`, which every part of its answer repeats."""
 STOP_STRINGS_MAX = 16

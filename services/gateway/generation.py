@@ -30,6 +30,8 @@ class GenerationRequest:
     """A conversation."""
     conversations: tuple[tuple[ChatMessage, ...], ...] = ()
     """Several conversations, each of which is a prompt."""
+    suffix: str = ""
+    """Text after the output of each of `texts`."""
     n: int = 1
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False

@@ -36,7 +36,8 @@ def field(request: TokenizeRequest) -> str:
 
 def num_characters(request: TokenizeRequest) -> int:
     """Returns the number of characters to tokenize."""
-    return sum(map(len, request.prompts)) + sum(len(message.content) for message in request.messages)
+    suffixes = len(request.suffix) * len(request.prompts)
+    return sum(map(len, request.prompts)) + suffixes + sum(len(message.content) for message in request.messages)
 
 
 def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> TokenizeReply:
@@ -45,11 +46,16 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
     Raises ServiceError('context_length_exceeded').
     """
     keep = request.truncate_prompt_tokens, request.max_tokens, request.max_model_len
-    token_lists = [truncated(one, *keep) for one in codec.encode(texts, add_special_tokens=request.add_special_tokens)]
+    special = request.add_special_tokens
+    if request.suffix:
+        encoded = codec.encode_infill(texts, request.suffix, add_special_tokens=special)
+    else:
+        encoded = codec.encode(texts, add_special_tokens=special)
+    token_lists = [truncated(one, *keep) for one in encoded]
     for token_ids in token_lists:
         check_context(len(token_ids), request.max_tokens, request.max_model_len, field(request))
     prompts = [_tokenized(codec, request, token_ids) for token_ids in token_lists]
-    return TokenizeReply(request.request_id, tuple(prompts))
+    return TokenizeReply(request.request_id, tuple(prompts), codec.infill_end_ids if request.suffix else ())
 
 
 def detokenize(codec: Codec, request: DetokenizeRequest) -> str:

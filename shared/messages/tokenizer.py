@@ -35,6 +35,8 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     """Whether the reply also has each token's own text."""
     truncate_prompt_tokens: int = 0
     """Number of last tokens to keep of each prompt; 0: all, -1: as many as fit before `max_tokens`."""
+    suffix: str = ""
+    """Text after the output: the prompts then ask for the text between each of `prompts` and the suffix."""
 
 
 class TokenizedPrompt(Part, frozen=True, array_like=True):
@@ -50,6 +52,8 @@ class TokenizeReply(Message, frozen=True, array_like=True, tag=True):
 
     request_id: str
     prompts: tuple[TokenizedPrompt, ...]
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the output in addition to those of the request, because the prompts have a suffix."""
 
 
 class DetokenizeRequest(Message, frozen=True, array_like=True, tag=True):

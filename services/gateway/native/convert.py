@@ -43,7 +43,7 @@ def text_request(body: GenerateBody, card: ModelCard, request_id: str, defaults:
     """Returns the generation for a `GenerateBody`. Raises ServiceError."""
     if body.detokenize is False:
         refuse("detokenize", "must be true, because the answer is text: give 'sampling_params' to get token ids")
-    fields = {**_sampling_fields(body), "prompt": body.prompt}
+    fields = {**_sampling_fields(body), "prompt": body.prompt, "suffix": body.suffix}
     return parameters.completion(CompletionBody(**fields), card, request_id, defaults)
 
 

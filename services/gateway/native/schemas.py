@@ -11,6 +11,8 @@ class GenerateBody(SamplingFields, kw_only=True):
 
     prompt: str | list[str] | None = None
     """A text, or several texts."""
+    suffix: str | None = None
+    """Text after the output, as at `/v1/completions`."""
     model: str | None = None
     """Has no effect without OpenAI's API (`USE_OPENAI=0`)."""
     stream: bool | None = None

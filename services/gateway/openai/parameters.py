@@ -47,10 +47,15 @@ def completion(
         refuse("logprobs", f"must be between 0 and {most}")
     if body.echo and logprobs is not None:
         unsupported("logprobs", "Log probabilities of an echoed prompt ('echo' with 'logprobs') are")
+    suffix = given(body.suffix, "")
+    if suffix and token_ids:
+        refuse("suffix", "needs a 'prompt' that is text")
+    if suffix and body.truncate_prompt_tokens is not None:
+        refuse("truncate_prompt_tokens", "cannot be given together with 'suffix'")
     params = _params(body, card, (COMPLETION_MAX_TOKENS, 1.0), logprobs, defaults.draw_seed)
     request = _request(body, card, request_id, params, len(texts) + len(token_ids))
     special = given(body.add_special_tokens, True)
-    return replace(request, texts=texts, token_ids=token_ids, add_special_tokens=special)
+    return replace(request, texts=texts, token_ids=token_ids, suffix=suffix, add_special_tokens=special)
 
 
 def chat(body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults = _DEFAULTS) -> GenerationRequest:

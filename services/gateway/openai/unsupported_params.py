@@ -49,7 +49,7 @@ _EMPTY = Unsupported((None, [], {}, ""))
 _NULL = Unsupported((None,))
 _NATIVE = Unsupported((None,), "Send it to /generate.")
 UNSUPPORTED: dict[str, Unsupported] = {
-    "suffix": _EMPTY,
+    "suffix": Unsupported((None, ""), "Send it to /v1/completions."),
     "use_beam_search": _OFF,
     "length_penalty": Unsupported((None, 1)),
     "early_stopping": _OFF,

@@ -67,7 +67,7 @@ class RequestMessages:
             host.instance_id,
             host.subjects.detokenizer_tokens(*sequence.detokenizer),
             prompt.packed,
-            sequence_params(request.params, index % request.n, prompt.num_tokens, self.card),
+            sequence_params(request.params, index % request.n, prompt, self.card),
             pack_ids(sequence.token_ids),
             prompt.block_hashes,
             request.cache_salt,

@@ -3,8 +3,11 @@
 import asyncio
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.requests.service_clients import ServiceClients
+from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import TOKEN_BYTES, pack_ids
 from shared.context import check_context, truncated
@@ -16,10 +19,14 @@ from shared.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. `packed`: its token ids as little-endian u32; `block_hashes`: the chain over its full blocks."""
+    """One prompt. `packed`: its token ids as little-endian u32; `block_hashes`: the chain over its full blocks.
+
+    `stop_token_ids` end its outputs in addition to those of the request.
+    """
 
     packed: bytes
     block_hashes: bytes
+    stop_token_ids: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -30,9 +37,20 @@ class Prompt:
 async def prepare(peers: ServiceClients, request: GenerationRequest, card: ModelCard, block_size: int) -> list[Prompt]:
     """Returns the prompts of a request as token ids.
 
-    Raises ServiceError if a prompt is too long for the context, has no tokens or ids outside the vocabulary, or if the
-    chat template refuses the conversation.
+    Raises ServiceError if a prompt is too long for the context, has no tokens or ids outside the vocabulary, if the
+    chat template refuses the conversation, or if all sequences together have too many tokens.
     """
+    prompts = await _prepared(peers, request, card, block_size)
+    count = request.n * sum(prompt.num_tokens for prompt in prompts)
+    if count > limits.REQUEST_TOKENS_MAX:
+        told = f"All sequences of the request would have {count} prompt tokens, more than {limits.REQUEST_TOKENS_MAX}."
+        raise ServiceError("invalid_value", f"{told} Reduce 'n' or the prompts.", param="n")
+    return prompts
+
+
+async def _prepared(
+    peers: ServiceClients, request: GenerationRequest, card: ModelCard, block_size: int
+) -> list[Prompt]:
     if request.token_ids:
         return [_given(ids, request, card, block_size) for ids in request.token_ids]
     if request.conversations:
@@ -52,7 +70,7 @@ async def _tokenized(
     message = tokenize_message(request, card, block_size)
     reply = await peers.tokenizer(message, text_size(request), request.trace_headers)
     assert isinstance(reply, TokenizeReply)
-    return [Prompt(prompt.token_ids, prompt.block_hashes) for prompt in reply.prompts]
+    return [Prompt(prompt.token_ids, prompt.block_hashes, reply.stop_token_ids) for prompt in reply.prompts]
 
 
 def tokenize_message(
@@ -72,17 +90,25 @@ def tokenize_message(
         request.cache_salt,
         return_tokens,
         request.truncate_prompt_tokens,
+        request.suffix,
     )
 
 
 def text_size(request: GenerationRequest) -> int:
     """Returns the number of characters to tokenize."""
-    return sum(map(len, request.texts)) + sum(len(message.content) for message in request.messages)
+    suffixes = len(request.suffix) * len(request.texts)
+    return sum(map(len, request.texts)) + suffixes + sum(len(message.content) for message in request.messages)
 
 
-def sequence_params(params: SamplingParams, choice: int, num_prompt_tokens: int, card: ModelCard) -> SamplingParams:
-    """Returns the parameters of one choice: with its own seed, and with `max_tokens` filled in if that is 0."""
-    return choice_params(params, choice, card.max_model_len - num_prompt_tokens)
+def sequence_params(params: SamplingParams, choice: int, prompt: Prompt, card: ModelCard) -> SamplingParams:
+    """Returns the parameters of one choice of a prompt.
+
+    They have a seed of their own, `max_tokens` filled in if that is 0, and the prompt's own stop tokens.
+    """
+    own = choice_params(params, choice, card.max_model_len - prompt.num_tokens)
+    if not prompt.stop_token_ids:
+        return own
+    return msgspec.structs.replace(own, stop_token_ids=(*own.stop_token_ids, *prompt.stop_token_ids))
 
 
 def _given(ids: tuple[int, ...], request: GenerationRequest, card: ModelCard, block_size: int) -> Prompt:

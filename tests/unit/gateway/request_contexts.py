@@ -47,10 +47,8 @@ def context(
 class Finished:
     """What an encoder needs of a generation with one prompt of three tokens."""
 
-    num_prompt_tokens = 3
-    prompt_token_ids = [[1, 2, 3]]
-
     def __init__(self, times: PhaseTimes) -> None:
+        self.num_prompt_tokens, self.prompt_token_ids = 3, [[1, 2, 3]]
         self.times = times
 
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
@@ -60,12 +58,12 @@ class Finished:
         pass
 
 
-def state(accumulator: ChoiceAccumulator, times: PhaseTimes = PhaseTimes(0.5, 1.0)) -> GenerationState:
+def state(accumulator: ChoiceAccumulator, times: PhaseTimes | None = None) -> GenerationState:
     """A generation that was placed after 1 s, had its first token after 3 s and its last one after 7 s."""
     return GenerationState(
         accumulator=accumulator,
         num_prompt_tokens=3,
-        generation=Finished(times),
+        generation=Finished(times or PhaseTimes(0.5, 1.0)),
         time_to_first_token_s=3.0,
         time_to_last_token_s=7.0,
         elapsed_s=8.0,

@@ -194,7 +194,7 @@ def test_every_chunk_has_the_token_counts_so_far_when_they_are_asked_for(kind: K
     counts = [(chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"]) for chunk in chunks]
     assert counts[-1] == (3, 3)
     assert sorted(counts) == counts
-    assert {count for count in counts} == {(3, 1), (3, 2), (3, 3)}
+    assert set(counts) == {(3, 1), (3, 2), (3, 3)}
 
 
 def test_a_stream_ends_with_its_times_when_they_are_asked_for():

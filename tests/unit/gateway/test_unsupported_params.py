@@ -9,7 +9,6 @@ from shared.errors import ServiceError
 from tests.unit.gateway.bodies import chat, completion, refusal
 
 ASKED = {
-    "suffix": "}",
     "use_beam_search": True,
     "length_penalty": 0.8,
     "early_stopping": True,
@@ -82,6 +81,11 @@ HARMLESS = {
 
 
 @pytest.mark.spec("S-API-028")
+def test_a_suffix_in_chat_is_refused():
+    error = refusal(chat, "unsupported_parameter", "suffix", suffix="}")
+    assert "/v1/completions" in error.message
+
+
 @pytest.mark.parametrize("read", [completion, chat])
 @pytest.mark.parametrize(("name", "value"), ASKED.items())
 def test_what_is_not_supported_is_refused_by_name(read: Any, name: str, value: Any):
@@ -130,7 +134,7 @@ def test_options_of_a_stream_are_looked_at_too(options: dict[str, bool], named: 
 
 def test_what_acts_is_in_no_list_of_what_does_not():
     for body in (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody):
-        assert not set(body.__struct_fields__) & set(UNSUPPORTED)
+        assert set(body.__struct_fields__) & set(UNSUPPORTED) <= {"suffix"}  # it acts on completions alone
         assert set(body.__struct_fields__) & NO_EFFECT <= {"user"}
     assert not NO_EFFECT & set(UNSUPPORTED)
     assert max(map(len, (*UNSUPPORTED, *NO_EFFECT))) <= limits.FIELD_NAME_CHARS_MAX
