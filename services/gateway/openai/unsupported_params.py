@@ -91,7 +91,9 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "history": Unsupported((None,), "Send the conversation in 'messages' to /v1/chat/completions."),
     "prompt_token_ids": Unsupported((None,), "Send the token ids in 'prompt' to /v1/completions."),
     "sampling_params": Unsupported((None,), "Send its members as fields of the request."),
-    "request_id": Unsupported((None,), "Send it to /generate; other answers have an id of the server's own."),
+    "request_id": Unsupported(
+        (None,), "Send it to /generate; other answers have an id of the server's own, also in X-Request-Id."
+    ),
     "prompt_token_ids_len": _NATIVE,
     "arrival_time": _NATIVE,
     "preprocess_start_time": _NATIVE,
@@ -165,7 +167,8 @@ def _check_one(name: str, raw: msgspec.Raw, rules: FieldRules, known: Iterable[s
     value = read_any(raw)
     if any(_same(value, other) for other in unsupported.asks_nothing):
         return
-    message = f"The parameter '{_short(name)}' is not supported yet. {unsupported.instead}".rstrip()
+    where = f"at this endpoint. {unsupported.instead}" if unsupported.instead else "yet."
+    message = f"The parameter '{_short(name)}' is not supported {where}"
     raise ServiceError("unsupported_parameter", message, param=_short(name))
 
 

@@ -102,7 +102,7 @@ def test_values_that_ask_for_nothing_pass(name: str, value: Any):
 @pytest.mark.parametrize(("name", "value"), OF_ENGINES.items())
 def test_names_of_an_engines_own_request_are_refused_with_what_to_send_instead(read: Any, name: str, value: Any):
     error = refusal(read, "unsupported_parameter", name, **{name: value})
-    assert error.message.startswith(f"The parameter '{name}' is not supported yet. ")
+    assert error.message.startswith(f"The parameter '{name}' is not supported at this endpoint. Send ")
 
 
 @pytest.mark.parametrize("read", [completion, chat])
