@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from antiphon.offline.guided import GuidedDecodingRequest, LLMGuidedOptions
     from antiphon.offline.inputs import PromptInput
     from antiphon.offline.llm import LLM
-    from antiphon.offline.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
     from antiphon.offline.sampling_params import SamplingParams
+    from shared.request.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
 __all__ = [
     "LLM",
@@ -39,17 +39,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "llm",
-    "AsyncLLMEngine": "async_engine",
-    "CompletionOutput": "outputs",
-    "EngineArgs": "engine_args",
-    "GuidedDecodingRequest": "guided",
-    "LLMGuidedOptions": "guided",
-    "Logprob": "outputs",
-    "PromptInput": "inputs",
-    "RequestMetrics": "outputs",
-    "RequestOutput": "outputs",
-    "SamplingParams": "sampling_params",
+    "LLM": "antiphon.offline.llm",
+    "AsyncLLMEngine": "antiphon.offline.async_engine",
+    "CompletionOutput": "shared.request.outputs",
+    "EngineArgs": "antiphon.offline.engine_args",
+    "GuidedDecodingRequest": "antiphon.offline.guided",
+    "LLMGuidedOptions": "antiphon.offline.guided",
+    "Logprob": "shared.request.outputs",
+    "PromptInput": "antiphon.offline.inputs",
+    "RequestMetrics": "shared.request.outputs",
+    "RequestOutput": "shared.request.outputs",
+    "SamplingParams": "antiphon.offline.sampling_params",
 }
 
 
@@ -57,7 +57,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'antiphon' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"antiphon.offline.{home}"), name)
+    return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:

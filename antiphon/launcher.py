@@ -51,6 +51,8 @@ class Plan:
     token: str
     """An API key for the launcher's own requests; empty if the server needs none."""
     https: bool = False
+    openai: bool = True
+    """Whether gateways serve OpenAI's API."""
 
 
 def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
@@ -111,7 +113,8 @@ def make_plan(
     host, port = listeners[0].getsockname()[:2]
     default = first.default_model
     ordered = sorted(names, key=lambda name: bool(default) and name != default)
-    return Plan(specs, host, port, ordered, first.api_keys.split(",")[0].strip(), bool(first.ssl_certfile))
+    token = first.api_keys.split(",")[0].strip()
+    return Plan(specs, host, port, ordered, token, bool(first.ssl_certfile), first.use_openai)
 
 
 def _gateway_spec(
@@ -194,7 +197,7 @@ async def _run(plan: Plan, stop_listening: Callable[[], None]) -> int:
     fleet = Fleet(_print_line)
     stop = asyncio.create_task(_signalled(fleet))
     fleet.start(plan.specs)
-    place = ServerAddress(plan.host, plan.port, plan.token, plan.https)
+    place = ServerAddress(plan.host, plan.port, plan.token, plan.https, plan.openai)
     announcing = asyncio.create_task(announce(place, plan.models, fleet.pids, _print_line))
     try:
         await asyncio.wait({stop, fleet.failed}, return_when=asyncio.FIRST_COMPLETED)

@@ -17,12 +17,16 @@ REMINDER_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """The address of a server. `token` is an API key that the server accepts, empty if it needs none."""
+    """The address of a server. `token` is an API key that the server accepts, empty if it needs none.
+
+    `openai`: whether it has OpenAI's API. Without it, the server is ready when one of its models can be used.
+    """
 
     host: str
     port: int
     token: str = ""
     https: bool = False
+    openai: bool = True
 
     def reachable(self) -> "ServerAddress":
         """Returns the same address with the wildcard hosts 0.0.0.0 and :: replaced by the loopback address."""
@@ -58,21 +62,28 @@ def ready_message(place: ServerAddress, models: Sequence[str], pids: Mapping[str
 
     `seconds` is the time since the start.
     """
-    host, needs_key = place.host, bool(place.token)
+    host = place.host
     url = f"http{'s' * place.https}://{f'[{host}]' if ':' in host else host}:{place.port}"
-    body = json.dumps({"model": models[0], "messages": [{"role": "user", "content": "Hello"}]})
-    key = " -H 'Authorization: Bearer YOUR-KEY'" if needs_key else ""
-    processes = "  ".join(f"{name} {pid}" for name, pid in pids.items())
     rows = [
-        ("URL", f"{url}/v1"),
+        ("URL", f"{url}/v1" if place.openai else f"{url}/generate"),
         ("model" if len(models) == 1 else "models", ", ".join(models)),
-        ("try", f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"),
-        ("chat", f"antiphon chat --server {url}{' --token YOUR-KEY' if needs_key else ''}"),
-        ("processes", processes),
-        ("stop", "Ctrl-C"),
+        ("try", _example(url, place, models[0])),
     ]
+    if place.openai:
+        rows.append(("chat", f"antiphon chat --server {url}{' --token YOUR-KEY' if place.token else ''}"))
+    rows += [("processes", "  ".join(f"{name} {pid}" for name, pid in pids.items())), ("stop", "Ctrl-C")]
     lines = [f"  {name:<10} {text}" for name, text in rows]
     return "\n".join(["", f"Antiphon is ready ({seconds:.1f} s).", "", *lines, ""])
+
+
+def _example(url: str, place: ServerAddress, model: str) -> str:
+    """Returns a command that sends a first request."""
+    path, body = "/generate", json.dumps({"prompt": "Hello", "max_tokens": 32})
+    if place.openai:
+        path = "/v1/chat/completions"
+        body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    key = " -H 'Authorization: Bearer YOUR-KEY'" if place.token else ""
+    return f"curl {url}{path} -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"
 
 
 async def _lacking(place: ServerAddress, models: Sequence[str]) -> str:
@@ -80,6 +91,8 @@ async def _lacking(place: ServerAddress, models: Sequence[str]) -> str:
     answer = await place.get("/readyz")
     if answer.status != 200:
         return _reason(answer.body)
+    if not place.openai:
+        return ""
     answer = await place.get("/v1/models")
     try:
         listed = {str(model["id"]) for model in json.loads(answer.body)["data"]}

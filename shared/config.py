@@ -361,6 +361,12 @@ class GatewaySettings(BusSettings):
         alias=("--api-key",),
         group="http",
     )
+    use_openai: bool = flag(
+        True,
+        "serve OpenAI's API; if not, only POST /generate, the probes and /metrics, and requests name no model",
+        env="USE_OPENAI",
+        group="http",
+    )
     default_model: str = flag(
         "",
         "served name that requests without a 'model' mean (default: the first model that is started here, else the "
@@ -375,6 +381,11 @@ class GatewaySettings(BusSettings):
     )
     return_token_ids: bool = flag(
         False, "answers carry their token ids, not only when a request asks for them", group="http"
+    )
+    return_tokens_as_token_ids: bool = flag(
+        False,
+        "tokens in log probabilities are written as token_id:7, not only when a request asks for it",
+        group="http",
     )
     default_chat_temperature: float = flag(
         1.0,

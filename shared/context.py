@@ -1,9 +1,26 @@
-"""Checks that prompt and output together fit into the model's context length.
+"""Checks that prompt and output together fit into the model's context length; truncates prompts on request.
 
 Called by the tokenizer for prompts given as text, and by the gateway for prompts given as token ids.
 """
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 from shared.errors import ServiceError
+
+S = TypeVar("S", bound=Sequence[int])
+AS_MANY_AS_FIT = -1
+"""Value of `truncate_prompt_tokens`: as many tokens as the context has room for before the output."""
+
+
+def truncated(token_ids: S, keep: int, max_tokens: int, max_model_len: int) -> S:
+    """Returns the last `keep` tokens of a prompt. `keep` 0 means all, AS_MANY_AS_FIT the room before `max_tokens`.
+
+    `max_tokens` and `max_model_len` are as in `check_context`.
+    """
+    if keep == AS_MANY_AS_FIT and max_model_len > 0:
+        keep = max(1, max_model_len - max(1, max_tokens))
+    return token_ids[-keep:] if keep > 0 else token_ids  # pyright: ignore[reportReturnType] - a slice has the same type
 
 
 def check_context(num_tokens: int, max_tokens: int, max_model_len: int, param: str) -> None:

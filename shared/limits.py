@@ -21,12 +21,19 @@ FIELD_NAME_CHARS_MAX = 64
 longer."""
 MESSAGES_MAX = 1024
 """Messages in one chat request. Bounds the work of checking them and of rendering the chat template."""
-PROMPTS_MAX = 32
+PROMPTS_MAX = 1024
 """Prompts in one completions request. Each prompt is a sequence at least."""
-CHOICES_MAX = 16
-"""Choices for each prompt (`n`). Each choice is a sequence."""
-SEQUENCES_PER_REQUEST_MAX = 128
+CONVERSATIONS_MAX = 64
+"""Conversations in one request to `/generate`. All are rendered at the same time, each as a job of a tokenizer."""
+CHOICES_MAX = 128
+"""Choices for each prompt (`n`), as many as in OpenAI's API. Each choice is a sequence."""
+SEQUENCES_PER_REQUEST_MAX = 1024
 """Sequences of one request: prompts times choices. Bounds what a single request adds to the queue."""
+REQUEST_TOKENS_MAX = 2**24
+"""Prompt tokens of all sequences of one request: the tokens of its prompts times `n`. Each sequence carries its prompt
+to the engine, so this bounds a request's traffic to 64 MiB. Enough for 128 choices of a prompt of 131072 tokens."""
+CLIENT_REQUEST_ID_CHARS_MAX = 256
+"""Characters in the `request_id` of a request to `/generate`, which every part of its answer repeats."""
 STOP_STRINGS_MAX = 16
 """Stop strings in one request. The detokenizer searches all new text for each of them."""
 STOP_STRING_CHARS_MAX = 256

@@ -149,7 +149,6 @@ OPTIONS: tuple[Other, ...] = (
     _not_here("--chat-template-content-format", "value", "content parts are joined to one text", ("auto", "string")),
     _not_here("--chat-template-text-format", "value", "content parts are joined to one text", ("string",)),
     _not_here("--enable-sleep-mode", "flag", "an engine keeps its memory until it is stopped"),
-    _not_here("--return-tokens-as-token-ids", "flag", "requests ask for ids with 'return_token_ids'"),
     _not_here("--middleware", "values", "put a proxy in front of the server"),
     _not_here("--config", "value", "there is no file of settings; give them as flags or variables"),
     _not_here("--ssl-ca-certs", "value", _CLIENTS, _NONE),
@@ -180,7 +179,6 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("GLOBAL_RANK_TABLE_FILE_PATH", _SEPARATION),
     Variable("RANK_TABLE_FILE_PATH", _SEPARATION),
     Variable("NODE_PORTS", _SEPARATION),
-    Variable("USE_OPENAI", "is not supported here: the API is OpenAI's", _TRUE),
     Variable("LLM_TOOLS_PATH", "has no effect here: there are no tools to find", refused=False),
 )
 BY_NAME: Mapping[str, Other] = {name: other for other in OPTIONS for name in other.names}

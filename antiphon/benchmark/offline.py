@@ -7,9 +7,9 @@ from antiphon.benchmark.figures import Figures, spread
 from antiphon.benchmark.workload import prompts
 from antiphon.offline.engine_args import engine_args
 from antiphon.offline.inputs import Prompt
-from antiphon.offline.outputs import RequestOutput
 from antiphon.offline.runner import Runner
 from antiphon.offline.sampling_params import SamplingParams
+from shared.request.outputs import RequestOutput
 
 
 class OfflineBenchmark:

@@ -10,7 +10,7 @@
 | `inputs`          | prompts and parameters of a call, converted to one form          |
 | `engine_args`     | settings as keyword arguments                                    |
 | `sampling_params` | `SamplingParams`                                                 |
-| `outputs`         | `RequestOutput`, `CompletionOutput`, `RequestMetrics`, `Logprob` |
 
+The results (`RequestOutput` and its parts) are in `shared.request.outputs`: the server's `/generate` has the same form.
 This module imports nothing, so that `import antiphon` is fast.
 """

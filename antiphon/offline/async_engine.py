@@ -14,11 +14,11 @@ from typing import Any
 
 from antiphon.offline.engine_args import EngineArgs, engine_args, refuse_extensions
 from antiphon.offline.inputs import Prompt, PromptInput, prompts_of
-from antiphon.offline.outputs import RequestOutput
 from antiphon.offline.prompt_text import Message
 from antiphon.offline.request import Submitted
 from antiphon.offline.runner import Runner, now
 from antiphon.offline.sampling_params import SamplingParams
+from shared.request.outputs import RequestOutput
 
 IDLE_WAIT_S = 1.0
 """Longest time in seconds that the idle thread waits for a command before it checks whether it should end."""

@@ -9,11 +9,11 @@ from typing import Any, Self
 from antiphon.offline.engine_args import engine_args, refuse_extensions
 from antiphon.offline.guided import GuidedDecodingRequest, LLMGuidedOptions, with_guidance
 from antiphon.offline.inputs import Prompt, PromptInput, TokenIds, paired, prompts_of
-from antiphon.offline.outputs import RequestOutput
 from antiphon.offline.progress import progress_bar
 from antiphon.offline.prompt_text import Message
 from antiphon.offline.runner import Runner
 from antiphon.offline.sampling_params import SamplingParams
+from shared.request.outputs import RequestOutput
 
 
 class LLM:

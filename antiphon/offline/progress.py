@@ -4,7 +4,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from antiphon.offline.outputs import RequestOutput
+from shared.request.outputs import RequestOutput
 
 
 class ProgressBar:

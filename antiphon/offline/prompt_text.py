@@ -14,7 +14,7 @@ import msgspec
 from antiphon.offline.inputs import Prompt
 from shared import limits
 from shared.config import EngineSettings
-from shared.context import check_context
+from shared.context import check_context, truncated
 from shared.errors import ServiceError
 from shared.model_files import model_directory, tokenizer_directory
 from shared.request import conversation
@@ -24,7 +24,7 @@ from shared.text.chat_template import ChatTemplate, TemplateFailedError
 from shared.text.codec import NoCodec, choose_codec, given_template
 from shared.text.conversation_templates import choose_template
 from shared.text.turns import plain_messages
-from shared.text.vocabulary import SilentVocabulary, choose_vocabulary
+from shared.text.vocabulary import choose_vocabulary
 
 Message = Mapping[str, Any]
 _NO_TOKENIZER = "There is no tokenizer ('skip_tokenizer_init'): give prompt_token_ids, and no text."
@@ -40,8 +40,6 @@ class PromptText:
     def __init__(self, settings: EngineSettings, vocab_size: int, max_model_len: int) -> None:
         directory = tokenizer_directory(settings)
         self.vocabulary = choose_vocabulary(settings, directory, model_directory(settings, weights=False))
-        self.silent = SilentVocabulary(vocab_size)
-        """Vocabulary for outputs without text (`detokenize=False`)."""
         self._directory, self._trust_remote_code = directory, settings.trust_remote_code
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
         self._codec = choose_codec(settings, directory)
@@ -49,8 +47,10 @@ class PromptText:
         self._facts = choose_template(settings, directory, self._codec) if self._has_tokenizer else None
         self._compiled = lru_cache(maxsize=8)(self._compile)
 
-    def token_ids(self, prompt: Prompt, max_tokens: int, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Returns a prompt's token ids. Raises ValueError if the prompt is invalid or too long.
+    def token_ids(
+        self, prompt: Prompt, max_tokens: int, *, add_special_tokens: bool = True, truncate_prompt_tokens: int = 0
+    ) -> tuple[int, ...]:
+        """Returns a prompt's token ids, truncated as `truncated` says. Raises ValueError if it is invalid or too long.
 
         The prompt and `max_tokens` output tokens must fit into the context; with `max_tokens` 0, the prompt and one
         token.
@@ -65,6 +65,7 @@ class PromptText:
             ids = tuple(self._codec.encode([prompt.text], add_special_tokens=add_special_tokens)[0])
             if not ids:
                 raise ValueError("The prompt has no tokens.")
+        ids = truncated(ids, truncate_prompt_tokens, max_tokens, self._max_model_len)
         _as_value_error(check_context, len(ids), max_tokens, self._max_model_len, "prompt")
         return ids
 

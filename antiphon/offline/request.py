@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from antiphon.offline.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from antiphon.offline.sampling_params import SamplingParams
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.events import token_event
@@ -16,6 +15,7 @@ from shared import limits
 from shared.codec import pack_ids
 from shared.errors import ServiceError
 from shared.messages import OpenStream, PositionLogprobs, TextEvent
+from shared.request.outputs import CompletionOutput, RequestMetrics, RequestOutput, logprobs_by_token
 from shared.request.rules import choice_params
 from shared.text.reasoning import split_reasoning
 from shared.text.stream import TextStream
@@ -161,6 +161,8 @@ class LiveRequest:
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             min_tokens=params.min_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+            detokenize=params.detokenize,
         )
         stream = self._streams[choice] = TextStream(message, self._vocabulary)
         return stream
@@ -226,19 +228,10 @@ class _Output:
             text=text,
             reasoning_content=reasoning,
             cumulative_logprob=self.cumulative_logprob,
-            logprobs=None if submitted.params.logprobs is None else [_by_token(one) for one in self.logprobs],
+            logprobs=None if submitted.params.logprobs is None else [logprobs_by_token(one) for one in self.logprobs],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
-
-
-def _by_token(position: PositionLogprobs) -> dict[int, Logprob]:
-    candidates: dict[int, Logprob] = {}
-    for rank, one in enumerate(position.top, start=1):
-        candidates[one.token_id] = Logprob(one.logprob, rank, one.token)
-    chosen = position.chosen
-    candidates.setdefault(chosen.token_id, Logprob(chosen.logprob, None, chosen.token))
-    return candidates
 
 
 def choice_of(sequence_id: str) -> tuple[str, int]:

@@ -10,7 +10,6 @@ from typing import cast
 
 from antiphon.offline.engine_args import EngineArgs
 from antiphon.offline.inputs import Prompt
-from antiphon.offline.outputs import RequestOutput
 from antiphon.offline.prompt_text import Message, PromptText
 from antiphon.offline.request import LiveRequest, Submitted, Times, choice_of
 from antiphon.offline.sampling_params import SamplingParams
@@ -18,6 +17,8 @@ from services.engine.engine import Engine
 from services.engine.loop import StepReport
 from shared.errors import ServiceError
 from shared.model_files import located
+from shared.request import rules
+from shared.request.outputs import RequestOutput
 from shared.request.seed_source import seeds_of
 from shared.sampling import check_vocabulary
 
@@ -62,7 +63,12 @@ class Runner:
         """
         arrived = arrived or now()
         preprocessing = time.monotonic()
-        token_ids = self.text.token_ids(prompt, params.max_tokens or 0, add_special_tokens=add_special_tokens)
+        token_ids = self.text.token_ids(
+            prompt,
+            params.max_tokens or 0,
+            add_special_tokens=add_special_tokens,
+            truncate_prompt_tokens=rules.prompt_truncation(params.truncate_prompt_tokens),
+        )
         bad_words = self.text.bad_word_ids([word for word in params.bad_words or () if isinstance(word, str)])
         self._check(params, bad_words)
         started = now()
@@ -140,8 +146,7 @@ class Runner:
             raise RuntimeError("The engine has failed; make a new one.") from self.failure
         if submitted.request_id in self._live:
             raise ValueError(f"The request id {submitted.request_id!r} is in use.")
-        vocabulary = self.text.vocabulary if submitted.params.detokenize else self.text.silent
-        request = LiveRequest(submitted, vocabulary, self.engine.max_model_len)
+        request = LiveRequest(submitted, self.text.vocabulary, self.engine.max_model_len)
         self._live[submitted.request_id] = request
         for spec in request.specs(self._num_sequences):
             self.engine.add(spec)

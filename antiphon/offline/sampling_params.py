@@ -52,6 +52,10 @@ class SamplingParams:
         guided_json: JSON Schema that the output must follow: a dict, its text, or a pydantic model's class.
         structured_outputs: A dict or object with one of `json`, `regex`, `choice`, `grammar`, `json_object` and
             `structural_tag`, which the output must follow.
+        spaces_between_special_tokens: Whether special tokens that follow each other may be separated by a space, if the
+            tokenizer does so. Has no effect while special tokens are omitted.
+        truncate_prompt_tokens: Number of last tokens that are kept of the prompt; -1: as many as fit before
+            `max_tokens`; None: all, and a prompt that does not fit is an error.
     """
 
     n: int = 1
@@ -95,10 +99,10 @@ class SamplingParams:
             sampling.check(self.engine_params(0))
             rules.check_choices(self.n, self.best_of, self.temperature, self.top_k)
             self.stop_strings = rules.stop_strings(self.stop)
+            rules.check_detokenize(self.detokenize, self.stop_strings)
+            rules.prompt_truncation(self.truncate_prompt_tokens)
         except ServiceError as error:
             raise ValueError(error.message) from None
-        if self.detokenize is False and self.stop_strings:
-            raise ValueError("'stop' needs text: leave 'detokenize' at True, or use 'stop_token_ids'.")
 
     def engine_params(
         self, seed: int, room: int = 0, bad_words: Sequence[tuple[int, ...]] = ()
@@ -125,9 +129,7 @@ class SamplingParams:
             "length_penalty": self.length_penalty != 1.0,
             "early_stopping": self.early_stopping is not False,
             "prompt_logprobs": self.prompt_logprobs is not None and self.prompt_logprobs is not False,
-            "spaces_between_special_tokens": not self.spaces_between_special_tokens,
             "logits_processors": bool(self.logits_processors),
-            "truncate_prompt_tokens": self.truncate_prompt_tokens is not None,
         }
         for name, wanted in asked.items():
             if wanted:

@@ -97,7 +97,7 @@ class GatewayActor(Actor):
         """See Backend."""
         if self._draining:
             raise ServiceError("draining", "The server is shutting down.", retry_after_s=RETRY_AFTER_S)
-        count = _num_sequences(request)
+        count = request.num_prompts * request.n
         too_many = self._num_sequences + count > limits.GATEWAY_SEQUENCES_MAX
         if too_many or len(self.requests) >= limits.GATEWAY_REQUESTS_MAX:
             raise ServiceError(
@@ -356,7 +356,3 @@ class GatewayActor(Actor):
 
     def _now(self) -> float:
         return self._host.clock.monotonic()
-
-
-def _num_sequences(request: GenerationRequest) -> int:
-    return (len(request.texts) + len(request.token_ids) + bool(request.messages)) * request.n

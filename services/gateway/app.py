@@ -1,4 +1,7 @@
-"""Builds the gateway's HTTP application: its routes and middleware. The endpoints are in `openai`."""
+"""Builds the gateway's HTTP application: its routes and middleware.
+
+The endpoints are in one package for each API.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -11,16 +14,29 @@ from services.gateway.http import errors as http_errors
 from services.gateway.http.auth import ApiKeys
 from services.gateway.http.edge import Edge
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.native.endpoint import GenerateEndpoint
+from services.gateway.native.schemas import EngineBody, GenerateBody
 from services.gateway.openai import openapi
 from services.gateway.openai.endpoints import GenerationEndpoints
 from services.gateway.openai.service_endpoints import ServiceEndpoints
+from services.gateway.openai.serving import Serving
 from shared.config import GatewaySettings
+from shared.errors import ServiceError
 from shared.flags import json_words
 from shared.messages import Heartbeat
 from shared.version import __version__
 
 EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms")
 """Response headers that web pages of other origins may read (CORS)."""
+
+
+BODIES = {**openapi.BODIES, "/generate": openapi.Body(GenerateBody, ("prompt",), EngineBody)}
+"""The body of each POST route that has one, by its path."""
+ERROR_FORMATS: dict[str, http_errors.ErrorFormat] = {}
+"""The format of error objects under the paths of APIs other than OpenAI's."""
+
+
+_ANY_METHOD = ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"]
 
 
 def _no_heartbeats() -> Sequence[Heartbeat]:
@@ -43,12 +59,20 @@ def create_app(
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
     )
-    http_errors.install(app, metrics.count_error)
-    app.add_middleware(Edge, keys=ApiKeys(settings.api_keys), metrics=metrics, prefix=settings.root_path.rstrip("/"))
+    formats = http_errors.ErrorFormats(ERROR_FORMATS)
+    http_errors.install(app, metrics.count_error, formats)
+    prefix = settings.root_path.rstrip("/")
+    app.add_middleware(Edge, keys=ApiKeys(settings.api_keys), metrics=metrics, formats=formats, prefix=prefix)
     _allow_pages(app, settings)
-    _add_generation(app, GenerationEndpoints(backend, metrics, settings))
-    _add_service(app, ServiceEndpoints(backend, metrics))
-    openapi.add_schemas(app)
+    serving = Serving(backend, metrics, settings)
+    _post(app, "/generate", GenerateEndpoint(serving).generate)
+    _add_probes(app, ServiceEndpoints(backend, metrics))
+    if settings.use_openai:
+        _add_generation(app, GenerationEndpoints(serving))
+        _add_service(app, ServiceEndpoints(backend, metrics))
+    else:
+        app.add_api_route("/v1/{path:path}", _without_openai, methods=_ANY_METHOD, include_in_schema=False)
+    openapi.add_schemas(app, BODIES.values())
     return app
 
 
@@ -75,12 +99,23 @@ def _add_service(app: FastAPI, endpoints: ServiceEndpoints) -> None:
     _post(app, "/detokenize", endpoints.detokenize)
     _get(app, "/v1/models", endpoints.models)
     _get(app, "/v1/models/{model_id:path}", endpoints.model)
+    _get(app, "/version", endpoints.version)
+
+
+def _add_probes(app: FastAPI, endpoints: ServiceEndpoints) -> None:
     # Scripts poll /health until a server can be used, so it reports readiness; /livez is for restart decisions.
     _get(app, "/health", endpoints.readyz)
     _get(app, "/readyz", endpoints.readyz)
     _get(app, "/livez", endpoints.livez)
     _get(app, "/metrics", endpoints.metrics)
-    _get(app, "/version", endpoints.version)
+
+
+def _without_openai() -> None:
+    raise ServiceError(
+        "not_found",
+        "This server has no OpenAI API, because it was started with USE_OPENAI=0 (--use-openai=false). "
+        "Send prompts to POST /generate.",
+    )
 
 
 def _post(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
@@ -88,7 +123,7 @@ def _post(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
         path,
         endpoint,
         methods=["POST"],
-        openapi_extra=openapi.request_body(path),
+        openapi_extra=openapi.request_body(BODIES[path]) if path in BODIES else None,
         responses=openapi.error_responses(),
         response_model=None,
     )

@@ -14,7 +14,7 @@ from shared.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One accepted HTTP request. Exactly one of `texts`, `token_ids` and `messages` is set.
+    """One accepted HTTP request. Exactly one of `texts`, `token_ids`, `messages` and `conversations` is set.
 
     `params.max_tokens` 0 means as many tokens as fit (the default of chat); the number is filled in when the length of
     the prompt is known. Each prompt has `n` choices: sequence index = prompt index * n + choice. Choice c > 0 samples
@@ -27,10 +27,20 @@ class GenerationRequest:
     texts: tuple[str, ...] = ()
     token_ids: tuple[tuple[int, ...], ...] = ()
     messages: tuple[ChatMessage, ...] = ()
+    """A conversation."""
+    conversations: tuple[tuple[ChatMessage, ...], ...] = ()
+    """Several conversations, each of which is a prompt."""
+    suffix: str = ""
+    """Text after the output of each of `texts`."""
     n: int = 1
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    detokenize: bool = True
+    """Whether the output has text; if not, it has only token ids."""
+    truncate_prompt_tokens: int = 0
+    """Number of last tokens that are kept of each prompt; 0: all, -1: as many as fit before `max_tokens`."""
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     cache_salt: bytes = b""
@@ -40,6 +50,11 @@ class GenerationRequest:
     """Words of `bad_words` as texts; tokenizers convert them to `params.bad_words`."""
     grammar_param: str = ""
     """Name of the request's field that `params.grammar` comes from, for errors."""
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of prompts; a conversation is one prompt."""
+        return len(self.texts) + len(self.token_ids) + bool(self.messages) + len(self.conversations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +72,32 @@ class SequenceUpdate:
     cumulative_logprob: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """When the first phases of a request ended, in seconds since the call of `Backend.generate`. None: not yet."""
+
+    tokenized_s: float | None = None
+    """The prompts are token ids."""
+    placed_s: float | None = None
+    """The first sequence was sent to an engine; it may wait there."""
+
+
 class Generation(Protocol):
     """A request in progress. It ends exactly once: the updates end, or raise ServiceError."""
 
     @property
     def num_prompt_tokens(self) -> int:
         """Number of tokens in all prompts of the request. Valid after `updates` has given its first item; 0 before."""
+        ...
+
+    @property
+    def prompt_token_ids(self) -> list[list[int]]:
+        """Token ids of each prompt. Valid when `num_prompt_tokens` is."""
+        ...
+
+    @property
+    def times(self) -> PhaseTimes:
+        """When the request was tokenized and placed."""
         ...
 
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:

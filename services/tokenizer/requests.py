@@ -3,7 +3,7 @@
 from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import pack_ids
-from shared.context import check_context
+from shared.context import check_context, truncated
 from shared.errors import ServiceError
 from shared.messages import DetokenizeRequest, TokenizedPrompt, TokenizeReply, TokenizeRequest
 from shared.text.bad_words import bad_word_ids
@@ -39,7 +39,7 @@ def field(request: TokenizeRequest) -> str:
 def num_characters(request: TokenizeRequest) -> int:
     """Returns the number of characters to tokenize."""
     texts = (*request.prompts, *request.bad_words, *(message.content for message in request.messages))
-    return sum(map(len, texts))
+    return sum(map(len, texts)) + len(request.suffix) * len(request.prompts)
 
 
 def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> TokenizeReply:
@@ -47,13 +47,18 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
 
     Raises ServiceError('context_length_exceeded').
     """
-    token_lists = codec.encode(texts, add_special_tokens=request.add_special_tokens)
+    keep = request.truncate_prompt_tokens, request.max_tokens, request.max_model_len
+    special = request.add_special_tokens
+    if request.suffix:
+        encoded = codec.encode_infill(texts, request.suffix, add_special_tokens=special)
+    else:
+        encoded = codec.encode(texts, add_special_tokens=special)
+    token_lists = [truncated(one, *keep) for one in encoded]
     for token_ids in token_lists:
         check_context(len(token_ids), request.max_tokens, request.max_model_len, field(request))
     prompts = [_tokenized(codec, request, token_ids) for token_ids in token_lists]
-    return TokenizeReply(
-        request.request_id, tuple(prompts), tuple(map(pack_ids, bad_word_ids(codec, request.bad_words)))
-    )
+    bad_words = tuple(map(pack_ids, bad_word_ids(codec, request.bad_words)))
+    return TokenizeReply(request.request_id, tuple(prompts), bad_words, codec.infill_end_ids if request.suffix else ())
 
 
 def detokenize(codec: Codec, request: DetokenizeRequest) -> str:

@@ -28,6 +28,10 @@ class OpenStream(Message, frozen=True, array_like=True, tag=True):
     traceparent: str = ""
     """W3C trace context of the request; empty without tracing."""
     tracestate: str = ""
+    spaces_between_special_tokens: bool = True
+    """Whether special tokens that follow each other may be separated by a space, if the tokenizer does so."""
+    detokenize: bool = True
+    """Whether the tokens are converted to text; if not, all text is empty."""
 
 
 class OpenBatch(Message, frozen=True, array_like=True, tag=True):

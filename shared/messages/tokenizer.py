@@ -40,6 +40,10 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     """Checked; the request is refused if the grammar cannot be used. With it or `bad_words`, no text need be given."""
     grammar_param: str = ""
     """Name of the user's field that the grammar comes from, for errors."""
+    truncate_prompt_tokens: int = 0
+    """Number of last tokens to keep of each prompt; 0: all, -1: as many as fit before `max_tokens`."""
+    suffix: str = ""
+    """Text after the output: the prompts then ask for the text between each of `prompts` and the suffix."""
 
 
 class TokenizedPrompt(Part, frozen=True, array_like=True):
@@ -58,7 +62,7 @@ class TokenizeReply(Message, frozen=True, array_like=True, tag=True):
     bad_words: tuple[bytes, ...] = ()
     """Packed token ids of the request's `bad_words`: each word at the start of a text and after a space."""
     end_token_ids: tuple[int, ...] = ()
-    """Of a conversation: tokens that end the answer in its template, beside the model's own end tokens."""
+    """Tokens that end the output beside the model's own: those of the conversation template, or of a suffix."""
 
 
 class DetokenizeRequest(Message, frozen=True, array_like=True, tag=True):

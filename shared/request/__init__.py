@@ -11,4 +11,5 @@ The gateway and the offline `LLM` use this package, so both accept the same requ
 | `token_constraints` | converts the fields that name tokens                              |
 | `seed_source`       | draws the seed of a request that has none                         |
 | `conversation`      | converts a client's chat messages to the chat template's messages |
+| `outputs`           | the results of a request: `RequestOutput` and its parts           |
 """

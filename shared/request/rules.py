@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shared import limits
+from shared.context import AS_MANY_AS_FIT
 from shared.request.checks import refuse, unsupported
 from shared.sampling import SamplingParams
 
@@ -34,6 +35,24 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     if any(not 1 <= len(one) <= limits.STOP_STRING_CHARS_MAX for one in found):
         refuse("stop", f"must hold strings of 1 to {limits.STOP_STRING_CHARS_MAX} characters")
     return found
+
+
+def check_detokenize(detokenize: bool, stops: Sequence[str]) -> None:
+    """Raises ServiceError if an output without text would have to be searched for stop strings."""
+    if stops and not detokenize:
+        refuse("stop", "needs text: leave 'detokenize' at its default, or use 'stop_token_ids'")
+
+
+def prompt_truncation(keep: int | None, max_model_len: int | None = None) -> int:
+    """Returns how many last tokens of a prompt are kept, in the terms of `shared.context.truncated`.
+
+    Raises ServiceError for a number out of range. `max_model_len` bounds the result; None if it is not known yet.
+    """
+    if keep is None:
+        return 0
+    if keep < 1 and keep != AS_MANY_AS_FIT:
+        refuse("truncate_prompt_tokens", "must be at least 1, or -1 for as many as fit into the context")
+    return keep if max_model_len is None else min(keep, max_model_len)
 
 
 def choice_params(params: SamplingParams, choice: int, room: int) -> SamplingParams:

@@ -9,16 +9,13 @@ same name. A parameter that only has to reach the engine is added in four files:
     services/engine/…                     the code that obeys it
 """
 
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from shared.sampling import SamplingParams
 
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
-_CONVERTERS: dict[type[object], Callable[[Any], Any]] = {float: float, tuple: tuple}
-"""Conversion of a given value, by the type of the default: 1 is a valid temperature, a list is a valid tuple."""
 
 
 def sampling_params(fields: object, **resolved: Any) -> SamplingParams:
@@ -34,5 +31,6 @@ def _value(fields: object, name: str) -> Any:
     given, default = getattr(fields, name, None), _DEFAULTS[name]
     if given is None:
         return default
-    convert = _CONVERTERS.get(cast(type[object], type(default)))
-    return given if convert is None else convert(given)
+    if isinstance(default, float):
+        return float(given)  # 1 is a valid temperature
+    return tuple(given) if isinstance(default, tuple) else given

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from shared.config import ModelSettings, SettingsError
 from shared.errors import ServiceError
+from shared.text.infill import find_infill_tokens, infill_ids
 from shared.text.tokenizer_adapter import AnyTokenizer, load_adapter
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -47,6 +48,18 @@ class Codec(Protocol):
         """Returns the text of token ids. Ids outside the vocabulary add no text."""
         ...
 
+    def encode_infill(self, prefixes: Sequence[str], suffix: str, *, add_special_tokens: bool) -> list[list[int]]:
+        """Returns the prompts that ask for the text between each prefix and the suffix.
+
+        Raises ServiceError('unsupported_parameter') if the tokenizer has no special tokens for this.
+        """
+        ...
+
+    @property
+    def infill_end_ids(self) -> tuple[int, ...]:
+        """Tokens by which the model ends a text that it fills in, besides its end token."""
+        ...
+
     def knows(self, token_id: int) -> bool:
         """Whether the vocabulary has this id."""
         ...
@@ -71,6 +84,12 @@ class NoCodec:
         """See Codec."""
         raise _no_tokenizer()
 
+    def encode_infill(self, prefixes: Sequence[str], suffix: str, *, add_special_tokens: bool) -> list[list[int]]:
+        """See Codec."""
+        raise _no_tokenizer()
+
+    infill_end_ids = ()
+
     def knows(self, token_id: int) -> bool:
         """See Codec."""
         raise _no_tokenizer()
@@ -93,6 +112,7 @@ class TextCodec:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self.special_ids = frozenset(i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special)
+        self._infill_tokens = find_infill_tokens(tokenizer.token_to_id)
         self._anchor = self.encode(["a"], add_special_tokens=False)[0][-1:]
         self._anchor_chars = len(self.decode(self._anchor))
 
@@ -100,6 +120,20 @@ class TextCodec:
         """See Codec. The `tokenizers` library releases the interpreter lock meanwhile."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def encode_infill(self, prefixes: Sequence[str], suffix: str, *, add_special_tokens: bool) -> list[list[int]]:
+        """See Codec."""
+        tokens = self._infill_tokens
+        if tokens is None:
+            told = "The parameter 'suffix' is not supported: this model's tokenizer has no tokens for filling in text."
+            raise ServiceError("unsupported_parameter", told, param="suffix")
+        start = self.encode([""], add_special_tokens=True)[0] if add_special_tokens else []
+        return [[*start, *infill_ids(tokens, self._plain_ids, self._inner_text, one, suffix)] for one in prefixes]
+
+    @property
+    def infill_end_ids(self) -> tuple[int, ...]:
+        """See Codec."""
+        return self._infill_tokens.end if self._infill_tokens is not None else ()
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Returns the text of token ids. Ids outside the vocabulary add no text."""
@@ -118,7 +152,13 @@ class TextCodec:
 
         A leading space is kept; a token that is only a part of a character gives U+FFFD.
         """
-        return self.decode([*self._anchor, token_id])[self._anchor_chars :]
+        return self._inner_text([token_id])
+
+    def _plain_ids(self, text: str) -> list[int]:
+        return self.encode([text], add_special_tokens=False)[0]
+
+    def _inner_text(self, token_ids: Sequence[int]) -> str:
+        return self.decode([*self._anchor, *token_ids])[self._anchor_chars :]
 
 
 def choose_codec(settings: ModelSettings, directory: Path) -> Codec:

@@ -34,10 +34,20 @@ class Detokenizer(Protocol):
         ...
 
 
-def start_detokenizer(vocabulary: Vocabulary, prompt_tail: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
-    """Returns a detokenizer for the text after `prompt_tail`, the last few prompt tokens. Raises UnknownTokenError."""
-    kind = WindowDetokenizer if vocabulary.rule is None else ByteDetokenizer
-    return kind(vocabulary, prompt_tail, skip_special_tokens)
+def start_detokenizer(
+    vocabulary: Vocabulary,
+    prompt_tail: Sequence[int],
+    skip_special_tokens: bool,
+    spaces_between_special_tokens: bool = True,
+) -> Detokenizer:
+    """Returns a detokenizer for the text after `prompt_tail`, the last few prompt tokens. Raises UnknownTokenError.
+
+    Without `spaces_between_special_tokens` there is no space between special tokens that follow each other. Only the
+    tokenizers of WindowDetokenizer write such spaces.
+    """
+    if vocabulary.rule is not None:
+        return ByteDetokenizer(vocabulary, prompt_tail, skip_special_tokens)
+    return WindowDetokenizer(vocabulary, prompt_tail, skip_special_tokens, spaces_between_special_tokens)
 
 
 class ByteDetokenizer:
@@ -84,11 +94,22 @@ class WindowDetokenizer:
                                  `HELD_TOKENS_MAX` tokens
     """
 
-    __slots__ = ("_ids", "_num_context", "_num_held", "_shown", "_skip", "_vocabulary")
+    __slots__ = (
+        "_after_special", "_ids", "_num_context", "_num_held", "_shown", "_skip", "_special_ids", "_vocabulary"
+    )  # fmt: skip
 
-    def __init__(self, vocabulary: Vocabulary, prompt_tail: Sequence[int], skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        prompt_tail: Sequence[int],
+        skip_special_tokens: bool,
+        spaces_between_special_tokens: bool = True,
+    ) -> None:
         self._vocabulary = vocabulary
         self._skip = skip_special_tokens
+        self._special_ids = frozenset[int]() if spaces_between_special_tokens else vocabulary.special_ids
+        """Tokens before which no space is written if another of them precedes."""
+        self._after_special = bool(prompt_tail) and prompt_tail[-1] in self._special_ids
         self._ids = list(prompt_tail)
         self._num_context = len(self._ids)
         self._num_held = 0
@@ -105,6 +126,8 @@ class WindowDetokenizer:
         return text
 
     def _push_one(self, token_id: int) -> str:
+        special = token_id in self._special_ids
+        joined, self._after_special = special and self._after_special, special
         self._ids.append(token_id)
         text = self._text()
         if text.endswith(REPLACEMENT) and self._num_held < limits.HELD_TOKENS_MAX:
@@ -114,7 +137,7 @@ class WindowDetokenizer:
         new = text[self._shown :]
         if new:
             self._move_window(len(text))
-        return new
+        return new.removeprefix(" ") if joined else new
 
     def _move_window(self, shown: int) -> None:
         """Drops the old context. The tokens that gave new text become the context, if they have text by themselves."""

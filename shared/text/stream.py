@@ -34,12 +34,16 @@ class TextStream:
     def __init__(self, message: OpenStream, vocabulary: Vocabulary) -> None:
         output = unpack_ids(message.output_token_ids)
         tail = unpack_ids(message.prompt_token_ids)
+        if not message.detokenize:
+            vocabulary = vocabulary.silent
         self.sequence_id, self.attempt = message.sequence_id, message.attempt
         self.finish_reason: FinishReason | None = None
         self.stopped = False
         self.sequencer = Sequencer(output)
         self._vocabulary = vocabulary
-        self._detokenizer: Detokenizer = start_detokenizer(vocabulary, tail, message.skip_special_tokens)
+        self._detokenizer: Detokenizer = start_detokenizer(
+            vocabulary, tail, message.skip_special_tokens, message.spaces_between_special_tokens
+        )
         self._stops = StopStrings(message.stop, message.include_stop_str_in_output) if message.stop else None
         self._min_tokens = message.min_tokens
         self._position = 0

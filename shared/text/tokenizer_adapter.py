@@ -60,6 +60,10 @@ class AnyTokenizer(Protocol):
         """Returns a token's string in the vocabulary, None if the vocabulary does not have the id."""
         ...
 
+    def token_to_id(self, token: str) -> int | None:
+        """Returns the id of a token by its string in the vocabulary, None if the vocabulary does not have it."""
+        ...
+
     def encode_batch_fast(self, input: list[str], *, add_special_tokens: bool = True) -> Sequence[Any]:
         """Returns an `Encoding` of each text."""
         ...
@@ -107,6 +111,11 @@ class TokenizerAdapter:
     def id_to_token(self, id: int) -> str | None:
         """See AnyTokenizer. The string of a known id is empty, because callers only check whether the id is known."""
         return "" if id >= 0 and (id < self._size or not self._size) else None
+
+    def token_to_id(self, token: str) -> int | None:
+        """See AnyTokenizer. None for a tokenizer without `get_vocab`."""
+        get_vocab: Any = getattr(self._inner, "get_vocab", None)
+        return None if get_vocab is None else get_vocab().get(token)
 
     def encode_batch_fast(self, input: list[str], *, add_special_tokens: bool = True) -> list[_Ids]:
         """See AnyTokenizer."""

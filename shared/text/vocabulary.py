@@ -5,6 +5,7 @@ tables are filled when tokens first occur, so that start-up only has to read the
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,11 @@ class Vocabulary:
         """The exact bytes of each token, independent of its place in a text."""
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
+
+    @cached_property
+    def silent(self) -> "Vocabulary":
+        """A vocabulary of the same size in which every token's text is empty."""
+        return SilentVocabulary(self.size)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Returns the text of a list of tokens as the tokenizer library decodes it. Raises UnknownTokenError."""

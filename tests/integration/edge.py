@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 
 from services.gateway.app import create_app
-from services.gateway.generation import GenerationRequest, ModelCard, SequenceUpdate
+from services.gateway.generation import GenerationRequest, ModelCard, PhaseTimes, SequenceUpdate
 from services.gateway.model_catalog import find_model, unknown_model, wanted_name
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
@@ -38,7 +38,7 @@ def text_batches(*pieces: str, index: int = 0, finish: str = "stop", **last: Any
 
 def good_day(request: GenerationRequest) -> list[Step]:
     """The same answer for every prompt and choice."""
-    count = (len(request.texts) + len(request.token_ids) + bool(request.messages)) * request.n
+    count = request.num_prompts * request.n
     return [batch for index in range(count) for batch in text_batches("Good ", "day", index=index)]
 
 
@@ -54,8 +54,15 @@ class ScriptedGeneration:
 
     @property
     def num_prompt_tokens(self) -> int:
-        count = len(self.request.texts) + len(self.request.token_ids) + bool(self.request.messages)
-        return self._num_prompt_tokens * count
+        return self._num_prompt_tokens * self.request.num_prompts
+
+    @property
+    def prompt_token_ids(self) -> list[list[int]]:
+        return [list(range(self._num_prompt_tokens))] * self.request.num_prompts
+
+    @property
+    def times(self) -> PhaseTimes:
+        return PhaseTimes(0.0, 0.0)
 
     @property
     def waiting(self) -> int:

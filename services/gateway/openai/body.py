@@ -35,6 +35,8 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
     include_usage: bool | None = None
     """Whether the stream has a last chunk with the token counts."""
+    continuous_usage_stats: bool | None = None
+    """Whether every chunk has the token counts so far."""
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -58,6 +60,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    detokenize: bool | None = None
+    truncate_prompt_tokens: int | None = None
     logit_bias: dict[str, float] | None = None
     """Value to add to a token's logit, by the token's id as text; -100 to 100."""
     allowed_token_ids: list[int] | None = None
@@ -73,6 +78,10 @@ class GenerationFields(SamplingFields, kw_only=True):
     add_special_tokens: bool | None = None
     echo: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Whether tokens in log probabilities are written as `token_id:7` instead of their text."""
+    timings: bool | None = None
+    """Whether the answer has the times of the request's phases."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None

@@ -13,8 +13,13 @@ from services.gateway.openai.request_context import RequestContext, system_finge
 OBJECT = {"completion": "text_completion", "chat": "chat.completion"}
 
 
-def answer(context: RequestContext, accumulator: ChoiceAccumulator, num_prompt_tokens: int) -> bytes:
-    """Returns the response body of a finished generation."""
+def answer(
+    context: RequestContext,
+    accumulator: ChoiceAccumulator,
+    num_prompt_tokens: int,
+    timings: dict[str, Any] | None = None,
+) -> bytes:
+    """Returns the response body of a finished generation. `timings`: the times of its phases, if it has them."""
     choices = [_choice(context, choice) for choice in accumulator.choices]
     body = {
         "id": context.id,
@@ -26,6 +31,7 @@ def answer(context: RequestContext, accumulator: ChoiceAccumulator, num_prompt_t
         "usage": accumulator.usage(num_prompt_tokens),
         "sentence_length": choices[0]["sentence_length"],
         "cum_log_probs": choices[0]["cum_log_probs"],
+        **({} if timings is None else {"timings": timings}),
     }
     return msgspec.json.encode(body)
 
@@ -59,8 +65,8 @@ def _logprobs(context: RequestContext, choice: Choice) -> dict[str, Any] | None:
     if context.request.params.logprobs is None:
         return None
     if context.kind == "completion":
-        return completion_logprobs(choice.logprobs, 0)[0]
-    return chat_logprobs(choice.logprobs)
+        return completion_logprobs(choice.logprobs, 0, as_ids=context.tokens_as_ids)[0]
+    return chat_logprobs(choice.logprobs, as_ids=context.tokens_as_ids)
 
 
 def _model(card: ModelCard) -> dict[str, Any]:

@@ -49,10 +49,15 @@ def completion(
         refuse("logprobs", f"must be between 0 and {most}")
     if body.echo and logprobs is not None:
         unsupported("logprobs", "Log probabilities of an echoed prompt ('echo' with 'logprobs') are")
+    suffix = given(body.suffix, "")
+    if suffix and token_ids:
+        refuse("suffix", "needs a 'prompt' that is text")
+    if suffix and body.truncate_prompt_tokens is not None:
+        refuse("truncate_prompt_tokens", "cannot be given together with 'suffix'")
     params = _params(body, card, (COMPLETION_MAX_TOKENS, 1.0), logprobs, defaults.draw_seed)
     request = _request(body, card, request_id, params, len(texts) + len(token_ids))
     special = given(body.add_special_tokens, True)
-    return replace(request, texts=texts, token_ids=token_ids, add_special_tokens=special)
+    return replace(request, texts=texts, token_ids=token_ids, suffix=suffix, add_special_tokens=special)
 
 
 def chat(body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults = _DEFAULTS) -> GenerationRequest:
@@ -172,14 +177,21 @@ def _request(
     n = given(body.n, 1)
     rules.check_choices(n, body.best_of, params.temperature, params.top_k, num_prompts)
     structure = constraint_of(body)
+    stop, detokenize = rules.stop_strings(body.stop), given(body.detokenize, True)
+    rules.check_detokenize(detokenize, stop)
+    if body.echo and not detokenize:
+        refuse("echo", "needs text: leave 'detokenize' at its default")
     return GenerationRequest(
         request_id=request_id,
         model=card.name,
         params=params,
         n=n,
-        stop=rules.stop_strings(body.stop),
+        stop=stop,
         include_stop_str_in_output=given(body.include_stop_str_in_output, False),
         skip_special_tokens=given(body.skip_special_tokens, True),
+        spaces_between_special_tokens=given(body.spaces_between_special_tokens, True),
+        detokenize=detokenize,
+        truncate_prompt_tokens=rules.prompt_truncation(body.truncate_prompt_tokens, card.max_model_len),
         cache_salt=_cache_salt(body),
         priority=_priority(body),
         bad_word_texts=token_constraints(body).bad_word_texts,

@@ -39,11 +39,19 @@ class RequestContext:
     include_usage: bool
     echoes: tuple[str, ...]
     return_token_ids: bool = False
+    tokens_as_ids: bool = False
+    """Whether tokens in log probabilities are written as their ids."""
+    continuous_usage: bool = False
+    """Whether every chunk of a stream has the token counts so far."""
+    timings: bool = False
+    """Whether the answer has the times of the request's phases."""
+    id_prefix: str = ""
+    """Prefix of the response's id; if empty, the prefix of the kind."""
 
     @property
     def id(self) -> str:
         """The id of the response: a prefix and the request id."""
-        return ID_PREFIX[self.kind] + self.request.request_id
+        return (self.id_prefix or ID_PREFIX[self.kind]) + self.request.request_id
 
     @property
     def num_sequences(self) -> int:

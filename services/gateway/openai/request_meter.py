@@ -19,7 +19,7 @@ class RequestMeter:
         self._metrics = metrics
         self._model = context.card.name
         self._started_s = context.arrival.started_s
-        self._first_s = 0.0
+        self._first_s = self._latest_s = 0.0
         self._last_s = [0.0] * context.num_sequences
         self._inter_token = metrics.inter_token.labels(self._model)
         self._generation_tokens = metrics.generation_tokens.labels(self._model)
@@ -32,12 +32,23 @@ class RequestMeter:
         """Seconds from the arrival of the request to its first token; 0 before the first token."""
         return self._first_s - self._started_s if self._first_s else 0.0
 
+    @property
+    def time_to_last_token_s(self) -> float:
+        """Seconds from the arrival of the request to its latest token; 0 before the first token."""
+        return self._latest_s - self._started_s if self._first_s else 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the arrival of the request."""
+        return time.perf_counter() - self._started_s
+
     def saw(self, update: SequenceUpdate) -> None:
         """Records an update of a sequence. An update without tokens is ignored."""
         if not update.token_ids:
             return
         now = time.perf_counter()
         last, self._last_s[update.index] = self._last_s[update.index], now
+        self._latest_s = now
         self._generation_tokens.inc(len(update.token_ids))
         if last:
             self._inter_token.observe(now - last)
@@ -48,7 +59,7 @@ class RequestMeter:
     def completed(self, accumulator: ChoiceAccumulator, num_prompt_tokens: int) -> None:
         """Records a complete answer. Not called for a request that fails."""
         metrics, model = self._metrics, self._model
-        metrics.latency.labels(model).observe(time.perf_counter() - self._started_s)
+        metrics.latency.labels(model).observe(self.elapsed_s)
         metrics.prompt_tokens.labels(model).inc(num_prompt_tokens)
         metrics.cached_tokens.labels(model).inc(accumulator.num_cached_tokens)
         metrics.request_prompt_tokens.labels(model).observe(num_prompt_tokens)

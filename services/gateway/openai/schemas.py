@@ -15,6 +15,8 @@ class CompletionBody(GenerationFields, kw_only=True):
 
     prompt: str | list[str | int | list[int]] | None = None
     """A text, a list of texts, a list of token ids, or a list of such lists."""
+    suffix: str | None = None
+    """Text after the output, which fills the gap between prompt and suffix. Needs a tokenizer with tokens for it."""
     logprobs: int | None = None
     """Number of candidates to report with each token, 0 to 5."""
 

@@ -11,14 +11,21 @@ accept a chunk without `content` anyway, because the last chunk has none. For th
 word is ever null.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from services.gateway.http import sse
-from services.gateway.openai.choices import Choice, ChoiceAccumulator
+from services.gateway.http.errors import error_body
+from services.gateway.openai import full_response
+from services.gateway.openai.answer_encoder import GenerationState
+from services.gateway.openai.choices import Choice
 from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs
 from services.gateway.openai.request_context import RequestContext, system_fingerprint
+from services.gateway.openai.timings import timings
+from shared.errors import ServiceError
 
 OBJECT = {"completion": "text_completion", "chat": "chat.completion.chunk"}
 _BEFORE_TEXT = {"completion": b',"text":', "chat": b',"delta":{"content":'}
@@ -42,6 +49,11 @@ class ChunkEncoder:
         self._starts = [self._base + b',"choices":[{"index":%d' % index for index in choices]
         self._heads = [start + _BEFORE_TEXT[context.kind] for start in self._starts]
         self._after = _AFTER_TEXT[context.kind]
+        self._tail = self._after + _GOES_ON + self._close
+
+    def set_usage(self, usage: dict[str, Any]) -> None:
+        """Sets the token counts that all further chunks have (`continuous_usage_stats`)."""
+        self._close = b',"usage":' + _encode(usage) + b"}" + sse.END
         self._tail = self._after + _GOES_ON + self._close
 
     def opening(self) -> bytes:
@@ -70,9 +82,11 @@ class ChunkEncoder:
             return said + self._starts[choice.index] + _NO_DELTA + b',"logprobs":null' + self._finish(choice)
         return head + _encode(text) + b',"logprobs":' + self._logprobs(choice) + self._finish(choice)
 
-    def usage(self, accumulator: ChoiceAccumulator, num_prompt_tokens: int) -> bytes:
-        """Returns the chunk with the token counts."""
-        return self._base + b',"choices":[],"usage":' + _encode(accumulator.usage(num_prompt_tokens)) + b"}" + sse.END
+    def summary(self, *, usage: dict[str, Any] | None = None, timings: dict[str, Any] | None = None) -> bytes:
+        """Returns the chunk without choices that has the token counts, the times of the request's phases, or both."""
+        parts = [b',"usage":' + _encode(usage)] if usage is not None else []
+        parts += [b',"timings":' + _encode(timings)] if timings is not None else []
+        return b"".join((self._base, b',"choices":[]', *parts, b"}", sse.END))
 
     def _plain(self, index: int, text: str) -> bytes:
         return self._heads[index] + _encode(text) + self._tail
@@ -101,9 +115,11 @@ class ChunkEncoder:
         if not choice.logprobs:
             return b"null"
         if self._chat:
-            shape = chat_logprobs(choice.logprobs)
+            shape = chat_logprobs(choice.logprobs, as_ids=self._context.tokens_as_ids)
         else:
-            shape, choice.logprobs_offset = completion_logprobs(choice.logprobs, choice.logprobs_offset)
+            shape, choice.logprobs_offset = completion_logprobs(
+                choice.logprobs, choice.logprobs_offset, as_ids=self._context.tokens_as_ids
+            )
         choice.logprobs.clear()
         return _encode(shape)
 
@@ -116,3 +132,49 @@ def _constants(context: RequestContext) -> dict[str, Any]:
         "model": context.card.name,
         "system_fingerprint": system_fingerprint(context.card),
     }
+
+
+class OpenAIEncoder:
+    """Encodes the answers of completions and chat. Implements `AnswerEncoder`."""
+
+    content_type = sse.CONTENT_TYPE
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._chunks = ChunkEncoder(context)
+        self._usage: Callable[[], dict[str, Any]] | None = None
+        """Returns the token counts so far, if every chunk has them."""
+
+    def whole(self, state: GenerationState) -> bytes:
+        """See AnswerEncoder."""
+        times = timings(state) if self._context.timings else None
+        return full_response.answer(self._context, state.accumulator, state.num_prompt_tokens, times)
+
+    def opening(self, state: GenerationState) -> bytes:
+        """See AnswerEncoder."""
+        if self._context.continuous_usage:
+            self._usage = partial(state.accumulator.usage, state.num_prompt_tokens)
+            self._chunks.set_usage(self._usage())
+        return self._chunks.opening()
+
+    def chunk(self, choice: Choice, text: str) -> bytes:
+        """See AnswerEncoder."""
+        if self._usage is not None:
+            self._chunks.set_usage(self._usage())
+        return self._chunks.chunk(choice, text)
+
+    def flush(self, state: GenerationState) -> bytes:
+        """See AnswerEncoder."""
+        return b""
+
+    def closing(self, state: GenerationState) -> bytes:
+        """See AnswerEncoder."""
+        usage = state.accumulator.usage(state.num_prompt_tokens) if self._context.include_usage else None
+        times = timings(state) if self._context.timings else None
+        if usage is None and times is None:
+            return sse.DONE
+        return self._chunks.summary(usage=usage, timings=times) + sse.DONE
+
+    def failure(self, error: ServiceError) -> bytes:
+        """See AnswerEncoder. Without [DONE], so that an aborted stream does not look complete."""
+        return sse.event(error_body(error))

@@ -1,7 +1,5 @@
 """Builds the messages that place a request's sequences on engines and detokenizers. Pure: does not send them."""
 
-import msgspec
-
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.requests.prompts import Prompt, sequence_params
 from services.gateway.requests.sequence_state import SequenceState
@@ -53,6 +51,8 @@ class RequestMessages:
             request.params.min_tokens,
             request.trace_headers.get("traceparent", ""),
             request.trace_headers.get("tracestate", ""),
+            request.spaces_between_special_tokens,
+            request.detokenize,
         )
 
     def submit(self, index: int) -> Submit:
@@ -60,7 +60,6 @@ class RequestMessages:
         request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
         assert sequence.detokenizer is not None
         choices = self.choices(index)
-        params = sequence_params(request.params, index % request.n, prompt.num_tokens, self.card)
         return Submit(
             sequence.sequence_id,
             sequence.attempt,
@@ -68,7 +67,7 @@ class RequestMessages:
             host.instance_id,
             host.subjects.detokenizer_tokens(*sequence.detokenizer),
             prompt.packed,
-            msgspec.structs.replace(params, end_token_ids=prompt.end_token_ids),
+            sequence_params(request.params, index % request.n, prompt, self.card),
             pack_ids(sequence.token_ids),
             prompt.block_hashes,
             request.cache_salt,

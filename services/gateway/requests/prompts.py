@@ -1,14 +1,16 @@
 """Prepares a request's prompts as token ids (tokenizers convert text) and the sampling parameters of its sequences."""
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.requests.service_clients import ServiceClients
+from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import TOKEN_BYTES, pack_ids, unpack_ids
-from shared.context import check_context
+from shared.context import check_context, truncated
 from shared.errors import ServiceError
 from shared.messages import TokenizeReply, TokenizeRequest
 from shared.request.rules import choice_params
@@ -19,7 +21,7 @@ from shared.sampling import SamplingParams, check, check_vocabulary
 class Prompt:
     """One prompt. `packed`: its token ids as little-endian u32; `block_hashes`: the chain over its full blocks.
 
-    `end_token_ids`: tokens that end the answer in the prompt's conversation template.
+    `end_token_ids` end its outputs in addition to the end tokens of the request.
     """
 
     packed: bytes
@@ -44,26 +46,49 @@ async def prepare(peers: ServiceClients, request: GenerationRequest, card: Model
     """Returns the prompts of a request as token ids, and its parameters.
 
     Raises ServiceError if a prompt is too long for the context, has no tokens or ids outside the vocabulary, if the
-    chat template refuses the conversation, or if the grammar cannot be used.
+    chat template refuses the conversation, if the grammar cannot be used, or if all sequences together have too many
+    tokens.
     """
     check_vocabulary(request.params, card.vocab_size)
+    prompts, bad_words = await _converted(peers, request, card, block_size)
+    count = request.n * sum(prompt.num_tokens for prompt in prompts)
+    if count > limits.REQUEST_TOKENS_MAX:
+        told = f"All sequences of the request would have {count} prompt tokens, more than {limits.REQUEST_TOKENS_MAX}."
+        raise ServiceError("invalid_value", f"{told} Reduce 'n' or the prompts.", param="n")
+    if not all(prompt.num_tokens for prompt in prompts):
+        raise ServiceError("invalid_value", "The prompt has no tokens.", param="prompt")
+    return Prepared(prompts, _with_bad_words(request.params, bad_words))
+
+
+async def _converted(
+    peers: ServiceClients, request: GenerationRequest, card: ModelCard, block_size: int
+) -> tuple[list[Prompt], tuple[bytes, ...]]:
+    """Returns the prompts, and the packed token ids of the words in `bad_word_texts`."""
     given = [_given(ids, request, card, block_size) for ids in request.token_ids]
     if given and request.params.grammar is None and not request.bad_word_texts:
-        return Prepared(given, request.params)
+        return given, ()
+    each = [replace(request, messages=one, conversations=()) for one in request.conversations] or [request]
+    replies = await asyncio.gather(*(_tokenized(peers, one, card, block_size) for one in each))
+    return given or [prompt for reply in replies for prompt in _prompts(reply)], replies[0].bad_words
+
+
+async def _tokenized(
+    peers: ServiceClients, request: GenerationRequest, card: ModelCard, block_size: int
+) -> TokenizeReply:
     message = tokenize_message(request, card, block_size)
     reply = await peers.tokenizer(message, text_size(request), request.trace_headers)
     assert isinstance(reply, TokenizeReply)
-    own = [Prompt(prompt.token_ids, prompt.block_hashes, reply.end_token_ids) for prompt in reply.prompts]
-    prompts = given or own
-    if not all(prompt.num_tokens for prompt in prompts):
-        raise ServiceError("invalid_value", "The prompt has no tokens.", param="prompt")
-    return Prepared(prompts, _with_bad_words(request.params, reply))
+    return reply
 
 
-def _with_bad_words(params: SamplingParams, reply: TokenizeReply) -> SamplingParams:
-    if not reply.bad_words:
+def _prompts(reply: TokenizeReply) -> list[Prompt]:
+    return [Prompt(prompt.token_ids, prompt.block_hashes, reply.end_token_ids) for prompt in reply.prompts]
+
+
+def _with_bad_words(params: SamplingParams, packed: tuple[bytes, ...]) -> SamplingParams:
+    if not packed:
         return params
-    words = (*params.bad_words, *(tuple(unpack_ids(word)) for word in reply.bad_words))
+    words = (*params.bad_words, *(tuple(unpack_ids(word)) for word in packed))
     params = msgspec.structs.replace(params, bad_words=words)
     check(params)
     return params
@@ -88,17 +113,24 @@ def tokenize_message(
         bad_words=request.bad_word_texts,
         grammar=request.params.grammar,
         grammar_param=request.grammar_param,
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+        suffix=request.suffix,
     )
 
 
 def text_size(request: GenerationRequest) -> int:
     """Returns the number of characters to tokenize."""
-    return sum(map(len, request.texts)) + sum(len(message.content) for message in request.messages)
+    suffixes = len(request.suffix) * len(request.texts)
+    return sum(map(len, request.texts)) + suffixes + sum(len(message.content) for message in request.messages)
 
 
-def sequence_params(params: SamplingParams, choice: int, num_prompt_tokens: int, card: ModelCard) -> SamplingParams:
-    """Returns the parameters of one choice: with its own seed, and with `max_tokens` filled in if that is 0."""
-    return choice_params(params, choice, card.max_model_len - num_prompt_tokens)
+def sequence_params(params: SamplingParams, choice: int, prompt: Prompt, card: ModelCard) -> SamplingParams:
+    """Returns the parameters of one choice of a prompt.
+
+    They have a seed of their own, `max_tokens` filled in if that is 0, and the prompt's own end tokens.
+    """
+    own = choice_params(params, choice, card.max_model_len - prompt.num_tokens)
+    return msgspec.structs.replace(own, end_token_ids=prompt.end_token_ids) if prompt.end_token_ids else own
 
 
 def _given(ids: tuple[int, ...], request: GenerationRequest, card: ModelCard, block_size: int) -> Prompt:
@@ -109,6 +141,7 @@ def _given(ids: tuple[int, ...], request: GenerationRequest, card: ModelCard, bl
         raise ServiceError(
             "invalid_value", f"'prompt' holds the token id {bad}, outside the vocabulary.", param="prompt"
         )
+    ids = truncated(ids, request.truncate_prompt_tokens, request.params.max_tokens, card.max_model_len)
     check_context(len(ids), request.params.max_tokens, card.max_model_len, "prompt")
     packed = pack_ids(ids)
     return Prompt(packed, chain_hashes(packed, block_size, request.cache_salt) if block_size else b"")

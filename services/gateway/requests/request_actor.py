@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.gateway.generation import GenerationRequest, ModelCard, SequenceUpdate
+from services.gateway.generation import GenerationRequest, ModelCard, PhaseTimes, SequenceUpdate
 from services.gateway.requests.candidate import Candidate, Failure, candidates_of
 from services.gateway.requests.dispatcher import Dispatcher
 from services.gateway.requests.messages import RequestMessages
@@ -24,6 +24,7 @@ from services.gateway.requests.service_clients import PeerUnavailableError, Serv
 from shared import limits
 from shared.actors.host import Host
 from shared.actors.presence import Members
+from shared.codec import unpack_ids
 from shared.errors import CODES, ServiceError
 from shared.messages import SequenceMark, TextEvent
 
@@ -58,6 +59,8 @@ class RequestActor:
         self.error: ServiceError | None = None
         self._parts, self._peers = parts, parts.peers
         self._number, self._on_end = number, on_end
+        self._started_at = self._now()
+        self._tokenized_at: float | None = None
         self._candidates: list[Candidate] = []
         self._updates: deque[SequenceUpdate] = deque()
         self._wake = asyncio.Event()
@@ -76,6 +79,17 @@ class RequestActor:
     def num_prompt_tokens(self) -> int:
         """See Generation."""
         return sum(prompt.num_tokens for prompt in self.prompts)
+
+    @property
+    def prompt_token_ids(self) -> list[list[int]]:
+        """See Generation."""
+        return [unpack_ids(prompt.packed) for prompt in self.prompts]
+
+    @property
+    def times(self) -> PhaseTimes:
+        """See Generation."""
+        placed_at = min((one.placed_at for one in self.sequences if one.placed_at is not None), default=None)
+        return PhaseTimes(self._since_start(self._tokenized_at), self._since_start(placed_at))
 
     async def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         """See Generation."""
@@ -196,6 +210,7 @@ class RequestActor:
     async def _conduct(self) -> None:
         prepared = await prepare(self._peers, self.request, self.card, self._block_size())
         self.prompts = prepared.prompts
+        self._tokenized_at = self._now()
         if self._over:
             return
         request = replace(self.request, params=prepared.params)
@@ -396,6 +411,9 @@ class RequestActor:
 
     def _now(self) -> float:
         return self._parts.host.clock.monotonic()
+
+    def _since_start(self, at: float | None) -> float | None:
+        return None if at is None else at - self._started_at
 
 
 def _engine_error(event: TextEvent) -> ServiceError:

@@ -78,6 +78,8 @@ class SequenceState:
     losses: int = 0
     lost_engines: set[Address] = field(default_factory=set[Address])
     """Engines that ran the sequence and were lost: dead, stalled, silent for a lease, or no longer holding it."""
+    placed_at: float | None = None
+    """Time of the first placement."""
     progress_at: float = 0.0
     behind_since: float | None = None
     counters: dict[str, int] = field(default_factory=lambda: {"stale": 0, "gap": 0, "diverged": 0, "rebuilt": 0})
@@ -91,6 +93,7 @@ class SequenceState:
         self.carried_logprob = self.cumulative_logprob
         self.behind_since = None
         self.progress_at = now
+        self.placed_at = now if self.placed_at is None else self.placed_at
         return self.attempt
 
     def accepted(self, now: float) -> None:

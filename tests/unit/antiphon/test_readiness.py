@@ -76,6 +76,19 @@ def test_the_command_line_to_try_survives_odd_names() -> None:
     assert json.loads(shlex.split(line)[-1])["model"] == "it's"
 
 
+async def test_a_server_without_openais_api_is_ready_by_its_probe_and_shows_generate(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = ServerAddress("127.0.0.1", server.port, "key", openai=False)
+    await announce(place, ["never listed"], dict, lambda _name, _line: None)
+    out = capsys.readouterr().out
+    assert f"http://127.0.0.1:{server.port}/generate\n" in out
+    assert server.tokens == []
+    assert "antiphon chat" not in out
+    line = next(line for line in out.splitlines() if "curl" in line)
+    assert json.loads(shlex.split(line)[-1])["prompt"]
+
+
 async def test_nobody_there_is_status_0() -> None:
     assert (await get("127.0.0.1", 1, "/readyz")).status == 0
 

@@ -1,8 +1,11 @@
 """Exchanges and updates for the tests of answers."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
-from services.gateway.generation import GenerationRequest, SequenceUpdate
+from services.gateway.generation import GenerationRequest, PhaseTimes, SequenceUpdate
+from services.gateway.openai.answer_encoder import GenerationState
+from services.gateway.openai.choices import ChoiceAccumulator
 from services.gateway.openai.request_context import Arrival, Kind, RequestContext
 from shared.messages import ChatMessage, PositionLogprobs, TokenText
 from shared.sampling import SamplingParams
@@ -21,6 +24,7 @@ def context(
     echoes: tuple[str, ...] = (),
     logprobs: int | None = None,
     return_token_ids: bool = False,
+    **options: Any,
 ) -> RequestContext:
     """An context of id `AAA…` that came at second 1700000000."""
     params = SamplingParams(logprobs=logprobs)
@@ -36,6 +40,33 @@ def context(
         include_usage=include_usage,
         echoes=echoes or ("",) * prompts,
         return_token_ids=return_token_ids,
+        **options,
+    )
+
+
+class Finished:
+    """What an encoder needs of a generation with one prompt of three tokens."""
+
+    def __init__(self, times: PhaseTimes) -> None:
+        self.num_prompt_tokens, self.prompt_token_ids = 3, [[1, 2, 3]]
+        self.times = times
+
+    def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
+        raise NotImplementedError
+
+    async def cancel(self, reason: str) -> None:
+        pass
+
+
+def state(accumulator: ChoiceAccumulator, times: PhaseTimes | None = None) -> GenerationState:
+    """A generation that was placed after 1 s, had its first token after 3 s and its last one after 7 s."""
+    return GenerationState(
+        accumulator=accumulator,
+        num_prompt_tokens=3,
+        generation=Finished(times or PhaseTimes(0.5, 1.0)),
+        time_to_first_token_s=3.0,
+        time_to_last_token_s=7.0,
+        elapsed_s=8.0,
     )
 
 

@@ -72,3 +72,16 @@ def test_chat_lists_candidates_best_first_with_their_bytes():
         {"token": "ü", "logprob": -0.1, "bytes": [0xC3, 0xBC]},
         {"token": "a", "logprob": -2.0, "bytes": [97]},
     ]
+
+
+def test_tokens_are_ids_when_they_are_asked_for():
+    positions = [position("a", -3.0, ("a", -0.1))]
+    shape, offset = completion_logprobs(positions, 2, as_ids=True)
+    assert (shape["tokens"], shape["top_logprobs"], shape["text_offset"]) == (
+        ["token_id:1"],
+        [{"token_id:1": -0.1}],
+        [2],
+    )
+    assert offset == 3
+    [token] = chat_logprobs(positions, as_ids=True)["content"]
+    assert (token["token"], token["bytes"], token["top_logprobs"][0]["token"]) == ("token_id:1", [97], "token_id:1")

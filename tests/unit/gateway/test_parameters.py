@@ -154,7 +154,8 @@ def test_a_prompt_is_a_text_or_token_ids_or_a_batch_of_either():
 
 
 @pytest.mark.parametrize(
-    "prompt", [[], [[]], [1, "a"], [[1], "a"], [[1], 2], 5, True, {}, [1.5], [-1], [300], [[300]], [["a"]], ["a"] * 33]
+    "prompt",
+    [[], [[]], [1, "a"], [[1], "a"], [[1], 2], 5, True, {}, [1.5], [-1], [300], [[300]], [["a"]], ["a"] * 1025],
 )
 @pytest.mark.spec("S-API-081")
 def test_any_other_prompt_is_refused(prompt: Any):
@@ -221,6 +222,38 @@ def test_chat_takes_a_boolean_with_top_logprobs_or_a_number():
 def test_an_echo_cannot_be_combined_with_logprobs():
     completion(echo=True)
     refusal(completion, "unsupported_parameter", "logprobs", echo=True, logprobs=0)
+
+
+@BOTH
+def test_an_output_without_text_has_no_stop_strings_and_no_echo(read: Any):
+    assert read().detokenize
+    assert not read(detokenize=False, stop_token_ids=[1]).detokenize
+    refusal(read, "invalid_value", "stop", detokenize=False, stop="x")
+    refusal(read, "invalid_value", "echo", detokenize=False, echo=True)
+
+
+@BOTH
+def test_how_special_tokens_are_shown_is_passed_on(read: Any):
+    assert read().spaces_between_special_tokens
+    assert not read(spaces_between_special_tokens=False, skip_special_tokens=False).spaces_between_special_tokens
+
+
+@BOTH
+def test_a_prompt_is_truncated_to_a_number_of_tokens_or_to_what_fits(read: Any):
+    assert read().truncate_prompt_tokens == 0
+    assert read(truncate_prompt_tokens=7).truncate_prompt_tokens == 7
+    assert read(truncate_prompt_tokens=-1).truncate_prompt_tokens == -1
+    assert read(truncate_prompt_tokens=10**30).truncate_prompt_tokens == CARD.max_model_len
+    for value in (0, -2, 1.0):
+        refusal(read, "invalid_value", "truncate_prompt_tokens", truncate_prompt_tokens=value)
+
+
+@pytest.mark.spec("S-API-028")
+def test_a_suffix_needs_a_whole_prompt_that_is_text():
+    assert completion(suffix="}").suffix == "}"
+    assert completion(suffix="").suffix == completion(suffix=None).suffix == ""
+    refusal(completion, "invalid_value", "suffix", suffix="}", prompt=[1, 2])
+    refusal(completion, "invalid_value", "truncate_prompt_tokens", suffix="}", truncate_prompt_tokens=3)
 
 
 @pytest.mark.spec("S-API-035")

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from services.gateway.generation import SequenceUpdate
 from services.gateway.openai.choices import ChoiceAccumulator
 from services.gateway.openai.request_context import Kind, RequestContext
-from services.gateway.openai.stream_encoder import ChunkEncoder
-from tests.unit.gateway.request_contexts import ID, context, position, update
+from services.gateway.openai.stream_encoder import ChunkEncoder, OpenAIEncoder
+from tests.unit.gateway.request_contexts import ID, context, position, state, update
 
 
 def play(one: RequestContext, *updates: SequenceUpdate) -> list[Any]:
@@ -24,16 +24,16 @@ def play(one: RequestContext, *updates: SequenceUpdate) -> list[Any]:
         choice.add(item)
         data += encoder.chunk(choice, item.text)
     if one.include_usage:
-        data += encoder.usage(accumulator, 3)
+        data += encoder.summary(usage=accumulator.usage(3))
     return decode(data)
 
 
-def decode(data: bytes) -> list[Any]:
+def decode(data: bytes, *, whole: bool = True) -> list[Any]:
     assert not data or data.endswith(b"\n\n")
     events = data.decode().split("\n\n")[:-1]
     assert all(event.startswith("data: ") and "\n" not in event for event in events)
     # Some clients cut off five characters and parse the rest.
-    return [json.loads(event[5:]) for event in events]
+    return [json.loads(event[5:]) if whole or event != "data: [DONE]" else event[6:] for event in events]
 
 
 def deltas(chunks: list[Any]) -> list[Any]:
@@ -119,7 +119,7 @@ def test_usage_comes_last_and_is_null_before():
 def test_no_chunk_mentions_content_without_text_behind_it():
     encoder, accumulator = ChunkEncoder(context(include_usage=True)), ChoiceAccumulator(1, 1)
     accumulator.choices[0].add(update("", finish_reason="stop"))
-    data = encoder.opening() + encoder.chunk(accumulator.choices[0], "") + encoder.usage(accumulator, 1)
+    data = encoder.opening() + encoder.chunk(accumulator.choices[0], "") + encoder.summary(usage=accumulator.usage(1))
     assert b"content" not in data
 
 
@@ -173,6 +173,38 @@ def test_logprobs_that_are_left_at_the_end_are_sent():
         "content": [{"token": "é", "logprob": -1.0, "bytes": [0xC3, 0xA9], "top_logprobs": []}]
     }
     assert deltas(chunks)[-1] == {}
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_tokens_in_log_probabilities_are_ids_when_they_are_asked_for(kind: Kind):
+    [chunk] = play(context(kind, logprobs=1, tokens_as_ids=True), update("a", logprobs=(position("a", -1.0),)))[-1:]
+    assert '"token_id:1"' in json.dumps(chunk["choices"][0]["logprobs"])
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_every_chunk_has_the_token_counts_so_far_when_they_are_asked_for(kind: Kind):
+    encoder, accumulator = OpenAIEncoder(context(kind, n=2, continuous_usage=True)), ChoiceAccumulator(1, 2)
+    first, data = state(accumulator), b""
+    for number, item in enumerate((update("a"), update("b", 1), update("c", 1, finish_reason="stop"))):
+        choice = accumulator.choices[item.index]
+        choice.add(item)
+        data += (b"" if number else encoder.opening(first)) + encoder.chunk(choice, item.text)
+    *chunks, done = decode(data + encoder.closing(first), whole=False)
+    assert done == "[DONE]"
+    counts = [(chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"]) for chunk in chunks]
+    assert counts[-1] == (3, 3)
+    assert sorted(counts) == counts
+    assert set(counts) == {(3, 1), (3, 2), (3, 3)}
+
+
+def test_a_stream_ends_with_its_times_when_they_are_asked_for():
+    accumulator = ChoiceAccumulator(1, 1)
+    for include_usage in (True, False):
+        encoder = OpenAIEncoder(context(timings=True, include_usage=include_usage))
+        summary, done = decode(encoder.closing(state(accumulator)), whole=False)
+        assert (summary["choices"], done) == ([], "[DONE]")
+        assert set(summary["timings"]) >= {"queue_s", "prefill_s", "decode_s"}
+        assert ("usage" in summary) == include_usage
 
 
 @given(st.lists(st.text(max_size=8), max_size=8), st.sampled_from(["completion", "chat"]), st.booleans())

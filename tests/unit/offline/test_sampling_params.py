@@ -40,8 +40,10 @@ def test_the_defaults_are_those_of_the_api() -> None:
         ("min_p", [0, 0.5, 1], [-0.1, 1.1]),
         ("max_tokens", [1, 100, None], [0, -1]),
         ("min_tokens", [0, 16], [-1, 17]),
-        ("n", [1, 16], [0, 17]),
+        ("n", [1, 128], [0, 129]),
         ("best_of", [None, 1], [0, 2]),
+        ("truncate_prompt_tokens", [None, -1, 1, 10**9], [0, -2]),
+        ("spaces_between_special_tokens", [True, False], []),
         ("detokenize", [True, False], []),
     ],
 )  # fmt: skip
@@ -62,9 +64,7 @@ def test_a_value_out_of_range_is_refused_in_the_constructor_and_named(
         {"length_penalty": 0.5},
         {"early_stopping": True},
         {"prompt_logprobs": 1},
-        {"spaces_between_special_tokens": False},
         {"logits_processors": [print]},
-        {"truncate_prompt_tokens": 5},
     ],
 )
 def test_what_is_not_served_is_refused_by_name(asked: dict[str, Any]) -> None:

@@ -207,3 +207,17 @@ def test_a_long_replay_is_cut_into_several_events() -> None:
 def test_a_stream_cannot_be_opened_with_tokens_that_do_not_exist() -> None:
     with pytest.raises(UnknownTokenError):
         open_stream((10**6,))
+
+
+def test_a_stream_without_text_has_the_tokens_and_log_probabilities_alone() -> None:
+    logprobs = (TokenLogprobs(-0.5, (TopLogprob(letters("b")[0], -1.0),)),)
+    stream = open_stream(detokenize=False)
+    [text] = feed(stream, letters("a"), finish_reason="length", logprobs=logprobs)
+    assert (text.text, text.token_ids, text.finish_reason) == ("", letters("a"), "length")
+    [position] = text.logprobs
+    assert (position.chosen.token_id, position.chosen.token, position.top[0].token) == (letters("a")[0], "", "")
+
+
+def test_a_stream_without_text_still_knows_the_vocabulary() -> None:
+    stream = open_stream(detokenize=False)
+    assert feed(stream, (10**6,))[-1].finish_reason == "error"

@@ -1,6 +1,6 @@
 import pytest
 
-from services.tokenizer.requests import check_model, check_request, detokenize, tokenize
+from services.tokenizer.requests import check_model, check_request, detokenize, num_characters, tokenize
 from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import pack_ids, unpack_ids
@@ -113,3 +113,32 @@ def test_ids_outside_the_vocabulary_are_refused_by_name(packed: bytes) -> None:
 def test_detokenizing_keeps_special_tokens() -> None:
     packed = pack_ids([*ids_of("é"), byte_level().token_to_id("<|end|>")])
     assert detokenize(CODEC, DetokenizeRequest("r", "m", packed)) == "é<|end|>"
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(0, None), (2, 2), (-1, 4), (100, None)])
+def test_a_prompt_is_truncated_to_its_last_tokens_before_it_is_checked(keep: int, kept: int | None) -> None:
+    ids = ids_of("a rather long sentence of words")
+    room = 4 if keep == -1 else len(ids)
+    request = TokenizeRequest("r", "m", max_model_len=room + 3, max_tokens=3, block_size=2, truncate_prompt_tokens=keep)
+    (prompt,) = tokenize(CODEC, request, ("a rather long sentence of words",)).prompts
+    assert unpack_ids(prompt.token_ids) == (ids if kept is None else ids[-kept:])
+    assert prompt.block_hashes == chain_hashes(prompt.token_ids, 2, b"")
+
+
+def test_a_suffix_counts_once_for_each_prompt() -> None:
+    request = TokenizeRequest("r", "m", ("ab", "c"), suffix="xyz")
+    assert num_characters(request) == 9
+    with pytest.raises(ServiceError, match="longer than"):
+        check_request(TokenizeRequest("r", "m", ("a",) * 3, suffix="x" * (limits.PROMPT_CHARS_MAX // 3)))
+
+
+def test_prompts_with_a_suffix_have_the_tokens_that_end_a_filled_in_text() -> None:
+    tokenizer = byte_level()
+    names = ["▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"]
+    tokenizer.add_special_tokens(names)
+    codec = TextCodec(tokenizer)
+    request = TokenizeRequest("r", "m", ("ab",), suffix="c", add_special_tokens=False)
+    reply = tokenize(codec, request, request.prompts)
+    assert reply.stop_token_ids == (tokenizer.token_to_id("▁<EOT>"),)
+    assert unpack_ids(reply.prompts[0].token_ids)[0] == tokenizer.token_to_id("▁<PRE>")
+    assert tokenize(codec, TokenizeRequest("r", "m", ("ab",)), ("ab",)).stop_token_ids == ()

@@ -1,6 +1,11 @@
-"""Results of the offline API: one `RequestOutput` for each prompt, one `CompletionOutput` for each of `n` outputs."""
+"""Results of a request: one `RequestOutput` for each prompt, one `CompletionOutput` for each of its `n` outputs.
+
+The offline API returns these objects; the server's `/generate` sends them as JSON.
+"""
 
 from dataclasses import dataclass, field
+
+from shared.messages import PositionLogprobs
 
 
 @dataclass(kw_only=True)
@@ -12,7 +17,7 @@ class RequestMetrics:
     """
 
     arrival_time: float
-    """Time at which the API was called."""
+    """Time at which the API was called, or at which the request arrived at the server."""
     inference_start_time: float | None = None
     """Start of the first step that computed a sequence of the request."""
     first_token_time: float | None = None
@@ -86,3 +91,13 @@ class RequestOutput:
     metrics: RequestMetrics | None = field(default=None)
     error_code: int | None = None
     error_msg: str | None = None
+
+
+def logprobs_by_token(position: PositionLogprobs) -> dict[int, Logprob]:
+    """Returns the chosen token and the likeliest tokens at one position, by token id."""
+    candidates: dict[int, Logprob] = {}
+    for rank, one in enumerate(position.top, start=1):
+        candidates[one.token_id] = Logprob(one.logprob, rank, one.token)
+    chosen = position.chosen
+    candidates.setdefault(chosen.token_id, Logprob(chosen.logprob, None, chosen.token))
+    return candidates

@@ -1,0 +1,179 @@
+"""Converts the bodies of `/generate` to `GenerationRequest`, by way of OpenAI's bodies. Errors name the field. Pure.
+
+`openai.parameters` checks the sampling parameters and limits, so that they are the same for all APIs.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.native.schemas import EngineBody, EngineSampling, GenerateBody
+from services.gateway.openai import parameters
+from services.gateway.openai.body import SamplingFields
+from services.gateway.openai.parameter_names import in_names
+from services.gateway.openai.parameters import RequestDefaults
+from services.gateway.openai.schemas import ChatBody, CompletionBody
+from shared import limits
+from shared.errors import ServiceError
+from shared.request import rules
+from shared.request.checks import check_token_ids, given, missing, refuse
+from shared.request.conversation import Turn
+
+Conversation = list[Turn]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What the answer to an engine's request repeats or is measured by, besides the generation.
+
+    `received_at` is the Unix time at which this server got the request. `preprocess_s` is the time that the client
+    spent on preprocessing, None if it does not say.
+    """
+
+    request_id: str
+    prompt: str | None
+    received_at: float
+    arrival_time: float
+    preprocess_s: float | None
+
+
+def text_request(body: GenerateBody, card: ModelCard, request_id: str, defaults: RequestDefaults) -> GenerationRequest:
+    """Returns the generation for a `GenerateBody`. Raises ServiceError."""
+    if body.detokenize is False:
+        refuse("detokenize", "must be true, because the answer is text: give 'sampling_params' to get token ids")
+    fields = {**_sampling_fields(body), "prompt": body.prompt, "suffix": body.suffix}
+    return parameters.completion(CompletionBody(**fields), card, request_id, defaults)
+
+
+def engine_request(body: EngineBody, card: ModelCard, request_id: str, defaults: RequestDefaults) -> GenerationRequest:
+    """Returns the generation for an `EngineBody`. `request_id` is the server's own id. Raises ServiceError."""
+    fields = _engine_fields(body)
+    if (found := _conversations(body)) is not None:
+        return _chat_request(found, fields, card, request_id, defaults)
+    ids = body.prompt_token_ids
+    if body.prompt_token_ids_len is not None and body.prompt_token_ids_len != len(ids or ()):
+        refuse("prompt_token_ids_len", f"must be the number of 'prompt_token_ids', which is {len(ids or ())}")
+    if ids is not None:
+        check_token_ids(ids, card.vocab_size, "prompt_token_ids")
+        return parameters.completion(CompletionBody(prompt=list(ids), **fields), card, request_id, defaults)
+    if body.prompt is None:
+        told = "Missing required parameter: 'prompt'. Give 'prompt', 'prompt_token_ids' or 'messages'."
+        raise ServiceError("missing_required_parameter", told, param="prompt")
+    return parameters.completion(CompletionBody(prompt=body.prompt, **fields), card, request_id, defaults)
+
+
+def engine_facts(body: EngineBody, request_id: str, received_at: float) -> EngineFacts:
+    """Returns what the answer needs besides the generation. `request_id` is the id to answer with."""
+    arrived = given(body.arrival_time, received_at)
+    if arrived < 0:
+        refuse("arrival_time", "must not be negative")
+    return EngineFacts(request_id, body.prompt, received_at, arrived, _preprocess_s(body))
+
+
+def check_request_id(request_id: str) -> None:
+    """Raises ServiceError if the id of an engine's request is empty or too long."""
+    if not 1 <= len(request_id) <= limits.CLIENT_REQUEST_ID_CHARS_MAX:
+        refuse("request_id", f"must have between 1 and {limits.CLIENT_REQUEST_ID_CHARS_MAX} characters")
+
+
+def _preprocess_s(body: EngineBody) -> float | None:
+    start, end = body.preprocess_start_time, body.preprocess_end_time
+    if start is None and end is None:
+        return None
+    if start is None:
+        missing("preprocess_start_time")
+    if end is None:
+        missing("preprocess_end_time")
+    if end < start:
+        refuse("preprocess_end_time", "must not be before 'preprocess_start_time'")
+    return end - start
+
+
+def _sampling_fields(body: SamplingFields) -> dict[str, Any]:
+    return {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
+
+
+def _engine_fields(body: EngineBody) -> dict[str, Any]:
+    sampling = body.sampling_params or EngineSampling()
+    fields = {**_sampling_fields(sampling), "logprobs": sampling.logprobs}
+    if body.eos_token_ids is not None:
+        if sampling.eos_token_ids is not None:
+            refuse("eos_token_ids", "is given twice: leave it out here or in 'sampling_params'")
+        fields["eos_token_ids"] = body.eos_token_ids
+    return fields
+
+
+def _chat_request(
+    conversations: Sequence[Conversation],
+    fields: dict[str, Any],
+    card: ModelCard,
+    request_id: str,
+    defaults: RequestDefaults,
+) -> GenerationRequest:
+    fields["max_tokens"] = given(fields["max_tokens"], parameters.COMPLETION_MAX_TOKENS)
+    fields["temperature"] = given(fields["temperature"], 1.0)
+    requests: list[GenerationRequest] = []
+    for number, turns in enumerate(conversations):
+        with _conversation_named(number if len(conversations) > 1 else None):
+            requests.append(parameters.chat(ChatBody(messages=turns, **fields), card, request_id, defaults))
+        # All conversations sample with the seed that the first one drew, as the prompts of one request do.
+        fields["seed"] = requests[0].params.seed
+    first = requests[0]
+    if len(requests) == 1:
+        return first
+    rules.check_choices(first.n, None, first.params.temperature, first.params.top_k, len(requests))
+    return replace(first, messages=(), conversations=tuple(one.messages for one in requests))
+
+
+def _conversations(body: EngineBody) -> list[Conversation] | None:
+    """Returns the conversations of a request, None if its input is a prompt."""
+    if body.messages is not None:
+        for name in ("prompt", "prompt_token_ids", "prompt_token_ids_len", "history"):
+            if getattr(body, name) is not None:
+                refuse(name, "cannot be given together with 'messages'")
+        return [_with_system(body.system, one) for one in _batch(body.messages)]
+    if body.history is None and body.system is None:
+        return None
+    if body.prompt_token_ids is not None:
+        refuse("prompt_token_ids", "cannot be given together with 'history' or 'system'")
+    if body.prompt is None:
+        missing("prompt")
+    turns = [turn for number, pair in enumerate(body.history or ()) for turn in _pair(pair, number)]
+    return [_with_system(body.system, [*turns, Turn(role="user", content=body.prompt)])]
+
+
+def _batch(messages: Sequence[Turn | list[Turn]]) -> list[Conversation]:
+    alone = [one for one in messages if isinstance(one, Turn)]
+    several = [one for one in messages if not isinstance(one, Turn)]
+    if alone and several:
+        refuse("messages", "must hold only messages or only conversations")
+    if len(several) > limits.CONVERSATIONS_MAX:
+        refuse("messages", f"must hold at most {limits.CONVERSATIONS_MAX} conversations")
+    return several or [alone]
+
+
+def _pair(pair: Sequence[str], number: int) -> tuple[Turn, Turn]:
+    if len(pair) != 2:
+        refuse(f"history[{number}]", "must be a pair of texts: the user's and the assistant's")
+    return Turn(role="user", content=pair[0]), Turn(role="assistant", content=pair[1])
+
+
+def _with_system(system: str | None, turns: Conversation) -> Conversation:
+    if system is None:
+        return turns
+    if any(turn.role in ("system", "developer") for turn in turns):
+        refuse("system", "cannot be given together with a system message in 'messages'")
+    return [Turn(role="system", content=system), *turns]
+
+
+@contextmanager
+def _conversation_named(number: int | None) -> Iterator[None]:
+    """Adds the conversation's number to the name of the field in an error: `messages[1][0].role`."""
+    try:
+        yield
+    except ServiceError as error:
+        if number is None or not error.param.startswith("messages"):
+            raise
+        raise in_names(error, {error.param: error.param.replace("messages", f"messages[{number}]", 1)}) from None
