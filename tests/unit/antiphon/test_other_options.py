@@ -117,11 +117,11 @@ def test_options_are_taken_out_with_their_values_and_nothing_else() -> None:
 def test_all_that_is_refused_is_named_at_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"USE_OPENAI": "0", "QUANTIZATION": "ifq", "TP": "7"}.items():
+    for name, value in {"QUANTIZATION": "ifq", "TP": "7"}.items():
         monkeypatch.setenv(name, value)
     assert main(["run", "--enable-mm"]) == 78
     lines = capsys.readouterr().err.removeprefix("antiphon: ").splitlines()
-    names = ["--enable-mm", "QUANTIZATION=ifq", "TP=7", "USE_OPENAI=0"]
+    names = ["--enable-mm", "QUANTIZATION=ifq", "TP=7"]
     assert [line.split()[0] for line in lines] == names
     assert all("is not supported here: " in line for line in lines)
 
