@@ -1,10 +1,11 @@
 """Sampling parameters of a sequence, used by the gateway, the engine and the offline API.
 
-`n`, `best_of` and stop strings are not among them: the gateway handles choices and the detokenizer stop strings.
+`n` and stop strings are not among them: the gateway handles choices and the detokenizer stop strings.
 `check` validates all ranges; no other code validates these fields.
 """
 
 import math
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,6 +14,23 @@ from shared.errors import ServiceError
 
 REPETITION_PENALTY_MIN = 0.01
 """Logits are divided by the penalty. With a smaller one they could exceed the range of float32."""
+LENGTH_PENALTY_MAX = 10.0
+"""Scores of a beam search are divided by the length to this power. With a larger one they could exceed the range of
+floats."""
+
+
+class BeamParams(msgspec.Struct, frozen=True, array_like=True):
+    """Parameters of a beam search. The sequences of one prompt differ only in `rank`."""
+
+    width: int
+    """Number of hypotheses that run at the same time, and of the best finished ones that are kept."""
+    rank: int = 0
+    """Which finished hypothesis this sequence returns: 0 is the one with the highest score."""
+    length_penalty: float = 1.0
+    """A score is the log probability divided by the number of tokens to this power."""
+    early_stopping: bool | Literal["never"] = False
+    """True: the search ends when `width` hypotheses are finished. False: when no better score is likely. "never": when
+    no better score is possible."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
@@ -37,6 +55,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     """Number of candidates to report with each token; None means no log probabilities."""
+    beam: BeamParams | None = None
+    """Beam search instead of sampling. Needs `temperature` 0 and no other parameter that changes probabilities."""
 
 
 def check(params: SamplingParams) -> None:
@@ -59,6 +79,28 @@ def check(params: SamplingParams) -> None:
         "logprobs",
         f"must be between 0 and {limits.LOGPROBS_MAX}",
     )
+    if params.beam is not None:
+        _check_beam(params, params.beam)
+
+
+_BESIDE_BEAMS = {"max_tokens", "min_tokens", "seed", "stop_token_ids", "ignore_eos", "logprobs", "beam"}
+"""Parameters that a beam search takes. It works on the model's own probabilities, so it takes no other ones."""
+
+
+def _check_beam(params: SamplingParams, beam: BeamParams) -> None:
+    needed: dict[str, Any] = {one.name: one.default for one in msgspec.structs.fields(SamplingParams)}
+    needed["temperature"] = 0.0
+    for name, value in needed.items():
+        if name not in _BESIDE_BEAMS:
+            _require(getattr(params, name) == value, name, f"must be {_shown(value)} with 'use_beam_search'")
+    _require(2 <= beam.width <= limits.CHOICES_MAX, "best_of", f"must be between 2 and {limits.CHOICES_MAX}")
+    _require(0 <= beam.rank < beam.width, "n", "must not be greater than 'best_of'")
+    _within(beam.length_penalty, -LENGTH_PENALTY_MAX, LENGTH_PENALTY_MAX, "length_penalty")
+    _require(beam.early_stopping in (True, False, "never"), "early_stopping", 'must be true, false or "never"')
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else "left out" if value in (None, ()) else str(value)
 
 
 def _within(value: float, low: float, high: float, param: str) -> None:

@@ -10,6 +10,7 @@ The scheduling order and the memory are decided in `scheduler` and `block_pool`;
 loop calls the core from one thread. Only `counters` may be called from another thread.
 """
 
+from services.engine.core.beam_group import BeamGroup, BeamGroups, further_beams
 from services.engine.core.block_pool import BlockPool
 from services.engine.core.counters import Counters, Tally
 from services.engine.core.lookahead import Lookahead
@@ -18,10 +19,11 @@ from services.engine.core.prefix_cache import PrefixCache
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.core.scheduler import Scheduler
 from services.engine.core.sequence import Sequence, Status, from_spec
-from services.engine.core.stopping import Verdict, rules_for
+from services.engine.core.stopping import StopRules, Verdict, rules_for
 from services.engine.core.swap import SwapSpace
 from shared.blocks import HASH_BYTES
 from shared.errors import ServiceError
+from shared.messages import FinishReason
 
 
 class Core:
@@ -37,8 +39,10 @@ class Core:
         self.scheduler = Scheduler(limits, facts.block_size, self.pool, self.prefix_cache, self.swap, self.tally)
         self._families: dict[tuple[str, bytes], list[Sequence]] = {}
         """The live sequences of each family (sequences with a common prefix), by family name and cache salt."""
+        self.beam_groups = BeamGroups(facts.block_size)
         self.sequences: dict[str, Sequence] = {}
-        """The live sequences (added and not ended), by sequence id."""
+        """The live sequences (added and not ended), by sequence id. Those of beam searches are not scheduled themselves
+        (see `beam_group`)."""
         # The last token of a sequence is sampled but never computed, so it needs no slot in a KV block.
         self.max_model_len = min(facts.max_model_len, facts.num_blocks * facts.block_size + 1)
         """Maximum tokens of a sequence, prompt and output: the model's limit or the whole pool's capacity, if lower."""
@@ -56,7 +60,7 @@ class Core:
         return len(self._families)
 
     def add(self, spec: SequenceSpec) -> None:
-        """Queues a sequence.
+        """Queues a sequence, or adds it to the beam search of its siblings.
 
         Raises ServiceError ('invalid_value', 'context_length_exceeded') for a sequence that could never run. The id
         must not be in use (AssertionError); the id of an aborted sequence may be used again at once.
@@ -64,11 +68,16 @@ class Core:
         assert spec.sequence_id not in self.sequences, f"{spec.sequence_id} was added twice"
         self._check(spec)
         rules = rules_for(spec.params, len(spec.prompt_token_ids), self.max_model_len, self.facts.eos_token_ids)
+        if spec.params.beam is not None:
+            self._check_room_for_beams(spec, rules)
         sequence = from_spec(spec, rules, self._num_added, self.facts.block_size)
+        self.sequences[spec.sequence_id] = sequence
+        if spec.params.beam is not None:
+            self._join_beam_group(sequence, spec)
+            return
         if self.num_speculative_tokens:
             sequence.lookahead = Lookahead(self.num_speculative_tokens)
         self._num_added += 1
-        self.sequences[spec.sequence_id] = sequence
         if spec.family:
             sequence.relatives = self._families.setdefault((spec.family, spec.cache_salt), [])
             sequence.relatives.append(sequence)
@@ -80,9 +89,11 @@ class Core:
         If the source is running when the new sequence joins, the new one reuses the source's KV of the common prefix
         (see `reuse`): full blocks are shared, a partly filled last block is copied. Otherwise the new sequence is an
         ordinary one. Raises the same errors as `add`. The source must be live and have the same cache salt, and `spec`
-        must have no family.
+        must have no family. Neither may belong to a beam search.
         """
         source = self.sequences[source_id]
+        assert source.params.beam is None, "the source has no tokens of its own"
+        assert spec.params.beam is None, "a fork into a beam search"
         assert source.cache_salt == spec.cache_salt, "a fork across cache salts"
         assert not spec.family, "a fork has its source"
         self.add(spec)
@@ -97,8 +108,7 @@ class Core:
         sequence = self.sequences.pop(sequence_id, None)
         if sequence is None:
             return False
-        self._leave_family(sequence)
-        self.scheduler.finish(sequence)
+        self._leave(sequence)
         self.tally.finished["abort"] += 1
         return True
 
@@ -120,6 +130,8 @@ class Core:
     def apply(self, plan: StepPlan, result: StepResult, now_s: float = 0.0) -> list[Outcome]:
         """Applies a step's result. Returns one outcome for each live sequence that got tokens, in plan order.
 
+        The sequences of a beam search get all their tokens when the search is over.
+
         A sequence whose outcome has a finish reason has ended. Its row and blocks are free, or, if a later plan in
         flight contains the sequence, will be free when that plan is applied.
         """
@@ -138,9 +150,22 @@ class Core:
             if sequence.status is Status.FINISHED:
                 continue
             self.prefix_cache.publish(sequence)
-            if sampled is not None:
+            if sampled is None:
+                continue
+            if sequence.beams:
+                outcomes += self._take_candidates(sequence, sampled[1][0])
+            else:
                 outcomes.append(self._take_tokens(sequence, *sampled))
         return outcomes
+
+    def joined(self, plan: StepPlan) -> tuple[str, ...]:
+        """Returns the ids of the sequences that join in a plan, which must not have been applied yet."""
+        return self.beam_groups.joined(plan)
+
+    def scheduled_sequences(self) -> list[Sequence]:
+        """Returns the sequences that the scheduler has: the live ones, with the beams of a search for its members."""
+        own = [one for one in self.sequences.values() if one.params.beam is None]
+        return own + [beam for group in self.beam_groups for beam in group.beams]
 
     def counters(self) -> Counters:
         """Returns the totals and the current load. May be called from any thread."""
@@ -180,7 +205,7 @@ class Core:
             sequence.cumulative_logprob += entry.logprob
         self._count(sequence, position, count)
         if verdict is not None:
-            self._end(sequence, verdict)
+            self._end(sequence, verdict.reason)
         return Outcome(
             sequence_id=sequence.sequence_id,
             position=position,
@@ -193,16 +218,46 @@ class Core:
             first_scheduled_step=sequence.first_scheduled_step,
         )
 
+    def _take_candidates(self, beam: Sequence, candidates: SampledLogprobs) -> list[Outcome]:
+        """Passes the candidates of a beam to its search. Returns the outcomes of its members if the search is over."""
+        group = self.beam_groups.group_of(beam)
+        sources = group.report(beam, candidates)
+        if sources is None:
+            return []
+        if group.search.over:
+            return self._end_search(group)
+        if len(group.beams) < len(sources):
+            self.scheduler.spread(group.beams, further_beams(group))
+        self.scheduler.rearrange(group.beams, sources, group.new_tokens())
+        return []
+
+    def _end_search(self, group: BeamGroup) -> list[Outcome]:
+        outcomes = group.outcomes()
+        for member, outcome in zip(list(group.members), outcomes, strict=True):
+            assert outcome.finish_reason is not None
+            self._count(member, outcome.position, len(outcome.token_ids))
+            self._end(member, outcome.finish_reason)
+        return outcomes
+
     def _count(self, sequence: Sequence, position: int, num_tokens: int) -> None:
         self.tally.generation_tokens += num_tokens
         if position == sequence.num_carried_tokens:
             self.tally.prompt_tokens += sequence.num_prompt_tokens
 
-    def _end(self, sequence: Sequence, verdict: Verdict) -> None:
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         del self.sequences[sequence.sequence_id]
+        self._leave(sequence)
+        self.tally.finished[reason] += 1
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Takes an ended sequence out of the scheduler, or out of its beam search, which ends with its last member."""
+        if self.beam_groups.has_member(sequence.sequence_id):
+            group = self.beam_groups.leave(sequence)
+            for beam in list(group.beams) if group is not None else ():
+                self.scheduler.finish(beam)
+            return
         self._leave_family(sequence)
         self.scheduler.finish(sequence)
-        self.tally.finished[verdict.reason] += 1
 
     def _leave_family(self, sequence: Sequence) -> None:
         if not sequence.family:
@@ -211,6 +266,13 @@ class Core:
         members.remove(sequence)
         if not members:
             del self._families[sequence.family, sequence.cache_salt]
+
+    def _join_beam_group(self, member: Sequence, spec: SequenceSpec) -> None:
+        assert spec.params.beam is not None
+        group = self.beam_groups.join(member, spec, self._num_added)
+        if group is not None:
+            self._num_added += spec.params.beam.width
+            self.scheduler.add(group.leader)
 
     # --- admission ----------------------------------------------------------------------------------------------------
 
@@ -231,6 +293,23 @@ class Core:
             all(len(block_hash) == HASH_BYTES for block_hash in spec.block_hashes),
             "block_hashes",
             f"Block hashes must have {HASH_BYTES} bytes.",
+        )
+
+    def _check_room_for_beams(self, spec: SequenceSpec, rules: StopRules) -> None:
+        """Raises ServiceError for a beam search that could not run even if it were alone."""
+        assert spec.params.beam is not None
+        width, num_prompt = spec.params.beam.width, len(spec.prompt_token_ids)
+        most = min(self.scheduler.num_rows, self.facts.vocab_size - len(rules.end_token_ids))
+        _require(width <= most, "best_of", f"This engine runs at most {most} beams: lower 'best_of'.")
+        # All beams share the full blocks of the prompt. The last token of each is never computed.
+        num_shared = num_prompt // self.facts.block_size
+        num_all = -(-(num_prompt + rules.max_tokens - 1) // self.facts.block_size)
+        num_blocks = num_shared + width * (num_all - num_shared)
+        _require(
+            num_blocks <= self.facts.num_blocks,
+            "max_tokens",
+            f"{width} beams of up to {num_prompt + rules.max_tokens} tokens need {num_blocks} KV blocks, and this "
+            f"engine has {self.facts.num_blocks}: lower 'max_tokens' or 'best_of'.",
         )
 
     def _too_long(self, num_tokens: int) -> str:

@@ -36,7 +36,7 @@ def default_batched_tokens(on_cpu: bool, max_num_seqs: int) -> int:
 
 
 class NewSequence(msgspec.Struct, frozen=True):
-    """A sequence that joins, or comes back after preemption, and the row that it gets.
+    """A sequence that joins, or comes back after preemption, or a beam with other tokens, and the row that it gets.
 
     `token_ids` are prompt and output so far; the first `num_prompt_tokens` are the prompt. `block_ids` is the whole
     block table so far. The data stay valid until the row is freed.

@@ -41,7 +41,10 @@ _LEGAL = {
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Mutable state of one sequence. `tokens` (prompt, then output) never shrinks. `row` is -1 without a row."""
+    """Mutable state of one sequence. `tokens` (prompt, then output) never shrinks; `row` is -1 without a row.
+
+    The tokens of a beam are an exception: they change with the hypothesis that the beam runs.
+    """
 
     sequence_id: str
     params: SamplingParams
@@ -82,6 +85,13 @@ class Sequence:
     cumulative_logprob: float = 0.0
     lookahead: Lookahead | None = None
     """Drafts the sequence's next tokens; None without speculative decoding."""
+    beams: list["Sequence"] = field(default_factory=list["Sequence"])
+    """All beams of this sequence's beam search, itself included (one shared list); empty without beam search. They are
+    preempted together. Their tokens are rewritten by `beam_group.rearrange`."""
+    num_rows: int = 1
+    """Number of rows that must be free when the sequence joins: its own, and those of the other beams to come."""
+    copied_block: int | None = None
+    """Block of another beam whose content the block behind the block table must get when this beam is scheduled."""
 
     @property
     def num_tokens(self) -> int:
@@ -97,9 +107,10 @@ class Sequence:
     def num_unscheduled_tokens(self) -> int:
         """Number of tokens that the next plan can compute.
 
-        0 while draft tokens are in flight, or if the tokens in flight reach the sequence's maximum length.
+        0 while draft tokens are in flight, or if the tokens in flight reach the sequence's maximum length. Also 0 while
+        the next tokens of a beam are in flight, because they may continue another beam.
         """
-        if self.num_drafted_tokens:
+        if self.num_drafted_tokens or (self.beams and self.num_pending_tokens):
             return 0
         ahead = len(self.tokens) + self.num_pending_tokens
         if self.num_pending_tokens and ahead >= self.num_prompt_tokens + self.rules.max_tokens:
