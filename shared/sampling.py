@@ -80,14 +80,21 @@ def check(params: SamplingParams) -> None:
         f"must be between 0 and {limits.LOGPROBS_MAX}",
     )
     if params.beam is not None:
-        _check_beam(params, params.beam)
+        check_beam(params)
 
 
 _BESIDE_BEAMS = {"max_tokens", "min_tokens", "seed", "stop_token_ids", "ignore_eos", "logprobs", "beam"}
 """Parameters that a beam search takes. It works on the model's own probabilities, so it takes no other ones."""
 
 
-def _check_beam(params: SamplingParams, beam: BeamParams) -> None:
+def check_beam(params: SamplingParams) -> None:
+    """Raises ServiceError('invalid_value') for parameters of a beam search that are out of range or no use to it.
+
+    `params.beam` must be set. `check` calls this function; it is public for parameters whose `max_tokens` is not known
+    yet.
+    """
+    beam = params.beam
+    assert beam is not None
     needed: dict[str, Any] = {one.name: one.default for one in msgspec.structs.fields(SamplingParams)}
     needed["temperature"] = 0.0
     for name, value in needed.items():

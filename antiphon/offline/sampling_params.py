@@ -11,6 +11,7 @@ from typing import Any
 from shared import sampling
 from shared.errors import ServiceError
 from shared.request import rules
+from shared.request.choices import choices_of
 
 AS_MANY_AS_FIT = 0
 _NOT_SERVED = "is not served yet: leave it out"
@@ -22,7 +23,8 @@ class SamplingParams:
 
     Args:
         n: Outputs for each prompt.
-        best_of: Must equal `n`, or be None.
+        best_of: Outputs computed for each prompt, of which the `n` with the highest log probability are returned; with
+            `use_beam_search`, hypotheses that are searched at the same time. None: `n`.
         presence_penalty: Subtracted once from the logit of every token that occurs in the output so far, -2 to 2.
         frequency_penalty: Subtracted from the logit of a token once for each occurrence in the output so far, -2 to 2.
         repetition_penalty: For tokens that occur in the prompt or output: positive logits are divided by this value and
@@ -32,6 +34,11 @@ class SamplingParams:
         top_k: Number of likeliest tokens from which the token is sampled; -1: all.
         min_p: Smallest probability of a candidate, as a share of the likeliest token's probability, 0 to 1.
         seed: The same seed gives the same output, alone or in a batch. None: derived from the engine's seed.
+        use_beam_search: Returns the `n` best outputs that a beam search finds. Needs `n` above 1 and `temperature` 0.
+        length_penalty: In a beam search, an output's score is its log probability divided by its number of tokens to
+            this power, -10 to 10.
+        early_stopping: True: the beam search ends when `best_of` outputs are complete. False: when no better score is
+            likely. "never": when no better score is possible.
         stop: Texts that end the output. The output does not contain them.
         stop_token_ids: Tokens that end the output. The text contains them unless they are special tokens.
         include_stop_str_in_output: Whether the text keeps the stop string that ended the output.
@@ -77,8 +84,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._refuse_what_is_not_served()
         try:
+            self.choices = choices_of(self, self.temperature, self.top_k)
             sampling.check(self.engine_params(0))
-            rules.check_choices(self.n, self.best_of, self.temperature, self.top_k)
             self.stop_strings = rules.stop_strings(self.stop)
         except ServiceError as error:
             raise ValueError(error.message) from None
@@ -104,13 +111,11 @@ class SamplingParams:
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
             logprobs=self.logprobs,
+            beam=self.choices.beam,
         )
 
     def _refuse_what_is_not_served(self) -> None:
         asked = {
-            "use_beam_search": self.use_beam_search,
-            "length_penalty": self.length_penalty != 1.0,
-            "early_stopping": self.early_stopping is not False,
             "bad_words": bool(self.bad_words),
             "prompt_logprobs": self.prompt_logprobs is not None and self.prompt_logprobs is not False,
             "spaces_between_special_tokens": not self.spaces_between_special_tokens,

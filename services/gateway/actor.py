@@ -359,4 +359,4 @@ class GatewayActor(Actor):
 
 
 def _num_sequences(request: GenerationRequest) -> int:
-    return (len(request.texts) + len(request.token_ids) + bool(request.messages)) * request.n
+    return (len(request.texts) + len(request.token_ids) + bool(request.messages)) * request.num_sequences

@@ -17,8 +17,9 @@ class GenerationRequest:
     """One accepted HTTP request. Exactly one of `texts`, `token_ids` and `messages` is set.
 
     `params.max_tokens` 0 means as many tokens as fit (the default of chat); the number is filled in when the length of
-    the prompt is known. Each prompt has `n` choices: sequence index = prompt index * n + choice. Choice c > 0 samples
-    with a seed derived from the request's seed, so that the choices differ.
+    the prompt is known. Each prompt has `num_sequences` sequences, of which the best `n` are returned as choices:
+    sequence index = prompt index * num_sequences + choice. Choice c > 0 samples with a seed derived from the request's
+    seed, so that the choices differ.
     """
 
     request_id: str
@@ -28,6 +29,8 @@ class GenerationRequest:
     token_ids: tuple[tuple[int, ...], ...] = ()
     messages: tuple[ChatMessage, ...] = ()
     n: int = 1
+    best_of: int = 0
+    """Number of sequences for each prompt if more than `n`."""
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -36,6 +39,11 @@ class GenerationRequest:
     cache_salt: bytes = b""
     priority: int = 0
     trace_headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences for each prompt."""
+        return max(self.n, self.best_of)
 
 
 @dataclass(frozen=True, slots=True)

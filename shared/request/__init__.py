@@ -5,7 +5,8 @@ The gateway and the offline `LLM` use this package, so both accept the same requ
 | module         | what it does                                                         |
 |----------------|----------------------------------------------------------------------|
 | `checks`       | raises the errors that name a wrong parameter                        |
-| `rules`        | checks `n` and stop strings; sampling parameters of each choice      |
+| `choices`      | how many sequences a prompt needs, and which of them are returned    |
+| `rules`        | checks stop strings; sampling parameters of each choice              |
 | `seed_source`  | draws the seed of a request that has none                            |
 | `conversation` | converts a client's chat messages to the chat template's messages    |
 """

@@ -15,6 +15,7 @@ from shared import limits, sampling
 from shared.errors import ServiceError
 from shared.request import conversation, rules
 from shared.request.checks import check_token_ids, given, missing, refuse, unsupported
+from shared.request.choices import choices_of
 from shared.request.seed_source import SeedSource, random_seed
 from shared.sampling import SamplingParams
 
@@ -174,13 +175,19 @@ def _request(
 ) -> GenerationRequest:
     if body.stream_options is not None and not body.stream:
         refuse("stream_options", "needs 'stream' to be true")
-    n = given(body.n, 1)
-    rules.check_choices(n, body.best_of, params.temperature, params.top_k, num_prompts)
+    choices = choices_of(body, params.temperature, params.top_k, num_prompts)
+    if choices.beam is not None:
+        params = msgspec.structs.replace(params, beam=choices.beam)
+        sampling.check_beam(params)
+    if body.stream and (choices.beam is not None or choices.num_sequences > choices.n):
+        what = "'use_beam_search'" if choices.beam is not None else "'best_of' greater than 'n'"
+        refuse("stream", f"must be false with {what}: the choices are known only at the end")
     return GenerationRequest(
         request_id=request_id,
         model=card.name,
         params=params,
-        n=n,
+        n=choices.n,
+        best_of=choices.num_sequences,
         stop=rules.stop_strings(body.stop),
         include_stop_str_in_output=given(body.include_stop_str_in_output, False),
         skip_special_tokens=given(body.skip_special_tokens, True),

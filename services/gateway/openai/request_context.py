@@ -47,8 +47,8 @@ class RequestContext:
 
     @property
     def num_sequences(self) -> int:
-        """Number of choices of all prompts together."""
-        return len(self.echoes) * self.request.n
+        """Number of sequences of all prompts together."""
+        return len(self.echoes) * self.request.num_sequences
 
     def echo(self, index: int) -> str:
         """Returns the text before the answer of one choice."""

@@ -33,7 +33,7 @@ class ResponseRunner:
         self._context = context
         self._trace = trace
         self._accumulator = ChoiceAccumulator(
-            len(context.echoes), context.request.n, keep_token_ids=context.return_token_ids
+            len(context.echoes), context.request.num_sequences, keep_token_ids=context.return_token_ids
         )
         self._meter = RequestMeter(metrics, context)
         self._chunks = ChunkEncoder(context)
@@ -43,6 +43,7 @@ class ResponseRunner:
         """Returns the body of the whole answer. Raises ServiceError."""
         async with self._generating() as generation:
             await unless_gone(receive, self._collect(generation))
+            self._accumulator.keep_best(self._context.request.n)
             return responses.answer(self._context, self._accumulator, generation.num_prompt_tokens)
 
     async def stream(self, receive: Receive, channel: sse.EventChannel) -> None:

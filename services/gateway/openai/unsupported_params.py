@@ -50,9 +50,6 @@ _NULL = Unsupported((None,))
 _ENGINE = Unsupported((None,), "It belongs to requests of engines.")
 UNSUPPORTED: dict[str, Unsupported] = {
     "suffix": _EMPTY,
-    "use_beam_search": _OFF,
-    "length_penalty": Unsupported((None, 1)),
-    "early_stopping": _OFF,
     "structured_outputs": _EMPTY,
     "response_format": Unsupported((None, {"type": "text"})),
     "tools": _EMPTY,
@@ -102,7 +99,10 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "preprocess_start_time": _ENGINE,
     "preprocess_end_time": _ENGINE,
 }
-_PREFIXES: Mapping[str, Unsupported] = {"guided_": _OFF, "beam_": _OFF}
+_PREFIXES: Mapping[str, Unsupported] = {
+    "guided_": _OFF,
+    "beam_": Unsupported((None, False), "Give 'use_beam_search' and 'best_of'."),
+}
 """All names with one of these prefixes are unsupported."""
 _ELSEWHERE: Mapping[str, str] = {
     "messages": "Conversations go to /v1/chat/completions.",

@@ -12,22 +12,22 @@ PROMPT_TAIL_BYTES = TOKEN_BYTES * limits.PROMPT_TAIL_TOKENS
 
 
 class RequestMessages:
-    """Builds the messages of one request. Sequence index = prompt index * n + choice."""
+    """Builds the messages of one request. Sequence index = prompt index * num_sequences + choice."""
 
     def __init__(self, host: Host, request: GenerationRequest, card: ModelCard, prompts: list[Prompt]) -> None:
         self.request, self.card, self.prompts = request, card, prompts
-        count = len(prompts) * request.n
+        count = len(prompts) * request.num_sequences
         self.sequences = [SequenceState(sequence_id(request.request_id, index)) for index in range(count)]
         self._host = host
 
     def prompt(self, index: int) -> Prompt:
         """Returns the prompt of a sequence."""
-        return self.prompts[index // self.request.n]
+        return self.prompts[index // self.request.num_sequences]
 
     def choices(self, index: int) -> list[SequenceState]:
         """Returns all sequences of the same prompt, including the given one."""
-        first = index - index % self.request.n
-        return self.sequences[first : first + self.request.n]
+        first = index - index % self.request.num_sequences
+        return self.sequences[first : first + self.request.num_sequences]
 
     def open_stream(self, index: int) -> OpenStream:
         """Returns the message that opens a stream, which continues the text that the gateway has.
@@ -65,7 +65,7 @@ class RequestMessages:
             host.instance_id,
             host.subjects.detokenizer_tokens(*sequence.detokenizer),
             prompt.packed,
-            sequence_params(request.params, index % request.n, prompt.num_tokens, self.card),
+            sequence_params(request.params, index % request.num_sequences, prompt.num_tokens, self.card),
             pack_ids(sequence.token_ids),
             prompt.block_hashes,
             request.cache_salt,

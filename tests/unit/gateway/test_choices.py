@@ -13,7 +13,7 @@ from tests.unit.gateway.request_contexts import position, update
 
 @pytest.mark.spec("S-API-075a", "S-API-075b", "S-API-075c", "S-API-075d", "S-API-075e")
 def test_usage_counts_a_prompt_once_and_all_choices():
-    accumulator = ChoiceAccumulator(num_prompts=2, n=2)
+    accumulator = ChoiceAccumulator(num_prompts=2, num_sequences=2)
     for index in range(4):
         accumulator.choices[index].add(update("a", index, token_ids=(1, 2, 3), num_cached_tokens=10 + index))
     assert accumulator.usage(50) == {

@@ -10,9 +10,6 @@ from tests.unit.gateway.bodies import chat, completion, refusal
 
 ASKED = {
     "suffix": "}",
-    "use_beam_search": True,
-    "length_penalty": 0.8,
-    "early_stopping": True,
     "structured_outputs": {"json": {}},
     "response_format": {"type": "json_object"},
     "tools": [{"type": "function"}],
@@ -64,8 +61,6 @@ OF_ENGINES = {
 }
 HARMLESS = {
     "suffix": "",
-    "use_beam_search": False,
-    "length_penalty": 1.0,
     "response_format": {"type": "text"},
     "tools": [],
     "tool_choice": "none",
