@@ -37,7 +37,7 @@ class ResponseRunner:
         )
         self._meter = RequestMeter(metrics, context)
         self._chunks = ChunkEncoder(context)
-        self._opening = self._chunks.opening()
+        self._opening = b""
 
     async def whole(self, receive: Receive) -> bytes:
         """Returns the body of the whole answer. Raises ServiceError."""
@@ -58,6 +58,7 @@ class ResponseRunner:
         self._complete(generation)
 
     async def _pump(self, generation: Generation, channel: sse.EventChannel) -> None:
+        self._opening = self._chunks.opening()
         async for batch in generation.updates():
             # One write for each batch of updates, whatever the number of choices and tokens in the batch.
             if data := self._encode(batch):

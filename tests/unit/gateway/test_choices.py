@@ -72,3 +72,14 @@ def test_chat_lists_candidates_best_first_with_their_bytes():
         {"token": "ü", "logprob": -0.1, "bytes": [0xC3, 0xBC]},
         {"token": "a", "logprob": -2.0, "bytes": [97]},
     ]
+
+
+def test_the_best_choices_of_each_prompt_are_kept_with_their_new_places():
+    accumulator = ChoiceAccumulator(2, 3, keep_token_ids=True)
+    for index, logprob in enumerate([-3.0, -1.0, -2.0, -5.0, -6.0, -4.0]):
+        gain = update(str(index), index, token_ids=(index,), num_cached_tokens=index, cumulative_logprob=logprob)
+        accumulator.choices[index].add(gain)
+    accumulator.keep_best(2)
+    assert [(one.index, one.token_ids) for one in accumulator.choices] == [(0, [1]), (1, [2]), (2, [5]), (3, [3])]
+    assert accumulator.num_cached_tokens == 0 + 3
+    assert accumulator.usage(4)["completion_tokens"] == 4
