@@ -57,6 +57,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """Number of candidates to report with each token; None means no log probabilities."""
     beam: BeamParams | None = None
     """Beam search instead of sampling. Needs `temperature` 0 and no other parameter that changes probabilities."""
+    prompt_logprobs: int | None = None
+    """Number of candidates to report for each token of the prompt; None means no log probabilities of the prompt."""
 
 
 def check(params: SamplingParams) -> None:
@@ -74,11 +76,9 @@ def check(params: SamplingParams) -> None:
     _within(params.repetition_penalty, REPETITION_PENALTY_MIN, 2.0, "repetition_penalty")
     _require(-(2**63) <= params.seed < 2**63, "seed", "must be a 64-bit integer")
     _require(len(params.stop_token_ids) <= limits.STOP_TOKEN_IDS_MAX, "stop_token_ids", "has too many entries")
-    _require(
-        params.logprobs is None or 0 <= params.logprobs <= limits.LOGPROBS_MAX,
-        "logprobs",
-        f"must be between 0 and {limits.LOGPROBS_MAX}",
-    )
+    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        in_range = count is None or 0 <= count <= limits.LOGPROBS_MAX
+        _require(in_range, name, f"must be between 0 and {limits.LOGPROBS_MAX}")
     if params.beam is not None:
         check_beam(params)
 

@@ -16,6 +16,8 @@ from services.engine.core.plan import (
     StepPlan,
     StepResult,
 )
+from shared.codec import pack_ids
+from shared.messages import PromptLogprobs
 
 EOS, STOP = 2, 9
 SAMPLED = (EOS, STOP, *range(10, 20))
@@ -29,6 +31,7 @@ class Row:
     salt: bytes
     num_candidates: int = 0
     """How many candidates a beam search needs; 0 for a sequence without beams."""
+    num_prompt_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
     prefixes: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
@@ -40,7 +43,7 @@ class Row:
 
     def with_guesses(self, token_ids: tuple[int, ...]) -> list[int]:
         """The prefixes as they are if the guesses are right."""
-        guessed = Row("", self.salt, 0, list(self.tokens), list(self.prefixes))
+        guessed = Row("", self.salt, 0, 0, list(self.tokens), list(self.prefixes))
         guessed.append(token_ids)
         return guessed.prefixes
 
@@ -79,7 +82,14 @@ class ModelWorker:
                 sampled.append(self.sample(share.draft_token_ids, draw))
                 logprobs.append(tuple(self.report(row) for _ in sampled[-1]))
                 row.append(sampled[-1])
-        return StepResult(plan.step, tuple(sampled), tuple(logprobs))
+        reports = tuple(self.prompt_report(share) for share in plan.scheduled if share.num_prompt_logprobs)
+        return StepResult(plan.step, tuple(sampled), tuple(logprobs), reports)
+
+    def prompt_report(self, share: ScheduledSequence) -> PromptLogprobs:
+        row, first = self.rows[share.row], share.start + 1
+        assert 0 < share.num_prompt_logprobs <= min(share.num_tokens, row.num_prompt_tokens - first)
+        token_ids = row.tokens[first : first + share.num_prompt_logprobs]
+        return PromptLogprobs(first, pack_ids(token_ids), bytes(4 * len(token_ids)))
 
     def report(self, row: Row) -> SampledLogprobs:
         """The candidates of a beam, which follow from its tokens, so that a search that begins anew finds the same."""
@@ -123,7 +133,9 @@ class ModelWorker:
         assert 0 <= new.row < self.max_num_seqs
         assert new.row not in self.rows, "the row is taken"
         num_candidates = new.params.logprobs or 0 if new.params.beam is not None else 0
-        row = self.rows[new.row] = Row(new.sequence_id, salt, num_candidates, blocks=list(new.block_ids))
+        row = self.rows[new.row] = Row(
+            new.sequence_id, salt, num_candidates, new.num_prompt_tokens, blocks=list(new.block_ids)
+        )
         row.append(new.token_ids)
 
     def write(self, share: ScheduledSequence, readers: dict[int, int]) -> None:

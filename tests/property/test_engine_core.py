@@ -5,7 +5,7 @@ Each plan is carried out by `engine_worker.ModelWorker`, and `invariants.check` 
 
 import random
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from hypothesis import HealthCheck, settings
@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.engine.core import invariants
 from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits, EngineFacts, NewSequence, StepPlan, StepResult
+from services.engine.core.plan import CoreLimits, EngineFacts, NewSequence, StepPlan, StepResult, prompt_logprob_rows
 from services.engine.core.request import Outcome, SequenceSpec
 from shared.blocks import chain_hashes, split_hashes
-from shared.codec import pack_ids
+from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
 from shared.sampling import BeamParams, SamplingParams
 from tests.property.engine_worker import EOS, STOP, ModelWorker
@@ -32,6 +32,8 @@ class Known:
     spec: SequenceSpec
     output: list[int]
     cumulative: float = 0.0
+    reported: list[int] = field(default_factory=list)
+    """Prompt tokens whose log probabilities were reported."""
 
 
 class EngineCoreMachine(RuleBasedStateMachine):
@@ -79,10 +81,13 @@ class EngineCoreMachine(RuleBasedStateMachine):
         prompts = prompts if chunked else None
         limits = (max_num_seqs, max(budget, max_num_seqs), caching, chunked, ratio, delay, num_guesses)
         self.limits = CoreLimits(*limits, step_prompt_tokens=prompts)
-        self.facts = EngineFacts(num_blocks, block_size, 40, 1000, frozenset({EOS}), num_host_blocks)
+        # With the larger vocabulary a step reports log probabilities of no more than two prompt tokens.
+        vocab_size = 1000 if num_blocks % 2 else 2**22
+        self.facts = EngineFacts(num_blocks, block_size, 40, vocab_size, frozenset({EOS}), num_host_blocks)
         self.now_s = 0.0
         self.clock = clock or delay > 0
         self.depth = depth
+        self.num_reports = prompt_logprob_rows(self.facts.vocab_size)
         self.core = Core(self.limits, self.facts)
         self.worker = ModelWorker(self.facts, max_num_seqs)
         self.live: dict[str, Known] = {}
@@ -117,6 +122,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         spread=st.sampled_from([0, 0, 1, -1]),
         clamped=st.sampled_from([True, True, True, False]),
         width=st.sampled_from([0, 0, 0, 2, 3]),
+        reports=st.sampled_from([False, False, True]),
     )
     def submit(
         self,
@@ -136,10 +142,12 @@ class EngineCoreMachine(RuleBasedStateMachine):
         spread: int,
         clamped: bool,
         width: int,
+        reports: bool,
     ) -> None:
         """One sequence, a fork of a live one, or the choices of a prompt, that arrive together.
 
-        `width`: of a beam search for the choices; 0 if they sample.
+        `width`: of a beam search for the choices; 0 if they sample. `reports`: whether log probabilities of the prompt
+        are asked for.
         """
         if clamped:
             shared = max(1, min(shared, self.room() - len(tail) - len(output) - 1))
@@ -156,6 +164,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
             ignore_eos=flags[0],
             stop_token_ids=(STOP,) if flags[1] else (),
             logprobs=0 if flags[2] else None,
+            prompt_logprobs=0 if reports and not width else None,
         )
         if width:
             choices, output, params = min(choices, width), [], msgspec.structs.replace(params, temperature=0.0)
@@ -218,6 +227,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
             assert plan == StepPlan(plan.step)
             assert self.in_flight or not self.live, "work to do, none of it planned, and nothing to wait for"
             return
+        assert sum(share.num_prompt_logprobs for share in plan.scheduled) <= self.num_reports
         waits = oldest is not None and oldest.beams and not oldest.num_in_flight and not oldest.num_unscheduled_tokens
         if oldest and not waits and not self.in_flight and self.limits.enable_chunked_prefill:
             assert oldest.num_in_flight == 1, "the oldest running sequence was passed over"
@@ -268,7 +278,8 @@ class EngineCoreMachine(RuleBasedStateMachine):
         for new in plan.new:
             if new.params.beam is None:
                 assert list(new.token_ids) == [*self.live[new.sequence_id].spec.prompt_token_ids, *self.output_of(new)]
-            assert by_row[new.row].samples or self.limits.enable_chunked_prefill, "a part of a prompt was planned"
+            whole = by_row[new.row].samples or new.params.prompt_logprobs is not None
+            assert whole or self.limits.enable_chunked_prefill, "a part of a prompt was planned"
         if plan.num_tokens > self.limits.max_num_batched_tokens:
             assert not self.limits.enable_chunked_prefill
             assert len(plan.scheduled) == len(plan.new) == 1, "more than the budget, and not one sequence alone"
@@ -281,6 +292,11 @@ class EngineCoreMachine(RuleBasedStateMachine):
         params = known.spec.params
         assert outcome.position == len(known.output), "a gap or a repeat"
         assert outcome.token_ids
+        for part in outcome.prompt_logprobs:
+            assert part.start == len(known.reported) + 1
+            known.reported += unpack_ids(part.token_ids)
+        wanted = known.spec.prompt_token_ids[1:] if params.prompt_logprobs is not None else ()
+        assert tuple(known.reported) == wanted, "the prompt was not reported, or not once"
         known.output += outcome.token_ids
         known.cumulative -= len(outcome.token_ids)
         self.num_generated += len(outcome.token_ids)

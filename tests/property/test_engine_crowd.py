@@ -56,6 +56,7 @@ def submit_something(machine: EngineCoreMachine, draw: random.Random) -> None:
         spread=draw.choice([0, 0, 1, -1]),
         clamped=True,
         width=draw.choice([0, 0, 2, 3]),
+        reports=draw.random() < 0.2,
     )
 
 

@@ -14,7 +14,14 @@ from services.engine.core.beam_group import BeamGroup, BeamGroups, further_beams
 from services.engine.core.block_pool import BlockPool
 from services.engine.core.counters import Counters, Tally
 from services.engine.core.lookahead import Lookahead
-from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
+from services.engine.core.plan import (
+    CoreLimits,
+    EngineFacts,
+    SampledLogprobs,
+    StepPlan,
+    StepResult,
+    prompt_logprob_rows,
+)
 from services.engine.core.prefix_cache import PrefixCache
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.core.scheduler import Scheduler
@@ -23,7 +30,7 @@ from services.engine.core.stopping import StopRules, Verdict, rules_for
 from services.engine.core.swap import SwapSpace
 from shared.blocks import HASH_BYTES
 from shared.errors import ServiceError
-from shared.messages import FinishReason
+from shared.messages import FinishReason, PromptLogprobs
 
 
 class Core:
@@ -36,7 +43,15 @@ class Core:
         self.pool = BlockPool(facts.num_blocks)
         self.prefix_cache = PrefixCache(self.pool, facts.block_size, enabled=limits.enable_prefix_caching)
         self.swap = SwapSpace(facts.num_host_blocks, facts.block_size, self.pool, self.tally)
-        self.scheduler = Scheduler(limits, facts.block_size, self.pool, self.prefix_cache, self.swap, self.tally)
+        self.scheduler = Scheduler(
+            limits,
+            facts.block_size,
+            self.pool,
+            self.prefix_cache,
+            self.swap,
+            self.tally,
+            prompt_logprob_rows(facts.vocab_size),
+        )
         self._families: dict[tuple[str, bytes], list[Sequence]] = {}
         """The live sequences of each family (sequences with a common prefix), by family name and cache salt."""
         self.beam_groups = BeamGroups(facts.block_size)
@@ -143,13 +158,18 @@ class Core:
         self.scheduler.landed(plan.step, now_s, sum(map(len, result.token_ids)) - num_samples)
         assert len(result.token_ids) == len(result.logprobs) == num_samples, "the result is not that of the plan"
         samples = zip(result.token_ids, result.logprobs, strict=True)
+        prompt_logprobs = iter(result.prompt_logprobs)
         outcomes: list[Outcome] = []
         for share in plan.scheduled:
             sampled = next(samples) if share.samples else None
+            reported = next(prompt_logprobs) if share.num_prompt_logprobs else None
             sequence = self.scheduler.land(share, len(sampled[0]) if sampled is not None else 0)
             if sequence.status is Status.FINISHED:
                 continue
             self.prefix_cache.publish(sequence)
+            if reported is not None:
+                sequence.prompt_logprobs.append(reported)
+                sequence.has_prompt_logprobs = sequence.num_computed_tokens >= sequence.num_prompt_tokens - 1
             if sampled is None:
                 continue
             if sequence.beams:
@@ -216,6 +236,7 @@ class Core:
             stop_token_id=verdict.stop_token_id if verdict else None,
             num_cached_tokens=sequence.num_cached_tokens,
             first_scheduled_step=sequence.first_scheduled_step,
+            prompt_logprobs=_passed_on(sequence.prompt_logprobs),
         )
 
     def _take_candidates(self, beam: Sequence, candidates: SampledLogprobs) -> list[Outcome]:
@@ -318,6 +339,15 @@ class Core:
             f"{what} takes at most {self.max_model_len} tokens, prompt and output together, and the prompt has "
             f"{num_tokens}, which leaves no room for output. Shorten the prompt."
         )
+
+
+def _passed_on(reported: list[PromptLogprobs]) -> tuple[PromptLogprobs, ...]:
+    """Returns the log probabilities of a prompt and empties the list."""
+    if not reported:
+        return ()
+    found = tuple(reported)
+    reported.clear()
+    return found
 
 
 def _append(sequence: Sequence, token_ids: tuple[int, ...]) -> Verdict | None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from shared.messages import PromptLogprobs
 from shared.sampling import SamplingParams
 
 DEFAULT_BATCHED_TOKENS = 2048
@@ -28,6 +29,17 @@ CPU_PROMPT_TOKENS = 1024
 """The same on a CPU, in addition to one token for each running sequence. A larger budget makes steps longer, so that
 all sequences wait longer, with hardly more throughput. A worker for which fewer tokens are as fast sets
 `EngineFacts.step_prompt_tokens`."""
+
+
+PROMPT_LOGPROBS_BYTES = 32 * 2**20
+"""Bytes of logits in a step for log probabilities of prompts. Longer prompts that ask for them take more steps."""
+PROMPT_LOGPROBS_ROWS_MAX = 512
+"""Limit of the same for small vocabularies: more tokens in a step are hardly faster."""
+
+
+def prompt_logprob_rows(vocab_size: int) -> int:
+    """Returns for how many prompt tokens a step reports log probabilities at most."""
+    return min(PROMPT_LOGPROBS_ROWS_MAX, max(1, PROMPT_LOGPROBS_BYTES // (4 * vocab_size)))
 
 
 def default_batched_tokens(on_cpu: bool, max_num_seqs: int) -> int:
@@ -62,6 +74,9 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     samples: bool
     new_block_ids: tuple[int, ...] = ()
     draft_token_ids: tuple[int, ...] = ()
+    num_prompt_logprobs: int = 0
+    """Number of leading tokens of the range, all in the prompt, after which the log probabilities of the next token of
+    the prompt are reported."""
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -108,6 +123,8 @@ class StepResult(msgspec.Struct, frozen=True):
     step: int
     token_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: tuple[tuple[SampledLogprobs, ...], ...] = ()
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    """For each scheduled sequence with `num_prompt_logprobs`, in plan order."""
 
 
 @dataclass(frozen=True, slots=True)

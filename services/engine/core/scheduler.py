@@ -40,10 +40,15 @@ _AGE = attrgetter("age")
 
 @dataclass(slots=True)
 class _Draft:
-    """A step plan under construction. `budget` is the number of tokens that may still be scheduled."""
+    """A step plan under construction.
+
+    `budget` is the number of tokens that may still be scheduled, `prompt_logprobs` the number of those after which log
+    probabilities of a prompt may be reported.
+    """
 
     step: int
     budget: int
+    prompt_logprobs: int
     now_s: float
     num_guessers: int = 0
     """Number of sequences that may still get draft tokens (guesses) in this step."""
@@ -64,8 +69,12 @@ class _Draft:
         """
         start = sequence.num_scheduled_tokens
         samples = start + num_tokens == len(sequence.tokens) + sequence.num_pending_tokens
+        reports = min(num_tokens, sequence.num_prompt_logprobs_to_schedule)
         num_tokens += len(guesses)
-        self.scheduled.append(ScheduledSequence(sequence.row, start, num_tokens, samples, tuple(new_blocks), guesses))
+        self.scheduled.append(
+            ScheduledSequence(sequence.row, start, num_tokens, samples, tuple(new_blocks), guesses, reports)
+        )
+        self.prompt_logprobs -= reports
         sequence.num_scheduled_tokens = start + num_tokens
         sequence.num_pending_tokens += samples + len(guesses)
         sequence.num_drafted_tokens = len(guesses)
@@ -74,6 +83,11 @@ class _Draft:
         self.num_guesses += len(guesses)
         self.num_guessers -= bool(guesses)
         self.budget = max(0, self.budget - num_tokens)
+
+    def limited(self, sequence: Sequence, num_tokens: int) -> int:
+        """Returns how many of the next `num_tokens` the step can compute, given the log probabilities to report."""
+        reports = sequence.num_prompt_logprobs_to_schedule
+        return num_tokens if reports <= self.prompt_logprobs else min(num_tokens, self.prompt_logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +115,10 @@ class Scheduler:
         prefix_cache: PrefixCache,
         swap: SwapSpace,
         tally: Tally,
+        prompt_logprobs: int,
     ) -> None:
+        """`prompt_logprobs`: maximum number of prompt tokens for which a step reports log probabilities."""
+        self._prompt_logprobs = prompt_logprobs
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         """In order of age, oldest first."""
@@ -136,7 +153,7 @@ class Scheduler:
         """
         guessers = self._payoff.num_guessers(len(self.running), now_s)
         budget = self._limits.step_tokens(len(self.running), guessers)
-        draft = _Draft(self._tally.step + 1, budget, now_s, guessers)
+        draft = _Draft(self._tally.step + 1, budget, self._prompt_logprobs, now_s, guessers)
         may_join = self._may_join(now_s)
         if may_join:
             self._schedule_large_head(draft)
@@ -215,7 +232,7 @@ class Scheduler:
         # Preemption removes sequences from the end of the list, so the index stays valid.
         while index < len(self.running) and draft.budget > 0:
             sequence = self.running[index]
-            num_tokens = min(sequence.num_unscheduled_tokens, draft.budget)
+            num_tokens = draft.limited(sequence, min(sequence.num_unscheduled_tokens, draft.budget))
             if num_tokens > 0:
                 guesses = (
                     self._guess(sequence, draft.budget - (len(self.running) - index)) if draft.num_guessers else ()
@@ -288,7 +305,10 @@ class Scheduler:
         if len(sequence.beams) > 1:
             sequence = self._drop_further_beams(sequence.beams)
         else:
-            self._swap.store(sequence)
+            if sequence.has_prompt_logprobs:
+                self._swap.store(sequence)
+            else:
+                sequence.prompt_logprobs.clear()
             self.rows.num_reserved -= sequence.num_rows - 1
         sequence.move_to(Status.PREEMPTED)
         self._leave_running(sequence)
@@ -319,7 +339,7 @@ class Scheduler:
 
     def _schedule_waiting(self, draft: _Draft) -> None:
         while draft.budget > 0 and (sequence := self.waiting.head()) and self.rows.num_free >= sequence.num_rows:
-            if not self.batches.admits(sequence, len(draft.joined)):
+            if not self.batches.admits(sequence, len(draft.joined)) or not draft.limited(sequence, 1):
                 return
             alone = not self.running and not draft.joined
             found = self._reusable_of_fitting(sequence, draft.budget, 0 if alone else self._reserve)
@@ -395,6 +415,7 @@ class Scheduler:
         num_tokens = head.num_tokens - start
         if self._limits.enable_chunked_prefill:
             num_tokens = min(num_tokens, draft.budget)
+        num_tokens = draft.limited(head, num_tokens)
         self._pool.share(found.shared)
         new_blocks = self._pool.allocate(self._blocks_for(start + num_tokens) - num_shared)
         assert new_blocks is not None, "a sequence that fits found no blocks"

@@ -16,6 +16,7 @@ from enum import Enum
 from services.engine.core.lookahead import Lookahead
 from services.engine.core.request import SequenceSpec
 from services.engine.core.stopping import StopRules
+from shared.messages import PromptLogprobs
 from shared.sampling import SamplingParams
 
 
@@ -85,6 +86,11 @@ class Sequence:
     cumulative_logprob: float = 0.0
     lookahead: Lookahead | None = None
     """Drafts the sequence's next tokens; None without speculative decoding."""
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list[PromptLogprobs])
+    """Reported log probabilities of the prompt that the sequence asked for, until they are passed on."""
+    has_prompt_logprobs: bool = True
+    """False until the log probabilities that the sequence asked for are complete. Until then it reuses no KV, because
+    the logits of all prompt tokens must be computed."""
     beams: list["Sequence"] = field(default_factory=list["Sequence"])
     """All beams of this sequence's beam search, itself included (one shared list); empty without beam search. They are
     preempted together. Their tokens are rewritten by `beam_group.rearrange`."""
@@ -117,6 +123,13 @@ class Sequence:
             return 0
         return ahead - self.num_scheduled_tokens
 
+    @property
+    def num_prompt_logprobs_to_schedule(self) -> int:
+        """Number of prompt tokens not scheduled yet after which log probabilities are to be reported."""
+        if self.has_prompt_logprobs:
+            return 0
+        return max(0, self.num_prompt_tokens - 1 - self.num_scheduled_tokens)
+
     def move_to(self, status: Status) -> None:
         """Changes the status. Raises AssertionError for an illegal transition."""
         assert (self.status, status) in _LEGAL, f"{self.sequence_id}: {self.status} -> {status}"
@@ -144,4 +157,5 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
         cache_salt=spec.cache_salt,
         family=spec.family,
         block_hashes=list(spec.block_hashes[: len(tokens) // block_size]),
+        has_prompt_logprobs=spec.params.prompt_logprobs is None or len(spec.prompt_token_ids) == 1,
     )
