@@ -22,6 +22,7 @@ from torch import Tensor
 from services.engine.core.plan import SampledLogprobs, StepResult
 from services.engine.kernels import sampling as kernels
 from services.engine.kernels.philox import uniforms
+from shared.messages import PromptLogprobs
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -104,10 +105,14 @@ class Sampled:
     token_ids: Integers
     logprobs: tuple[SampledLogprobs, ...]
 
-    def result(self, step: int) -> StepResult:
+    def result(self, step: int, prompt_logprobs: tuple[PromptLogprobs, ...] = ()) -> StepResult:
         """Returns the result of a step without draft tokens, in which every row gives one token."""
         tokens = tuple((token,) for token in self.token_ids.tolist())
-        return StepResult(step, tokens, tuple((logprobs,) for logprobs in self.logprobs))
+        return StepResult(step, tokens, tuple((logprobs,) for logprobs in self.logprobs), prompt_logprobs)
+
+
+NOTHING_SAMPLED = Sampled(np.zeros(0, dtype=np.int64), ())
+"""The result of a step in which no sequence samples."""
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
