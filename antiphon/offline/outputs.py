@@ -81,6 +81,8 @@ class RequestOutput:
     request_id: str = "default"
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """For each prompt token: the token and the likeliest tokens, by token id. None for the first token."""
     num_cached_tokens: int | None = 0
     """Prompt tokens that were taken from the prefix cache."""
     metrics: RequestMetrics | None = field(default=None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from antiphon.offline.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from antiphon.offline.sampling_params import SamplingParams
 from services.engine.core.request import Outcome, SequenceSpec
-from services.engine.events import token_event
+from services.engine.events import token_events
 from shared import limits
 from shared.codec import pack_ids
 from shared.errors import ServiceError
@@ -59,6 +59,7 @@ class LiveRequest:
         self.sequence_ids = [f"{submitted.request_id}-{choice}" for choice in range(count)]
         self._streams: dict[int, TextStream] = {}
         self._outputs = [_Output() for _ in range(count)]
+        self._prompt_logprobs: list[PositionLogprobs] = []
         self.error: ServiceError | None = None
         self._began_at: Times | None = None
         self._first_at = self._last_at = 0.0
@@ -102,8 +103,9 @@ class LiveRequest:
         far.
         """
         stream = self._streams.get(choice) or self._open(choice)
-        event = token_event(outcome, self.sequence_ids[choice], 1)
-        for text in stream.push(event):
+        events = token_events(outcome, self.sequence_ids[choice], 1)
+        for text in (text for event in events for text in stream.push(event)):
+            self._prompt_logprobs += text.prompt_logprobs
             self._outputs[choice].add(text)
             if text.finish_reason == "error":
                 self.fail(ServiceError(text.error_code or "engine_failure", text.error_message), at)
@@ -135,6 +137,7 @@ class LiveRequest:
             request_id=submitted.request_id,
             prompt=submitted.prompt,
             prompt_token_ids=list(submitted.token_ids),
+            prompt_logprobs=self._shown_prompt_logprobs(),
             outputs=[one.shown(index, submitted, self._vocabulary) for index, one in enumerate(self._returned())],
             finished=self.finished,
             num_cached_tokens=min(cached, default=0),
@@ -150,6 +153,12 @@ class LiveRequest:
             return self._outputs
         order = best_first([output.cumulative_logprob for output in self._outputs], choices.n)
         return [self._outputs[index] for index in order]
+
+    def _shown_prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
+        """Returns the log probabilities of the prompt; None until they are known or if they are not asked for."""
+        if not self._prompt_logprobs:
+            return None
+        return [None, *map(_by_token, self._prompt_logprobs[1:])]
 
     def _open(self, choice: int) -> TextStream:
         submitted = self.submitted

@@ -47,6 +47,7 @@ class SamplingParams:
         min_tokens: Minimum number of tokens before anything except `max_tokens` may end the output.
         logprobs: Number of likeliest candidates to report for each token, in addition to the chosen token, 0 to 20;
             None: log probabilities are not reported.
+        prompt_logprobs: The same for each token of the prompt, except the first.
         detokenize: Whether outputs have text; if not, they have only token ids.
         skip_special_tokens: Whether special tokens are omitted from the text.
     """
@@ -112,12 +113,12 @@ class SamplingParams:
             ignore_eos=self.ignore_eos,
             logprobs=self.logprobs,
             beam=self.choices.beam,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
     def _refuse_what_is_not_served(self) -> None:
         asked = {
             "bad_words": bool(self.bad_words),
-            "prompt_logprobs": self.prompt_logprobs is not None and self.prompt_logprobs is not False,
             "spaces_between_special_tokens": not self.spaces_between_special_tokens,
             "logits_processors": bool(self.logits_processors),
             "truncate_prompt_tokens": self.truncate_prompt_tokens is not None,

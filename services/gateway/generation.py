@@ -31,6 +31,8 @@ class GenerationRequest:
     n: int = 1
     best_of: int = 0
     """Number of sequences for each prompt if more than `n`."""
+    only_echoes: bool = False
+    """Whether the answer has no output, only the echo of the prompt. `params.max_tokens` is then 1."""
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -59,6 +61,9 @@ class SequenceUpdate:
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
     cumulative_logprob: float = 0.0
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    """The next log probabilities of the prompt, before the first output. Only the first sequence of a prompt has them.
+    The first token of the prompt has the log probability NaN."""
 
 
 class Generation(Protocol):

@@ -160,7 +160,8 @@ class PromptLogprobs(Part, frozen=True, array_like=True):
     """
 
     start: int
-    """Position of the first of the tokens in the prompt, at least 1: the first token of a prompt has no probability."""
+    """Position of the first of the tokens in the prompt. The first token of a prompt has no probability: its entry, the
+    only one with start 0, has NaN and no candidates."""
     token_ids: bytes
     logprobs: bytes
     num_top: int = 0

@@ -25,9 +25,11 @@ def choice_params(params: SamplingParams, choice: int, room: int) -> SamplingPar
 
     `room` is the number of tokens that fit behind the prompt. The first choice has the request's seed, so the first
     choice is the same whether the request asks for one choice or for several. The choices of a beam search differ in
-    their rank instead.
+    their rank instead. Only the first choice reports the log probabilities of the prompt.
     """
     max_tokens = params.max_tokens or room
+    if choice > 0:
+        params = msgspec.structs.replace(params, prompt_logprobs=None)
     if params.beam is not None:
         beam = msgspec.structs.replace(params.beam, rank=choice)
         return msgspec.structs.replace(params, beam=beam, max_tokens=max_tokens)

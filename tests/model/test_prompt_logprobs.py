@@ -35,8 +35,11 @@ def generate(engine: Engine, prompts: list[list[int]], params: list[SamplingPara
 
 def check(outcome: Outcome, prompt: list[int], num_top: int, expected: NDArray[np.float32]) -> None:
     """`expected` [prompt - 1, vocab]: log probabilities of the token after each token of the prompt."""
+    first, *others = outcome.prompt_logprobs
+    assert (first.start, unpack_ids(first.token_ids), first.num_top) == (0, prompt[:1], 0)
+    assert np.isnan(np.frombuffer(first.logprobs, "<f4")).all()
     position = 1
-    for part in outcome.prompt_logprobs:
+    for part in others:
         count = len(part.token_ids) // 4
         assert part.start == position
         rows = expected[position - 1 : position - 1 + count]
@@ -102,7 +105,7 @@ def test_a_prompt_of_one_token_has_nothing_to_report_and_draft_tokens_do_no_harm
     engine = Engine(models("llama"), CoreLimits(8, 24, num_speculative_tokens=4), backend, num_speculative_tokens=4)
     repeated = make_prompt(6) * 5
     generate_first = generate(engine, [[7], repeated], [asking(1), asking(2, 30)])
-    assert generate_first[0].prompt_logprobs == ()
+    assert [unpack_ids(part.token_ids) for part in generate_first[0].prompt_logprobs] == [[7]]
     check(generate_first[1], repeated, 2, expected_of(models, "llama", repeated))
 
 

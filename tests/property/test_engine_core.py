@@ -293,9 +293,9 @@ class EngineCoreMachine(RuleBasedStateMachine):
         assert outcome.position == len(known.output), "a gap or a repeat"
         assert outcome.token_ids
         for part in outcome.prompt_logprobs:
-            assert part.start == len(known.reported) + 1
+            assert part.start == len(known.reported)
             known.reported += unpack_ids(part.token_ids)
-        wanted = known.spec.prompt_token_ids[1:] if params.prompt_logprobs is not None else ()
+        wanted = known.spec.prompt_token_ids if params.prompt_logprobs is not None else ()
         assert tuple(known.reported) == wanted, "the prompt was not reported, or not once"
         known.output += outcome.token_ids
         known.cumulative -= len(outcome.token_ids)

@@ -10,6 +10,9 @@ The scheduling order and the memory are decided in `scheduler` and `block_pool`;
 loop calls the core from one thread. Only `counters` may be called from another thread.
 """
 
+import math
+import struct
+
 from services.engine.core.beam_group import BeamGroup, BeamGroups, further_beams
 from services.engine.core.block_pool import BlockPool
 from services.engine.core.counters import Counters, Tally
@@ -29,6 +32,7 @@ from services.engine.core.sequence import Sequence, Status, from_spec
 from services.engine.core.stopping import StopRules, Verdict, rules_for
 from services.engine.core.swap import SwapSpace
 from shared.blocks import HASH_BYTES
+from shared.codec import pack_ids
 from shared.errors import ServiceError
 from shared.messages import FinishReason, PromptLogprobs
 
@@ -236,7 +240,7 @@ class Core:
             stop_token_id=verdict.stop_token_id if verdict else None,
             num_cached_tokens=sequence.num_cached_tokens,
             first_scheduled_step=sequence.first_scheduled_step,
-            prompt_logprobs=_passed_on(sequence.prompt_logprobs),
+            prompt_logprobs=_prompt_logprobs(sequence) if position == sequence.num_carried_tokens else (),
         )
 
     def _take_candidates(self, beam: Sequence, candidates: SampledLogprobs) -> list[Outcome]:
@@ -341,13 +345,14 @@ class Core:
         )
 
 
-def _passed_on(reported: list[PromptLogprobs]) -> tuple[PromptLogprobs, ...]:
-    """Returns the log probabilities of a prompt and empties the list."""
-    if not reported:
+def _prompt_logprobs(sequence: Sequence) -> tuple[PromptLogprobs, ...]:
+    """Returns the log probabilities of the prompt, if the sequence asked for them, and drops them here."""
+    if sequence.params.prompt_logprobs is None:
         return ()
-    found = tuple(reported)
-    reported.clear()
-    return found
+    first = PromptLogprobs(0, pack_ids(sequence.tokens[:1]), struct.pack("<f", math.nan))
+    reported = (first, *sequence.prompt_logprobs)
+    sequence.prompt_logprobs.clear()
+    return reported
 
 
 def _append(sequence: Sequence, token_ids: tuple[int, ...]) -> Verdict | None:

@@ -44,4 +44,4 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     num_cached_tokens: int = 0
     first_scheduled_step: int = 0
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
-    """With the first token, if the sequence asked for them: log probabilities of all prompt tokens but the first."""
+    """With the first token, if the sequence asked for them: the log probabilities of the prompt, in order."""

@@ -53,6 +53,16 @@ class ChoiceAccumulator:
         self._num_sequences = num_sequences
         count = num_prompts * num_sequences
         self.choices = [Choice(index, token_ids=[] if keep_token_ids else None) for index in range(count)]
+        self.prompts = [list[PositionLogprobs]() for _ in range(num_prompts)]
+        """The log probabilities of each prompt, if the request asks for them."""
+
+    def add(self, update: SequenceUpdate) -> Choice:
+        """Adds an update, except its text, to its choice or prompt. Returns the choice."""
+        choice = self.choices[update.index]
+        choice.add(update)
+        if update.prompt_logprobs:
+            self.prompts[update.index // self._num_sequences] += update.prompt_logprobs
+        return choice
 
     def keep_best(self, n: int) -> None:
         """Keeps, for each prompt, the `n` choices with the highest log probability, highest first.
@@ -112,6 +122,17 @@ def merge(batch: list[SequenceUpdate]) -> Iterable[SequenceUpdate]:
     return merged.values()
 
 
+def without_output(update: SequenceUpdate) -> SequenceUpdate:
+    """Returns an update of a sequence whose one token only serves to compute the prompt."""
+    return SequenceUpdate(
+        index=update.index,
+        text="",
+        finish_reason=None if update.finish_reason is None else "length",
+        num_cached_tokens=update.num_cached_tokens,
+        prompt_logprobs=update.prompt_logprobs,
+    )
+
+
 def _join(first: SequenceUpdate, then: SequenceUpdate) -> SequenceUpdate:
     assert first.finish_reason is None, first.index
     return SequenceUpdate(
@@ -124,4 +145,5 @@ def _join(first: SequenceUpdate, then: SequenceUpdate) -> SequenceUpdate:
         stop_reason=then.stop_reason,
         num_cached_tokens=max(first.num_cached_tokens, then.num_cached_tokens),
         cumulative_logprob=then.cumulative_logprob,
+        prompt_logprobs=first.prompt_logprobs + then.prompt_logprobs,
     )

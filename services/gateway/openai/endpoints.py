@@ -86,6 +86,8 @@ class GenerationEndpoints:
             include_usage=options is not None and bool(options.include_usage),
             echoes=echoes,
             return_token_ids=given(body.return_token_ids, self._settings.return_token_ids),
+            prompt_logprobs=None if body.prompt_logprobs is False else body.prompt_logprobs,
+            echoes_logprobs=kind == "completion" and bool(body.echo) and wanted.params.logprobs is not None,
         )
 
 

@@ -14,8 +14,8 @@ from services.gateway.openai.schemas import ChatBody, CompletionBody, TokenizeBo
 from shared import limits, sampling
 from shared.errors import ServiceError
 from shared.request import conversation, rules
-from shared.request.checks import check_token_ids, given, missing, refuse, unsupported
-from shared.request.choices import choices_of
+from shared.request.checks import check_token_ids, given, missing, refuse
+from shared.request.choices import Choices, choices_of
 from shared.request.seed_source import SeedSource, random_seed
 from shared.sampling import SamplingParams
 
@@ -45,19 +45,29 @@ def completion(
     most = min(defaults.max_logprobs, limits.COMPLETION_LOGPROBS_MAX)
     if logprobs is not None and not 0 <= logprobs <= most:
         refuse("logprobs", f"must be between 0 and {most}")
+    prompt_logprobs = _prompt_logprobs(body, defaults.max_logprobs)
     if body.echo and logprobs is not None:
-        unsupported("logprobs", "Log probabilities of an echoed prompt ('echo' with 'logprobs') are")
-    params = _params(body, card, (COMPLETION_MAX_TOKENS, 1.0), logprobs, defaults.draw_seed)
+        if body.use_beam_search:
+            refuse("echo", "with 'logprobs' must be false with 'use_beam_search'")
+        prompt_logprobs = max(logprobs, given(prompt_logprobs, 0))
+    endpoint = _Endpoint(COMPLETION_MAX_TOKENS, 1.0, may_only_echo=bool(body.echo))
+    params = _params(body, card, endpoint, (logprobs, prompt_logprobs), defaults.draw_seed)
     request = _request(body, card, request_id, params, len(texts) + len(token_ids))
-    special = given(body.add_special_tokens, True)
-    return replace(request, texts=texts, token_ids=token_ids, add_special_tokens=special)
+    return replace(
+        request,
+        texts=texts,
+        token_ids=token_ids,
+        add_special_tokens=given(body.add_special_tokens, True),
+        only_echoes=_only_echoes(body),
+    )
 
 
 def chat(body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults = _DEFAULTS) -> GenerationRequest:
     """Returns the request of `/v1/chat/completions`. Raises ServiceError naming the first parameter that is wrong."""
     messages = conversation.messages(body.messages, card.vocab_size)
     logprobs = _chat_logprobs(body, defaults.max_logprobs)
-    params = _params(body, card, (AS_MANY_AS_FIT, defaults.chat_temperature), logprobs, defaults.draw_seed)
+    asked = logprobs, _prompt_logprobs(body, defaults.max_logprobs)
+    params = _params(body, card, _Endpoint(AS_MANY_AS_FIT, defaults.chat_temperature), asked, defaults.draw_seed)
     return replace(
         _request(body, card, request_id, params, 1),
         messages=messages,
@@ -124,16 +134,42 @@ def _chat_logprobs(body: ChatBody, most: int) -> int | None:
     return body.logprobs if top is None else top
 
 
+def _prompt_logprobs(body: SamplingFields, most: int) -> int | None:
+    asked = body.prompt_logprobs
+    if asked is None or asked is False:
+        return None
+    if asked is True or not 0 <= asked <= most:
+        refuse("prompt_logprobs", f"must be a number between 0 and {most}")
+    return asked
+
+
+def _only_echoes(body: SamplingFields) -> bool:
+    """Returns whether the request asks for its prompt and no output: `max_tokens` 0, which only an echo may have."""
+    return (body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens) == 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """The defaults of an endpoint. `may_only_echo`: whether `max_tokens` may be 0; then one token is generated."""
+
+    max_tokens: int
+    temperature: float
+    may_only_echo: bool = False
+
+
 def _params(
-    body: SamplingFields, card: ModelCard, endpoint: tuple[int, float], logprobs: int | None, draw_seed: SeedSource
+    body: SamplingFields,
+    card: ModelCard,
+    endpoint: _Endpoint,
+    logprobs: tuple[int | None, int | None],
+    draw_seed: SeedSource,
 ) -> SamplingParams:
-    """Returns the checked sampling parameters. `endpoint`: the endpoint's defaults of max_tokens and temperature."""
-    default_max_tokens, default_temperature = endpoint
-    max_tokens = _max_tokens(body, card, default_max_tokens)
+    """Returns the checked sampling parameters. `logprobs`: of the output and of the prompt."""
+    max_tokens = 1 if endpoint.may_only_echo and _only_echoes(body) else _max_tokens(body, card, endpoint.max_tokens)
     params = SamplingParams(
         max_tokens=max_tokens or card.max_model_len,
         min_tokens=given(body.min_tokens, 0),
-        temperature=given(body.temperature, default_temperature),
+        temperature=given(body.temperature, endpoint.temperature),
         top_p=given(body.top_p, 1.0),
         # A top_k above the vocabulary size means all tokens; clamped, it fits into a message.
         top_k=min(given(body.top_k, -1), card.vocab_size),
@@ -144,7 +180,8 @@ def _params(
         seed=draw_seed() if body.seed is None else body.seed,
         stop_token_ids=_stop_token_ids(body),
         ignore_eos=given(body.ignore_eos, False),
-        logprobs=logprobs,
+        logprobs=logprobs[0],
+        prompt_logprobs=logprobs[1],
     )
     sampling.check(params)
     return params if max_tokens else msgspec.structs.replace(params, max_tokens=AS_MANY_AS_FIT)
@@ -177,11 +214,11 @@ def _request(
         refuse("stream_options", "needs 'stream' to be true")
     choices = choices_of(body, params.temperature, params.top_k, num_prompts)
     if choices.beam is not None:
+        if _only_echoes(body):
+            refuse("max_tokens", "must be at least 1 with 'use_beam_search'")
         params = msgspec.structs.replace(params, beam=choices.beam)
         sampling.check_beam(params)
-    if body.stream and (choices.beam is not None or choices.num_sequences > choices.n):
-        what = "'use_beam_search'" if choices.beam is not None else "'best_of' greater than 'n'"
-        refuse("stream", f"must be false with {what}: the choices are known only at the end")
+    _check_stream(body, params, choices)
     return GenerationRequest(
         request_id=request_id,
         model=card.name,
@@ -194,6 +231,19 @@ def _request(
         cache_salt=_cache_salt(body),
         priority=_priority(body),
     )
+
+
+def _check_stream(body: SamplingFields, params: SamplingParams, choices: Choices) -> None:
+    """Raises ServiceError if an answer is to be streamed that is made only at the end."""
+    causes = {
+        "'use_beam_search'": choices.beam is not None,
+        "'best_of' greater than 'n'": choices.num_sequences > choices.n,
+        "log probabilities of the prompt": params.prompt_logprobs is not None,
+        "'max_tokens' 0": _only_echoes(body),
+    }
+    for cause, applies in causes.items():
+        if body.stream and applies:
+            refuse("stream", f"must be false with {cause}")
 
 
 def _cache_salt(body: SamplingFields) -> bytes:

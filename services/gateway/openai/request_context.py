@@ -39,6 +39,10 @@ class RequestContext:
     include_usage: bool
     echoes: tuple[str, ...]
     return_token_ids: bool = False
+    prompt_logprobs: int | None = None
+    """Number of candidates in the answer's field `prompt_logprobs`; None: the answer does not have the field."""
+    echoes_logprobs: bool = False
+    """Whether the log probabilities of the echoed prompt come before those of the output."""
 
     @property
     def id(self) -> str:
@@ -52,7 +56,11 @@ class RequestContext:
 
     def echo(self, index: int) -> str:
         """Returns the text before the answer of one choice."""
-        return self.echoes[index // self.request.n]
+        return self.echoes[self.prompt_of(index)]
+
+    def prompt_of(self, index: int) -> int:
+        """Returns the index of the prompt of one choice."""
+        return index // self.request.n
 
 
 def system_fingerprint(card: ModelCard) -> str:

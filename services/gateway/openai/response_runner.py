@@ -16,7 +16,7 @@ from services.gateway.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.http.errors import as_service_error, error_body
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import full_response as responses
-from services.gateway.openai.choices import Choice, ChoiceAccumulator, merge
+from services.gateway.openai.choices import Choice, ChoiceAccumulator, merge, without_output
 from services.gateway.openai.request_context import RequestContext
 from services.gateway.openai.request_meter import RequestMeter
 from services.gateway.openai.stream_encoder import ChunkEncoder
@@ -52,8 +52,11 @@ class ResponseRunner:
             await unless_gone(receive, self._pump(generation, channel), channel.mind())
 
     async def _collect(self, generation: Generation) -> None:
+        only_echoes = self._context.request.only_echoes
         async for batch in generation.updates():
             for update in batch:
+                if only_echoes:
+                    update = without_output(update)
                 self._take(update).text.append(update.text)
         self._complete(generation)
 
@@ -77,10 +80,8 @@ class ResponseRunner:
         return b"".join(parts)
 
     def _take(self, update: SequenceUpdate) -> Choice:
-        choice = self._accumulator.choices[update.index]
-        choice.add(update)
         self._meter.saw(update)
-        return choice
+        return self._accumulator.add(update)
 
     def _complete(self, generation: Generation) -> None:
         self._accumulator.check_complete()

@@ -60,7 +60,6 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "allowed_token_ids": _NULL,
     "bad_words": _EMPTY,
     "logits_processors": _EMPTY,
-    "prompt_logprobs": _OFF,
     "return_tokens_as_token_ids": _OFF,
     "eos_token_ids": _EMPTY,
     "truncate_prompt_tokens": _NULL,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.requests.service_clients import ServiceClients
+from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import TOKEN_BYTES, pack_ids
 from shared.context import check_context
@@ -29,18 +30,33 @@ class Prompt:
 async def prepare(peers: ServiceClients, request: GenerationRequest, card: ModelCard, block_size: int) -> list[Prompt]:
     """Returns the prompts of a request as token ids.
 
-    Raises ServiceError if a prompt is too long for the context, has no tokens or ids outside the vocabulary, or if the
-    chat template refuses the conversation.
+    Raises ServiceError if a prompt is too long for the context or for its log probabilities, has no tokens or ids
+    outside the vocabulary, or if the chat template refuses the conversation.
     """
     if request.token_ids:
-        return [_given(ids, request, card, block_size) for ids in request.token_ids]
-    message = tokenize_message(request, card, block_size)
-    reply = await peers.tokenizer(message, text_size(request), request.trace_headers)
-    assert isinstance(reply, TokenizeReply)
-    prompts = [Prompt(prompt.token_ids, prompt.block_hashes) for prompt in reply.prompts]
+        prompts = [_given(ids, request, card, block_size) for ids in request.token_ids]
+    else:
+        message = tokenize_message(request, card, block_size)
+        reply = await peers.tokenizer(message, text_size(request), request.trace_headers)
+        assert isinstance(reply, TokenizeReply)
+        prompts = [Prompt(prompt.token_ids, prompt.block_hashes) for prompt in reply.prompts]
     if not all(prompt.num_tokens for prompt in prompts):
         raise ServiceError("invalid_value", "The prompt has no tokens.", param="prompt")
+    if request.params.prompt_logprobs is not None:
+        _check_prompt_logprobs(prompts, request.params.prompt_logprobs)
     return prompts
+
+
+def _check_prompt_logprobs(prompts: list[Prompt], num_candidates: int) -> None:
+    most = limits.PROMPT_LOGPROBS_MAX // (num_candidates + 1)
+    longest = max(prompt.num_tokens for prompt in prompts)
+    if longest > most:
+        raise ServiceError(
+            "invalid_value",
+            f"Log probabilities with {num_candidates} candidates can be reported for prompts of at most {most} tokens. "
+            f"This prompt has {longest}: shorten the prompt or ask for fewer candidates.",
+            param="prompt",
+        )
 
 
 def tokenize_message(

@@ -34,6 +34,7 @@ def test_the_defaults_are_those_of_the_api() -> None:
             marks=pytest.mark.spec("S-OFF-040h"),
         ),
         pytest.param("logprobs", [None, 0, 5, 20], [-1, 21], marks=pytest.mark.spec("S-OFF-040m")),
+        ("prompt_logprobs", [None, 0, 20], [-1, 21]),
         ("top_k", [-1, 1, 50], [0, -2]),
         ("min_p", [0, 0.5, 1], [-0.1, 1.1]),
         ("max_tokens", [1, 100, None], [0, -1]),
@@ -59,7 +60,6 @@ def test_a_value_out_of_range_is_refused_in_the_constructor_and_named(
     "asked",
     [
         {"bad_words": [1]},
-        {"prompt_logprobs": 1},
         {"spaces_between_special_tokens": False},
         {"logits_processors": [print]},
         {"truncate_prompt_tokens": 5},
