@@ -33,7 +33,7 @@ all sequences wait longer, with hardly more throughput. A worker for which fewer
 
 PROMPT_LOGPROBS_BYTES = 32 * 2**20
 """Bytes of logits in a step for log probabilities of prompts. Longer prompts that ask for them take more steps."""
-PROMPT_LOGPROBS_ROWS_MAX = 512
+PROMPT_LOGPROBS_ROWS_MAX = 256
 """Limit of the same for small vocabularies: more tokens in a step are hardly faster."""
 
 

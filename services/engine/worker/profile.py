@@ -87,7 +87,8 @@ class Probe:
     row_bytes_min: int
     """Lower bound for the bytes of one sampled token."""
     reported_bytes: int
-    """Bytes of the logits for log probabilities of prompts. They are not measured: float32 values, and a copy."""
+    """Bytes of the logits for log probabilities of prompts. They are not measured: float32 values and the 16-bit ones
+    that they are made from, and on a device a copy of the float32 values."""
 
 
 def make_probe(bounds: StepBounds, description: DecoderDescription, block_size: int, device: torch.device) -> Probe:
@@ -110,7 +111,7 @@ def make_probe(bounds: StepBounds, description: DecoderDescription, block_size: 
         many=_sampling(many, vocab_size, 0.0),
         unseen_rows=bounds.num_samples - many,
         row_bytes_min=2 * 4 * vocab_size,
-        reported_bytes=2 * 4 * vocab_size * bounds.num_reported,
+        reported_bytes=(6 if on_cpu else 10) * vocab_size * bounds.num_reported,
     )
 
 

@@ -256,9 +256,33 @@ def test_chat_takes_a_boolean_with_top_logprobs_or_a_number():
 
 
 @pytest.mark.spec("S-API-027")
-def test_an_echo_cannot_be_combined_with_logprobs():
-    completion(echo=True)
-    refusal(completion, "unsupported_parameter", "logprobs", echo=True, logprobs=0)
+def test_an_echo_with_logprobs_reports_the_prompt_as_well():
+    assert completion(echo=True).params.prompt_logprobs is None
+    assert completion(echo=True, logprobs=0).params.prompt_logprobs == 0
+    both = completion(echo=True, logprobs=2, prompt_logprobs=5).params
+    assert (both.logprobs, both.prompt_logprobs) == (2, 5)
+    assert chat(echo=True, logprobs=True, top_logprobs=2).params.prompt_logprobs is None
+    refusal(completion, "invalid_value", "stream", echo=True, logprobs=1, stream=True)
+    refusal(completion, "invalid_value", "echo", echo=True, logprobs=1, **BEAM)
+
+
+@pytest.mark.parametrize("read", [completion, chat])
+def test_prompt_logprobs_are_a_number_of_candidates(read: Any):
+    assert [read(prompt_logprobs=value).params.prompt_logprobs for value in (None, False, 0, 20)] == [None, None, 0, 20]
+    for value in (-1, 21, True):
+        refusal(read, "invalid_value", "prompt_logprobs", prompt_logprobs=value)
+    refusal(read, "invalid_value", "prompt_logprobs", prompt_logprobs=1, **BEAM)
+    refusal(read, "invalid_value", "stream", prompt_logprobs=0, stream=True)
+
+
+def test_only_an_echo_may_have_no_output():
+    for name in ("max_tokens", "max_completion_tokens"):
+        request = completion(echo=True, **{name: 0})
+        assert (request.only_echoes, request.params.max_tokens) == (True, 1)
+        refusal(completion, "invalid_value", "stream", echo=True, stream=True, **{name: 0})
+        refusal(chat, "invalid_value", name, echo=True, **{name: 0})
+    refusal(completion, "invalid_value", "max_tokens", echo=True, max_tokens=0, **BEAM)
+    assert not completion(echo=True, max_tokens=1).only_echoes
 
 
 @pytest.mark.spec("S-API-035")
