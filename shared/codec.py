@@ -21,6 +21,8 @@ _ENCODER = msgspec.msgpack.Encoder()
 _SWAP = sys.byteorder == "big"
 TOKEN_BYTES = 4
 """Bytes of one token id in a packed token list."""
+FLOAT_BYTES = 4
+"""Bytes of one number in a packed list of float32."""
 
 
 class DecodeError(ValueError):
@@ -79,3 +81,13 @@ def unpack_ids(data: bytes) -> list[int]:
     if _SWAP:
         ids.byteswap()
     return ids.tolist()
+
+
+def unpack_floats(data: bytes) -> list[float]:
+    """Returns the numbers of a packed list of little-endian float32. Raises DecodeError for a wrong length."""
+    if len(data) % FLOAT_BYTES:
+        raise DecodeError(f"a packed list of numbers of {len(data)} bytes")
+    numbers = array.array("f", data)
+    if _SWAP:
+        numbers.byteswap()
+    return numbers.tolist()

@@ -55,6 +55,9 @@ LOGPROBS_MAX = 20
 """Candidates reported for each position (`top_logprobs` of chat), as many as in OpenAI's API."""
 COMPLETION_LOGPROBS_MAX = 5
 """Candidates reported for each position at `/v1/completions` (`logprobs`), as many as in OpenAI's API."""
+PROMPT_LOGPROBS_MAX = 2**20
+"""Log probabilities of one prompt in an answer: tokens times candidates, the token itself included. Bounds the size of
+the answer (about 60 MB) and of the messages before it, which wait in buffers of `PENDING_BYTES_MAX`."""
 GATEWAY_REQUESTS_MAX = 16384
 """Requests in the gateway at the same time, including those that wait for an engine. Further requests are refused with
 503 and a time to retry after. A waiting request costs the memory of its prompt and no message on the bus."""
@@ -205,6 +208,9 @@ heartbeats, before gateways see its new credit."""
 STREAMS_MAX = 8192
 """Open streams in one detokenizer; further ones are refused as overload, and gateways choose another detokenizer.
 Bounds memory."""
+PROMPT_LOGPROBS_TOKENS_MAX = 128
+"""Prompt tokens in one event with log probabilities of a prompt. With the most candidates and their text the event has
+about 100 KB, which fits into a bus message."""
 STREAM_EVENT_TOKENS_MAX = 64
 """Tokens in one text event. The replay of a long output is split, so that each event fits into a bus message even with
 log probabilities."""

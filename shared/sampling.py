@@ -1,11 +1,12 @@
 """Sampling parameters of a sequence, used by the gateway, the engine and the offline API.
 
-`n`, `best_of` and stop strings are not among them: the gateway handles choices and the detokenizer stop strings.
+`n` and stop strings are not among them: the gateway handles choices and the detokenizer stop strings.
 `check` validates all ranges; no other code validates these fields.
 """
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,6 +20,23 @@ BIAS_MAX = 100.0
 """Largest absolute value in `logit_bias`, as in OpenAI's API."""
 REPETITION_PENALTY_MIN = 0.01
 """Logits are divided by the penalty. With a smaller one they could exceed the range of float32."""
+LENGTH_PENALTY_MAX = 10.0
+"""Scores of a beam search are divided by the length to this power. With a larger one they could exceed the range of
+floats."""
+
+
+class BeamParams(msgspec.Struct, frozen=True, array_like=True):
+    """Parameters of a beam search. The sequences of one prompt differ only in `rank`."""
+
+    width: int
+    """Number of hypotheses that run at the same time, and of the best finished ones that are kept."""
+    rank: int = 0
+    """Which finished hypothesis this sequence returns: 0 is the one with the highest score."""
+    length_penalty: float = 1.0
+    """A score is the log probability divided by the number of tokens to this power."""
+    early_stopping: bool | Literal["never"] = False
+    """True: the search ends when `width` hypotheses are finished. False: when no better score is likely. "never": when
+    no better score is possible."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
@@ -55,6 +73,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """What the output must follow. A complete output ends the sequence, also with `ignore_eos` and `min_tokens`."""
     end_token_ids: tuple[int, ...] = ()
     """End tokens of the conversation template, beside the model's own or the request's."""
+    beam: BeamParams | None = None
+    """Beam search instead of sampling. Needs `temperature` 0 and no other parameter that changes probabilities."""
+    prompt_logprobs: int | None = None
+    """Number of candidates to report for each token of the prompt; None means no log probabilities of the prompt."""
 
     def ending(self, of_model: frozenset[int]) -> frozenset[int]:
         """Returns the end tokens that apply.
@@ -82,12 +104,12 @@ def check(params: SamplingParams) -> None:
     _require(-(2**63) <= params.seed < 2**63, "seed", "must be a 64-bit integer")
     _check_token_ids(params.stop_token_ids, "stop_token_ids")
     _check_token_ids(params.eos_token_ids, "eos_token_ids")
-    _require(
-        params.logprobs is None or 0 <= params.logprobs <= limits.LOGPROBS_MAX,
-        "logprobs",
-        f"must be between 0 and {limits.LOGPROBS_MAX}",
-    )
+    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        in_range = count is None or 0 <= count <= limits.LOGPROBS_MAX
+        _require(in_range, name, f"must be between 0 and {limits.LOGPROBS_MAX}")
     _check_tokens(params)
+    if params.beam is not None:
+        check_beam(params)
 
 
 def _check_tokens(params: SamplingParams) -> None:
@@ -121,6 +143,37 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
 def _check_token_ids(token_ids: Sequence[int], param: str) -> None:
     _require(len(token_ids) <= limits.STOP_TOKEN_IDS_MAX, param, f"must hold at most {limits.STOP_TOKEN_IDS_MAX} ids")
     _require(all(0 <= one < TOKEN_IDS_MAX for one in token_ids), param, "must hold token ids")
+
+
+_BESIDE_BEAMS = {
+    "max_tokens", "min_tokens", "seed", "stop_token_ids", "ignore_eos", "logprobs", "eos_token_ids", "end_token_ids",
+    "beam",
+}  # fmt: skip
+"""Parameters that a beam search takes. It works on the model's own probabilities, so it takes no other ones."""
+
+
+def check_beam(params: SamplingParams) -> None:
+    """Raises ServiceError('invalid_value') for parameters of a beam search that are out of range or no use to it.
+
+    `params.beam` must be set. `check` calls this function; it is public for parameters whose `max_tokens` is not known
+    yet.
+    """
+    beam = params.beam
+    assert beam is not None
+    needed: dict[str, Any] = {one.name: one.default for one in msgspec.structs.fields(SamplingParams)}
+    needed["temperature"] = 0.0
+    needed["top_k"] = params.top_k if params.top_k == 0 else -1  # both mean all tokens
+    for name, value in needed.items():
+        if name not in _BESIDE_BEAMS:
+            _require(getattr(params, name) == value, name, f"must be {_shown(value)} with 'use_beam_search'")
+    _require(2 <= beam.width <= limits.CHOICES_MAX, "best_of", f"must be between 2 and {limits.CHOICES_MAX}")
+    _require(0 <= beam.rank < beam.width, "n", "must not be greater than 'best_of'")
+    _within(beam.length_penalty, -LENGTH_PENALTY_MAX, LENGTH_PENALTY_MAX, "length_penalty")
+    _require(beam.early_stopping in (True, False, "never"), "early_stopping", 'must be true, false or "never"')
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else "left out" if value in (None, ()) else str(value)
 
 
 def _within(value: float, low: float, high: float, param: str) -> None:

@@ -126,6 +126,26 @@ def greedy_reference(directory: Path, prompt_token_ids: list[int], num_tokens: i
     return ids[len(prompt_token_ids) :]
 
 
+def beam_reference(directory: Path, prompt_token_ids: list[int], ends: list[int], **options: Any) -> list[list[int]]:
+    """What transformers' beam search generates, best first, up to and including the first of the tokens `ends`.
+
+    `options` are those of `generate`. The same call for several prompts would pad them.
+    """
+    import torch
+
+    model, length = _loaded(directory), len(prompt_token_ids)
+    with torch.inference_mode():
+        found = model.generate(
+            torch.tensor([prompt_token_ids]),
+            attention_mask=torch.ones(1, length, dtype=torch.int64),
+            do_sample=False,
+            eos_token_id=ends,
+            pad_token_id=-1,
+            **options,
+        )
+    return [[token for token in row if token >= 0] for row in found[:, length:].tolist()]
+
+
 def reference_log_probabilities(directory: Path, prompts: list[list[int]], dtype: str) -> Any:
     """Of the token after each prompt, float32 [prompts, vocab], by the reference computing in float32 or bfloat16."""
     import torch

@@ -76,6 +76,8 @@ def _request(options: Any) -> GuidedDecodingRequest:
 def _guided(params: SamplingParams, asked: GuidedDecodingRequest) -> SamplingParams:
     if params.grammar is not None:
         raise ValueError("'guided_options_request' cannot be given if the sampling parameters have a structure.")
+    if params.use_beam_search:
+        raise ValueError("'guided_options_request' cannot be given together with 'use_beam_search'.")
     guided = copy.copy(params)
     guided.grammar = asked.grammar
     return guided

@@ -10,12 +10,20 @@ import msgspec
 
 from antiphon.offline.sampling_params import SamplingParams
 from services.engine.core.request import Outcome, SequenceSpec
-from services.engine.events import token_event
+from services.engine.events import token_events
 from shared import limits
 from shared.codec import pack_ids
 from shared.errors import ServiceError
 from shared.messages import OpenStream, PositionLogprobs, TextEvent
-from shared.request.outputs import CompletionOutput, RequestMetrics, RequestOutput, logprobs_by_token
+from shared.request.choices import best_first
+from shared.request.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    logprobs_by_token,
+    prompt_logprobs_by_token,
+)
 from shared.request.rules import choice_params
 from shared.text.reasoning import split_reasoning
 from shared.text.stream import TextStream
@@ -53,15 +61,17 @@ class Submitted:
 
 
 class LiveRequest:
-    """A running request: one prompt with `n` sequences. `output()` may be called at any time."""
+    """A running request: one prompt with its sequences. `output()` may be called at any time."""
 
     def __init__(self, submitted: Submitted, vocabulary: Vocabulary, max_model_len: int) -> None:
         self.submitted = submitted
         self._vocabulary = vocabulary
         self._room = max_model_len - len(submitted.token_ids)
-        self.sequence_ids = [f"{submitted.request_id}-{choice}" for choice in range(submitted.params.n)]
+        count = submitted.params.choices.num_sequences
+        self.sequence_ids = [f"{submitted.request_id}-{choice}" for choice in range(count)]
         self._streams: dict[int, TextStream] = {}
-        self._outputs = [_Output(index) for index in range(submitted.params.n)]
+        self._outputs = [_Output() for _ in range(count)]
+        self._prompt_logprobs: list[PositionLogprobs] = []
         self.error: ServiceError | None = None
         self._began_at: Times | None = None
         self._first_at = self._last_at = 0.0
@@ -106,8 +116,9 @@ class LiveRequest:
         far.
         """
         stream = self._streams.get(choice) or self._open(choice)
-        event = token_event(outcome, self.sequence_ids[choice], 1)
-        for text in stream.push(event):
+        events = token_events(outcome, self.sequence_ids[choice], 1)
+        for text in (text for event in events for text in stream.push(event)):
+            self._prompt_logprobs += text.prompt_logprobs
             self._outputs[choice].add(text)
             if text.finish_reason == "error":
                 self.fail(ServiceError(text.error_code or "engine_failure", text.error_message), at)
@@ -139,13 +150,28 @@ class LiveRequest:
             request_id=submitted.request_id,
             prompt=submitted.prompt,
             prompt_token_ids=list(submitted.token_ids),
-            outputs=[output.shown(submitted, self._vocabulary) for output in self._outputs],
+            prompt_logprobs=self._shown_prompt_logprobs(),
+            outputs=[one.shown(index, submitted, self._vocabulary) for index, one in enumerate(self._returned())],
             finished=self.finished,
             num_cached_tokens=min(cached, default=0),
             metrics=self._metrics(),
             error_code=None if self.error is None else self.error.status,
             error_msg=None if self.error is None else self.error.message,
         )
+
+    def _returned(self) -> "list[_Output]":
+        """Returns the outputs to show: with `best_of`, those with the highest log probability so far."""
+        choices = self.submitted.params.choices
+        if choices.n == choices.num_sequences:
+            return self._outputs
+        order = best_first([output.cumulative_logprob for output in self._outputs], choices.n)
+        return [self._outputs[index] for index in order]
+
+    def _shown_prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
+        """Returns the log probabilities of the prompt; None until they are known or if they are not asked for."""
+        if not self._prompt_logprobs:
+            return None
+        return prompt_logprobs_by_token(self._prompt_logprobs)
 
     def _open(self, choice: int) -> TextStream:
         submitted = self.submitted
@@ -192,12 +218,10 @@ class _Output:
     """The output of one sequence so far."""
 
     __slots__ = (
-        "cumulative_logprob", "finish_reason", "index", "logprobs", "num_cached_tokens", "stop_reason", "text",
-        "token_ids",
+        "cumulative_logprob", "finish_reason", "logprobs", "num_cached_tokens", "stop_reason", "text", "token_ids",
     )  # fmt: skip
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+    def __init__(self) -> None:
         self.text = ""
         self.token_ids: list[int] = []
         self.logprobs: list[PositionLogprobs] = []
@@ -217,13 +241,13 @@ class _Output:
         if event.finish_reason is not None:
             self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
 
-    def shown(self, submitted: Submitted, vocabulary: Vocabulary) -> CompletionOutput:
+    def shown(self, index: int, submitted: Submitted, vocabulary: Vocabulary) -> CompletionOutput:
         """Returns the output in the form of the public API, with the model's reasoning separated for chat requests."""
         text, reasoning = self.text, None
         if submitted.is_chat:
             reasoning, text = split_reasoning(text, submitted.prompt or "", ended=self.finish_reason is not None)
         return CompletionOutput(
-            index=self.index,
+            index=index,
             token_ids=list(self.token_ids),
             text=text,
             reasoning_content=reasoning,

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared import sampling
+from shared import limits, sampling
 from shared.errors import ServiceError
 from shared.request import rules
+from shared.request.choices import choices_of
 from shared.request.sampling_fields import sampling_params
 from shared.request.structured import constraint_of
 from shared.request.token_constraints import token_constraints
@@ -25,7 +26,8 @@ class SamplingParams:
 
     Args:
         n: Outputs for each prompt.
-        best_of: Must equal `n`, or be None.
+        best_of: Outputs computed for each prompt, of which the `n` with the highest log probability are returned; with
+            `use_beam_search`, hypotheses that are searched at the same time. None: `n`.
         presence_penalty: Subtracted once from the logit of every token that occurs in the output so far, -2 to 2.
         frequency_penalty: Subtracted from the logit of a token once for each occurrence in the output so far, -2 to 2.
         repetition_penalty: For tokens that occur in the prompt or output: positive logits are divided by this value and
@@ -35,6 +37,11 @@ class SamplingParams:
         top_k: Number of likeliest tokens from which the token is sampled; 0 or -1: all.
         min_p: Smallest probability of a candidate, as a share of the likeliest token's probability, 0 to 1.
         seed: The same seed gives the same output, alone or in a batch. None: derived from the engine's seed.
+        use_beam_search: Returns the `n` best outputs that a beam search finds. Needs `n` above 1 and `temperature` 0.
+        length_penalty: In a beam search, an output's score is its log probability divided by its number of tokens to
+            this power, -10 to 10.
+        early_stopping: True: the beam search ends when `best_of` outputs are complete. False: when no better score is
+            likely. "never": when no better score is possible.
         stop: Texts that end the output. The output does not contain them.
         stop_token_ids: Tokens that end the output. The text contains them unless they are special tokens.
         eos_token_ids: End tokens in place of the model's own; None: the model's own.
@@ -44,6 +51,7 @@ class SamplingParams:
         min_tokens: Minimum number of tokens before anything except `max_tokens` may end the output.
         logprobs: Number of likeliest candidates to report for each token, in addition to the chosen token, 0 to 20;
             None: log probabilities are not reported.
+        prompt_logprobs: The same for each token of the prompt, except the first.
         detokenize: Whether outputs have text; if not, they have only token ids.
         skip_special_tokens: Whether special tokens are omitted from the text.
         logit_bias: Value to add to the logit of each of these tokens, -100 to 100.
@@ -96,8 +104,8 @@ class SamplingParams:
         try:
             structure = constraint_of(self)
             self.grammar = None if structure is None else structure.grammar
+            self.choices = choices_of(self, self.temperature, self.top_k)
             sampling.check(self.engine_params(0))
-            rules.check_choices(self.n, self.best_of, self.temperature, self.top_k)
             self.stop_strings = rules.stop_strings(self.stop)
             rules.check_detokenize(self.detokenize, self.stop_strings)
             rules.prompt_truncation(self.truncate_prompt_tokens)
@@ -119,16 +127,14 @@ class SamplingParams:
             allowed_token_ids=constraints.allowed_token_ids,
             bad_words=(*constraints.bad_words, *bad_words),
             grammar=self.grammar,
+            beam=self.choices.beam,
+            prompt_logprobs=rules.prompt_logprobs(self.prompt_logprobs, limits.LOGPROBS_MAX),
             max_tokens=(room or max(1, self.min_tokens)) if self.max_tokens is None else self.max_tokens,
             seed=seed if self.seed is None else self.seed,
         )
 
     def _refuse_what_is_not_served(self) -> None:
         asked = {
-            "use_beam_search": self.use_beam_search,
-            "length_penalty": self.length_penalty != 1.0,
-            "early_stopping": self.early_stopping is not False,
-            "prompt_logprobs": self.prompt_logprobs is not None and self.prompt_logprobs is not False,
             "logits_processors": bool(self.logits_processors),
         }
         for name, wanted in asked.items():

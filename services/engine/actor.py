@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from services.engine.core.request import Outcome, SequenceSpec
-from services.engine.events import token_event
+from services.engine.events import token_events
 from services.engine.loop import StepReport
 from services.engine.sequence_table import Entry, GatewayKey, SequenceTable, split
 from services.engine.tracing import SequenceTraces
@@ -181,9 +181,10 @@ class EngineActor(Actor):
         for sequence_id, error in report.refused:
             self._take(_refusal(sequence_id, error, self.sequences), by_sink)
         for outcome in report.outcomes:
-            self._take(_token_event(outcome, self.sequences), by_sink)
+            for event in _token_events(outcome, self.sequences):
+                self._take(event, by_sink)
         for sink, events in by_sink.items():
-            await self._publish(sink, report.step, tuple(events))
+            await self._publish_each(sink, report.step, events)
 
     def credits(self, max_num_seqs: int) -> int:
         """Returns the number of sequences that gateways may still place on this engine; negative if it holds too many.
@@ -290,9 +291,16 @@ class EngineActor(Actor):
         self._traces.ended(core_id(sequence_id, attempt), reason)
 
     async def _replay(self, entry: Entry, position: int) -> None:
-        event = self.sequences.replay(entry, position)
-        if event is not None:
-            await self._publish(entry.sink, 0, (event,))
+        await self._publish_each(entry.sink, 0, self.sequences.replay(entry, position))
+
+    async def _publish_each(self, sink: str, step: int, events: Sequence[TokenEvent]) -> None:
+        """Publishes the parts of prompts' log probabilities in messages of their own, then all other events in one."""
+        for event in events:
+            if event.prompt_logprobs is not None:
+                await self._publish(sink, step, (event,))
+        others = tuple(event for event in events if event.prompt_logprobs is None)
+        if others:
+            await self._publish(sink, step, others)
 
     async def _publish(self, sink: str, step: int, events: tuple[TokenEvent, ...]) -> None:
         """Publishes events to a detokenizer's subject as one message, or as several if one would be too large.
@@ -345,11 +353,11 @@ def _split(core_sequence_id: str) -> tuple[str, int]:
     return sequence_id, int(attempt)
 
 
-def _token_event(outcome: Outcome, table: SequenceTable) -> TokenEvent | None:
+def _token_events(outcome: Outcome, table: SequenceTable) -> list[TokenEvent]:
     sequence_id, attempt = _split(outcome.sequence_id)
     if table.get(sequence_id, attempt) is None:
-        return None
-    return token_event(outcome, sequence_id, attempt)
+        return []
+    return token_events(outcome, sequence_id, attempt)
 
 
 def _refusal(core_sequence_id: str, error: ServiceError, table: SequenceTable) -> TokenEvent | None:

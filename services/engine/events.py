@@ -1,13 +1,23 @@
-"""Converts the core's outcome of a step for one sequence to the bus message type `TokenEvent`. No I/O."""
+"""Converts the core's outcome of a step for one sequence to bus messages of type `TokenEvent`. No I/O."""
+
+from collections.abc import Iterator
+
+import msgspec
 
 from services.engine.core.plan import SampledLogprobs
 from services.engine.core.request import Outcome
-from shared.messages import TokenEvent, TokenLogprobs, TopLogprob
+from shared.codec import TOKEN_BYTES
+from shared.limits import PROMPT_LOGPROBS_TOKENS_MAX
+from shared.messages import PromptLogprobs, TokenEvent, TokenLogprobs, TopLogprob
 
 
-def token_event(outcome: Outcome, sequence_id: str, attempt: int) -> TokenEvent:
-    """Returns the event of one outcome. The outcome's own id is the core's, which combines sequence id and attempt."""
-    return TokenEvent(
+def token_events(outcome: Outcome, sequence_id: str, attempt: int) -> list[TokenEvent]:
+    """Returns the events of one outcome: parts of the prompt's log probabilities, if any, then the tokens.
+
+    The outcome's own id is the core's, which combines sequence id and attempt.
+    """
+    events = [prompt_event(sequence_id, attempt, outcome.position, part) for part in prompt_parts(outcome)]
+    tokens = TokenEvent(
         sequence_id,
         attempt,
         outcome.position,
@@ -18,6 +28,28 @@ def token_event(outcome: Outcome, sequence_id: str, attempt: int) -> TokenEvent:
         outcome.num_cached_tokens,
         outcome.cumulative_logprob,
     )
+    return [*events, tokens]
+
+
+def prompt_event(sequence_id: str, attempt: int, position: int, part: PromptLogprobs) -> TokenEvent:
+    """Returns the event of one part of a prompt's log probabilities, to be sent before the tokens at `position`."""
+    return TokenEvent(sequence_id, attempt, position, (), prompt_logprobs=part)
+
+
+def prompt_parts(outcome: Outcome) -> Iterator[PromptLogprobs]:
+    """Returns the log probabilities of the prompt in parts of at most `PROMPT_LOGPROBS_TOKENS_MAX` tokens."""
+    size = PROMPT_LOGPROBS_TOKENS_MAX * TOKEN_BYTES  # also the size of as many float32
+    for part in outcome.prompt_logprobs:
+        for first in range(0, len(part.token_ids), size):
+            own, top = slice(first, first + size), slice(first * part.num_top, (first + size) * part.num_top)
+            yield msgspec.structs.replace(
+                part,
+                start=part.start + first // TOKEN_BYTES,
+                token_ids=part.token_ids[own],
+                logprobs=part.logprobs[own],
+                top_token_ids=part.top_token_ids[top],
+                top_logprobs=part.top_logprobs[top],
+            )
 
 
 def _logprobs(sampled: SampledLogprobs) -> TokenLogprobs:

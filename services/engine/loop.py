@@ -137,14 +137,15 @@ class StepLoop:
         refused: list[tuple[str, ServiceError]] = []
         plan = self._fill_flight(refused)
         if not self.flight:
-            return self._summary(plan, [], refused, started_ns)
+            return self._summary(plan, (), [], refused, started_ns)
         plan, result = self.flight.land()
         # Aborts that arrived while the step ran take effect before the step's tokens are reported.
         refused += self._receive()
+        joined = self.core.joined(plan)
         outcomes = self.core.apply(plan, result, self._clock.monotonic())
         refused += self.core.failed
         self.core.failed.clear()
-        return self._summary(plan, outcomes, refused, started_ns)
+        return self._summary(plan, joined, outcomes, refused, started_ns)
 
     def _fill_flight(self, refused: list[tuple[str, ServiceError]]) -> StepPlan:
         """Launches plans until the flight is full or a plan is empty (nothing to compute). Returns the last plan."""
@@ -175,9 +176,13 @@ class StepLoop:
         return refused
 
     def _summary(
-        self, plan: StepPlan, outcomes: list[Outcome], refused: list[tuple[str, ServiceError]], started_ns: int
+        self,
+        plan: StepPlan,
+        joined: tuple[str, ...],
+        outcomes: list[Outcome],
+        refused: list[tuple[str, ServiceError]],
+        started_ns: int,
     ) -> StepReport:
-        joined = tuple(new.sequence_id for new in plan.new)
         ended_ns = self._clock.time_ns()
         return StepReport(plan.step, tuple(outcomes), tuple(refused), joined, plan.num_tokens, started_ns, ended_ns)
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from services.engine.events import prompt_event
 from shared import limits
-from shared.messages import SequenceMark, SequenceRef, Submit, SubmitStatus, TokenEvent, TokenLogprobs
+from shared.messages import PromptLogprobs, SequenceMark, SequenceRef, Submit, SubmitStatus, TokenEvent, TokenLogprobs
 
 GatewayKey = tuple[str, str]
 """Id and instance id of a gateway."""
@@ -38,6 +39,7 @@ class Entry:
     registered_at: float = 0.0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     last: TokenEvent | None = None
 
     @property
@@ -101,7 +103,7 @@ class SequenceTable:
         self._touch(entry, now)
 
     def append(self, event: TokenEvent) -> Entry | None:
-        """Adds the tokens of an event to its entry and returns the entry.
+        """Adds the tokens, or the log probabilities of the prompt, of an event to its entry and returns the entry.
 
         Returns None, and changes nothing, if the sequence is unknown or has already been ended by a stop string.
         """
@@ -109,6 +111,9 @@ class SequenceTable:
         if entry is None or entry.finished:
             return None
         assert event.position == entry.last_position, (event, entry.last_position)
+        if event.prompt_logprobs is not None:
+            entry.prompt_logprobs.append(event.prompt_logprobs)
+            return entry
         entry.token_ids.extend(event.token_ids)
         entry.logprobs.extend(event.logprobs)
         entry.last = event
@@ -143,13 +148,20 @@ class SequenceTable:
 
     # --- replay ---
 
-    def replay(self, entry: Entry, position: int) -> TokenEvent | None:
-        """Returns one event with every token from `position` on; None if there is nothing to send."""
+    def replay(self, entry: Entry, position: int) -> list[TokenEvent]:
+        """Returns one event with every token from `position` on; none if there is nothing to send.
+
+        If that includes the first token, the log probabilities of the prompt come before it, in events of their own.
+        """
         if entry.last is None or (position >= entry.last_position and not entry.finished):
-            return None
+            return []
         start = max(position, entry.first_position) - entry.first_position
         last = entry.last
-        return TokenEvent(
+        prompt = [
+            prompt_event(entry.sequence_id, entry.attempt, entry.first_position, part)
+            for part in ([] if start else entry.prompt_logprobs)
+        ]
+        tokens = TokenEvent(
             entry.sequence_id,
             entry.attempt,
             entry.first_position + start,
@@ -162,6 +174,7 @@ class SequenceTable:
             last.error_code,
             last.error_message,
         )
+        return [*prompt, tokens]
 
     # --- leases ---
 

@@ -97,7 +97,7 @@ class GatewayActor(Actor):
         """See Backend."""
         if self._draining:
             raise ServiceError("draining", "The server is shutting down.", retry_after_s=RETRY_AFTER_S)
-        count = request.num_prompts * request.n
+        count = request.num_prompts * request.num_sequences
         too_many = self._num_sequences + count > limits.GATEWAY_SEQUENCES_MAX
         if too_many or len(self.requests) >= limits.GATEWAY_REQUESTS_MAX:
             raise ServiceError(

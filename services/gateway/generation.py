@@ -17,8 +17,9 @@ class GenerationRequest:
     """One accepted HTTP request. Exactly one of `texts`, `token_ids`, `messages` and `conversations` is set.
 
     `params.max_tokens` 0 means as many tokens as fit (the default of chat); the number is filled in when the length of
-    the prompt is known. Each prompt has `n` choices: sequence index = prompt index * n + choice. Choice c > 0 samples
-    with a seed derived from the request's seed, so that the choices differ.
+    the prompt is known. Each prompt has `num_sequences` sequences, of which the best `n` are returned as choices:
+    sequence index = prompt index * num_sequences + choice. Choice c > 0 samples with a seed derived from the request's
+    seed, so that the choices differ.
     """
 
     request_id: str
@@ -33,6 +34,10 @@ class GenerationRequest:
     suffix: str = ""
     """Text after the output of each of `texts`."""
     n: int = 1
+    best_of: int = 0
+    """Number of sequences for each prompt if more than `n`."""
+    only_echoes: bool = False
+    """Whether the answer has no output, only the echo of the prompt. `params.max_tokens` is then 1."""
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -56,6 +61,11 @@ class GenerationRequest:
         """Number of prompts; a conversation is one prompt."""
         return len(self.texts) + len(self.token_ids) + bool(self.messages) + len(self.conversations)
 
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences for each prompt."""
+        return max(self.n, self.best_of)
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceUpdate:
@@ -70,6 +80,9 @@ class SequenceUpdate:
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
     cumulative_logprob: float = 0.0
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    """The next log probabilities of the prompt, before the first output. Only the first sequence of a prompt has them.
+    The first token of the prompt has the log probability NaN."""
 
 
 @dataclass(frozen=True, slots=True)

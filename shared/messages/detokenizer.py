@@ -106,6 +106,11 @@ class TextEvent(Part, frozen=True, array_like=True):
     cumulative_logprob: float = 0.0
     error_code: str = ""
     error_message: str = ""
+    prompt_start: int = 0
+    """Position in the prompt of the first entry of `prompt_logprobs`."""
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    """A part of the prompt's log probabilities. Such an event has neither tokens nor text. The first token of a prompt
+    has the log probability NaN."""
 
 
 class TextEvents(Message, frozen=True, array_like=True, tag=True):

@@ -153,6 +153,23 @@ class TokenLogprobs(Part, frozen=True, array_like=True):
     top: tuple[TopLogprob, ...] = ()
 
 
+class PromptLogprobs(Part, frozen=True, array_like=True):
+    """Log probabilities of consecutive tokens of a prompt, each given the tokens before it, with `num_top` candidates.
+
+    The lists are packed: token ids as little-endian u32 (`codec.pack_ids`), log probabilities as little-endian float32.
+    """
+
+    start: int
+    """Position of the first of the tokens in the prompt. The first token of a prompt has no probability: its entry, the
+    only one with start 0, has NaN and no candidates."""
+    token_ids: bytes
+    logprobs: bytes
+    num_top: int = 0
+    top_token_ids: bytes = b""
+    """`num_top` candidates for each token, most likely first."""
+    top_logprobs: bytes = b""
+
+
 class TokenEvent(Part, frozen=True, array_like=True):
     """The tokens of one sequence from one step, at output positions [position, position + len(token_ids))."""
 
@@ -171,6 +188,9 @@ class TokenEvent(Part, frozen=True, array_like=True):
     do not count."""
     error_code: str = ""
     error_message: str = ""
+    prompt_logprobs: PromptLogprobs | None = None
+    """A part of the prompt's log probabilities. Such an event has no tokens, comes before the event with the first
+    token, and follows the one with the part before it."""
 
 
 class TokenEvents(Message, frozen=True, array_like=True, tag=True):

@@ -5,7 +5,8 @@ The gateway and the offline `LLM` use this package, so both accept the same requ
 | module              | what it does                                                      |
 |---------------------|-------------------------------------------------------------------|
 | `checks`            | raises the errors that name a wrong parameter                     |
-| `rules`             | checks `n` and stop strings; sampling parameters of each choice   |
+| `choices`           | how many sequences a prompt needs, and which of them are returned |
+| `rules`             | checks of single fields; sampling parameters of each choice       |
 | `sampling_fields`   | builds the engine's sampling parameters from a request's fields   |
 | `structured`        | converts the fields for structured output to a grammar            |
 | `token_constraints` | converts the fields that name tokens                              |

@@ -3,6 +3,7 @@
 The offline API returns these objects; the server's `/generate` sends them as JSON.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.messages import PositionLogprobs
@@ -86,11 +87,18 @@ class RequestOutput:
     request_id: str = "default"
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """For each prompt token: the token and the likeliest tokens, by token id. None for the first token."""
     num_cached_tokens: int | None = 0
     """Prompt tokens that were taken from the prefix cache."""
     metrics: RequestMetrics | None = field(default=None)
     error_code: int | None = None
     error_msg: str | None = None
+
+
+def prompt_logprobs_by_token(positions: Sequence[PositionLogprobs]) -> list[dict[int, Logprob] | None]:
+    """Returns the candidates of each token of a prompt. The first token, which has no probability, has None."""
+    return [None, *map(logprobs_by_token, positions[1:])]
 
 
 def logprobs_by_token(position: PositionLogprobs) -> dict[int, Logprob]:

@@ -1,4 +1,4 @@
-"""Checks of a request that `shared.sampling` does not make, and the sampling parameters of its choices. Pure."""
+"""Stop strings of a request, and the sampling parameters of each of its choices. Pure."""
 
 import hashlib
 from collections.abc import Sequence
@@ -7,24 +7,8 @@ import msgspec
 
 from shared import limits
 from shared.context import AS_MANY_AS_FIT
-from shared.request.checks import refuse, unsupported
+from shared.request.checks import refuse
 from shared.sampling import SamplingParams
-
-
-def check_choices(n: int, best_of: int | None, temperature: float, top_k: int, num_prompts: int = 1) -> None:
-    """Raises ServiceError if `n` or `best_of` is out of range, or if all choices would be the same."""
-    if not 1 <= n <= limits.CHOICES_MAX:
-        refuse("n", f"must be between 1 and {limits.CHOICES_MAX}")
-    if n * num_prompts > limits.SEQUENCES_PER_REQUEST_MAX:
-        refuse("n", f"times the number of prompts must not exceed {limits.SEQUENCES_PER_REQUEST_MAX}")
-    if n > 1 and temperature == 0:
-        refuse("n", "must be 1 when 'temperature' is 0: every choice would be the same")
-    if n > 1 and top_k == 1:
-        refuse("n", "must be 1 when 'top_k' is 1: every choice would be the same")
-    if best_of is not None and best_of < n:
-        refuse("best_of", "must not be less than 'n'")
-    if best_of is not None and best_of > n:
-        unsupported("best_of", "'best_of' greater than 'n' is")
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -55,14 +39,33 @@ def prompt_truncation(keep: int | None, max_model_len: int | None = None) -> int
     return keep if max_model_len is None else min(keep, max_model_len)
 
 
+def prompt_logprobs(asked: int | bool | None, most: int) -> int | None:
+    """Returns the number of candidates to report for each token of the prompt; None: no log probabilities of it.
+
+    Raises ServiceError for a number that is not between 0 and `most`.
+    """
+    if asked is None or asked is False:
+        return None
+    if asked is True or not 0 <= asked <= most:
+        refuse("prompt_logprobs", f"must be a number between 0 and {most}")
+    return asked
+
+
 def choice_params(params: SamplingParams, choice: int, room: int) -> SamplingParams:
     """Returns the parameters of one choice, with its own seed and with `room` as `max_tokens` if that is 0 (not given).
 
     `room` is the number of tokens that fit behind the prompt. The first choice has the request's seed, so the first
-    choice is the same whether the request asks for one choice or for several.
+    choice is the same whether the request asks for one choice or for several. The choices of a beam search differ in
+    their rank instead. Only the first choice reports the log probabilities of the prompt.
     """
+    max_tokens = params.max_tokens or room
+    if choice > 0:
+        params = msgspec.structs.replace(params, prompt_logprobs=None)
+    if params.beam is not None:
+        beam = msgspec.structs.replace(params.beam, rank=choice)
+        return msgspec.structs.replace(params, beam=beam, max_tokens=max_tokens)
     seed = params.seed if choice == 0 else _derived_seed(params.seed, choice)
-    return msgspec.structs.replace(params, seed=seed, max_tokens=params.max_tokens or room)
+    return msgspec.structs.replace(params, seed=seed, max_tokens=max_tokens)
 
 
 def _derived_seed(seed: int, choice: int) -> int:

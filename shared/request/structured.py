@@ -51,6 +51,8 @@ def constraint_of(fields: object) -> Constraint | None:
         refuse("guided_decoding_backend", f"must be one of {', '.join(sorted(BACKENDS))}")
     if len(found) > 1:
         refuse(found[1].param, f"cannot be given together with '{found[0].param}'")
+    if found and getattr(fields, "use_beam_search", None):
+        refuse(found[0].param, "cannot be given together with 'use_beam_search'")
     pattern = getattr(fields, "guided_whitespace_pattern", None)
     if pattern is None:
         return found[0] if found else None

@@ -20,7 +20,13 @@ class TokenConstraints(NamedTuple):
 
 
 def token_constraints(fields: object) -> TokenConstraints:
-    """Returns the constraints of a request. Raises ServiceError. `fields` may lack fields; a missing one means None."""
+    """Returns the constraints of a request. Raises ServiceError. `fields` may lack fields; a missing one means None.
+
+    A beam search takes no constraints, because it works on the model's own probabilities.
+    """
+    for name in ("logit_bias", "allowed_token_ids", "bad_words"):
+        if getattr(fields, "use_beam_search", None) and getattr(fields, name, None):
+            refuse(name, "cannot be given together with 'use_beam_search'")
     allowed: Sequence[int] | None = getattr(fields, "allowed_token_ids", None)
     words: Sequence[int | str] = getattr(fields, "bad_words", None) or ()
     texts = tuple(word for word in words if isinstance(word, str))

@@ -11,8 +11,17 @@ from collections.abc import Sequence
 from itertools import islice
 
 from shared import limits
-from shared.codec import unpack_ids
-from shared.messages import FinishReason, OpenStream, PositionLogprobs, TextEvent, TokenEvent, TokenLogprobs, TokenText
+from shared.codec import unpack_floats, unpack_ids
+from shared.messages import (
+    FinishReason,
+    OpenStream,
+    PositionLogprobs,
+    PromptLogprobs,
+    TextEvent,
+    TokenEvent,
+    TokenLogprobs,
+    TokenText,
+)
 from shared.text.incremental import Detokenizer, start_detokenizer
 from shared.text.sequencer import Sequencer
 from shared.text.stop_strings import StopStrings
@@ -74,6 +83,8 @@ class TextStream:
             return [self._end_of_replay(self._stop_reason)]
         texts: list[TextEvent] = []
         try:
+            if event.prompt_logprobs is not None:
+                return [self._of_prompt(event.position, event.prompt_logprobs)]
             for fresh, skip in self.sequencer.push(event):
                 self._take(fresh, skip, texts)
                 if self.finished:
@@ -177,6 +188,27 @@ class TextStream:
         offset = self._text_length
         self._text_length += len(text)
         return offset, text
+
+    def _of_prompt(self, position: int, part: PromptLogprobs) -> TextEvent:
+        """Returns the text event of a part of the prompt's log probabilities."""
+        token_ids, logprobs = unpack_ids(part.token_ids), unpack_floats(part.logprobs)
+        top_token_ids, top_logprobs = unpack_ids(part.top_token_ids), unpack_floats(part.top_logprobs)
+        found: list[PositionLogprobs] = []
+        for index, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True)):
+            own = slice(index * part.num_top, (index + 1) * part.num_top)
+            top = zip(top_token_ids[own], top_logprobs[own], strict=True)
+            chosen = self._token_text(token_id, logprob)
+            found.append(PositionLogprobs(chosen, tuple([self._token_text(*candidate) for candidate in top])))
+        return TextEvent(
+            self.sequence_id,
+            self.attempt,
+            position,
+            (),
+            self._text_length,
+            "",
+            prompt_start=part.start,
+            prompt_logprobs=tuple(found),
+        )
 
     def _logprobs(self, event: TokenEvent, start: int, end: int) -> tuple[PositionLogprobs, ...]:
         pairs = zip(event.token_ids[start:end], islice(event.logprobs, start, end), strict=False)

@@ -8,6 +8,7 @@ from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
 from services.engine.loop import StepReport
 from services.engine.worker.seam import ModelWorker
+from shared.messages import PromptLogprobs
 from shared.sampling import SamplingParams
 
 
@@ -17,6 +18,7 @@ class Output:
     def __init__(self) -> None:
         self.tokens: dict[str, list[int]] = defaultdict(list)
         self.logprobs: dict[str, list[Any]] = defaultdict(list)
+        self.prompts: dict[str, list[PromptLogprobs]] = defaultdict(list)
 
     def report(self, report: StepReport) -> None:
         assert not report.refused
@@ -24,6 +26,7 @@ class Output:
             assert outcome.position == len(self.tokens[outcome.sequence_id])
             self.tokens[outcome.sequence_id] += outcome.token_ids
             self.logprobs[outcome.sequence_id] += outcome.logprobs
+            self.prompts[outcome.sequence_id] += outcome.prompt_logprobs
 
 
 def run(
@@ -37,7 +40,9 @@ def run(
         fields = {"max_tokens": num_tokens, "ignore_eos": True, **params}
         if number == len(requests) - 1:
             engine.step()
-        engine.add(SequenceSpec(f"r{number}", tuple(prompt), SamplingParams(**fields)))
+        params = SamplingParams(**fields)
+        family = f"beams {params.beam.width}" if params.beam is not None else ""
+        engine.add(SequenceSpec(f"r{number}", tuple(prompt), params, family=family))
     while engine.step():
         pass
     assert not engine.core.sequences

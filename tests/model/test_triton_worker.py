@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from services.engine.worker.profile import largest_step, make_probe
 from services.engine.worker.seam import ModelWorker, PipelinedWorker
 from services.engine.worker.torch_worker import TorchWorker, describe_model
 from services.engine.worker.triton_worker import TritonWorker
+from shared.sampling import BeamParams
 from tests.model.harness import Models, make_prompt, settings
 from tests.model.looped import Output, run
 
@@ -64,6 +66,28 @@ def test_a_mixed_batch_gets_the_tokens_and_log_probabilities_of_the_torch_worker
 def test_families_of_every_kind_get_the_tokens_of_the_torch_worker(both: Both, variant: str) -> None:
     ours, theirs = both(variant, [(9, GREEDY), (2, GREEDY)], 2)
     assert ours.tokens == theirs.tokens
+
+
+def test_prompts_get_the_log_probabilities_of_the_torch_worker(both: Both) -> None:
+    repeating: dict[str, Any] = {"temperature": 0.0, "prompt_logprobs": 1}
+    requests = [(17, {**GREEDY, "prompt_logprobs": 2}), (1, repeating), (6, {"seed": 1, "prompt_logprobs": 0})]
+    ours, theirs = both("llama", requests, 4, num_speculative_tokens=2)
+    assert ours.tokens == theirs.tokens
+    for name in ("r0", "r1", "r2"):
+        for mine, other in zip(ours.prompts[name], theirs.prompts[name], strict=True):
+            assert (mine.start, mine.token_ids, mine.num_top) == (other.start, other.token_ids, other.num_top)
+            assert mine.top_token_ids == other.top_token_ids
+            for packed in ("logprobs", "top_logprobs"):
+                values = (np.frombuffer(getattr(one, packed), "<f4") for one in (mine, other))
+                np.testing.assert_allclose(*values, atol=1e-4)
+    assert [sum(len(part.logprobs) // 4 for part in ours.prompts[f"r{number}"]) for number in range(3)] == [17, 1, 6]
+
+
+def test_a_beam_search_finds_the_hypotheses_of_the_torch_worker(both: Both) -> None:
+    search: list[dict[str, Any]] = [{"temperature": 0.0, "beam": BeamParams(3, rank)} for rank in range(2)]
+    ours, theirs = both("llama", [(17, search[0]), (4, GREEDY), (17, search[1])], 4)
+    assert ours.tokens == theirs.tokens
+    assert ours.tokens["r0"] != ours.tokens["r2"]
 
 
 def test_guesses_are_accepted_as_the_torch_worker_accepts_them(both: Both) -> None:

@@ -16,6 +16,8 @@ from services.engine.core.plan import (
     StepPlan,
     StepResult,
 )
+from shared.codec import pack_ids
+from shared.messages import PromptLogprobs
 
 EOS, STOP = 2, 9
 SAMPLED = (EOS, STOP, *range(10, 20))
@@ -27,6 +29,9 @@ class Row:
 
     sequence_id: str
     salt: bytes
+    num_candidates: int = 0
+    """How many candidates a beam search needs; 0 for a sequence without beams."""
+    num_prompt_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
     prefixes: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
@@ -38,7 +43,7 @@ class Row:
 
     def with_guesses(self, token_ids: tuple[int, ...]) -> list[int]:
         """The prefixes as they are if the guesses are right."""
-        guessed = Row("", self.salt, list(self.tokens), list(self.prefixes))
+        guessed = Row("", self.salt, 0, 0, list(self.tokens), list(self.prefixes))
         guessed.append(token_ids)
         return guessed.prefixes
 
@@ -60,7 +65,7 @@ class ModelWorker:
             del self.rows[row]
         self.copy(plan)
         for new in plan.new:
-            self.fill(new, salts[new.sequence_id])
+            self.fill(new, salts[new.sequence_id.split()[0]])
         assert len({share.row for share in plan.scheduled}) == len(plan.scheduled), "a row twice in one plan"
         for share in plan.scheduled:
             self.rows[share.row].blocks += share.new_block_ids
@@ -70,12 +75,29 @@ class ModelWorker:
         for share in plan.scheduled:
             self.read(share)
         sampled: list[tuple[int, ...]] = []
+        logprobs: list[tuple[SampledLogprobs, ...]] = []
         for share in plan.scheduled:
             if share.samples:
+                row = self.rows[share.row]
                 sampled.append(self.sample(share.draft_token_ids, draw))
-                self.rows[share.row].append(sampled[-1])
-        logprobs = tuple(tuple(SampledLogprobs(-1.0) for _ in tokens) for tokens in sampled)
-        return StepResult(plan.step, tuple(sampled), logprobs)
+                logprobs.append(tuple(self.report(row) for _ in sampled[-1]))
+                row.append(sampled[-1])
+        reports = tuple(self.prompt_report(share) for share in plan.scheduled if share.num_prompt_logprobs)
+        return StepResult(plan.step, tuple(sampled), tuple(logprobs), reports)
+
+    def prompt_report(self, share: ScheduledSequence) -> PromptLogprobs:
+        row, first = self.rows[share.row], share.start + 1
+        assert 0 < share.num_prompt_logprobs <= min(share.num_tokens, row.num_prompt_tokens - first)
+        token_ids = row.tokens[first : first + share.num_prompt_logprobs]
+        return PromptLogprobs(first, pack_ids(token_ids), bytes(4 * len(token_ids)))
+
+    def report(self, row: Row) -> SampledLogprobs:
+        """The candidates of a beam, which follow from its tokens, so that a search that begins anew finds the same."""
+        if not row.num_candidates:
+            return SampledLogprobs(-1.0)
+        draw = random.Random(row.prefixes[-1])
+        token_ids = draw.sample((EOS, STOP, *range(10, 40)), row.num_candidates)
+        return SampledLogprobs(-1.0, tuple(token_ids), tuple(sorted((-draw.random() for _ in token_ids), reverse=True)))
 
     def sample(self, guesses: tuple[int, ...], draw: random.Random) -> tuple[int, ...]:
         """Some of the guesses and one token more, which is not the next guess."""
@@ -110,7 +132,10 @@ class ModelWorker:
     def fill(self, new: NewSequence, salt: bytes) -> None:
         assert 0 <= new.row < self.max_num_seqs
         assert new.row not in self.rows, "the row is taken"
-        row = self.rows[new.row] = Row(new.sequence_id, salt, blocks=list(new.block_ids))
+        num_candidates = new.params.logprobs or 0 if new.params.beam is not None else 0
+        row = self.rows[new.row] = Row(
+            new.sequence_id, salt, num_candidates, new.num_prompt_tokens, blocks=list(new.block_ids)
+        )
         row.append(new.token_ids)
 
     def write(self, share: ScheduledSequence, readers: dict[int, int]) -> None:

@@ -5,20 +5,21 @@ Each plan is carried out by `engine_worker.ModelWorker`, and `invariants.check` 
 
 import random
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.engine.core import invariants
 from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits, EngineFacts, NewSequence, StepPlan, StepResult
+from services.engine.core.plan import CoreLimits, EngineFacts, NewSequence, StepPlan, StepResult, prompt_logprob_rows
 from services.engine.core.request import Outcome, SequenceSpec
 from shared.blocks import chain_hashes, split_hashes
-from shared.codec import pack_ids
+from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
-from shared.sampling import SamplingParams
+from shared.sampling import BeamParams, SamplingParams
 from tests.property.engine_worker import EOS, STOP, ModelWorker
 
 DRAIN_STEPS = 3000
@@ -31,6 +32,8 @@ class Known:
     spec: SequenceSpec
     output: list[int]
     cumulative: float = 0.0
+    reported: list[int] = field(default_factory=list)
+    """Prompt tokens whose log probabilities were reported."""
 
 
 class EngineCoreMachine(RuleBasedStateMachine):
@@ -78,10 +81,13 @@ class EngineCoreMachine(RuleBasedStateMachine):
         prompts = prompts if chunked else None
         limits = (max_num_seqs, max(budget, max_num_seqs), caching, chunked, ratio, delay, num_guesses)
         self.limits = CoreLimits(*limits, step_prompt_tokens=prompts)
-        self.facts = EngineFacts(num_blocks, block_size, 40, 1000, frozenset({EOS}), num_host_blocks)
+        # With the larger vocabulary a step reports log probabilities of no more than two prompt tokens.
+        vocab_size = 1000 if num_blocks % 2 else 2**22
+        self.facts = EngineFacts(num_blocks, block_size, 40, vocab_size, frozenset({EOS}), num_host_blocks)
         self.now_s = 0.0
         self.clock = clock or delay > 0
         self.depth = depth
+        self.num_reports = prompt_logprob_rows(self.facts.vocab_size)
         self.core = Core(self.limits, self.facts)
         self.worker = ModelWorker(self.facts, max_num_seqs)
         self.live: dict[str, Known] = {}
@@ -89,7 +95,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.ended: Counter[str] = Counter()
         self.num_generated = 0
-        self.num_copies = 0
+        self.num_copies = self.num_beams_preempted = 0
         for number, (kind, length) in enumerate(crowd):
             self.salts[f"c{number}"] = b""
             prompt = tuple(range(100 * (kind + 1), 100 * (kind + 1) + min(length, self.room() - 1)))
@@ -115,6 +121,8 @@ class EngineCoreMachine(RuleBasedStateMachine):
         choices=st.sampled_from([1, 1, 2, 3]),
         spread=st.sampled_from([0, 0, 1, -1]),
         clamped=st.sampled_from([True, True, True, False]),
+        width=st.sampled_from([0, 0, 0, 2, 3]),
+        reports=st.sampled_from([False, False, True]),
     )
     def submit(
         self,
@@ -133,12 +141,19 @@ class EngineCoreMachine(RuleBasedStateMachine):
         choices: int,
         spread: int,
         clamped: bool,
+        width: int,
+        reports: bool,
     ) -> None:
-        """One sequence, a fork of a live one, or the choices of a prompt, that arrive together."""
+        """One sequence, a fork of a live one, or the choices of a prompt, that arrive together.
+
+        `width`: of a beam search for the choices; 0 if they sample. `reports`: whether log probabilities of the prompt
+        are asked for.
+        """
         if clamped:
             shared = max(1, min(shared, self.room() - len(tail) - len(output) - 1))
         prompt = (*range(100 * (family + 1), 100 * (family + 1) + shared), *tail)
-        forked = sorted(self.live)[source % len(self.live)] if self.live and source is not None else None
+        sources = sorted(name for name, known in self.live.items() if known.spec.params.beam is None)
+        forked = sources[source % len(sources)] if sources and source is not None and not width else None
         if forked is not None:
             known = self.live[forked]
             prompt, salt = known.spec.prompt_token_ids, known.spec.cache_salt
@@ -149,7 +164,10 @@ class EngineCoreMachine(RuleBasedStateMachine):
             ignore_eos=flags[0],
             stop_token_ids=(STOP,) if flags[1] else (),
             logprobs=0 if flags[2] else None,
+            prompt_logprobs=0 if reports and not width else None,
         )
+        if width:
+            choices, output, params = min(choices, width), [], msgspec.structs.replace(params, temperature=0.0)
         hashes = split_hashes(chain_hashes(pack_ids([*prompt, *output]), self.facts.block_size, salt))
         related = f"family {len(self.salts)}" if choices > 1 and forked is None else ""
         for number in range(choices if related else 1):
@@ -157,6 +175,8 @@ class EngineCoreMachine(RuleBasedStateMachine):
             self.salts[sequence_id] = salt
             given = tuple(hashes[:num_hashes])
             rank = priority + number * spread
+            if width:
+                params = msgspec.structs.replace(params, beam=BeamParams(width, number, early_stopping=spread > 0))
             self.enter(
                 SequenceSpec(sequence_id, prompt, params, tuple(output), given, salt, rank, arrival, related), forked
             )
@@ -172,9 +192,17 @@ class EngineCoreMachine(RuleBasedStateMachine):
             else:
                 self.core.fork(forked, spec)
         except ServiceError:
-            assert not prompt or len(prompt) + len(output) >= self.room() or len(output) >= spec.params.max_tokens
+            too_long = not prompt or len(prompt) + len(output) >= self.room() or len(output) >= spec.params.max_tokens
+            assert too_long or (spec.params.beam is not None and not self.holds_beams(spec, spec.params.beam.width))
         else:
             self.live[spec.sequence_id] = Known(spec, list(output))
+
+    def holds_beams(self, spec: SequenceSpec, width: int) -> bool:
+        """Whether the rows and blocks are enough for a beam search that is alone."""
+        length = min(len(spec.prompt_token_ids) + spec.params.max_tokens, self.room())
+        shared, size = len(spec.prompt_token_ids) // self.facts.block_size, self.facts.block_size
+        blocks = shared + width * (-(-(length - 1) // size) - shared)
+        return width <= self.limits.max_num_seqs and blocks <= self.facts.num_blocks
 
     @precondition(lambda self: self.live)
     @rule(pick=st.integers(0, 1000))
@@ -191,13 +219,17 @@ class EngineCoreMachine(RuleBasedStateMachine):
         oldest = self.core.scheduler.running[0] if self.core.scheduler.running else None
         # Without a clock nothing holds guesses back.
         self.now_s += seed % 3 if self.clock else 0
+        searching = [group for group in self.core.beam_groups if len(group.beams) > 1]
         plan = self.core.schedule(self.now_s)
+        self.num_beams_preempted += sum(len(group.beams) == 1 for group in searching)
         self.check_plan(plan)
         if plan.empty:
             assert plan == StepPlan(plan.step)
             assert self.in_flight or not self.live, "work to do, none of it planned, and nothing to wait for"
             return
-        if oldest and not self.in_flight and self.limits.enable_chunked_prefill:
+        assert sum(share.num_prompt_logprobs for share in plan.scheduled) <= self.num_reports
+        waits = oldest is not None and oldest.beams and not oldest.num_in_flight and not oldest.num_unscheduled_tokens
+        if oldest and not waits and not self.in_flight and self.limits.enable_chunked_prefill:
             assert oldest.num_in_flight == 1, "the oldest running sequence was passed over"
         result = self.worker.run(plan, self.salts, random.Random(seed))
         self.in_flight.append((plan, result))
@@ -228,11 +260,13 @@ class EngineCoreMachine(RuleBasedStateMachine):
         invariants.check(self.core)
         assert self.core.sequences.keys() == self.live.keys()
         counters = self.core.counters()
-        assert counters.num_running + counters.num_waiting == len(self.live)
-        assert dict(counters.finished) == {reason: self.ended[reason] for reason in ("stop", "length", "abort")}
+        scheduled = self.core.scheduled_sequences()
+        assert counters.num_running + counters.num_waiting == len(scheduled)
+        reasons = ("stop", "length", "abort", "error")
+        assert dict(counters.finished) == {reason: self.ended[reason] for reason in reasons}
         assert counters.generation_tokens == self.num_generated
-        for sequence in self.core.sequences.values():
-            packed, salt = pack_ids(sequence.tokens), self.salts[sequence.sequence_id]
+        for sequence in (*self.core.sequences.values(), *scheduled):
+            packed, salt = pack_ids(sequence.tokens), self.salts[sequence.sequence_id.split()[0]]
             chain = split_hashes(chain_hashes(packed, self.facts.block_size, salt))
             assert sequence.block_hashes == chain[: len(sequence.block_hashes)], "a hash of other tokens"
 
@@ -242,8 +276,10 @@ class EngineCoreMachine(RuleBasedStateMachine):
         self.num_copies += len(plan.copies)
         by_row = {share.row: share for share in plan.scheduled}
         for new in plan.new:
-            assert list(new.token_ids) == [*self.live[new.sequence_id].spec.prompt_token_ids, *self.output_of(new)]
-            assert by_row[new.row].samples or self.limits.enable_chunked_prefill, "a part of a prompt was planned"
+            if new.params.beam is None:
+                assert list(new.token_ids) == [*self.live[new.sequence_id].spec.prompt_token_ids, *self.output_of(new)]
+            whole = by_row[new.row].samples or new.params.prompt_logprobs is not None
+            assert whole or self.limits.enable_chunked_prefill, "a part of a prompt was planned"
         if plan.num_tokens > self.limits.max_num_batched_tokens:
             assert not self.limits.enable_chunked_prefill
             assert len(plan.scheduled) == len(plan.new) == 1, "more than the budget, and not one sequence alone"
@@ -256,10 +292,15 @@ class EngineCoreMachine(RuleBasedStateMachine):
         params = known.spec.params
         assert outcome.position == len(known.output), "a gap or a repeat"
         assert outcome.token_ids
+        for part in outcome.prompt_logprobs:
+            assert part.start == len(known.reported)
+            known.reported += unpack_ids(part.token_ids)
+        wanted = known.spec.prompt_token_ids if params.prompt_logprobs is not None else ()
+        assert tuple(known.reported) == wanted, "the prompt was not reported, or not once"
         known.output += outcome.token_ids
         known.cumulative -= len(outcome.token_ids)
         self.num_generated += len(outcome.token_ids)
-        assert outcome.cumulative_logprob == known.cumulative
+        assert outcome.cumulative_logprob == known.cumulative or (params.beam is not None and outcome.finish_reason)
         assert len(outcome.logprobs) == (len(outcome.token_ids) if params.logprobs is not None else 0)
         assert outcome.num_cached_tokens <= len(known.spec.prompt_token_ids)
         ends = [self.ending(known, position) for position in range(outcome.position, len(known.output))]
@@ -287,6 +328,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
                 "preempted": counters.preemptions,
                 "swapped in": counters.swapped_in_blocks,
                 "copied": self.num_copies,
+                "beams preempted": self.num_beams_preempted,
                 "right guesses": counters.accepted_tokens,
                 "wrong guesses": counters.drafted_tokens - counters.accepted_tokens,
             }

@@ -55,6 +55,8 @@ def submit_something(machine: EngineCoreMachine, draw: random.Random) -> None:
         choices=draw.choice([1, 2, 3, 4]),
         spread=draw.choice([0, 0, 1, -1]),
         clamped=True,
+        width=draw.choice([0, 0, 2, 3]),
+        reports=draw.random() < 0.2,
     )
 
 
@@ -75,4 +77,5 @@ def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(seed: int) 
             machine.holds_together()
         machine.teardown()
         seen += machine.seen()
-    assert min(seen[what] for what in ("preempted", "swapped in", "copied", "right guesses", "wrong guesses")) > 0, seen
+    wanted = ("preempted", "beams preempted", "swapped in", "copied", "right guesses", "wrong guesses")
+    assert min(seen[what] for what in wanted) > 0, seen

@@ -10,18 +10,31 @@ The scheduling order and the memory are decided in `scheduler` and `block_pool`;
 loop calls the core from one thread. Only `counters` may be called from another thread.
 """
 
+import math
+import struct
+
+from services.engine.core.beam_group import BeamGroup, BeamGroups, further_beams
 from services.engine.core.block_pool import BlockPool
 from services.engine.core.counters import Counters, Tally
 from services.engine.core.lookahead import Lookahead
-from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
+from services.engine.core.plan import (
+    CoreLimits,
+    EngineFacts,
+    SampledLogprobs,
+    StepPlan,
+    StepResult,
+    prompt_logprob_rows,
+)
 from services.engine.core.prefix_cache import PrefixCache
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.core.scheduler import Scheduler
 from services.engine.core.sequence import Sequence, Status, from_spec
-from services.engine.core.stopping import Verdict, rules_for
+from services.engine.core.stopping import StopRules, Verdict, rules_for
 from services.engine.core.swap import SwapSpace
 from shared.blocks import HASH_BYTES
+from shared.codec import pack_ids
 from shared.errors import ServiceError
+from shared.messages import FinishReason, PromptLogprobs
 from shared.sampling import check_vocabulary
 
 
@@ -35,11 +48,21 @@ class Core:
         self.pool = BlockPool(facts.num_blocks)
         self.prefix_cache = PrefixCache(self.pool, facts.block_size, enabled=limits.enable_prefix_caching)
         self.swap = SwapSpace(facts.num_host_blocks, facts.block_size, self.pool, self.tally)
-        self.scheduler = Scheduler(limits, facts.block_size, self.pool, self.prefix_cache, self.swap, self.tally)
+        self.scheduler = Scheduler(
+            limits,
+            facts.block_size,
+            self.pool,
+            self.prefix_cache,
+            self.swap,
+            self.tally,
+            prompt_logprob_rows(facts.vocab_size),
+        )
         self._families: dict[tuple[str, bytes], list[Sequence]] = {}
         """The live sequences of each family (sequences with a common prefix), by family name and cache salt."""
+        self.beam_groups = BeamGroups(facts.block_size)
         self.sequences: dict[str, Sequence] = {}
-        """The live sequences (added and not ended), by sequence id."""
+        """The live sequences (added and not ended), by sequence id. Those of beam searches are not scheduled themselves
+        (see `beam_group`)."""
         self.failed: list[tuple[str, ServiceError]] = []
         """Sequences that ended because no token could be sampled for them. The caller of `apply` clears the list."""
         # The last token of a sequence is sampled but never computed, so it needs no slot in a KV block.
@@ -59,7 +82,7 @@ class Core:
         return len(self._families)
 
     def add(self, spec: SequenceSpec) -> None:
-        """Queues a sequence.
+        """Queues a sequence, or adds it to the beam search of its siblings.
 
         Raises ServiceError ('invalid_value', 'context_length_exceeded') for a sequence that could never run. The id
         must not be in use (AssertionError); the id of an aborted sequence may be used again at once.
@@ -67,11 +90,16 @@ class Core:
         assert spec.sequence_id not in self.sequences, f"{spec.sequence_id} was added twice"
         self._check(spec)
         rules = rules_for(spec.params, len(spec.prompt_token_ids), self.max_model_len, self.facts.eos_token_ids)
+        if spec.params.beam is not None:
+            self._check_room_for_beams(spec, rules)
         sequence = from_spec(spec, rules, self._num_added, self.facts.block_size)
+        self.sequences[spec.sequence_id] = sequence
+        if spec.params.beam is not None:
+            self._join_beam_group(sequence, spec)
+            return
         if self.num_speculative_tokens:
             sequence.lookahead = Lookahead(self.num_speculative_tokens)
         self._num_added += 1
-        self.sequences[spec.sequence_id] = sequence
         if spec.family:
             sequence.relatives = self._families.setdefault((spec.family, spec.cache_salt), [])
             sequence.relatives.append(sequence)
@@ -83,9 +111,11 @@ class Core:
         If the source is running when the new sequence joins, the new one reuses the source's KV of the common prefix
         (see `reuse`): full blocks are shared, a partly filled last block is copied. Otherwise the new sequence is an
         ordinary one. Raises the same errors as `add`. The source must be live and have the same cache salt, and `spec`
-        must have no family.
+        must have no family. Neither may belong to a beam search.
         """
         source = self.sequences[source_id]
+        assert source.params.beam is None, "the source has no tokens of its own"
+        assert spec.params.beam is None, "a fork into a beam search"
         assert source.cache_salt == spec.cache_salt, "a fork across cache salts"
         assert not spec.family, "a fork has its source"
         self.add(spec)
@@ -100,8 +130,7 @@ class Core:
         sequence = self.sequences.pop(sequence_id, None)
         if sequence is None:
             return False
-        self._leave_family(sequence)
-        self.scheduler.finish(sequence)
+        self._leave(sequence)
         self.tally.finished["abort"] += 1
         return True
 
@@ -123,6 +152,8 @@ class Core:
     def apply(self, plan: StepPlan, result: StepResult, now_s: float = 0.0) -> list[Outcome]:
         """Applies a step's result. Returns one outcome for each live sequence that got tokens, in plan order.
 
+        The sequences of a beam search get all their tokens when the search is over.
+
         A sequence whose outcome has a finish reason has ended. Its row and blocks are free, or, if a later plan in
         flight contains the sequence, will be free when that plan is applied.
         """
@@ -134,20 +165,38 @@ class Core:
         self.scheduler.landed(plan.step, now_s, sum(map(len, result.token_ids)) - num_samples)
         assert len(result.token_ids) == len(result.logprobs) == num_samples, "the result is not that of the plan"
         samples = zip(result.token_ids, result.logprobs, strict=True)
+        prompt_logprobs = iter(result.prompt_logprobs)
         outcomes: list[Outcome] = []
         errors, index = dict(result.failed), -1
         for share in plan.scheduled:
             sampled = next(samples) if share.samples else None
             index += share.samples
+            reported = next(prompt_logprobs) if share.num_prompt_logprobs else None
             sequence = self.scheduler.land(share, len(sampled[0]) if sampled is not None else 0)
             if sequence.status is Status.FINISHED:
                 continue
             self.prefix_cache.publish(sequence)
-            if sampled is not None and index in errors:
+            if reported is not None:
+                sequence.prompt_logprobs.append(reported)
+                sequence.has_prompt_logprobs = sequence.num_computed_tokens >= sequence.num_prompt_tokens - 1
+            if sampled is None:
+                continue
+            if index in errors:
                 self._fail(sequence, errors[index])
-            elif sampled is not None:
+            elif sequence.beams:
+                outcomes += self._take_candidates(sequence, sampled[1][0])
+            else:
                 outcomes.append(self._take_tokens(sequence, *sampled))
         return outcomes
+
+    def joined(self, plan: StepPlan) -> tuple[str, ...]:
+        """Returns the ids of the sequences that join in a plan, which must not have been applied yet."""
+        return self.beam_groups.joined(plan)
+
+    def scheduled_sequences(self) -> list[Sequence]:
+        """Returns the sequences that the scheduler has: the live ones, with the beams of a search for its members."""
+        own = [one for one in self.sequences.values() if one.params.beam is None]
+        return own + [beam for group in self.beam_groups for beam in group.beams]
 
     def counters(self) -> Counters:
         """Returns the totals and the current load. May be called from any thread."""
@@ -187,7 +236,7 @@ class Core:
             sequence.cumulative_logprob += entry.logprob
         self._count(sequence, position, count)
         if verdict is not None:
-            self._end(sequence, verdict)
+            self._end(sequence, verdict.reason)
         return Outcome(
             sequence_id=sequence.sequence_id,
             position=position,
@@ -198,24 +247,52 @@ class Core:
             stop_token_id=verdict.stop_token_id if verdict else None,
             num_cached_tokens=sequence.num_cached_tokens,
             first_scheduled_step=sequence.first_scheduled_step,
+            prompt_logprobs=_prompt_logprobs(sequence) if position == sequence.num_carried_tokens else (),
         )
+
+    def _take_candidates(self, beam: Sequence, candidates: SampledLogprobs) -> list[Outcome]:
+        """Passes the candidates of a beam to its search. Returns the outcomes of its members if the search is over."""
+        group = self.beam_groups.group_of(beam)
+        sources = group.report(beam, candidates)
+        if sources is None:
+            return []
+        if group.search.over:
+            return self._end_search(group)
+        if len(group.beams) < len(sources):
+            self.scheduler.spread(group.beams, further_beams(group))
+        self.scheduler.rearrange(group.beams, sources, group.new_tokens())
+        return []
+
+    def _end_search(self, group: BeamGroup) -> list[Outcome]:
+        outcomes = group.outcomes()
+        for member, outcome in zip(list(group.members), outcomes, strict=True):
+            assert outcome.finish_reason is not None
+            self._count(member, outcome.position, len(outcome.token_ids))
+            self._end(member, outcome.finish_reason)
+        return outcomes
 
     def _count(self, sequence: Sequence, position: int, num_tokens: int) -> None:
         self.tally.generation_tokens += num_tokens
         if position == sequence.num_carried_tokens:
             self.tally.prompt_tokens += sequence.num_prompt_tokens
 
-    def _end(self, sequence: Sequence, verdict: Verdict) -> None:
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         del self.sequences[sequence.sequence_id]
+        self._leave(sequence)
+        self.tally.finished[reason] += 1
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Takes an ended sequence out of the scheduler, or out of its beam search, which ends with its last member."""
+        if self.beam_groups.has_member(sequence.sequence_id):
+            group = self.beam_groups.leave(sequence)
+            for beam in list(group.beams) if group is not None else ():
+                self.scheduler.finish(beam)
+            return
         self._leave_family(sequence)
         self.scheduler.finish(sequence)
-        self.tally.finished[verdict.reason] += 1
 
     def _fail(self, sequence: Sequence, message: str) -> None:
-        del self.sequences[sequence.sequence_id]
-        self._leave_family(sequence)
-        self.scheduler.finish(sequence)
-        self.tally.finished["error"] += 1
+        self._end(sequence, "error")
         self.failed.append((sequence.sequence_id, ServiceError("invalid_value", message)))
 
     def _leave_family(self, sequence: Sequence) -> None:
@@ -225,6 +302,13 @@ class Core:
         members.remove(sequence)
         if not members:
             del self._families[sequence.family, sequence.cache_salt]
+
+    def _join_beam_group(self, member: Sequence, spec: SequenceSpec) -> None:
+        assert spec.params.beam is not None
+        group = self.beam_groups.join(member, spec, self._num_added)
+        if group is not None:
+            self._num_added += spec.params.beam.width
+            self.scheduler.add(group.leader)
 
     # --- admission ----------------------------------------------------------------------------------------------------
 
@@ -248,12 +332,39 @@ class Core:
             f"Block hashes must have {HASH_BYTES} bytes.",
         )
 
+    def _check_room_for_beams(self, spec: SequenceSpec, rules: StopRules) -> None:
+        """Raises ServiceError for a beam search that could not run even if it were alone."""
+        assert spec.params.beam is not None
+        width, num_prompt = spec.params.beam.width, len(spec.prompt_token_ids)
+        most = min(self.scheduler.num_rows, self.facts.vocab_size - len(rules.end_token_ids))
+        _require(width <= most, "best_of", f"This engine runs at most {most} beams: lower 'best_of'.")
+        # All beams share the full blocks of the prompt. The last token of each is never computed.
+        num_shared = num_prompt // self.facts.block_size
+        num_all = -(-(num_prompt + rules.max_tokens - 1) // self.facts.block_size)
+        num_blocks = num_shared + width * (num_all - num_shared)
+        _require(
+            num_blocks <= self.facts.num_blocks,
+            "max_tokens",
+            f"{width} beams of up to {num_prompt + rules.max_tokens} tokens need {num_blocks} KV blocks, and this "
+            f"engine has {self.facts.num_blocks}: lower 'max_tokens' or 'best_of'.",
+        )
+
     def _too_long(self, num_tokens: int) -> str:
         what = "This model" if self.max_model_len == self.facts.max_model_len else "This engine's cache"
         return (
             f"{what} takes at most {self.max_model_len} tokens, prompt and output together, and the prompt has "
             f"{num_tokens}, which leaves no room for output. Shorten the prompt."
         )
+
+
+def _prompt_logprobs(sequence: Sequence) -> tuple[PromptLogprobs, ...]:
+    """Returns the log probabilities of the prompt, if the sequence asked for them, and drops them here."""
+    if sequence.params.prompt_logprobs is None:
+        return ()
+    first = PromptLogprobs(0, pack_ids(sequence.tokens[:1]), struct.pack("<f", math.nan))
+    reported = (first, *sequence.prompt_logprobs)
+    sequence.prompt_logprobs.clear()
+    return reported
 
 
 def _append(sequence: Sequence, token_ids: tuple[int, ...]) -> Verdict | None:

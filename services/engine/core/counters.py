@@ -27,7 +27,7 @@ class Tally:
     """Number of draft tokens."""
     accepted_tokens: int = 0
     """Number of accepted draft tokens."""
-    finished: dict[FinishReason, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
+    finished: dict[FinishReason, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0, "error": 0})
 
 
 @dataclass(frozen=True, slots=True)

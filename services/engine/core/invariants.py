@@ -75,7 +75,7 @@ def _check_references(core: Core) -> None:
 def _check_host(core: Core) -> None:
     """Each used host block is held by one preempted sequence, which has as many as its host tokens need."""
     held: Counter[int] = Counter()
-    for sequence in core.sequences.values():
+    for sequence in core.scheduled_sequences():
         held.update(sequence.host_blocks)
         num_blocks = -(-sequence.num_host_tokens // core.facts.block_size)
         assert len(sequence.host_blocks) == num_blocks, f"{sequence.sequence_id}: {num_blocks} blocks on the host"
@@ -100,12 +100,16 @@ def _check_names(core: Core) -> None:
 
 
 def _check_rows(core: Core) -> None:
-    """Every row is free or held by one sequence that is running, or finished with a plan in flight."""
+    """Every row is free, reserved or held by one sequence that is running, or finished with a plan in flight."""
     rows = core.scheduler.rows
     holders = list(rows.holders())
-    assert len(holders) + rows.num_free == len(rows), (
-        f"{len(holders)} rows held, {rows.num_free} free, {len(rows)} in all"
+    assert len(holders) + rows.num_free + rows.num_reserved == len(rows), (
+        f"{len(holders)} rows held, {rows.num_free} free, {rows.num_reserved} reserved, {len(rows)} in all"
     )
+    to_come = sum(one.num_rows - 1 for one in core.scheduler.running if len(one.beams) == 1)
+    assert rows.num_reserved == to_come, f"{rows.num_reserved} rows reserved, {to_come} beams to come"
+    for sequence in holders:
+        assert sequence.beams or not rows.is_vacant(sequence.row), f"{sequence.sequence_id} has a vacant row"
     for sequence in holders:
         assert rows[sequence.row] is sequence, f"{sequence.sequence_id} does not know its row"
         leaving = sequence.status is Status.FINISHED and sequence.num_in_flight > 0
@@ -121,7 +125,7 @@ def _check_queues(core: Core) -> None:
     ages = [sequence.age for sequence in running]
     assert ages == sorted(set(ages)), f"running sequences out of order: {ages}"
     queued = Counter(map(id, [*running, *waiting]))
-    live = Counter(map(id, core.sequences.values()))
+    live = Counter(map(id, core.scheduled_sequences()))
     assert queued == live, "the queues do not hold exactly the live sequences"
     for sequence in running:
         assert sequence.status is Status.RUNNING, f"{sequence.sequence_id} runs as {sequence.status}"
@@ -144,8 +148,23 @@ def _check_counters(core: Core, sequence: Sequence) -> None:
     assert sequence.num_published_blocks * block_size <= computed, f"{name}: blocks published before they were computed"
     assert sequence.num_tokens <= core.max_model_len, f"{name}: {sequence.num_tokens} tokens"
     least, most = (-(-count // block_size) for count in (scheduled, scheduled + core.num_speculative_tokens))
-    num_blocks = len(sequence.block_table)
+    num_blocks = len(sequence.block_table) + (sequence.copied_block is not None)
     assert least <= num_blocks <= most, f"{name}: {num_blocks} blocks for {scheduled} tokens"
     if sequence.status is Status.RUNNING:
         assert scheduled <= known, f"{name}: {scheduled} of {known} tokens scheduled"
-        assert sequence.num_unscheduled_tokens > 0 or sequence.num_in_flight, f"{name} runs and has nothing to do"
+        waits = any(beam.num_unscheduled_tokens > 0 or beam.num_in_flight for beam in sequence.beams)
+        busy = sequence.num_unscheduled_tokens > 0 or sequence.num_in_flight or waits
+        assert busy, f"{name} runs and has nothing to do"
+    if sequence.beams and sequence.status is Status.RUNNING:
+        _check_beams(sequence)
+
+
+def _check_beams(sequence: Sequence) -> None:
+    """The beams of a search have the same length and different tokens; the copied block is another beam's last one."""
+    name, beams = sequence.sequence_id, sequence.beams
+    assert sequence in beams, f"{name} is not among its beams"
+    assert len({beam.num_tokens for beam in beams}) == 1, f"{name}: beams of different lengths"
+    assert len({bytes(beam.tokens) for beam in beams}) == len(beams), f"{name}: two beams with the same tokens"
+    if sequence.copied_block is not None:
+        holders = [beam for beam in beams if sequence.copied_block in beam.block_table]
+        assert holders, f"{name}: nobody holds block {sequence.copied_block}, which is to be copied"

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from shared.messages import PromptLogprobs
 from shared.sampling import SamplingParams
 
 DEFAULT_BATCHED_TOKENS = 2048
@@ -30,13 +31,24 @@ all sequences wait longer, with hardly more throughput. A worker for which fewer
 `EngineFacts.step_prompt_tokens`."""
 
 
+PROMPT_LOGPROBS_BYTES = 32 * 2**20
+"""Bytes of logits in a step for log probabilities of prompts. Longer prompts that ask for them take more steps."""
+PROMPT_LOGPROBS_ROWS_MAX = 256
+"""Limit of the same for small vocabularies: more tokens in a step are hardly faster."""
+
+
+def prompt_logprob_rows(vocab_size: int) -> int:
+    """Returns for how many prompt tokens a step reports log probabilities at most."""
+    return min(PROMPT_LOGPROBS_ROWS_MAX, max(1, PROMPT_LOGPROBS_BYTES // (4 * vocab_size)))
+
+
 def default_batched_tokens(on_cpu: bool, max_num_seqs: int) -> int:
     """Returns the token budget of a step if `--max-num-batched-tokens` is not given."""
     return CPU_PROMPT_TOKENS + max_num_seqs if on_cpu else DEFAULT_BATCHED_TOKENS
 
 
 class NewSequence(msgspec.Struct, frozen=True):
-    """A sequence that joins, or comes back after preemption, and the row that it gets.
+    """A sequence that joins, or comes back after preemption, or a beam with other tokens, and the row that it gets.
 
     `token_ids` are prompt and output so far; the first `num_prompt_tokens` are the prompt. `block_ids` is the whole
     block table so far. The data stay valid until the row is freed.
@@ -62,6 +74,9 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     samples: bool
     new_block_ids: tuple[int, ...] = ()
     draft_token_ids: tuple[int, ...] = ()
+    num_prompt_logprobs: int = 0
+    """Number of leading tokens of the range, all in the prompt, after which the log probabilities of the next token of
+    the prompt are reported."""
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -111,6 +126,8 @@ class StepResult(msgspec.Struct, frozen=True):
     failed: tuple[tuple[int, str], ...] = ()
     """(index in `token_ids`, message for the user) of each sequence that no token could be sampled for. Its tokens in
     this result have no meaning."""
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    """For each scheduled sequence with `num_prompt_logprobs`, in plan order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from services.engine.core.plan import SampledLogprobs
-from shared.messages import FinishReason
+from shared.messages import FinishReason, PromptLogprobs
 from shared.sampling import SamplingParams
 
 
@@ -43,3 +43,5 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     first_scheduled_step: int = 0
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    """With the first token, if the sequence asked for them: the log probabilities of the prompt, in order."""

@@ -44,9 +44,12 @@ class Reusable:
 def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int) -> Reusable:
     """Returns the longest reusable prefix from the prefix cache, the host blocks or the first relative with a row.
 
-    Relatives are not considered if host blocks cover more tokens than the prefix cache. Adds no references: the caller
+    A sequence that still needs log probabilities of its prompt reuses nothing. Relatives are not considered if host
+    blocks cover more tokens than the prefix cache. Adds no references: the caller
     must do that before it allocates blocks.
     """
+    if not sequence.has_prompt_logprobs:
+        return Reusable([], 0)
     hits = prefix_cache.lookup(sequence)
     found = Reusable(hits, len(hits) * block_size)
     if sequence.num_host_tokens > found.num_tokens:

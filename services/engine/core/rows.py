@@ -1,6 +1,8 @@
 """The rows (batch slots) of the worker's state table: which sequence has which row, and which rows were freed.
 
-The lowest free row is assigned first, so that the rows in use stay close together. Used only by `scheduler`.
+The lowest free row is assigned first, so that the rows in use stay close together. Rows can be reserved for beams that
+do not exist yet. A held row may be vacant: the worker has nothing in it, or something that is no longer valid, and the
+sequence must be sent to the worker completely with its next tokens. Used only by `scheduler`.
 """
 
 import heapq
@@ -16,6 +18,9 @@ class RowTable:
         self._holders: list[Sequence | None] = [None] * num_rows
         self._free = list(range(num_rows))
         self._freed: list[int] = []
+        self._vacant: set[int] = set()
+        self.num_reserved = 0
+        """Number of rows reserved for further beams. They are not counted in `num_free`."""
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -28,8 +33,8 @@ class RowTable:
 
     @property
     def num_free(self) -> int:
-        """Number of free rows."""
-        return len(self._free)
+        """Number of rows that are free and not reserved."""
+        return len(self._free) - self.num_reserved
 
     def holders(self) -> Iterator[Sequence]:
         """Returns the sequences that have a row, in row order."""
@@ -41,12 +46,33 @@ class RowTable:
         self._holders[sequence.row] = sequence
 
     def give_back(self, sequence: Sequence) -> None:
-        """Frees the sequence's row. The next plan lists it as freed."""
+        """Frees the sequence's row. Unless it is vacant, the next plan lists it as freed."""
         assert self[sequence.row] is sequence, f"row {sequence.row} is not of {sequence.sequence_id}"
         self._holders[sequence.row] = None
         heapq.heappush(self._free, sequence.row)
-        self._freed.append(sequence.row)
+        self.vacate(sequence)
+        self._vacant.discard(sequence.row)
         sequence.row = -1
+
+    def vacate(self, sequence: Sequence) -> None:
+        """Makes the sequence's row vacant, without freeing it here. The next plan lists it as freed."""
+        if sequence.row not in self._vacant:
+            self._vacant.add(sequence.row)
+            self._freed.append(sequence.row)
+
+    def take_vacant(self, sequence: Sequence) -> None:
+        """Assigns a reserved row to the sequence. The row is vacant."""
+        self.num_reserved -= 1
+        self.take(sequence)
+        self._vacant.add(sequence.row)
+
+    def is_vacant(self, row: int) -> bool:
+        """Returns whether a held row is vacant."""
+        return row in self._vacant
+
+    def fill(self, sequence: Sequence) -> None:
+        """Records that the plan being made sends the sequence completely, so that its row is no longer vacant."""
+        self._vacant.discard(sequence.row)
 
     def announce(self) -> tuple[int, ...]:
         """Returns the rows freed since the last call. To be called only for a plan that will be run."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from services.engine.core.batching import BatchGate
+from services.engine.core.beam_group import rearrange
 from services.engine.core.block_pool import BlockPool
 from services.engine.core.counters import Tally
 from services.engine.core.delay import AdmissionDelay
@@ -39,15 +40,22 @@ _AGE = attrgetter("age")
 
 @dataclass(slots=True)
 class _Draft:
-    """A step plan under construction. `budget` is the number of tokens that may still be scheduled."""
+    """A step plan under construction.
+
+    `budget` is the number of tokens that may still be scheduled, `prompt_logprobs` the number of those after which log
+    probabilities of a prompt may be reported.
+    """
 
     step: int
     budget: int
+    prompt_logprobs: int
     now_s: float
     num_guessers: int = 0
     """Number of sequences that may still get draft tokens (guesses) in this step."""
     scheduled: list[ScheduledSequence] = field(default_factory=list[ScheduledSequence])
     joined: list[Sequence] = field(default_factory=list[Sequence])
+    refilled: list[Sequence] = field(default_factory=list[Sequence])
+    """Scheduled beams whose rows the worker must fill anew."""
     copies: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     num_tokens: int = 0
     num_guesses: int = 0
@@ -61,8 +69,12 @@ class _Draft:
         """
         start = sequence.num_scheduled_tokens
         samples = start + num_tokens == len(sequence.tokens) + sequence.num_pending_tokens
+        reports = min(num_tokens, sequence.num_prompt_logprobs_to_schedule)
         num_tokens += len(guesses)
-        self.scheduled.append(ScheduledSequence(sequence.row, start, num_tokens, samples, tuple(new_blocks), guesses))
+        self.scheduled.append(
+            ScheduledSequence(sequence.row, start, num_tokens, samples, tuple(new_blocks), guesses, reports)
+        )
+        self.prompt_logprobs -= reports
         sequence.num_scheduled_tokens = start + num_tokens
         sequence.num_pending_tokens += samples + len(guesses)
         sequence.num_drafted_tokens = len(guesses)
@@ -71,6 +83,11 @@ class _Draft:
         self.num_guesses += len(guesses)
         self.num_guessers -= bool(guesses)
         self.budget = max(0, self.budget - num_tokens)
+
+    def limited(self, sequence: Sequence, num_tokens: int) -> int:
+        """Returns how many of the next `num_tokens` the step can compute, given the log probabilities to report."""
+        reports = sequence.num_prompt_logprobs_to_schedule
+        return num_tokens if reports <= self.prompt_logprobs else min(num_tokens, self.prompt_logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +115,10 @@ class Scheduler:
         prefix_cache: PrefixCache,
         swap: SwapSpace,
         tally: Tally,
+        prompt_logprobs: int,
     ) -> None:
+        """`prompt_logprobs`: maximum number of prompt tokens for which a step reports log probabilities."""
+        self._prompt_logprobs = prompt_logprobs
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         """In order of age, oldest first."""
@@ -117,6 +137,11 @@ class Scheduler:
         self._shortage: _Shortage | None = None
         self._head_went_first = False
 
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, free or held: the maximum number of running sequences."""
+        return len(self.rows)
+
     def add(self, sequence: Sequence) -> None:
         """Queues a new sequence."""
         self.waiting.push(sequence)
@@ -128,7 +153,7 @@ class Scheduler:
         """
         guessers = self._payoff.num_guessers(len(self.running), now_s)
         budget = self._limits.step_tokens(len(self.running), guessers)
-        draft = _Draft(self._tally.step + 1, budget, now_s, guessers)
+        draft = _Draft(self._tally.step + 1, budget, self._prompt_logprobs, now_s, guessers)
         may_join = self._may_join(now_s)
         if may_join:
             self._schedule_large_head(draft)
@@ -172,12 +197,31 @@ class Scheduler:
         """
         was_running = sequence.status is Status.RUNNING
         sequence.move_to(Status.FINISHED)
+        if was_running and len(sequence.beams) == 1:
+            self.rows.num_reserved -= sequence.num_rows - 1
         if was_running:
             self._leave_running(sequence)
             self._release_unless_in_flight(sequence)
         else:
             self.waiting.forget(sequence)
             self._swap.drop(sequence)
+
+    def spread(self, beams: list[Sequence], further: list[Sequence]) -> None:
+        """Adds further beams to those of a search whose leader has computed the prompt, in the rows reserved for them.
+
+        The caller then calls `rearrange`.
+        """
+        for beam in further:
+            self.rows.take_vacant(beam)
+            beam.move_to(Status.RUNNING)
+            insort(self.running, beam, key=_AGE)
+        beams += further
+
+    def rearrange(self, beams: list[Sequence], sources: list[int], token_ids: list[int]) -> None:
+        """Makes beam i continue beam `sources[i]` with `token_ids[i]`, see `beam_group.rearrange`."""
+        rearrange(beams, sources, token_ids, self._pool, self._block_size)
+        for beam in beams:
+            self.rows.vacate(beam)
 
     # --- running sequences --------------------------------------------------------------------------------------------
 
@@ -188,7 +232,7 @@ class Scheduler:
         # Preemption removes sequences from the end of the list, so the index stays valid.
         while index < len(self.running) and draft.budget > 0:
             sequence = self.running[index]
-            num_tokens = min(sequence.num_unscheduled_tokens, draft.budget)
+            num_tokens = draft.limited(sequence, min(sequence.num_unscheduled_tokens, draft.budget))
             if num_tokens > 0:
                 guesses = (
                     self._guess(sequence, draft.budget - (len(self.running) - index)) if draft.num_guessers else ()
@@ -196,6 +240,9 @@ class Scheduler:
                 new_blocks = self._grow(sequence, num_tokens + len(guesses))
                 if new_blocks is None:
                     return False
+                if self.rows.is_vacant(sequence.row):
+                    self._refill(sequence, draft)
+                    new_blocks = ()
                 draft.add(sequence, num_tokens, new_blocks, guesses)
             index += 1
         return len(self.running) == num_running
@@ -235,22 +282,51 @@ class Scheduler:
             return ()
         while (new_blocks := self._pool.allocate(count)) is None:
             youngest = self.running[-1]
-            if youngest.num_in_flight:
+            together = youngest.beams or [youngest]
+            if any(one.num_in_flight for one in together):
                 return None
+            gives_way = sequence in together
             self._preempt(youngest)
-            if youngest is sequence:
+            if gives_way:
                 return None
         sequence.block_table += new_blocks
         return new_blocks
 
+    def _refill(self, beam: Sequence, draft: _Draft) -> None:
+        """Has the plan send a beam completely, and copy the block that the beam shares with another one in part."""
+        self.rows.fill(beam)
+        draft.refilled.append(beam)
+        if beam.copied_block is not None:
+            draft.copies.append((beam.copied_block, beam.block_table[-1]))
+            beam.copied_block = None
+
     def _preempt(self, sequence: Sequence) -> None:
+        """Preempts a sequence, or all beams of a search, which then begins anew."""
+        if len(sequence.beams) > 1:
+            sequence = self._drop_further_beams(sequence.beams)
+        else:
+            if sequence.has_prompt_logprobs:
+                self._swap.store(sequence)
+            else:
+                sequence.prompt_logprobs.clear()
+            self.rows.num_reserved -= sequence.num_rows - 1
         sequence.move_to(Status.PREEMPTED)
         self._leave_running(sequence)
-        self._swap.store(sequence)
         self._release_unless_in_flight(sequence)
         sequence.start_at(0)
         self.waiting.push(sequence)
         self._tally.preemptions += 1
+
+    def _drop_further_beams(self, beams: list[Sequence]) -> Sequence:
+        """Ends all beams except the leader, which gets its prompt back as its only tokens. Returns the leader."""
+        leader, *further = beams
+        for beam in further:
+            self.finish(beam)
+        del beams[1:]
+        del leader.tokens[leader.num_prompt_tokens :]
+        del leader.block_hashes[leader.num_prompt_tokens // self._block_size :]
+        leader.copied_block = None
+        return leader
 
     # --- waiting sequences --------------------------------------------------------------------------------------------
 
@@ -262,8 +338,8 @@ class Scheduler:
         return self._delay.passed(now_s) or not self.running
 
     def _schedule_waiting(self, draft: _Draft) -> None:
-        while draft.budget > 0 and self.rows.num_free and (sequence := self.waiting.head()):
-            if not self.batches.admits(sequence, len(draft.joined)):
+        while draft.budget > 0 and (sequence := self.waiting.head()) and self.rows.num_free >= sequence.num_rows:
+            if not self.batches.admits(sequence, len(draft.joined)) or not draft.limited(sequence, 1):
                 return
             alone = not self.running and not draft.joined
             found = self._reusable_of_fitting(sequence, draft.budget, 0 if alone else self._reserve)
@@ -280,7 +356,7 @@ class Scheduler:
         """
         went_first, self._head_went_first = self._head_went_first and bool(self.running), False
         head = None if self._limits.enable_chunked_prefill or went_first else self.waiting.head()
-        if head is None or not self.rows.num_free or head.num_tokens + len(self.running) <= draft.budget:
+        if head is None or self.rows.num_free < head.num_rows or head.num_tokens + len(self.running) <= draft.budget:
             return
         tokens, blocks = self._demand_of_running()
         spare = blocks + (self._reserve if self.running else 0)
@@ -339,10 +415,12 @@ class Scheduler:
         num_tokens = head.num_tokens - start
         if self._limits.enable_chunked_prefill:
             num_tokens = min(num_tokens, draft.budget)
+        num_tokens = draft.limited(head, num_tokens)
         self._pool.share(found.shared)
         new_blocks = self._pool.allocate(self._blocks_for(start + num_tokens) - num_shared)
         assert new_blocks is not None, "a sequence that fits found no blocks"
         self.rows.take(head)
+        self.rows.num_reserved += head.num_rows - 1
         head.block_table = found.shared + new_blocks
         head.num_published_blocks = num_shared
         if found.copied is not None:
@@ -381,7 +459,7 @@ class Scheduler:
         return StepPlan(
             step=draft.step,
             freed_rows=self.rows.announce(),
-            new=tuple(map(_joining, draft.joined)),
+            new=tuple(map(_joining, [*draft.joined, *draft.refilled])),
             scheduled=tuple(draft.scheduled),
             swap_out=swap_out,
             swap_in=swap_in,

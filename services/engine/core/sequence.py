@@ -16,6 +16,7 @@ from enum import Enum
 from services.engine.core.lookahead import Lookahead
 from services.engine.core.request import SequenceSpec
 from services.engine.core.stopping import StopRules
+from shared.messages import PromptLogprobs
 from shared.sampling import SamplingParams
 
 
@@ -41,7 +42,10 @@ _LEGAL = {
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Mutable state of one sequence. `tokens` (prompt, then output) never shrinks. `row` is -1 without a row."""
+    """Mutable state of one sequence. `tokens` (prompt, then output) never shrinks; `row` is -1 without a row.
+
+    The tokens of a beam are an exception: they change with the hypothesis that the beam runs.
+    """
 
     sequence_id: str
     params: SamplingParams
@@ -82,6 +86,18 @@ class Sequence:
     cumulative_logprob: float = 0.0
     lookahead: Lookahead | None = None
     """Drafts the sequence's next tokens; None without speculative decoding."""
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list[PromptLogprobs])
+    """Reported log probabilities of the prompt that the sequence asked for, until they are passed on."""
+    has_prompt_logprobs: bool = True
+    """False until the log probabilities that the sequence asked for are complete. Until then it reuses no KV, because
+    the logits of all prompt tokens must be computed."""
+    beams: list["Sequence"] = field(default_factory=list["Sequence"])
+    """All beams of this sequence's beam search, itself included (one shared list); empty without beam search. They are
+    preempted together. Their tokens are rewritten by `beam_group.rearrange`."""
+    num_rows: int = 1
+    """Number of rows that must be free when the sequence joins: its own, and those of the other beams to come."""
+    copied_block: int | None = None
+    """Block of another beam whose content the block behind the block table must get when this beam is scheduled."""
 
     @property
     def num_tokens(self) -> int:
@@ -97,14 +113,22 @@ class Sequence:
     def num_unscheduled_tokens(self) -> int:
         """Number of tokens that the next plan can compute.
 
-        0 while draft tokens are in flight, or if the tokens in flight reach the sequence's maximum length.
+        0 while draft tokens are in flight, or if the tokens in flight reach the sequence's maximum length. Also 0 while
+        the next tokens of a beam are in flight, because they may continue another beam.
         """
-        if self.num_drafted_tokens:
+        if self.num_drafted_tokens or (self.beams and self.num_pending_tokens):
             return 0
         ahead = len(self.tokens) + self.num_pending_tokens
         if self.num_pending_tokens and ahead >= self.num_prompt_tokens + self.rules.max_tokens:
             return 0
         return ahead - self.num_scheduled_tokens
+
+    @property
+    def num_prompt_logprobs_to_schedule(self) -> int:
+        """Number of prompt tokens not scheduled yet after which log probabilities are to be reported."""
+        if self.has_prompt_logprobs:
+            return 0
+        return max(0, self.num_prompt_tokens - 1 - self.num_scheduled_tokens)
 
     def move_to(self, status: Status) -> None:
         """Changes the status. Raises AssertionError for an illegal transition."""
@@ -133,4 +157,5 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
         cache_salt=spec.cache_salt,
         family=spec.family,
         block_hashes=list(spec.block_hashes[: len(tokens) // block_size]),
+        has_prompt_logprobs=spec.params.prompt_logprobs is None or len(spec.prompt_token_ids) == 1,
     )

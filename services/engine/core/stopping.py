@@ -33,6 +33,15 @@ class StopRules:
     max_tokens: int
     """Maximum number of output tokens: the request's limit or, if lower, what the context leaves."""
 
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """All tokens that end the sequence once `min_tokens` tokens came before them."""
+        return self.eos_token_ids | self.stop_token_ids
+
+    def forbids(self, token_id: int, position: int) -> bool:
+        """Returns whether the token must not be at `position` (from 0), because it would end the output too early."""
+        return position < self.min_tokens and token_id in self.end_token_ids
+
     def verdict(self, token_id: int, position: int) -> Verdict | None:
         """Returns why the sequence ends at the output token at `position` (from 0); None if it goes on.
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from services.engine.core.plan import SampledLogprobs, StepPlan, StepResult
@@ -38,11 +39,13 @@ from services.engine.worker.inputs import FlatStep
 from services.engine.worker.kv_cache import KvPlan
 from services.engine.worker.model_files import eos_token_ids, read_config
 from services.engine.worker.profile import StepBounds
+from services.engine.worker.prompt_logprobs import packed, report_logits
 from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch, errors_of, sample
 from services.engine.worker.seam import UNDER_WAY_MAX
 from services.engine.worker.step_worker import StateSpec, StepWorker
 from services.engine.worker.torch_worker import check_offload, useful_threads
 from shared.config import EngineSettings
+from shared.messages import PromptLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +127,7 @@ class CpuWorker(StepWorker):
         self._drop_state()
 
     def _reserve(self, bounds: StepBounds) -> int:
-        return self._decoder.model.reserve(bounds.num_tokens, bounds.num_samples)
+        return self._decoder.model.reserve(bounds.num_tokens, bounds.num_logits)
 
     def _mapped_bytes(self) -> int:
         return self._decoder.mapped_bytes
@@ -154,7 +157,7 @@ class CpuWorker(StepWorker):
         batch = None
         if self._table.needs_choice(step.rows) or step.has_guesses:
             batch = self._table.sampling(step.rows, step.offsets)
-        answer = _Answer(batch, len(step.rows), self._facts.vocab_size)
+        answer = _Answer(batch, step, self._facts.vocab_size)
         self._decoder.model.launch(answer.native(step))
         if batch is not None:
             # The library computes meanwhile, so that the masks of grammars cost no time of the step.
@@ -196,30 +199,32 @@ class CpuWorker(StepWorker):
             return earlier
         self._decoder.model.collect()
         plan, step = earlier.plan, earlier.step
-        sampled = earlier.answer.sampled(earlier.batch)
-        self._freed_tensors |= earlier.batch is not None
+        sampled, reported = earlier.answer.sampled(earlier.batch), earlier.answer.reported(step)
+        self._freed_tensors |= earlier.batch is not None or bool(reported)
         if step.has_guesses:
-            return accept(plan, sampled, self._table)
+            return replace(accept(plan, sampled, self._table), prompt_logprobs=reported)
         if earlier.batch is None:
             self._table.fill(step.rows, earlier.places, sampled.token_ids)
         else:
             self._table.append(step.rows, sampled.token_ids)
-        return sampled.result(plan.step)
+        return sampled.result(plan.step, reported)
 
 
 class _Answer:
     """The output arrays of a step.
 
-    They hold, for each token to sample, the most likely token, its logit and the logarithm of the sum of exp(logit),
-    and the logits [n, vocab] of the rows that need them.
+    They hold, for each token whose logits are needed, the most likely token, its logit and the logarithm of the sum of
+    exp(logit), and the logits [n, vocab] of the sampled rows that need them, then of the reported prompt tokens.
     """
 
-    def __init__(self, batch: SamplingBatch | None, count: int, vocab_size: int) -> None:
+    def __init__(self, batch: SamplingBatch | None, step: FlatStep, vocab_size: int) -> None:
         needy = np.zeros(0, dtype=np.int64) if batch is None else rows_with_choice(batch)
         self.needy = needy
-        self.logits = np.empty((len(needy), vocab_size), dtype=np.float32)
+        count, self._num_samples = len(step.logit_tokens), len(step.rows)
+        wanted = np.concatenate((needy, np.arange(self._num_samples, count)))
+        self.logits = np.empty((len(wanted), vocab_size), dtype=np.float32)
         self._rows = np.full(count, -1, dtype=np.int64)
-        self._rows[needy] = np.arange(len(needy))
+        self._rows[wanted] = np.arange(len(wanted))
         self._best = np.empty(count, dtype=np.int64)
         self._best_logit = np.empty(count, dtype=np.float32)
         self._log_total = np.empty(count, dtype=np.float32)
@@ -237,15 +242,27 @@ class _Answer:
         )
 
     def sampled(self, batch: SamplingBatch | None) -> Sampled:
-        """Returns the tokens and log probabilities of all rows, in row order."""
-        tokens, logprobs = self._best, [SampledLogprobs(x) for x in (self._best_logit - self._log_total).tolist()]
+        """Returns the tokens and log probabilities of all sampled rows, in row order."""
+        tokens, count = self._best[: self._num_samples], self._num_samples
+        logprobs = [SampledLogprobs(x) for x in (self._best_logit[:count] - self._log_total[:count]).tolist()]
         if batch is not None and len(self.needy):
             with torch.inference_mode():
-                chosen = sample(torch.from_numpy(self.logits), batch.take(self.needy))
+                chosen = sample(torch.from_numpy(self.logits[: len(self.needy)]), batch.take(self.needy))
             tokens[self.needy] = chosen.token_ids
             for row, logprob in zip(self.needy.tolist(), chosen.logprobs, strict=True):
                 logprobs[row] = logprob
         return Sampled(tokens, tuple(logprobs), {} if batch is None else errors_of(batch))
+
+    def reported(self, step: FlatStep) -> tuple[PromptLogprobs, ...]:
+        """Returns the log probabilities of prompts that the step reports."""
+        if step.report is None:
+            return ()
+        with torch.inference_mode():
+            logits, token_ids = (
+                torch.from_numpy(self.logits[len(self.needy) :]),
+                torch.from_numpy(step.report.token_ids),
+            )
+            return packed(step.report, report_logits(logits, token_ids, step.report.num_top))
 
 
 def _copies(plan: StepPlan) -> bool:

@@ -4,7 +4,7 @@
     sources [num_tokens]          row whose last sampled token, kept on the device, replaces the id, because the host
                                   does not know the token yet; -1: the id from the host is right
     slots [num_tokens]            KV slot of each token, -1 for the padding of a captured graph
-    logit_tokens, rows, offsets   as in `inputs`
+    logit_tokens, rows, offsets   as in `inputs`, with the tokens of `report` behind the sampled ones
 
 Computes indices on the host and puts the arrays into the staging buffer. Called by the GPU worker.
 """
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from services.engine.core.plan import StepPlan
 from services.engine.triton.attention_work import SPLIT_TOKENS, DeviceWork, Heads, Integers, Sequences, plan_work
+from services.engine.worker.prompt_logprobs import PromptReport, report_of
 from services.engine.worker.staging import Staging
 from services.engine.worker.state_table import StateTable
 
@@ -33,16 +34,20 @@ class HostStep:
     logit_tokens: Integers
     rows: Integers
     offsets: Integers
+    report: PromptReport | None = None
 
     @property
     def is_decode(self) -> bool:
         """Whether every sequence computes exactly one token and samples the next one."""
-        return len(self.ids) == len(self.sequences.rows) == len(self.logit_tokens)
+        return len(self.ids) == len(self.sequences.rows) == len(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """The arrays of a step on the device. `logit_tokens` is None if every token samples."""
+    """The arrays of a step on the device. `logit_tokens` is None if every token samples.
+
+    `reported_ids`: the prompt tokens whose log probabilities are reported; None if there are none.
+    """
 
     ids: Tensor
     sources: Tensor
@@ -50,6 +55,7 @@ class DeviceStep:
     slots: Tensor
     attention: Mapping[int | None, DeviceWork]
     logit_tokens: Tensor | None
+    reported_ids: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +82,18 @@ def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, b
     blocks = table.block_tables[owners, positions // block_size].astype(np.int64)
     offsets = np.arange(samples.sum()) - np.repeat(samples.cumsum() - samples, samples)
     known = positions < num_known[owners]
+    report = report_of(plan, table, query_starts)
+    logit_tokens = np.repeat(query_starts + counts - samples, samples) + offsets
     return HostStep(
         ids=table.token_ids[owners, positions].astype(np.int64),
         sources=np.where(known, -1, owners),
         positions=positions,
         slots=blocks * block_size + positions % block_size,
         sequences=Sequences(rows, starts + counts, query_starts, counts),
-        logit_tokens=np.repeat(query_starts + counts - samples, samples) + offsets,
+        logit_tokens=logit_tokens if report is None else np.concatenate((logit_tokens, report.tokens)),
         rows=np.repeat(rows, samples),
         offsets=offsets,
+        report=report,
     )
 
 
@@ -113,13 +122,14 @@ def place(
     positions, slots = staging.put(padded(step.positions, 0)), staging.put(padded(step.slots, -1))
     capacity = (0, 0) if graph is None else (graph.num_seqs, graph.max_items)
     attention = {window: plan_work(step.sequences, tables, window, heads, staging.put, capacity) for window in windows}
-    every = graph is not None or len(step.logit_tokens) == len(step.ids)
+    every = graph is not None or (len(step.logit_tokens) == len(step.ids) and step.report is None)
     logit_tokens = None if every else staging.put(step.logit_tokens)
-    return DeviceStep(ids, sources, positions, slots, attention, logit_tokens)
+    reported_ids = None if step.report is None else staging.put(step.report.token_ids, dtype=np.int64)
+    return DeviceStep(ids, sources, positions, slots, attention, logit_tokens, reported_ids)
 
 
 def staging_bytes(max_tokens: int, max_num_seqs: int, max_model_len: int, num_windows: int, block_size: int) -> int:
     """Returns the staging bytes that the largest step needs: these arrays, the sampler's parameters, new block ids."""
     items = max_num_seqs * -(-max_model_len // SPLIT_TOKENS)
-    words = 28 * max_tokens + num_windows * (items + 2 * max_tokens + 8 * max_num_seqs) + 40 * max_num_seqs
+    words = 30 * max_tokens + num_windows * (items + 2 * max_tokens + 8 * max_num_seqs) + 40 * max_num_seqs
     return 4 * (words + 4 * max_num_seqs + max_tokens // block_size) + 64 * 64

@@ -3,10 +3,11 @@
     query_start_loc [S + 1]      index of each sequence's first token in the step
     ids, positions [num_tokens]  the step's tokens and their positions in their sequences
     seq_lens [S]                 number of tokens of each sequence that have KV after the step
-    logit_tokens [R]             indices of the tokens whose logits are sampled: for each sequence that samples, its
-                                 last known token and its draft tokens ("guesses"), if it has any
-    rows, offsets [R]            for each of these, the sequence's row, and the number of draft tokens up to it (0 for
-                                 the last known token)
+    logit_tokens [R + M]         indices of the tokens whose logits are needed. The first R are sampled: for each
+                                 sequence that samples, its last known token and its draft tokens ("guesses"), if it has
+                                 any. The other M are those of `report`: log probabilities of prompts
+    rows, offsets [R]            for each of the first R, the sequence's row, and the number of draft tokens up to it (0
+                                 for the last known token)
 
 Plain index arithmetic over whole arrays, on the CPU. Called by the workers.
 """
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.engine.core.plan import StepPlan
+from services.engine.worker.prompt_logprobs import PromptReport, report_of
 from services.engine.worker.state_table import StateTable
 
 Integers = NDArray[np.int64]
@@ -36,6 +38,8 @@ class FlatStep:
     offsets: Integers
     has_guesses: bool = False
     """Whether any sequence computes draft tokens."""
+    report: PromptReport | None = None
+    """The log probabilities of prompts that the step reports."""
 
     def slot_mapping(self, block_size: int) -> Integers:
         """Returns the KV slot of each token, [num_tokens]: block id * block_size + offset in the block."""
@@ -59,16 +63,19 @@ def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
     positions = np.arange(len(owner)) + (starts - query_start_loc[:-1])[owner]
     block_tables = table.block_tables[rows, : -(-int(seq_lens.max()) // block_size)].astype(np.int64)
     offsets = np.arange(samples.sum()) - np.repeat(samples.cumsum() - samples, samples)
+    report = report_of(plan, table, query_start_loc[:-1])
+    logit_tokens = np.repeat(query_start_loc[1:] - samples, samples) + offsets
     return FlatStep(
         ids=table.token_ids[rows[owner], positions].astype(np.int64),
         positions=positions,
         query_start_loc=query_start_loc,
         seq_lens=seq_lens,
         block_tables=block_tables,
-        logit_tokens=np.repeat(query_start_loc[1:] - samples, samples) + offsets,
+        logit_tokens=logit_tokens if report is None else np.concatenate((logit_tokens, report.tokens)),
         rows=np.repeat(rows, samples),
         offsets=offsets,
         has_guesses=bool(guesses.any()),
+        report=report,
     )
 
 

@@ -16,7 +16,13 @@ from dataclasses import dataclass
 
 import torch
 
-from services.engine.core.plan import NewSequence, ScheduledSequence, StepPlan, default_batched_tokens
+from services.engine.core.plan import (
+    NewSequence,
+    ScheduledSequence,
+    StepPlan,
+    default_batched_tokens,
+    prompt_logprob_rows,
+)
 from services.engine.kernels.paged_attention import TILE_QUERIES
 from services.engine.models.description import DecoderDescription
 from services.engine.worker.kv_cache import KvPlan, context_length
@@ -34,12 +40,21 @@ CPU_CONTEXT_MAX = 2048
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
-    """The largest step: number of computed tokens, of rows, of sampled tokens, and tokens of the longest context."""
+    """The largest step: number of computed tokens, of rows, of sampled tokens, and tokens of the longest context.
+
+    `num_reported`: number of prompt tokens whose log probabilities it reports.
+    """
 
     num_tokens: int
     num_rows: int
     num_samples: int
     context: int
+    num_reported: int = 0
+
+    @property
+    def num_logits(self) -> int:
+        """Number of tokens whose logits it computes."""
+        return min(self.num_tokens, self.num_samples + self.num_reported)
 
 
 def largest_step(settings: EngineSettings, description: DecoderDescription, on_cpu: bool = False) -> StepBounds:
@@ -49,7 +64,8 @@ def largest_step(settings: EngineSettings, description: DecoderDescription, on_c
     if not settings.enable_chunked_prefill:
         tokens = max(tokens, context)
     guesses = settings.num_speculative_tokens if settings.use_lookahead else 0
-    return StepBounds(tokens, rows, max(rows, min(tokens, rows * (1 + guesses))), context)
+    samples = max(rows, min(tokens, rows * (1 + guesses)))
+    return StepBounds(tokens, rows, samples, context, min(tokens, prompt_logprob_rows(description.vocab_size)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +86,9 @@ class Probe:
     """Sampled tokens of the largest step minus those of `many`."""
     row_bytes_min: int
     """Lower bound for the bytes of one sampled token."""
+    reported_bytes: int
+    """Bytes of the logits for log probabilities of prompts. They are not measured: float32 values and the 16-bit ones
+    that they are made from, and on a device a copy of the float32 values."""
 
 
 def make_probe(bounds: StepBounds, description: DecoderDescription, block_size: int, device: torch.device) -> Probe:
@@ -92,6 +111,7 @@ def make_probe(bounds: StepBounds, description: DecoderDescription, block_size: 
         many=_sampling(many, vocab_size, 0.0),
         unseen_rows=bounds.num_samples - many,
         row_bytes_min=2 * 4 * vocab_size,
+        reported_bytes=(6 if on_cpu else 10) * vocab_size * bounds.num_reported,
     )
 
 
@@ -133,9 +153,8 @@ def measure_step(
     few, many = peak(probe.few), peak(probe.many)
     more = probe.many.num_tokens - probe.few.num_tokens
     each = max(probe.row_bytes_min, (many - few) // more if more else -(-many // probe.many.num_tokens))
-    return StepBytes(
-        passing + drawing + many + each * probe.unseen_rows, probe.kv.max_model_len, bytes_per_context_token
-    )
+    fixed = passing + drawing + many + each * probe.unseen_rows + probe.reported_bytes
+    return StepBytes(fixed, probe.kv.max_model_len, bytes_per_context_token)
 
 
 def _passing(num_tokens: int, context: int, block_size: int, num_blocks: int) -> StepPlan:

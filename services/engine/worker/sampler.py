@@ -25,6 +25,7 @@ from services.engine.kernels import sampling as kernels
 from services.engine.kernels.philox import uniforms
 from services.engine.sampling import masks
 from services.engine.sampling.processor import Adjustment
+from shared.messages import PromptLogprobs
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -114,10 +115,15 @@ class Sampled:
     logprobs: tuple[SampledLogprobs, ...]
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
 
-    def result(self, step: int) -> StepResult:
+    def result(self, step: int, prompt_logprobs: tuple[PromptLogprobs, ...] = ()) -> StepResult:
         """Returns the result of a step without draft tokens, in which every row gives one token."""
         tokens = tuple((token,) for token in self.token_ids.tolist())
-        return StepResult(step, tokens, tuple((logprobs,) for logprobs in self.logprobs), tuple(self.errors.items()))
+        logprobs = tuple((one,) for one in self.logprobs)
+        return StepResult(step, tokens, logprobs, tuple(self.errors.items()), prompt_logprobs)
+
+
+NOTHING_SAMPLED = Sampled(np.zeros(0, dtype=np.int64), ())
+"""The result of a step in which no sequence samples."""
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:

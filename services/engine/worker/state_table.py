@@ -48,6 +48,8 @@ class StateTable:
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_prompt_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
+        """Number of candidates with each token of a prompt whose log probabilities are reported."""
         self._columns = _ParamColumns(max_num_seqs, vocab_size)
         self.counting, self.zeros = np.arange(max_num_seqs + 1), np.zeros(max_num_seqs, dtype=np.int64)
         """Constant arrays 0, 1, 2, … and 0, 0, 0, …; steps take slices of them and must not write to them."""
@@ -181,6 +183,7 @@ class StateTable:
         self.token_ids[row, :length] = sequence.token_ids
         self.num_tokens[row] = length
         self._num_prompt_tokens[row] = sequence.num_prompt_tokens
+        self.num_prompt_logprobs[row] = sequence.params.prompt_logprobs or 0
         self.num_blocks[row] = 0
         self._add_blocks(row, sequence.block_ids)
         self._columns.set(row, sequence.params)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -29,10 +30,12 @@ from services.engine.worker.dtypes import choose_cache_dtype, choose_torch_dtype
 from services.engine.worker.inputs import FlatStep
 from services.engine.worker.model_files import eos_token_ids, read_config, weight_file_bytes
 from services.engine.worker.profile import bytes_per_context_token
-from services.engine.worker.sampler import Sampled, sample
+from services.engine.worker.prompt_logprobs import ReportedLogits, packed, report_logits
+from services.engine.worker.sampler import NOTHING_SAMPLED, Sampled, sample
 from services.engine.worker.step_worker import StateSpec, StepWorker
 from services.engine.worker.weights import load_weights
 from shared.config import EngineSettings, SettingsError
+from shared.messages import PromptLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -74,13 +77,13 @@ class TorchWorker(StepWorker):
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> StepResult:
         step = self._begin(plan)
-        sampled = None if step is None else self._sampled(step)
-        if step is None or sampled is None:
+        if step is None:
             return StepResult(plan.step)
+        sampled, reported = self._computed(step)
         if step.has_guesses:
-            return accept(plan, sampled, self._table)
+            return replace(accept(plan, sampled, self._table), prompt_logprobs=reported)
         self._table.append(step.rows, sampled.token_ids)
-        return sampled.result(plan.step)
+        return sampled.result(plan.step, reported)
 
     def close(self) -> None:
         """See `ModelWorker`."""
@@ -92,15 +95,23 @@ class TorchWorker(StepWorker):
     def _context_token_bytes(self, num_tokens: int) -> int:
         return bytes_per_context_token(num_tokens, self._description, self._dtype)
 
-    def _sampled(self, step: FlatStep) -> Sampled | None:
+    def _computed(self, step: FlatStep) -> tuple[Sampled, tuple[PromptLogprobs, ...]]:
+        """Computes a step. Returns the sampled tokens and the log probabilities of prompts."""
         inputs = self._tensor(step.ids), self._tensor(step.positions), self._step_inputs(step)
-        if not len(step.rows):
+        if not len(step.logit_tokens):
             self._model.forward(*inputs)
-            return None
-        every = len(step.logit_tokens) == len(step.ids)
+            return NOTHING_SAMPLED, ()
+        every = len(step.logit_tokens) == len(step.ids) and step.report is None
         logits = self._model.step_logits(*inputs, None if every else self._tensor(step.logit_tokens))
+        num_samples, reported = len(step.rows), ()
+        if step.report is not None:
+            token_ids = self._tensor(step.report.token_ids)
+            found = report_logits(logits[num_samples:], token_ids, step.report.num_top)
+            reported = packed(step.report, ReportedLogits(*(values.cpu() for values in found)))
+        if not num_samples:
+            return NOTHING_SAMPLED, reported
         batch = self._table.sampling(step.rows, step.offsets)
-        return sample(logits, self._table.with_adjustments(batch, step.rows, step.offsets))
+        return sample(logits[:num_samples], self._table.with_adjustments(batch, step.rows, step.offsets)), reported
 
     def _step_inputs(self, step: FlatStep) -> StepInputs:
         attention = {

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
@@ -46,6 +47,8 @@ from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
 from services.engine.worker.kv_cache import KvPlan, context_length
 from services.engine.worker.model_files import eos_token_ids, read_config
 from services.engine.worker.profile import largest_step
+from services.engine.worker.prompt_logprobs import PromptReport, ReportedLogits, packed, report_logits
+from services.engine.worker.sampler import NOTHING_SAMPLED, Sampled
 from services.engine.worker.seam import UNDER_WAY_MAX
 from services.engine.worker.staging import Staging, sent
 from services.engine.worker.state_table import StateTable
@@ -53,25 +56,40 @@ from services.engine.worker.torch_worker import check_offload
 from services.engine.worker.weights import load_weights
 from shared.config import EngineSettings
 from shared.grammar import Grammar
+from shared.messages import PromptLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """A launched step. The copies of its tokens to the host are complete when `arrived` is.
+    """A launched step with logits. The copies of its results to the host are complete when `arrived` is.
 
-    `places`: position of each sampled token in its row (not used for a step with draft tokens).
+    `places`: position of each sampled token in its row (not used for a step with draft tokens). `sampling` and `chosen`
+    are None if no sequence samples, `report` and `reported` if the step reports no log probabilities of prompts.
     """
 
     plan: StepPlan
     rows: Integers
     places: Integers
-    sampling: StagedSampling
-    chosen: Chosen
+    sampling: StagedSampling | None
+    chosen: Chosen | None
+    report: PromptReport | None
+    reported: ReportedLogits | None
     arrived: "torch.cuda.Event | None"
 
     def wait(self) -> None:
         if self.arrived is not None:
             self.arrived.synchronize()
+
+    def sampled(self) -> Sampled:
+        """Returns the sampled tokens. The step must have been waited for."""
+        if self.chosen is None or self.sampling is None:
+            return NOTHING_SAMPLED
+        chosen = self.chosen
+        return report(chosen.tokens.numpy(), chosen.logprobs.tolist(), chosen.top, self.sampling.batch)
+
+    def prompt_logprobs(self) -> tuple[PromptLogprobs, ...]:
+        """Returns the log probabilities of prompts. The step must have been waited for."""
+        return () if self.report is None or self.reported is None else packed(self.report, self.reported)
 
 
 class TritonWorker:
@@ -142,12 +160,12 @@ class TritonWorker:
         placed = place(step, self._tables, self._windows, self._heads, self._staging, size)
         sampling = self._stage_sampling(step)
         self._send(plan)
-        if sampling is None:
+        if not len(step.logit_tokens):
             self._forward(placed)
             self._under_way.append(StepResult(plan.step))
             return
         logits = self._logits(placed) if size is None or self._graphs is None else self._graphs.replay(size)
-        self._choose(plan, step, logits[: len(step.rows)], sampling)
+        self._choose(plan, step, logits, sampling, self._reported(step, placed, logits))
 
     def collect(self) -> StepResult:
         """See `PipelinedWorker`."""
@@ -155,11 +173,10 @@ class TritonWorker:
         if isinstance(step, StepResult):
             return step
         step.wait()
-        tokens = step.chosen.tokens.numpy()
-        self._table.fill(step.rows, step.places, tokens)
+        sampled = step.sampled()
+        self._table.fill(step.rows, step.places, sampled.token_ids)
         self._num_known[step.rows] = np.maximum(self._num_known[step.rows], step.places + 1)
-        sampled = report(tokens, step.chosen.logprobs.tolist(), step.chosen.top, step.sampling.batch)
-        return sampled.result(step.plan.step)
+        return sampled.result(step.plan.step, step.prompt_logprobs())
 
     def close(self) -> None:
         """See `ModelWorker`."""
@@ -272,19 +289,31 @@ class TritonWorker:
         kv = self._blocks.kv
         return StepInputs(step.slots, step.attention, kv.key_caches, kv.value_caches)
 
-    def _choose(self, plan: StepPlan, step: HostStep, logits: Tensor, sampling: StagedSampling) -> None:
+    def _reported(self, step: HostStep, placed: DeviceStep, logits: Tensor) -> ReportedLogits | None:
+        if step.report is None or placed.reported_ids is None:
+            return None
+        found = report_logits(logits[len(step.rows) :], placed.reported_ids, step.report.num_top)
+        return ReportedLogits(*map(self._begin_copy, found))
+
+    def _choose(
+        self,
+        plan: StepPlan,
+        step: HostStep,
+        logits: Tensor,
+        sampling: StagedSampling | None,
+        reported: ReportedLogits | None,
+    ) -> None:
         guesses = _guesses(plan) if step.offsets.any() else None
-        chosen = self._to_host(self._sampler.choose(logits, sampling, guesses))
+        chosen = None
+        if sampling is not None:
+            chosen = self._to_host(self._sampler.choose(logits[: len(step.rows)], sampling, guesses))
         arrived = None
         if self._device.type == "cuda":
             arrived = torch.cuda.Event()
             arrived.record()
-        if guesses is None:
-            places = self._table.reserve(step.rows)
-            self._under_way.append(_UnderWay(plan, step.rows, places, sampling, chosen, arrived))
-        else:
-            waiting = _UnderWay(plan, step.rows, step.rows, sampling, chosen, arrived)
-            self._under_way.append(self._accept(waiting))
+        places = step.rows if guesses is not None else self._table.reserve(step.rows)
+        launched = _UnderWay(plan, step.rows, places, sampling, chosen, step.report, reported, arrived)
+        self._under_way.append(launched if guesses is None else self._accept(launched))
 
     def _accept(self, step: _UnderWay) -> StepResult:
         """Waits for a step with draft tokens and accepts the right ones.
@@ -292,10 +321,7 @@ class TritonWorker:
         Updates each row's last token and penalty counts on the device.
         """
         step.wait()
-        sampled = report(
-            step.chosen.tokens.numpy(), step.chosen.logprobs.tolist(), step.chosen.top, step.sampling.batch
-        )
-        result = accept(step.plan, sampled, self._table)
+        result = accept(step.plan, step.sampled(), self._table)
         rows = [share.row for share in step.plan.scheduled if share.samples]
         self._num_known[rows] = self._table.num_tokens[rows]
         for place_in_share in range(max(map(len, result.token_ids))):
@@ -307,7 +333,7 @@ class TritonWorker:
             columns = sent(torch.tensor(given, dtype=torch.int64), self._device)
             penalised = np.flatnonzero(self._table.has_penalties(np.array([row for row, _ in given])))
             self._sampler.take(columns[:, 0], columns[:, 1], penalised)
-        return result
+        return replace(result, prompt_logprobs=step.prompt_logprobs())
 
     def _to_host(self, chosen: Chosen) -> Chosen:
         """Starts the copies to the host and returns the host tensors."""

@@ -17,8 +17,8 @@ from services.gateway.openai.parameters import RequestDefaults
 from services.gateway.openai.schemas import ChatBody, CompletionBody
 from shared import limits
 from shared.errors import ServiceError
-from shared.request import rules
 from shared.request.checks import check_token_ids, given, missing, refuse
+from shared.request.choices import check_num_sequences
 from shared.request.conversation import Turn
 
 Conversation = list[Turn]
@@ -43,7 +43,7 @@ def text_request(body: GenerateBody, card: ModelCard, request_id: str, defaults:
     """Returns the generation for a `GenerateBody`. Raises ServiceError."""
     if body.detokenize is False:
         refuse("detokenize", "must be true, because the answer is text: give 'sampling_params' to get token ids")
-    fields = {**_sampling_fields(body), "prompt": body.prompt, "suffix": body.suffix}
+    fields = {**_sampling_fields(body), "prompt": body.prompt, "suffix": body.suffix, "stream": body.stream}
     return parameters.completion(CompletionBody(**fields), card, request_id, defaults)
 
 
@@ -97,7 +97,12 @@ def _sampling_fields(body: SamplingFields) -> dict[str, Any]:
 
 def _engine_fields(body: EngineBody) -> dict[str, Any]:
     sampling = body.sampling_params or EngineSampling()
-    fields = {**_sampling_fields(sampling), "logprobs": sampling.logprobs}
+    fields = {
+        **_sampling_fields(sampling),
+        "logprobs": sampling.logprobs,
+        "prompt_logprobs": sampling.prompt_logprobs,
+        "stream": body.stream,
+    }
     if body.eos_token_ids is not None:
         if sampling.eos_token_ids is not None:
             refuse("eos_token_ids", "is given twice: leave it out here or in 'sampling_params'")
@@ -123,7 +128,7 @@ def _chat_request(
     first = requests[0]
     if len(requests) == 1:
         return first
-    rules.check_choices(first.n, None, first.params.temperature, first.params.top_k, len(requests))
+    check_num_sequences(first.n, first.num_sequences, len(requests))
     return replace(first, messages=(), conversations=tuple(one.messages for one in requests))
 
 

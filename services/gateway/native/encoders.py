@@ -16,7 +16,15 @@ from services.gateway.openai.choices import Choice
 from services.gateway.openai.request_context import RequestContext
 from services.gateway.openai.timings import timings
 from shared.errors import ServiceError
-from shared.request.outputs import CompletionOutput, RequestMetrics, RequestOutput, logprobs_by_token
+from shared.messages import PositionLogprobs
+from shared.request.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    logprobs_by_token,
+    prompt_logprobs_by_token,
+)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -113,11 +121,16 @@ class RequestOutputEncoder:
             request_id=facts.request_id if len(prompts) == 1 else f"{facts.request_id}-{index}",
             prompt=facts.prompt,
             prompt_token_ids=prompts[index],
+            prompt_logprobs=self._prompt_logprobs(state.accumulator.prompts[index]),
             outputs=[self._completion(number, choice) for number, choice in enumerate(choices)],
             finished=finished,
             num_cached_tokens=min((one.num_cached_tokens for one in choices if one.num_tokens), default=0),
             metrics=_metrics(state, facts, finished=finished),
         )
+
+    def _prompt_logprobs(self, positions: list[PositionLogprobs]) -> list[dict[int, Logprob] | None] | None:
+        num_asked = self._context.request.params.prompt_logprobs
+        return None if num_asked is None else prompt_logprobs_by_token(positions)
 
     def _completion(self, number: int, choice: Choice) -> CompletionOutput:
         with_logprobs = self._context.request.params.logprobs is not None

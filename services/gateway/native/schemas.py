@@ -25,6 +25,8 @@ class EngineSampling(SamplingFields, kw_only=True):
 
     logprobs: int | None = None
     """Number of candidates to report with each token, 0 to 5."""
+    prompt_logprobs: bool | int | None = None
+    """Number of candidates to report with each token of the prompt, 0 to 20."""
 
 
 class EngineBody(msgspec.Struct, kw_only=True):

@@ -54,6 +54,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     seed: int | None = None
     n: int | None = None
     best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     eos_token_ids: list[int] | None = None
@@ -77,6 +80,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     max_completion_tokens: int | None = None
     add_special_tokens: bool | None = None
     echo: bool | None = None
+    prompt_logprobs: bool | int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """Whether tokens in log probabilities are written as `token_id:7` instead of their text."""

@@ -1,12 +1,13 @@
 """Collects the output of a request's choices: counts, finish reasons, and output that is not sent yet. Pure."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from services.gateway.generation import SequenceUpdate
 from shared.errors import ServiceError
 from shared.messages import FinishReason, PositionLogprobs
+from shared.request.choices import best_first
 
 
 @dataclass(slots=True)
@@ -46,11 +47,38 @@ class Choice:
 
 
 class ChoiceAccumulator:
-    """All choices of a request. Index = prompt index * n + choice."""
+    """All sequences of a request. Index = prompt index * num_sequences + choice."""
 
-    def __init__(self, num_prompts: int, n: int, *, keep_token_ids: bool = False) -> None:
-        self.n = n
-        self.choices = [Choice(index, token_ids=[] if keep_token_ids else None) for index in range(num_prompts * n)]
+    def __init__(self, num_prompts: int, num_sequences: int, *, keep_token_ids: bool = False) -> None:
+        self._num_sequences = num_sequences
+        count = num_prompts * num_sequences
+        self.choices = [Choice(index, token_ids=[] if keep_token_ids else None) for index in range(count)]
+        self.prompts = [list[PositionLogprobs]() for _ in range(num_prompts)]
+        """The log probabilities of each prompt, if the request asks for them."""
+
+    def add(self, update: SequenceUpdate) -> Choice:
+        """Adds an update, except its text, to its choice or prompt. Returns the choice."""
+        choice = self.choices[update.index]
+        choice.add(update)
+        if update.prompt_logprobs:
+            self.prompts[update.index // self._num_sequences] += update.prompt_logprobs
+        return choice
+
+    def keep_best(self, n: int) -> None:
+        """Keeps, for each prompt, the `n` choices with the highest log probability, highest first.
+
+        Does nothing if each prompt has only `n`, which then stay in their order. All choices must have ended. The kept
+        choices get the number of cached tokens of the choice that had the fewest, because that one computed the prompt.
+        """
+        if n == self._num_sequences:
+            return
+        kept: list[Choice] = []
+        for group in self._groups():
+            num_cached = min(choice.num_cached_tokens for choice in group)
+            best = best_first([choice.cumulative_logprob for choice in group], n)
+            kept += [replace(group[index], num_cached_tokens=num_cached) for index in best]
+        self.choices = [replace(choice, index=index) for index, choice in enumerate(kept)]
+        self._num_sequences = n
 
     def check_complete(self) -> None:
         """Raises ServiceError if a choice has no finish reason, so that a truncated answer never looks complete."""
@@ -74,10 +102,13 @@ class ChoiceAccumulator:
 
         The other choices find more in the cache, because that choice has computed the prompt.
         """
-        choices = self.choices
-        groups = (choices[first : first + self.n] for first in range(0, len(choices), self.n))
-        found = ([choice.num_cached_tokens for choice in group if choice.num_tokens] for group in groups)
+        found = ([choice.num_cached_tokens for choice in group if choice.num_tokens] for group in self._groups())
         return sum(min(each, default=0) for each in found)
+
+    def _groups(self) -> Iterator[list[Choice]]:
+        """Returns the choices of each prompt."""
+        for first in range(0, len(self.choices), self._num_sequences):
+            yield self.choices[first : first + self._num_sequences]
 
 
 def merge(batch: list[SequenceUpdate]) -> Iterable[SequenceUpdate]:
@@ -89,6 +120,17 @@ def merge(batch: list[SequenceUpdate]) -> Iterable[SequenceUpdate]:
         earlier = merged.get(update.index)
         merged[update.index] = update if earlier is None else _join(earlier, update)
     return merged.values()
+
+
+def without_output(update: SequenceUpdate) -> SequenceUpdate:
+    """Returns an update of a sequence whose one token only serves to compute the prompt."""
+    return SequenceUpdate(
+        index=update.index,
+        text="",
+        finish_reason=None if update.finish_reason is None else "length",
+        num_cached_tokens=update.num_cached_tokens,
+        prompt_logprobs=update.prompt_logprobs,
+    )
 
 
 def _join(first: SequenceUpdate, then: SequenceUpdate) -> SequenceUpdate:
@@ -103,4 +145,5 @@ def _join(first: SequenceUpdate, then: SequenceUpdate) -> SequenceUpdate:
         stop_reason=then.stop_reason,
         num_cached_tokens=max(first.num_cached_tokens, then.num_cached_tokens),
         cumulative_logprob=then.cumulative_logprob,
+        prompt_logprobs=first.prompt_logprobs + then.prompt_logprobs,
     )

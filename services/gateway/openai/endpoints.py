@@ -11,6 +11,7 @@ from services.gateway.openai.request_context import Arrival, Kind, RequestContex
 from services.gateway.openai.serving import Serving
 from services.gateway.openai.stream_encoder import OpenAIEncoder
 from shared import codec
+from shared.request import rules
 from shared.request.checks import given
 
 
@@ -76,6 +77,8 @@ class GenerationEndpoints:
             or not wanted.detokenize,
             continuous_usage=bool(options.continuous_usage_stats),
             timings=bool(body.timings),
+            prompt_logprobs=rules.prompt_logprobs(body.prompt_logprobs, self._serving.defaults.max_logprobs),
+            echoes_logprobs=kind == "completion" and bool(body.echo) and wanted.params.logprobs is not None,
         )
 
 

@@ -7,8 +7,9 @@ import msgspec
 
 from services.gateway.generation import ModelCard
 from services.gateway.openai.choices import Choice, ChoiceAccumulator
-from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs
+from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs, limited, prompt_logprobs
 from services.gateway.openai.request_context import RequestContext, system_fingerprint
+from shared.messages import PositionLogprobs
 
 OBJECT = {"completion": "text_completion", "chat": "chat.completion"}
 
@@ -20,8 +21,8 @@ def answer(
     timings: dict[str, Any] | None = None,
 ) -> bytes:
     """Returns the response body of a finished generation. `timings`: the times of its phases, if it has them."""
-    choices = [_choice(context, choice) for choice in accumulator.choices]
-    body = {
+    choices = [_choice(context, choice, accumulator) for choice in accumulator.choices]
+    body: dict[str, Any] = {
         "id": context.id,
         "object": OBJECT[context.kind],
         "created": context.arrival.created,
@@ -33,6 +34,8 @@ def answer(
         "cum_log_probs": choices[0]["cum_log_probs"],
         **({} if timings is None else {"timings": timings}),
     }
+    if context.kind == "chat":
+        body |= _prompt_logprobs(context, accumulator, 0)
     return msgspec.json.encode(body)
 
 
@@ -46,14 +49,16 @@ def model(card: ModelCard) -> bytes:
     return msgspec.json.encode(_model(card))
 
 
-def _choice(context: RequestContext, choice: Choice) -> dict[str, Any]:
+def _choice(context: RequestContext, choice: Choice, accumulator: ChoiceAccumulator) -> dict[str, Any]:
+    completes, prompt = context.kind == "completion", context.prompt_of(choice.index)
     text = context.echo(choice.index) + "".join(choice.text)
-    said = {"text": text} if context.kind == "completion" else {"message": {"role": "assistant", "content": text}}
+    said = {"text": text} if completes else {"message": {"role": "assistant", "content": text}}
     return {
         "index": choice.index,
         **said,
         **({} if choice.token_ids is None else {"token_ids": choice.token_ids}),
-        "logprobs": _logprobs(context, choice),
+        "logprobs": _logprobs(context, choice, accumulator.prompts[prompt]),
+        **(_prompt_logprobs(context, accumulator, prompt) if completes else {}),
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
         "sentence_length": len(text),
@@ -61,12 +66,21 @@ def _choice(context: RequestContext, choice: Choice) -> dict[str, Any]:
     }
 
 
-def _logprobs(context: RequestContext, choice: Choice) -> dict[str, Any] | None:
-    if context.request.params.logprobs is None:
+def _logprobs(context: RequestContext, choice: Choice, prompt: list[PositionLogprobs]) -> dict[str, Any] | None:
+    num_top = context.request.params.logprobs
+    if num_top is None:
         return None
-    if context.kind == "completion":
-        return completion_logprobs(choice.logprobs, 0, as_ids=context.tokens_as_ids)[0]
-    return chat_logprobs(choice.logprobs, as_ids=context.tokens_as_ids)
+    if context.kind == "chat":
+        return chat_logprobs(choice.logprobs, as_ids=context.tokens_as_ids)
+    before = limited(prompt, num_top) if context.echoes_logprobs else []
+    return completion_logprobs([*before, *choice.logprobs], 0, as_ids=context.tokens_as_ids)[0]
+
+
+def _prompt_logprobs(context: RequestContext, accumulator: ChoiceAccumulator, prompt: int) -> dict[str, Any]:
+    """Returns the field `prompt_logprobs` of an answer, if the request asks for it."""
+    if context.prompt_logprobs is None:
+        return {}
+    return {"prompt_logprobs": prompt_logprobs(accumulator.prompts[prompt], context.prompt_logprobs)}
 
 
 def _model(card: ModelCard) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from services.gateway.openai.schemas import ChatBody, CompletionBody, TokenizeBo
 from shared import limits, sampling
 from shared.errors import ServiceError
 from shared.request import conversation, rules
-from shared.request.checks import check_token_ids, given, missing, refuse, unsupported
+from shared.request.checks import check_token_ids, given, missing, refuse
+from shared.request.choices import Choices, choices_of
 from shared.request.sampling_fields import sampling_params
 from shared.request.seed_source import SeedSource, random_seed
 from shared.request.structured import constraint_of
@@ -47,24 +48,37 @@ def completion(
     most = min(defaults.max_logprobs, limits.COMPLETION_LOGPROBS_MAX)
     if logprobs is not None and not 0 <= logprobs <= most:
         refuse("logprobs", f"must be between 0 and {most}")
-    if body.echo and logprobs is not None:
-        unsupported("logprobs", "Log probabilities of an echoed prompt ('echo' with 'logprobs') are")
     suffix = given(body.suffix, "")
+    prompt_logprobs = rules.prompt_logprobs(body.prompt_logprobs, defaults.max_logprobs)
+    if body.echo and logprobs is not None:
+        if body.use_beam_search:
+            refuse("echo", "with 'logprobs' must be false with 'use_beam_search'")
+        if suffix:
+            refuse("suffix", "cannot be given together with 'echo' and 'logprobs'")
+        prompt_logprobs = max(logprobs, given(prompt_logprobs, 0))
     if suffix and token_ids:
         refuse("suffix", "needs a 'prompt' that is text")
     if suffix and body.truncate_prompt_tokens is not None:
         refuse("truncate_prompt_tokens", "cannot be given together with 'suffix'")
-    params = _params(body, card, (COMPLETION_MAX_TOKENS, 1.0), logprobs, defaults.draw_seed)
+    endpoint = _Endpoint(COMPLETION_MAX_TOKENS, 1.0, may_only_echo=bool(body.echo))
+    params = _params(body, card, endpoint, (logprobs, prompt_logprobs), defaults.draw_seed)
     request = _request(body, card, request_id, params, len(texts) + len(token_ids))
-    special = given(body.add_special_tokens, True)
-    return replace(request, texts=texts, token_ids=token_ids, suffix=suffix, add_special_tokens=special)
+    return replace(
+        request,
+        texts=texts,
+        token_ids=token_ids,
+        suffix=suffix,
+        add_special_tokens=given(body.add_special_tokens, True),
+        only_echoes=_only_echoes(body),
+    )
 
 
 def chat(body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults = _DEFAULTS) -> GenerationRequest:
     """Returns the request of `/v1/chat/completions`. Raises ServiceError naming the first parameter that is wrong."""
     messages = conversation.messages(body.messages, card.vocab_size)
     logprobs = _chat_logprobs(body, defaults.max_logprobs)
-    params = _params(body, card, (AS_MANY_AS_FIT, defaults.chat_temperature), logprobs, defaults.draw_seed)
+    asked = logprobs, rules.prompt_logprobs(body.prompt_logprobs, defaults.max_logprobs)
+    params = _params(body, card, _Endpoint(AS_MANY_AS_FIT, defaults.chat_temperature), asked, defaults.draw_seed)
     return replace(
         _request(body, card, request_id, params, 1),
         messages=messages,
@@ -131,21 +145,39 @@ def _chat_logprobs(body: ChatBody, most: int) -> int | None:
     return body.logprobs if top is None else top
 
 
+def _only_echoes(body: GenerationFields) -> bool:
+    """Returns whether the request asks for its prompt and no output: `max_tokens` 0, which only an echo may have."""
+    return (body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens) == 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """The defaults of an endpoint. `may_only_echo`: whether `max_tokens` may be 0; then one token is generated."""
+
+    max_tokens: int
+    temperature: float
+    may_only_echo: bool = False
+
+
 def _params(
-    body: GenerationFields, card: ModelCard, endpoint: tuple[int, float], logprobs: int | None, draw_seed: SeedSource
+    body: GenerationFields,
+    card: ModelCard,
+    endpoint: _Endpoint,
+    logprobs: tuple[int | None, int | None],
+    draw_seed: SeedSource,
 ) -> SamplingParams:
-    """Returns the checked sampling parameters. `endpoint`: the endpoint's defaults of max_tokens and temperature."""
-    default_max_tokens, default_temperature = endpoint
-    max_tokens = _max_tokens(body, card, default_max_tokens)
+    """Returns the checked sampling parameters. `logprobs`: of the output and of the prompt."""
+    max_tokens = 1 if endpoint.may_only_echo and _only_echoes(body) else _max_tokens(body, card, endpoint.max_tokens)
     constraints, structure = token_constraints(body), constraint_of(body)
     params = sampling_params(
         body,
         max_tokens=max_tokens or card.max_model_len,
-        temperature=given(body.temperature, default_temperature),
+        temperature=given(body.temperature, endpoint.temperature),
         # A top_k above the vocabulary size means all tokens; clamped, it fits into a message.
         top_k=min(given(body.top_k, -1), card.vocab_size),
         seed=draw_seed() if body.seed is None else body.seed,
-        logprobs=logprobs,
+        logprobs=logprobs[0],
+        prompt_logprobs=logprobs[1],
         logit_bias=constraints.logit_bias,
         allowed_token_ids=constraints.allowed_token_ids,
         bad_words=constraints.bad_words,
@@ -174,8 +206,13 @@ def _request(
 ) -> GenerationRequest:
     if body.stream_options is not None and not body.stream:
         refuse("stream_options", "needs 'stream' to be true")
-    n = given(body.n, 1)
-    rules.check_choices(n, body.best_of, params.temperature, params.top_k, num_prompts)
+    choices = choices_of(body, params.temperature, params.top_k, num_prompts)
+    if choices.beam is not None:
+        if _only_echoes(body):
+            refuse("max_tokens", "must be at least 1 with 'use_beam_search'")
+        params = msgspec.structs.replace(params, beam=choices.beam)
+        sampling.check_beam(params)
+    _check_stream(body, params, choices)
     structure = constraint_of(body)
     stop, detokenize = rules.stop_strings(body.stop), given(body.detokenize, True)
     rules.check_detokenize(detokenize, stop)
@@ -185,7 +222,8 @@ def _request(
         request_id=request_id,
         model=card.name,
         params=params,
-        n=n,
+        n=choices.n,
+        best_of=choices.num_sequences,
         stop=stop,
         include_stop_str_in_output=given(body.include_stop_str_in_output, False),
         skip_special_tokens=given(body.skip_special_tokens, True),
@@ -197,6 +235,19 @@ def _request(
         bad_word_texts=token_constraints(body).bad_word_texts,
         grammar_param="" if structure is None else structure.param,
     )
+
+
+def _check_stream(body: GenerationFields, params: SamplingParams, choices: Choices) -> None:
+    """Raises ServiceError if an answer is to be streamed that is made only at the end."""
+    causes = {
+        "'use_beam_search'": choices.beam is not None,
+        "'best_of' greater than 'n'": choices.num_sequences > choices.n,
+        "log probabilities of the prompt": params.prompt_logprobs is not None,
+        "'max_tokens' 0": _only_echoes(body),
+    }
+    for cause, applies in causes.items():
+        if body.stream and applies:
+            refuse("stream", f"must be false with {cause}")
 
 
 def _cache_salt(body: GenerationFields) -> bytes:

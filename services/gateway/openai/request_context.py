@@ -47,6 +47,10 @@ class RequestContext:
     """Whether the answer has the times of the request's phases."""
     id_prefix: str = ""
     """Prefix of the response's id; if empty, the prefix of the kind."""
+    prompt_logprobs: int | None = None
+    """Number of candidates in the answer's field `prompt_logprobs`; None: the answer does not have the field."""
+    echoes_logprobs: bool = False
+    """Whether the log probabilities of the echoed prompt come before those of the output."""
 
     @property
     def id(self) -> str:
@@ -55,12 +59,16 @@ class RequestContext:
 
     @property
     def num_sequences(self) -> int:
-        """Number of choices of all prompts together."""
-        return len(self.echoes) * self.request.n
+        """Number of sequences of all prompts together."""
+        return len(self.echoes) * self.request.num_sequences
 
     def echo(self, index: int) -> str:
         """Returns the text before the answer of one choice."""
-        return self.echoes[index // self.request.n]
+        return self.echoes[self.prompt_of(index)]
+
+    def prompt_of(self, index: int) -> int:
+        """Returns the index of the prompt of one choice."""
+        return index // self.request.n
 
 
 def system_fingerprint(card: ModelCard) -> str:

@@ -17,7 +17,7 @@ from services.gateway.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.http.errors import as_service_error
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.answer_encoder import AnswerEncoder, GenerationState
-from services.gateway.openai.choices import Choice, ChoiceAccumulator, merge
+from services.gateway.openai.choices import Choice, ChoiceAccumulator, merge, without_output
 from services.gateway.openai.request_context import RequestContext
 from services.gateway.openai.request_meter import RequestMeter
 from services.gateway.openai.tracing import RequestTrace
@@ -66,7 +66,7 @@ class ResponseRunner:
         self._trace = trace
         self._before_end = before_end
         self._accumulator = ChoiceAccumulator(
-            len(context.echoes), context.request.n, keep_token_ids=context.return_token_ids
+            len(context.echoes), context.request.num_sequences, keep_token_ids=context.return_token_ids
         )
         self._meter = RequestMeter(metrics, context)
         self._opened = False
@@ -75,6 +75,7 @@ class ResponseRunner:
         """Returns the body of the whole answer. Raises ServiceError."""
         async with self._generating() as generation:
             await unless_gone(receive, self._collect(generation))
+            self._accumulator.keep_best(self._context.request.n)
             data = self.encoder.whole(self._state(generation))
             await self._before_end()
             return data
@@ -90,8 +91,11 @@ class ResponseRunner:
             await self._pump(generation, sink)
 
     async def _collect(self, generation: Generation) -> None:
+        only_echoes = self._context.request.only_echoes
         async for batch in generation.updates():
             for update in batch:
+                if only_echoes:
+                    update = without_output(update)
                 self._take(update).text.append(update.text)
         self._complete(generation)
 
@@ -119,10 +123,8 @@ class ResponseRunner:
         return self.encoder.opening(self._state(generation))
 
     def _take(self, update: SequenceUpdate) -> Choice:
-        choice = self._accumulator.choices[update.index]
-        choice.add(update)
         self._meter.saw(update)
-        return choice
+        return self._accumulator.add(update)
 
     def _state(self, generation: Generation) -> GenerationState:
         return GenerationState(

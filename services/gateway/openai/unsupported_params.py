@@ -50,15 +50,11 @@ _NULL = Unsupported((None,))
 _NATIVE = Unsupported((None,), "Send it to /generate.")
 UNSUPPORTED: dict[str, Unsupported] = {
     "suffix": Unsupported((None, ""), "Send it to /v1/completions."),
-    "use_beam_search": _OFF,
-    "length_penalty": Unsupported((None, 1)),
-    "early_stopping": _OFF,
     "tools": _EMPTY,
     "tool_choice": Unsupported((None, "none")),
     "functions": _EMPTY,
     "function_call": Unsupported((None, "none")),
     "logits_processors": _EMPTY,
-    "prompt_logprobs": _OFF,
     "reasoning_effort": Unsupported((None, "none")),
     "include_reasoning": _ON,
     "verbosity": Unsupported((None, "medium")),
@@ -87,7 +83,10 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "preprocess_start_time": _NATIVE,
     "preprocess_end_time": _NATIVE,
 }
-_PREFIXES: Mapping[str, Unsupported] = {"guided_": _OFF, "beam_": _OFF}
+_PREFIXES: Mapping[str, Unsupported] = {
+    "guided_": _OFF,
+    "beam_": Unsupported((None, False), "Give 'use_beam_search' and 'best_of'."),
+}
 """All names with one of these prefixes are unsupported."""
 _ELSEWHERE: Mapping[str, str] = {
     "messages": "Conversations go to /v1/chat/completions.",

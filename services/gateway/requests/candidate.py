@@ -46,6 +46,11 @@ class Candidate:
     avoid: set[Address] = field(default_factory=set[Address])
     """Engines on which a placement of this sequence failed since it was last placed."""
 
+    @property
+    def joins_siblings(self) -> bool:
+        """Whether the sequence takes no more memory on an engine where other choices of its prompt run."""
+        return self.orders.request.params.beam is not None
+
     def near(self) -> set[Address]:
         """Returns the engines on which other choices of the same prompt run."""
         choices = self.orders.choices(self.index)

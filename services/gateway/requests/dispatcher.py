@@ -110,7 +110,13 @@ class Dispatcher:
             candidate.client.fail(error)
             return error
         engine = self._router.choose_engine(
-            engines, model, candidate.num_tokens, candidate.hashes, candidate.avoid, candidate.near()
+            engines,
+            model,
+            candidate.num_tokens,
+            candidate.hashes,
+            candidate.avoid,
+            candidate.near(),
+            joins=candidate.joins_siblings,
         )
         detokenizer = self._router.choose_detokenizer(detokenizers, model, candidate.avoid)
         if engine is None or detokenizer is None:

@@ -1,5 +1,7 @@
 """Builds the messages that place a request's sequences on engines and detokenizers. Pure: does not send them."""
 
+import msgspec
+
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.requests.prompts import Prompt, sequence_params
 from services.gateway.requests.sequence_state import SequenceState
@@ -12,22 +14,28 @@ PROMPT_TAIL_BYTES = TOKEN_BYTES * limits.PROMPT_TAIL_TOKENS
 
 
 class RequestMessages:
-    """Builds the messages of one request. Sequence index = prompt index * n + choice."""
+    """Builds the messages of one request. Sequence index = prompt index * num_sequences + choice."""
 
     def __init__(self, host: Host, request: GenerationRequest, card: ModelCard, prompts: list[Prompt]) -> None:
         self.request, self.card, self.prompts = request, card, prompts
-        count = len(prompts) * request.n
-        self.sequences = [SequenceState(sequence_id(request.request_id, index)) for index in range(count)]
         self._host = host
+        count = len(prompts) * request.num_sequences
+        self.sequences = [self._sequence(index) for index in range(count)]
+
+    def _sequence(self, index: int) -> SequenceState:
+        # The first sequence of each prompt reports the log probabilities of the prompt.
+        reports = self.request.params.prompt_logprobs is not None and index % self.request.num_sequences == 0
+        num_reported = self.prompt(index).num_tokens if reports else 0
+        return SequenceState(sequence_id(self.request.request_id, index), num_reported)
 
     def prompt(self, index: int) -> Prompt:
         """Returns the prompt of a sequence."""
-        return self.prompts[index // self.request.n]
+        return self.prompts[index // self.request.num_sequences]
 
     def choices(self, index: int) -> list[SequenceState]:
         """Returns all sequences of the same prompt, including the given one."""
-        first = index - index % self.request.n
-        return self.sequences[first : first + self.request.n]
+        first = index - index % self.request.num_sequences
+        return self.sequences[first : first + self.request.num_sequences]
 
     def open_stream(self, index: int) -> OpenStream:
         """Returns the message that opens a stream, which continues the text that the gateway has.
@@ -60,6 +68,9 @@ class RequestMessages:
         request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
         assert sequence.detokenizer is not None
         choices = self.choices(index)
+        params = sequence_params(request.params, index % request.num_sequences, prompt, self.card)
+        if not sequence.needs_prompt_logprobs:
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
         return Submit(
             sequence.sequence_id,
             sequence.attempt,
@@ -67,7 +78,7 @@ class RequestMessages:
             host.instance_id,
             host.subjects.detokenizer_tokens(*sequence.detokenizer),
             prompt.packed,
-            sequence_params(request.params, index % request.n, prompt, self.card),
+            params,
             pack_ids(sequence.token_ids),
             prompt.block_hashes,
             request.cache_salt,

@@ -13,6 +13,7 @@ from shared.codec import TOKEN_BYTES, pack_ids, unpack_ids
 from shared.context import check_context, truncated
 from shared.errors import ServiceError
 from shared.messages import TokenizeReply, TokenizeRequest
+from shared.request.choices import param_of_number
 from shared.request.rules import choice_params
 from shared.sampling import SamplingParams, check, check_vocabulary
 
@@ -45,18 +46,21 @@ class Prepared:
 async def prepare(peers: ServiceClients, request: GenerationRequest, card: ModelCard, block_size: int) -> Prepared:
     """Returns the prompts of a request as token ids, and its parameters.
 
-    Raises ServiceError if a prompt is too long for the context, has no tokens or ids outside the vocabulary, if the
-    chat template refuses the conversation, if the grammar cannot be used, or if all sequences together have too many
-    tokens.
+    Raises ServiceError if a prompt is too long for the context or for its log probabilities, has no tokens or ids
+    outside the vocabulary, if the chat template refuses the conversation, if the grammar cannot be used, or if all
+    sequences together have too many tokens.
     """
     check_vocabulary(request.params, card.vocab_size)
     prompts, bad_words = await _converted(peers, request, card, block_size)
-    count = request.n * sum(prompt.num_tokens for prompt in prompts)
+    count = request.num_sequences * sum(prompt.num_tokens for prompt in prompts)
     if count > limits.REQUEST_TOKENS_MAX:
         told = f"All sequences of the request would have {count} prompt tokens, more than {limits.REQUEST_TOKENS_MAX}."
-        raise ServiceError("invalid_value", f"{told} Reduce 'n' or the prompts.", param="n")
+        param = param_of_number(request.n, request.num_sequences)
+        raise ServiceError("invalid_value", f"{told} Reduce '{param}' or the prompts.", param=param)
     if not all(prompt.num_tokens for prompt in prompts):
         raise ServiceError("invalid_value", "The prompt has no tokens.", param="prompt")
+    if request.params.prompt_logprobs is not None:
+        _check_prompt_logprobs(prompts, request.params.prompt_logprobs)
     return Prepared(prompts, _with_bad_words(request.params, bad_words))
 
 
@@ -92,6 +96,18 @@ def _with_bad_words(params: SamplingParams, packed: tuple[bytes, ...]) -> Sampli
     params = msgspec.structs.replace(params, bad_words=words)
     check(params)
     return params
+
+
+def _check_prompt_logprobs(prompts: list[Prompt], num_candidates: int) -> None:
+    most = limits.PROMPT_LOGPROBS_MAX // (num_candidates + 1)
+    longest = max(prompt.num_tokens for prompt in prompts)
+    if longest > most:
+        raise ServiceError(
+            "invalid_value",
+            f"Log probabilities with {num_candidates} candidates can be reported for prompts of at most {most} tokens. "
+            f"This prompt has {longest}: shorten the prompt or ask for fewer candidates.",
+            param="prompt",
+        )
 
 
 def tokenize_message(

@@ -374,7 +374,7 @@ class RequestActor:
         self._updates.append(
             SequenceUpdate(
                 index, delta.text, delta.token_ids, delta.logprobs, delta.text_offset, event.finish_reason,
-                event.stop_reason, sequence.num_cached_tokens, sequence.cumulative_logprob,
+                event.stop_reason, sequence.num_cached_tokens, sequence.cumulative_logprob, delta.prompt_logprobs,
             )
         )  # fmt: skip
         if event.finish_reason is not None:

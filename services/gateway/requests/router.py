@@ -80,13 +80,19 @@ class Router:
 
     def choose_engine(
         self, engines: Sequence[Heartbeat], model: str, num_tokens: int, hashes: Sequence[bytes],
-        avoid: Collection[tuple[str, str]] = (), near: Collection[tuple[str, str]] = (),
+        avoid: Collection[tuple[str, str]] = (), near: Collection[tuple[str, str]] = (), *, joins: bool = False,
     ) -> Heartbeat | None:  # fmt: skip
         """Returns the cheapest ready engine of the model with credit; None if there is none.
 
-        Engines in `near`, which already compute the same prompt, are preferred while they have a free batch slot.
-        Engines in `avoid`, on which a placement of the sequence failed, are chosen only if there is no other.
+        Engines in `near`, which already compute the same prompt, are preferred while they have a free batch slot; if
+        the sequence `joins` what is computed there (a beam search), even without credit. Engines in `avoid`, on which a
+        placement of the sequence failed, are chosen only if there is no other.
         """
+        if joins:
+            searching = [e for e in ready_members(engines, model) if (e.id, e.instance_id) in near]
+            found = next((e for e in searching if (e.id, e.instance_id) not in avoid), None)
+            if found is not None:
+                return found
         ready = [e for e in ready_members(engines, model) if self.credit(e) > 0]
         ready = [e for e in ready if (e.id, e.instance_id) not in avoid] or ready
         ready = [e for e in ready if (e.id, e.instance_id) in near and self._has_row(e)] or ready

@@ -51,12 +51,16 @@ class ApplyResult(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The new output of a text event. `text_offset`: characters before `text`."""
+    """The new output of a text event. `text_offset`: characters before `text`.
+
+    `prompt_logprobs`: new log probabilities of the prompt. A delta with them has no output.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[PositionLogprobs, ...]
     text_offset: int
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
 
 
 @dataclass(slots=True)
@@ -64,6 +68,10 @@ class SequenceState:
     """The gateway's record of one sequence. `engine` and `detokenizer` are None while the sequence has no placement."""
 
     sequence_id: str
+    num_prompt_logprobs: int = 0
+    """Number of prompt tokens whose log probabilities the client asked for, which come before the first output."""
+    num_reported: int = 0
+    """Number of those that have arrived."""
     phase: Phase = Phase.WAITING
     attempt: int = 0
     engine: Address | None = None
@@ -137,6 +145,10 @@ class SequenceState:
         """Applies one text event. Returns the result, and the new output if the event was applied."""
         if self.phase in (Phase.WAITING, Phase.DONE) or event.attempt != self.attempt or engine != self.engine:
             return self._count("stale", ApplyResult.STALE), None
+        if event.prompt_logprobs:
+            return self._apply_prompt(event, now)
+        if self.needs_prompt_logprobs and event.finish_reason != "error":
+            return self._count("gap", ApplyResult.GAP), None
         overlap = len(self.token_ids) - event.position
         text_overlap = self.text_length - event.text_offset
         if overlap < 0 or text_overlap < 0:
@@ -149,6 +161,23 @@ class SequenceState:
             return self._count("stale", ApplyResult.STALE), None
         self._apply(event, delta, now)
         return ApplyResult.APPLIED, delta
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether log probabilities of the prompt have yet to arrive."""
+        return self.num_reported < self.num_prompt_logprobs
+
+    def _apply_prompt(self, event: TextEvent, now: float) -> tuple[ApplyResult, Delta | None]:
+        """Applies an event with a part of the prompt's log probabilities."""
+        overlap = self.num_reported - event.prompt_start
+        if overlap < 0:
+            return self._count("gap", ApplyResult.GAP), None
+        new = event.prompt_logprobs[overlap:]
+        if not new:
+            return self._count("stale", ApplyResult.STALE), None
+        self.num_reported += len(new)
+        self.progress_at = now
+        return ApplyResult.APPLIED, Delta("", (), (), self.text_length, new)
 
     def report_progress(self, mark: SequenceMark, now: float) -> bool:
         """Takes in the engine's report of the sequence's progress. Returns whether output is missing in the gateway."""

@@ -2,9 +2,10 @@
 
 import pytest
 
+from services.engine.events import prompt_event
 from services.engine.sequence_table import SequenceTable, split
 from shared import limits
-from shared.messages import SequenceMark, SequenceRef, Submit, TokenEvent, TokenLogprobs
+from shared.messages import PromptLogprobs, SequenceMark, SequenceRef, Submit, TokenEvent, TokenLogprobs
 from shared.sampling import SamplingParams
 
 
@@ -45,11 +46,9 @@ def test_tokens_can_be_replayed_from_any_position():
         table.append(TokenEvent("r-0", 1, position, (position + 10,), "length" if position == 2 else None))
     entry = table.get("r-0", 1)
     assert entry is not None
-    event = table.replay(entry, 1)
-    assert event is not None
+    [event] = table.replay(entry, 1)
     assert (event.position, event.token_ids, event.finish_reason) == (1, (11, 12), "length")
-    tail = table.replay(entry, 3)
-    assert tail is not None
+    [tail] = table.replay(entry, 3)
     assert (tail.position, tail.token_ids) == (3, ())
 
 
@@ -59,9 +58,24 @@ def test_carried_tokens_shift_positions():
     table.append(TokenEvent("r-0", 1, 5, (1,)))
     entry = table.get("r-0", 1)
     assert entry is not None
-    event = table.replay(entry, 0)
-    assert event is not None
+    [event] = table.replay(entry, 0)
     assert (event.position, event.token_ids, entry.last_position) == (5, (1,), 6)
+
+
+def test_the_log_probabilities_of_a_prompt_are_replayed_before_the_first_token():
+    table = running()
+    parts = [PromptLogprobs(start, bytes(4), bytes(4)) for start in (0, 1)]
+    for part in parts:
+        table.append(prompt_event("r-0", 1, 0, part))
+    entry = table.get("r-0", 1)
+    assert entry is not None
+    assert table.replay(entry, 0) == []
+    for position in range(2):
+        table.append(TokenEvent("r-0", 1, position, (position + 10,)))
+    *prompt, tokens = table.replay(entry, 0)
+    assert [event.prompt_logprobs for event in prompt] == parts
+    assert (tokens.position, tokens.token_ids) == (0, (10, 11))
+    assert [event.token_ids for event in table.replay(entry, 1)] == [(11,)]
 
 
 def test_a_stop_string_ends_a_sequence_and_keeps_its_tokens():

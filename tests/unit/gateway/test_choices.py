@@ -13,7 +13,7 @@ from tests.unit.gateway.request_contexts import position, update
 
 @pytest.mark.spec("S-API-075a", "S-API-075b", "S-API-075c", "S-API-075d", "S-API-075e")
 def test_usage_counts_a_prompt_once_and_all_choices():
-    accumulator = ChoiceAccumulator(num_prompts=2, n=2)
+    accumulator = ChoiceAccumulator(num_prompts=2, num_sequences=2)
     for index in range(4):
         accumulator.choices[index].add(update("a", index, token_ids=(1, 2, 3), num_cached_tokens=10 + index))
     assert accumulator.usage(50) == {
@@ -85,3 +85,14 @@ def test_tokens_are_ids_when_they_are_asked_for():
     assert offset == 3
     [token] = chat_logprobs(positions, as_ids=True)["content"]
     assert (token["token"], token["bytes"], token["top_logprobs"][0]["token"]) == ("token_id:1", [97], "token_id:1")
+
+
+def test_the_best_choices_of_each_prompt_are_kept_with_their_new_places():
+    accumulator = ChoiceAccumulator(2, 3, keep_token_ids=True)
+    for index, logprob in enumerate([-3.0, -1.0, -2.0, -5.0, -6.0, -4.0]):
+        gain = update(str(index), index, token_ids=(index,), num_cached_tokens=index, cumulative_logprob=logprob)
+        accumulator.choices[index].add(gain)
+    accumulator.keep_best(2)
+    assert [(one.index, one.token_ids) for one in accumulator.choices] == [(0, [1]), (1, [2]), (2, [5]), (3, [3])]
+    assert accumulator.num_cached_tokens == 0 + 3
+    assert accumulator.usage(4)["completion_tokens"] == 4

@@ -9,6 +9,7 @@ from shared import limits
 from shared.codec import encode
 from shared.errors import ServiceError
 from shared.messages import Submit
+from shared.sampling import BeamParams
 from tests.unit.gateway.bodies import CARD, HELLO, chat, completion, refusal
 
 BOTH = pytest.mark.parametrize("read", [completion, chat])
@@ -138,11 +139,67 @@ def test_prompts_times_choices_are_bounded():
 
 
 @pytest.mark.spec("S-API-057")
-def test_best_of_is_accepted_when_it_asks_for_nothing_more_than_n():
-    assert completion(n=2, best_of=2).n == 2
-    assert completion(best_of=1).n == 1
+def test_best_of_is_the_number_of_samples_of_which_n_are_returned():
+    for asked, counts in (({"n": 2, "best_of": 2}, (2, 2)), ({"best_of": 1}, (1, 1)), ({"n": 2, "best_of": 5}, (2, 5))):
+        request = completion(**asked)
+        assert (request.n, request.num_sequences) == counts
     refusal(completion, "invalid_value", "best_of", n=3, best_of=2)
-    refusal(completion, "unsupported_parameter", "best_of", n=2, best_of=3)
+    refusal(completion, "invalid_value", "best_of", best_of=limits.CHOICES_MAX + 1)
+    many = ["x"] * limits.PROMPTS_MAX
+    refusal(completion, "invalid_value", "best_of", prompt=many, best_of=5)
+
+
+def test_best_of_more_than_n_needs_sampling_and_a_whole_answer():
+    for read in (completion, chat):
+        refusal(read, "invalid_value", "best_of", best_of=2, temperature=0)
+        refusal(read, "invalid_value", "best_of", best_of=2, top_k=1)
+        refusal(read, "invalid_value", "stream", n=2, best_of=3, stream=True)
+
+
+BEAM = {"use_beam_search": True, "n": 2, "temperature": 0}
+
+
+@pytest.mark.parametrize("read", [completion, chat])
+def test_a_beam_search_is_as_wide_as_best_of(read: Any):
+    assert read(**BEAM).params.beam == BeamParams(2)
+    request = read(**BEAM, best_of=4, length_penalty=0.5, early_stopping="never")
+    assert request.params.beam == BeamParams(4, 0, 0.5, "never")
+    assert (request.n, request.num_sequences) == (2, 2)
+    # Without n, all hypotheses are returned.
+    assert read(use_beam_search=True, temperature=0, best_of=3).n == 3
+    assert read(use_beam_search=False, early_stopping=False, length_penalty=1).params.beam is None
+
+
+@pytest.mark.spec("S-API-051")
+@pytest.mark.parametrize("read", [completion, chat])
+@pytest.mark.parametrize(
+    ("param", "changed"),
+    [
+        ("n", {"n": 1}),
+        ("n", {"n": None}),
+        ("temperature", {"temperature": 0.5}),
+        ("temperature", {"temperature": None}),
+        ("top_p", {"top_p": 0.9}),
+        ("top_k", {"top_k": 5}),
+        ("stream", {"stream": True}),
+        ("min_p", {"min_p": 0.1}),
+        ("presence_penalty", {"presence_penalty": 1}),
+        ("frequency_penalty", {"frequency_penalty": 1}),
+        ("repetition_penalty", {"repetition_penalty": 1.1}),
+        ("best_of", {"best_of": 1}),
+        ("length_penalty", {"length_penalty": 11}),
+        ("early_stopping", {"early_stopping": "soon"}),
+    ],
+)
+def test_what_a_beam_search_cannot_take_is_refused_by_name(read: Any, param: str, changed: dict[str, Any]):
+    assert read(**BEAM, top_p=1, top_k=-1).params.beam
+    refusal(read, "invalid_value", param, **{**BEAM, **changed})
+
+
+@pytest.mark.parametrize("read", [completion, chat])
+def test_options_of_beam_search_need_it(read: Any):
+    refusal(read, "invalid_value", "length_penalty", length_penalty=0.8)
+    refusal(read, "invalid_value", "early_stopping", early_stopping=True)
 
 
 @pytest.mark.spec("S-API-011")
@@ -219,9 +276,33 @@ def test_chat_takes_a_boolean_with_top_logprobs_or_a_number():
 
 
 @pytest.mark.spec("S-API-027")
-def test_an_echo_cannot_be_combined_with_logprobs():
-    completion(echo=True)
-    refusal(completion, "unsupported_parameter", "logprobs", echo=True, logprobs=0)
+def test_an_echo_with_logprobs_reports_the_prompt_as_well():
+    assert completion(echo=True).params.prompt_logprobs is None
+    assert completion(echo=True, logprobs=0).params.prompt_logprobs == 0
+    both = completion(echo=True, logprobs=2, prompt_logprobs=5).params
+    assert (both.logprobs, both.prompt_logprobs) == (2, 5)
+    assert chat(echo=True, logprobs=True, top_logprobs=2).params.prompt_logprobs is None
+    refusal(completion, "invalid_value", "stream", echo=True, logprobs=1, stream=True)
+    refusal(completion, "invalid_value", "echo", echo=True, logprobs=1, **BEAM)
+
+
+@pytest.mark.parametrize("read", [completion, chat])
+def test_prompt_logprobs_are_a_number_of_candidates(read: Any):
+    assert [read(prompt_logprobs=value).params.prompt_logprobs for value in (None, False, 0, 20)] == [None, None, 0, 20]
+    for value in (-1, 21, True):
+        refusal(read, "invalid_value", "prompt_logprobs", prompt_logprobs=value)
+    refusal(read, "invalid_value", "prompt_logprobs", prompt_logprobs=1, **BEAM)
+    refusal(read, "invalid_value", "stream", prompt_logprobs=0, stream=True)
+
+
+def test_only_an_echo_may_have_no_output():
+    for name in ("max_tokens", "max_completion_tokens"):
+        request = completion(echo=True, **{name: 0})
+        assert (request.only_echoes, request.params.max_tokens) == (True, 1)
+        refusal(completion, "invalid_value", "stream", echo=True, stream=True, **{name: 0})
+        refusal(chat, "invalid_value", name, echo=True, **{name: 0})
+    refusal(completion, "invalid_value", "max_tokens", echo=True, max_tokens=0, **BEAM)
+    assert not completion(echo=True, max_tokens=1).only_echoes
 
 
 @BOTH

@@ -9,15 +9,11 @@ from shared.errors import ServiceError
 from tests.unit.gateway.bodies import chat, completion, refusal
 
 ASKED = {
-    "use_beam_search": True,
-    "length_penalty": 0.8,
-    "early_stopping": True,
     "tools": [{"type": "function"}],
     "tool_choice": "auto",
     "functions": [{}],
     "function_call": "auto",
     "logits_processors": ["x"],
-    "prompt_logprobs": 0,
     "audio": {"voice": "x"},
     "modalities": ["text", "audio"],
     "web_search_options": {},
@@ -50,14 +46,11 @@ OF_ENGINES = {
 }
 HARMLESS = {
     "suffix": "",
-    "use_beam_search": False,
-    "length_penalty": 1.0,
     "response_format": {"type": "text"},
     "tools": [],
     "tool_choice": "none",
     "logit_bias": {},
     "modalities": ["text"],
-    "prompt_logprobs": False,
     "guided_json": None,
     "detokenize": True,
     "spaces_between_special_tokens": True,

@@ -41,7 +41,10 @@ def test_the_defaults_are_those_of_the_api() -> None:
         ("max_tokens", [1, 100, None], [0, -1]),
         ("min_tokens", [0, 16], [-1, 17]),
         ("n", [1, 128], [0, 129]),
-        ("best_of", [None, 1], [0, 2]),
+        ("best_of", [None, 1, 128], [0, 129]),
+        ("prompt_logprobs", [None, False, 0, 20], [-1, 21, True]),
+        ("length_penalty", [1.0], [0.5]),
+        ("early_stopping", [False], [True, "never"]),
         ("truncate_prompt_tokens", [None, -1, 1, 10**9], [0, -2]),
         ("spaces_between_special_tokens", [True, False], []),
         ("detokenize", [True, False], []),
@@ -60,10 +63,6 @@ def test_a_value_out_of_range_is_refused_in_the_constructor_and_named(
 @pytest.mark.parametrize(
     "asked",
     [
-        {"use_beam_search": True},
-        {"length_penalty": 0.5},
-        {"early_stopping": True},
-        {"prompt_logprobs": 1},
         {"logits_processors": [print]},
     ],
 )
@@ -86,3 +85,23 @@ def test_several_choices_that_would_be_the_same_are_refused() -> None:
     for same in ({"temperature": 0}, {"top_k": 1}):
         with pytest.raises(ValueError, match="every choice would be the same"):
             SamplingParams(n=2, **same)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 1),
+        ("best_of", 2),
+        ("temperature", 1.0),
+        ("top_p", 0.9),
+        ("top_k", 3),
+        ("presence_penalty", 1.0),
+        ("length_penalty", 10.1),
+        ("early_stopping", "soon"),
+    ],
+)
+def test_what_a_beam_search_cannot_take_is_refused_by_name(field: str, value: Any) -> None:
+    fine = {"use_beam_search": True, "n": 3, "best_of": 4, "temperature": 0.0}
+    assert SamplingParams(**fine, length_penalty=0.5, early_stopping="never").engine_params(0).beam is not None
+    with pytest.raises(ValueError, match=f"'{field}'"):
+        SamplingParams(**{**fine, field: value})

@@ -200,7 +200,7 @@ def test_a_sequence_in_flight_keeps_its_blocks_until_its_step_is_applied_and_its
     assert core.pool.num_free == 32 - 1
     plan, _ = step(core)
     assert plan.freed_rows == (0,)
-    assert core.counters().finished == (("stop", 0), ("length", 0), ("abort", 1))
+    assert core.counters().finished == (("stop", 0), ("length", 0), ("abort", 1), ("error", 0))
 
 
 def test_the_id_of_a_sequence_aborted_in_flight_is_free_at_once() -> None:
@@ -295,4 +295,4 @@ def test_counters_tell_load_and_work_done() -> None:
     assert (counters.prompt_tokens, counters.generation_tokens) == (11, 2)
     assert (counters.prefix_cache_queries, counters.prefix_cache_hits) == (11, 0)
     step(core, EOS)
-    assert core.counters().finished == (("stop", 2), ("length", 1), ("abort", 0))
+    assert core.counters().finished == (("stop", 2), ("length", 1), ("abort", 0), ("error", 0))

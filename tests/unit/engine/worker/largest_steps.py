@@ -59,7 +59,13 @@ def specs(facts: EngineFacts, num_seqs: int):  # type: ignore[no-untyped-def]
 
     def make(length: int):  # type: ignore[no-untyped-def]
         params = SamplingParams(
-            max_tokens=3, min_tokens=3, top_p=0.9, top_k=facts.vocab_size - 1, repetition_penalty=1.1, logprobs=20
+            max_tokens=3,
+            min_tokens=3,
+            top_p=0.9,
+            top_k=facts.vocab_size - 1,
+            repetition_penalty=1.1,
+            logprobs=20,
+            prompt_logprobs=20,
         )
         # Every other token the same, so that there is something to guess from.
         return lambda index: SequenceSpec(

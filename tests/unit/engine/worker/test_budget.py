@@ -94,7 +94,9 @@ def test_what_small_steps_take_is_scaled_up_to_the_largest(monkeypatch: pytest.M
         (32, 32),
         (64, 64),
     ]
-    assert step.at(256) == 1000 * 2048 // 256 + 2000 * 640 // 32 + 82_000 + (640 - 64) * 1000
+    fixed = 1000 * 2048 // 256 + 2000 * 640 // 32 + 82_000 + (640 - 64) * 1000
+    assert probe.reported_bytes == 6 * 256 * DESCRIPTION.vocab_size
+    assert step.at(256) == fixed + probe.reported_bytes
     assert step.at(300) == step.at(256) + 44 * 7
     places = [block for new in ran[0].new for block in new.block_ids]
     assert len(places) == 16
@@ -107,7 +109,7 @@ def test_where_all_rows_are_sampled_at_once_a_guess_takes_a_rows_share_of_that(m
     assert (probe.few.num_tokens, probe.many.num_tokens, probe.unseen_rows) == (8, 8, 24)
     peaks = iter([0, 0, 80_000, 80_000])
     monkeypatch.setattr(profile, "peak_growth", lambda work: work() or next(peaks))
-    assert measure_step(probe, lambda _: None, 0, CPU).at(0) == 80_000 + 24 * 10_000
+    assert measure_step(probe, lambda _: None, 0, CPU).at(0) == 80_000 + 24 * 10_000 + probe.reported_bytes
 
 
 def test_on_a_device_the_largest_step_itself_is_measured() -> None:
@@ -162,7 +164,9 @@ def test_on_a_device_the_cache_gets_what_measured_steps_and_graphs_leave(monkeyp
     )  # fmt: skip
     plan = plan_measured(settings, backend)
     assert device.states[1:] == [KvPlan(1, 1), plan.kv]
-    assert plan.step_bytes == passing + drawing + many + 7 * MIB
+    # Log probabilities of prompts take the logits of as many tokens as a step has room for.
+    reported = 10 * 256 * DESCRIPTION.vocab_size
+    assert plan.step_bytes == passing + drawing + many + reported + 7 * MIB
     left = int(90 * MIB) - 40 * MIB - BLOCK_BYTES - plan.step_bytes
     assert plan.cache_bytes == left // BLOCK_BYTES * BLOCK_BYTES
 
