@@ -33,6 +33,8 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     cache_salt: bytes = b""
     return_tokens: bool = False
     """Whether the reply also has each token's own text."""
+    generates: bool = True
+    """Whether the context must have room for output. False for embeddings: the prompt may fill the whole context."""
 
 
 class TokenizedPrompt(Part, frozen=True, array_like=True):

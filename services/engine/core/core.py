@@ -10,6 +10,10 @@ The scheduling order and the memory are decided in `scheduler` and `block_pool`;
 loop calls the core from one thread. Only `counters` may be called from another thread.
 """
 
+from dataclasses import replace
+
+import msgspec
+
 from services.engine.core.block_pool import BlockPool
 from services.engine.core.counters import Counters, Tally
 from services.engine.core.lookahead import Lookahead
@@ -21,7 +25,10 @@ from services.engine.core.sequence import Sequence, Status, from_spec
 from services.engine.core.stopping import Verdict, rules_for
 from services.engine.core.swap import SwapSpace
 from shared.blocks import HASH_BYTES
+from shared.context import check_context
 from shared.errors import ServiceError
+from shared.pooling import PoolingParams
+from shared.pooling import check as check_pooling
 
 
 class Core:
@@ -42,6 +49,8 @@ class Core:
         # The last token of a sequence is sampled but never computed, so it needs no slot in a KV block.
         self.max_model_len = min(facts.max_model_len, facts.num_blocks * facts.block_size + 1)
         """Maximum tokens of a sequence, prompt and output: the model's limit or the whole pool's capacity, if lower."""
+        self.max_prompt_len = min(facts.max_model_len, facts.num_blocks * facts.block_size)
+        """Maximum tokens of a pooling sequence, which has no output."""
         self.num_speculative_tokens = limits.num_speculative_tokens
         self._num_added = 0
         self._num_applied = 0
@@ -62,10 +71,13 @@ class Core:
         must not be in use (AssertionError); the id of an aborted sequence may be used again at once.
         """
         assert spec.sequence_id not in self.sequences, f"{spec.sequence_id} was added twice"
+        if spec.pooling is not None:
+            kind = spec.pooling.kind or self.facts.pooling_kind
+            spec = replace(spec, pooling=msgspec.structs.replace(spec.pooling, kind=kind))
         self._check(spec)
         rules = rules_for(spec.params, len(spec.prompt_token_ids), self.max_model_len, self.facts.eos_token_ids)
         sequence = from_spec(spec, rules, self._num_added, self.facts.block_size)
-        if self.num_speculative_tokens:
+        if self.num_speculative_tokens and spec.pooling is None:
             sequence.lookahead = Lookahead(self.num_speculative_tokens)
         self._num_added += 1
         self.sequences[spec.sequence_id] = sequence
@@ -118,7 +130,7 @@ class Core:
         return self.scheduler.batches.seconds_left(now_s)
 
     def apply(self, plan: StepPlan, result: StepResult, now_s: float = 0.0) -> list[Outcome]:
-        """Applies a step's result. Returns one outcome for each live sequence that got tokens, in plan order.
+        """Applies a step's result. Returns one outcome for each live sequence with tokens or a vector, in plan order.
 
         A sequence whose outcome has a finish reason has ended. Its row and blocks are free, or, if a later plan in
         flight contains the sequence, will be free when that plan is applied.
@@ -131,15 +143,20 @@ class Core:
         self.scheduler.landed(plan.step, now_s, sum(map(len, result.token_ids)) - num_samples)
         assert len(result.token_ids) == len(result.logprobs) == num_samples, "the result is not that of the plan"
         samples = zip(result.token_ids, result.logprobs, strict=True)
+        assert len(result.vectors) == sum(share.pools for share in plan.scheduled), "the result is not that of the plan"
+        vectors = iter(result.vectors)
         outcomes: list[Outcome] = []
         for share in plan.scheduled:
             sampled = next(samples) if share.samples else None
+            vector = next(vectors) if share.pools else None
             sequence = self.scheduler.land(share, len(sampled[0]) if sampled is not None else 0)
             if sequence.status is Status.FINISHED:
                 continue
             self.prefix_cache.publish(sequence)
             if sampled is not None:
                 outcomes.append(self._take_tokens(sequence, *sampled))
+            elif vector is not None:
+                outcomes.append(self._take_vector(sequence, vector))
         return outcomes
 
     def counters(self) -> Counters:
@@ -193,6 +210,19 @@ class Core:
             first_scheduled_step=sequence.first_scheduled_step,
         )
 
+    def _take_vector(self, sequence: Sequence, vector: bytes) -> Outcome:
+        self._count(sequence, 0, 0)
+        self._end(sequence, Verdict("stop"))
+        return Outcome(
+            sequence_id=sequence.sequence_id,
+            position=0,
+            token_ids=(),
+            finish_reason="stop",
+            num_cached_tokens=sequence.num_cached_tokens,
+            first_scheduled_step=sequence.first_scheduled_step,
+            vector=vector,
+        )
+
     def _count(self, sequence: Sequence, position: int, num_tokens: int) -> None:
         self.tally.generation_tokens += num_tokens
         if position == sequence.num_carried_tokens:
@@ -215,15 +245,11 @@ class Core:
     # --- admission ----------------------------------------------------------------------------------------------------
 
     def _check(self, spec: SequenceSpec) -> None:
-        num_prompt, num_output = len(spec.prompt_token_ids), len(spec.output_token_ids)
-        _require(num_prompt > 0, "prompt", "The prompt has no tokens.")
-        if num_prompt + num_output >= self.max_model_len:
-            raise ServiceError("context_length_exceeded", self._too_long(num_prompt + num_output), param="prompt")
-        _require(
-            num_output < spec.params.max_tokens,
-            "max_tokens",
-            f"'max_tokens' is {spec.params.max_tokens}, and {num_output} tokens have been generated already.",
-        )
+        _require(bool(spec.prompt_token_ids), "prompt", "The prompt has no tokens.")
+        if spec.pooling is not None:
+            self._check_pooling(spec, spec.pooling)
+        else:
+            self._check_output(spec)
         for token_ids in (spec.prompt_token_ids, spec.output_token_ids):
             in_range = not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.facts.vocab_size)
             _require(in_range, "prompt", f"Token ids must be between 0 and {self.facts.vocab_size - 1}.")
@@ -231,6 +257,21 @@ class Core:
             all(len(block_hash) == HASH_BYTES for block_hash in spec.block_hashes),
             "block_hashes",
             f"Block hashes must have {HASH_BYTES} bytes.",
+        )
+
+    def _check_pooling(self, spec: SequenceSpec, pooling: PoolingParams) -> None:
+        _require(not spec.output_token_ids, "prompt", "A sequence without output cannot continue one.")
+        check_pooling(pooling, self.facts.embedding_size)
+        check_context(len(spec.prompt_token_ids), 0, self.max_prompt_len, "prompt", generates=False)
+
+    def _check_output(self, spec: SequenceSpec) -> None:
+        num_prompt, num_output = len(spec.prompt_token_ids), len(spec.output_token_ids)
+        if num_prompt + num_output >= self.max_model_len:
+            raise ServiceError("context_length_exceeded", self._too_long(num_prompt + num_output), param="prompt")
+        _require(
+            num_output < spec.params.max_tokens,
+            "max_tokens",
+            f"'max_tokens' is {spec.params.max_tokens}, and {num_output} tokens have been generated already.",
         )
 
     def _too_long(self, num_tokens: int) -> str:

@@ -14,12 +14,15 @@ step. Token ranges and fields of a scheduled sequence:
                                 like known tokens. The worker samples after the last known token and after each draft
                                 token, and returns the sampled tokens up to and including the first that differs from
                                 its draft token: at least one
+    `pools`                     whether the range reaches the last token of a pooling sequence, so that its vector is
+                                complete and returned. A pooling sequence never samples
 """
 
 from dataclasses import dataclass, field
 
 import msgspec
 
+from shared.pooling import PoolingKind, PoolingParams
 from shared.sampling import SamplingParams
 
 DEFAULT_BATCHED_TOKENS = 2048
@@ -48,6 +51,8 @@ class NewSequence(msgspec.Struct, frozen=True):
     num_prompt_tokens: int
     block_ids: tuple[int, ...]
     params: SamplingParams
+    pooling: PoolingParams | None = None
+    """Set for a pooling sequence, with its `kind` set. Its tokens are computed from the first if that kind needs it."""
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
@@ -62,6 +67,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     samples: bool
     new_block_ids: tuple[int, ...] = ()
     draft_token_ids: tuple[int, ...] = ()
+    pools: bool = False
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -108,6 +114,8 @@ class StepResult(msgspec.Struct, frozen=True):
     step: int
     token_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: tuple[tuple[SampledLogprobs, ...], ...] = ()
+    vectors: tuple[bytes, ...] = ()
+    """For each scheduled sequence with `pools`, in plan order, its vector (`TokenEvent.vector`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +137,10 @@ class EngineFacts:
     """Whether threads of this process compute the steps. If False, a device computes and the threads wait for it."""
     configuration: str = ""
     """Hash of everything besides the weights that can change tokens: types, backend, hardware, software."""
+    embedding_size: int = 0
+    """Number of components of a pooling sequence's vector; 0 if the worker cannot compute such vectors."""
+    pooling_kind: PoolingKind = "last"
+    """Kind of pooling sequences that name none."""
 
 
 @dataclass(frozen=True, slots=True)

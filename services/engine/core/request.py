@@ -6,6 +6,7 @@ import msgspec
 
 from services.engine.core.plan import SampledLogprobs
 from shared.messages import FinishReason
+from shared.pooling import PoolingParams
 from shared.sampling import SamplingParams
 
 
@@ -28,10 +29,15 @@ class SequenceSpec:
     arrival: int = 0
     family: str = ""
     """Sequences of one family and cache salt share the KV of their common prefix while they run. Empty: no family."""
+    pooling: PoolingParams | None = None
+    """If set, the sequence generates no tokens: it ends with one outcome that has the vector of its prompt."""
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """The tokens that a step gave one sequence, at output positions [position, position + len(token_ids))."""
+    """The tokens that a step gave one sequence, at output positions [position, position + len(token_ids)).
+
+    A pooling sequence has one outcome, without tokens: it has the `vector`, and its finish reason is `stop`.
+    """
 
     sequence_id: str
     position: int
@@ -43,3 +49,5 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     first_scheduled_step: int = 0
+    vector: bytes = b""
+    """See `TokenEvent.vector`."""

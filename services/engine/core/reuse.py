@@ -45,8 +45,11 @@ def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int
     """Returns the longest reusable prefix from the prefix cache, the host blocks or the first relative with a row.
 
     Relatives are not considered if host blocks cover more tokens than the prefix cache. Adds no references: the caller
-    must do that before it allocates blocks.
+    must do that before it allocates blocks. Nothing is reusable for a sequence that needs the hidden states of all its
+    tokens.
     """
+    if not sequence.reuses_kv:
+        return Reusable([], 0)
     hits = prefix_cache.lookup(sequence)
     found = Reusable(hits, len(hits) * block_size)
     if sequence.num_host_tokens > found.num_tokens:

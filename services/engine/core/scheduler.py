@@ -60,9 +60,13 @@ class _Draft:
         The sequence's block table must already have the blocks.
         """
         start = sequence.num_scheduled_tokens
-        samples = start + num_tokens == len(sequence.tokens) + sequence.num_pending_tokens
+        at_end = start + num_tokens == len(sequence.tokens) + sequence.num_pending_tokens
+        pools = at_end and sequence.pooling is not None
+        samples = at_end and not pools
         num_tokens += len(guesses)
-        self.scheduled.append(ScheduledSequence(sequence.row, start, num_tokens, samples, tuple(new_blocks), guesses))
+        self.scheduled.append(
+            ScheduledSequence(sequence.row, start, num_tokens, samples, tuple(new_blocks), guesses, pools)
+        )
         sequence.num_scheduled_tokens = start + num_tokens
         sequence.num_pending_tokens += samples + len(guesses)
         sequence.num_drafted_tokens = len(guesses)
@@ -246,7 +250,8 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         sequence.move_to(Status.PREEMPTED)
         self._leave_running(sequence)
-        self._swap.store(sequence)
+        if sequence.reuses_kv:
+            self._swap.store(sequence)
         self._release_unless_in_flight(sequence)
         sequence.start_at(0)
         self.waiting.push(sequence)
@@ -414,4 +419,5 @@ def _joining(sequence: Sequence) -> NewSequence:
         num_prompt_tokens=sequence.num_prompt_tokens,
         block_ids=tuple(sequence.block_table),
         params=sequence.params,
+        pooling=sequence.pooling,
     )

@@ -16,6 +16,7 @@ from enum import Enum
 from services.engine.core.lookahead import Lookahead
 from services.engine.core.request import SequenceSpec
 from services.engine.core.stopping import StopRules
+from shared.pooling import PoolingParams
 from shared.sampling import SamplingParams
 
 
@@ -82,6 +83,8 @@ class Sequence:
     cumulative_logprob: float = 0.0
     lookahead: Lookahead | None = None
     """Drafts the sequence's next tokens; None without speculative decoding."""
+    pooling: PoolingParams | None = None
+    """Set for a pooling sequence, with its `kind` set."""
 
     @property
     def num_tokens(self) -> int:
@@ -105,6 +108,11 @@ class Sequence:
         if self.num_pending_tokens and ahead >= self.num_prompt_tokens + self.rules.max_tokens:
             return 0
         return ahead - self.num_scheduled_tokens
+
+    @property
+    def reuses_kv(self) -> bool:
+        """Whether a computed prefix may be skipped. False if the hidden states of its tokens are needed for pooling."""
+        return self.pooling is None or self.pooling.kind == "last"
 
     def move_to(self, status: Status) -> None:
         """Changes the status. Raises AssertionError for an illegal transition."""
@@ -133,4 +141,5 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
         cache_salt=spec.cache_salt,
         family=spec.family,
         block_hashes=list(spec.block_hashes[: len(tokens) // block_size]),
+        pooling=spec.pooling,
     )

@@ -37,6 +37,7 @@ from services.engine.worker.dtypes import choose_dtype
 from services.engine.worker.inputs import FlatStep
 from services.engine.worker.kv_cache import KvPlan
 from services.engine.worker.model_files import eos_token_ids, read_config
+from services.engine.worker.pooling import pooling_kind, with_vectors
 from services.engine.worker.profile import StepBounds
 from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch, sample
 from services.engine.worker.seam import UNDER_WAY_MAX
@@ -114,8 +115,18 @@ class CpuWorker(StepWorker):
         Other steps leave nothing on the heap: the library has its own memory.
         """
         configuration = configuration_hash(model_dir, f"cpp {library.name}", self._dtype, self._dtype)
-        padded = padded_heads(self._description)
-        self._prepare_state(StateSpec(settings, padded, self._dtype, _CPU, eos, configuration))
+        self._prepare_state(
+            StateSpec(
+                settings,
+                padded_heads(self._description),
+                self._dtype,
+                _CPU,
+                eos,
+                configuration,
+                embedding_size=self._description.hidden_size,
+                pooling_kind=pooling_kind(model_dir),
+            )
+        )
 
     def close(self) -> None:
         """See `ModelWorker`."""
@@ -154,7 +165,8 @@ class CpuWorker(StepWorker):
         batch = None
         if self._table.needs_choice(step.rows) or step.has_guesses:
             batch = self._table.sampling(step.rows, step.offsets)
-        answer = _Answer(batch, len(step.rows), self._facts.vocab_size)
+        sums = len(step.spans), self._facts.embedding_size
+        answer = _Answer(batch, len(step.rows), self._facts.vocab_size, sums)
         self._decoder.model.launch(answer.native(step))
         places = self._table.reserve(step.rows) if batch is None else step.rows[:0]
         self._under_way.append(_UnderWay(plan, step, answer, batch, places))
@@ -192,6 +204,11 @@ class CpuWorker(StepWorker):
         if isinstance(earlier, StepResult):
             return earlier
         self._decoder.model.collect()
+        vectors = self._pooling.take(earlier.plan, earlier.answer.sums)
+        return with_vectors(self._sampled(earlier), vectors)
+
+    def _sampled(self, earlier: _UnderWay) -> StepResult:
+        """Samples the tokens of a step that has ended and appends them to the rows."""
         plan, step = earlier.plan, earlier.step
         sampled = earlier.answer.sampled(earlier.batch)
         self._freed_tensors |= earlier.batch is not None
@@ -207,11 +224,13 @@ class CpuWorker(StepWorker):
 class _Answer:
     """The output arrays of a step.
 
-    They hold, for each token to sample, the most likely token, its logit and the logarithm of the sum of exp(logit),
-    and the logits [n, vocab] of the rows that need them.
+    They hold, for each token to sample, the most likely token, its logit and the logarithm of the sum of exp(logit);
+    the logits [n, vocab] of the rows that need them; and the sums of hidden states [spans, hidden] (`FlatStep.spans`).
     """
 
-    def __init__(self, batch: SamplingBatch | None, count: int, vocab_size: int) -> None:
+    def __init__(self, batch: SamplingBatch | None, count: int, vocab_size: int, sums: tuple[int, int]) -> None:
+        """`count`: number of tokens to sample. `sums`: shape of the sums of hidden states."""
+        self.sums = np.empty(sums, dtype=np.float32)
         needy = np.zeros(0, dtype=np.int64) if batch is None else rows_with_choice(batch)
         self.needy = needy
         self.logits = np.empty((len(needy), vocab_size), dtype=np.float32)
@@ -229,8 +248,10 @@ class _Answer:
             len(step.logit_tokens),
             len(self.logits),
             step.block_tables.shape[1],
+            len(step.spans),
             *map(address, (step.ids, step.positions, step.query_start_loc, step.block_tables, step.logit_tokens)),
             *map(address, (self._rows, self.logits, self._best, self._best_logit, self._log_total)),
+            *map(address, (step.spans, self.sums)),
         )
 
     def sampled(self, batch: SamplingBatch | None) -> Sampled:

@@ -39,6 +39,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_json_list(path: Path) -> list[dict[str, Any]]:
+    """Returns the JSON list of objects in a file, [] if there is no file. Raises `ServiceError` for other content."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]]) if path.is_file() else []
+    except msgspec.MsgspecError as error:
+        told = f"{path} must hold a JSON list of objects: {error}"
+        raise ServiceError("invalid_value", told, param="model") from error
+
+
 def weight_file_bytes(model_dir: Path) -> int:
     """Returns the total size of all weight files."""
     files = itertools.chain(model_dir.glob("*.safetensors"), model_dir.glob("pytorch_model*.bin"))

@@ -28,8 +28,9 @@ from services.engine.worker.configuration import configuration_hash, torch_backe
 from services.engine.worker.dtypes import choose_cache_dtype, choose_torch_dtype
 from services.engine.worker.inputs import FlatStep
 from services.engine.worker.model_files import eos_token_ids, read_config, weight_file_bytes
+from services.engine.worker.pooling import NO_SUMS, pooling_kind, span_sums, with_vectors
 from services.engine.worker.profile import bytes_per_context_token
-from services.engine.worker.sampler import Sampled, sample
+from services.engine.worker.sampler import sample
 from services.engine.worker.step_worker import StateSpec, StepWorker
 from services.engine.worker.weights import load_weights
 from shared.config import EngineSettings, SettingsError
@@ -60,7 +61,18 @@ class TorchWorker(StepWorker):
         self._shape = AttentionShape(settings.block_size, bytes_per_slot, self._dtype, self._device, slopes)
         eos = eos_token_ids(model_dir, self._description)
         configuration = configuration_hash(model_dir, torch_backend(self._device), self._dtype, cache_dtype)
-        self._prepare_state(StateSpec(settings, self._description, cache_dtype, self._device, eos, configuration))
+        self._prepare_state(
+            StateSpec(
+                settings,
+                self._description,
+                cache_dtype,
+                self._device,
+                eos,
+                configuration,
+                embedding_size=self._model.embedding_size,
+                pooling_kind=pooling_kind(model_dir),
+            )
+        )
         if self._device.type == "cuda":
             # Makes the allocator return cached memory to the device instead of exceeding the share.
             torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_utilization, self._device)
@@ -74,9 +86,15 @@ class TorchWorker(StepWorker):
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> StepResult:
         step = self._begin(plan)
-        sampled = None if step is None else self._sampled(step)
-        if step is None or sampled is None:
+        if step is None:
             return StepResult(plan.step)
+        logits, sums = self._computed(step)
+        return with_vectors(self._result(plan, step, logits), self._pooling.take(plan, sums))
+
+    def _result(self, plan: StepPlan, step: FlatStep, logits: Tensor | None) -> StepResult:
+        if logits is None:
+            return StepResult(plan.step)
+        sampled = sample(logits, self._table.sampling(step.rows, step.offsets))
         if step.has_guesses:
             return accept(plan, sampled, self._table)
         self._table.append(step.rows, sampled.token_ids)
@@ -92,14 +110,17 @@ class TorchWorker(StepWorker):
     def _context_token_bytes(self, num_tokens: int) -> int:
         return bytes_per_context_token(num_tokens, self._description, self._dtype)
 
-    def _sampled(self, step: FlatStep) -> Sampled | None:
+    def _computed(self, step: FlatStep) -> tuple[Tensor | None, NDArray[np.float32]]:
+        """Returns the logits of the tokens that sample, None if none does, and the sums of hidden states of `spans`."""
         inputs = self._tensor(step.ids), self._tensor(step.positions), self._step_inputs(step)
+        if len(step.spans):
+            hidden, logits = self._model.hidden_and_logits(*inputs, self._tensor(step.logit_tokens))
+            return logits if len(step.rows) else None, span_sums(hidden, step.spans).cpu().numpy()
         if not len(step.rows):
             self._model.forward(*inputs)
-            return None
+            return None, NO_SUMS
         every = len(step.logit_tokens) == len(step.ids)
-        logits = self._model.step_logits(*inputs, None if every else self._tensor(step.logit_tokens))
-        return sample(logits, self._table.sampling(step.rows, step.offsets))
+        return self._model.step_logits(*inputs, None if every else self._tensor(step.logit_tokens)), NO_SUMS
 
     def _step_inputs(self, step: FlatStep) -> StepInputs:
         attention = {

@@ -101,8 +101,13 @@ def _attention(
 class TransformersModel:
     """A `LanguageModel` that runs a model of transformers."""
 
-    def __init__(self, model: Any, description: DecoderDescription) -> None:
-        self._model, self.description = model, description
+    def __init__(self, model: Any, description: DecoderDescription, embedding_size: int) -> None:
+        self._model, self.description, self._embedding_size = model, description, embedding_size
+
+    @property
+    def embedding_size(self) -> int:
+        """See `LanguageModel`."""
+        return self._embedding_size
 
     def forward(self, ids: Tensor, positions: Tensor, step: StepInputs) -> None:
         """See `LanguageModel`."""
@@ -112,6 +117,15 @@ class TransformersModel:
         """See `LanguageModel`."""
         attending = _Paged(step, self.description.sliding_windows)
         return _run(self._model, ids, positions, attending, 0 if tokens is None else tokens)
+
+    def hidden_and_logits(
+        self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `LanguageModel`."""
+        attending = _Paged(step, self.description.sliding_windows)
+        hidden, logits = _run_with_hidden(self._model, ids, positions, attending, tokens)
+        assert hidden is not None, "embedding_size is not 0, so the trial run gave hidden states"
+        return hidden, logits
 
 
 def load_transformers_model(
@@ -133,8 +147,9 @@ def load_transformers_model(
         trial = _Trial()
         token = torch.zeros(1, dtype=torch.int64, device=device)
         with torch.inference_mode():
-            _run(model, token, token, trial, 0)
-        return TransformersModel(model, _describe(config, model.config.get_text_config(), trial.layers))
+            hidden, _ = _run_with_hidden(model, token, token, trial, 0)
+        description = _describe(config, model.config.get_text_config(), trial.layers)
+        return TransformersModel(model, description, 0 if hidden is None else hidden.shape[-1])
     except ServiceError as error:
         raise _refusal(names, error.message.removeprefix("config.json: ")) from error
     except Exception as error:  # exceptions of foreign modelling code have no common base class
@@ -182,6 +197,27 @@ def _run(model: Any, ids: Tensor, positions: Tensor, attending: _Attending, keep
         antiphon_attention=attending,
     )
     return output.logits[0].to(torch.float32)
+
+
+def _run_with_hidden(
+    model: Any, ids: Tensor, positions: Tensor, attending: _Attending, keep: int | Tensor
+) -> tuple[Tensor | None, Tensor]:
+    """Returns the output of the model below its head [num_tokens, hidden], and what `_run` returns.
+
+    The first is None if the model has no such part or if that part has an output of another kind.
+    """
+    seen: list[Any] = []
+    body = model.base_model
+    if body is model:
+        return None, _run(model, ids, positions, attending, keep)
+    hook = body.register_forward_hook(lambda _module, _arguments, output: seen.append(output))
+    try:
+        logits = _run(model, ids, positions, attending, keep)
+    finally:
+        hook.remove()
+    hidden = getattr(seen[0], "last_hidden_state", None) if seen else None
+    fits = isinstance(hidden, Tensor) and hidden.shape[:2] == (1, len(ids))
+    return hidden[0] if fits else None, logits
 
 
 def _describe(config: Mapping[str, Any], text: Any, layers: Mapping[int, _LayerFacts]) -> DecoderDescription:
