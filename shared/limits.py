@@ -23,6 +23,9 @@ MESSAGES_MAX = 1024
 """Messages in one chat request. Bounds the work of checking them and of rendering the chat template."""
 PROMPTS_MAX = 32
 """Prompts in one completions request. Each prompt is a sequence at least."""
+EMBEDDING_INPUTS_MAX = 2048
+"""Inputs of one embeddings request, or documents of one rerank request: as many as in OpenAI's API. Each is a sequence,
+and the vectors of all of them are in one answer."""
 CHOICES_MAX = 16
 """Choices for each prompt (`n`). Each choice is a sequence."""
 SEQUENCES_PER_REQUEST_MAX = 128

@@ -17,6 +17,7 @@ def token_event(outcome: Outcome, sequence_id: str, attempt: int) -> TokenEvent:
         tuple(map(_logprobs, outcome.logprobs)),
         outcome.num_cached_tokens,
         outcome.cumulative_logprob,
+        vector=outcome.vector,
     )
 
 

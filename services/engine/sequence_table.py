@@ -161,6 +161,7 @@ class SequenceTable:
             last.cumulative_logprob,
             last.error_code,
             last.error_message,
+            last.vector,
         )
 
     # --- leases ---

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shared.messages import ChatMessage, FinishReason, PositionLogprobs
+from shared.pooling import PoolingParams
 from shared.sampling import SamplingParams
 
 
@@ -18,7 +19,8 @@ class GenerationRequest:
 
     `params.max_tokens` 0 means as many tokens as fit (the default of chat); the number is filled in when the length of
     the prompt is known. Each prompt has `n` choices: sequence index = prompt index * n + choice. Choice c > 0 samples
-    with a seed derived from the request's seed, so that the choices differ.
+    with a seed derived from the request's seed, so that the choices differ. With `pooling` the request generates
+    nothing: each prompt has one sequence, which ends with one update that has its vector.
     """
 
     request_id: str
@@ -36,6 +38,18 @@ class GenerationRequest:
     cache_salt: bytes = b""
     priority: int = 0
     trace_headers: dict[str, str] = field(default_factory=dict)
+    pooling: PoolingParams | None = None
+    prompt_names: tuple[str, ...] = ()
+    """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of prompts, each with `n` sequences."""
+        return len(self.texts) + len(self.token_ids) + bool(self.messages)
+
+    def prompt_name(self, index: int) -> str:
+        """Returns the name of a prompt in the user's request."""
+        return self.prompt_names[index] if self.prompt_names else "prompt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +65,8 @@ class SequenceUpdate:
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
     cumulative_logprob: float = 0.0
+    vector: bytes = b""
+    """Of a pooling request: see `TokenEvent.vector`."""
 
 
 class Generation(Protocol):
@@ -85,6 +101,8 @@ class ModelCard:
     aliases: tuple[str, ...] = ()
     """Other names that requests may use for the model."""
     configuration: tuple[str, ...] = ()
+    embedding_size: int = 0
+    """See `EngineStatus.embedding_size`."""
 
 
 class Backend(Protocol):

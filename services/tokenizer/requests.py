@@ -20,7 +20,8 @@ def check_request(request: TokenizeRequest) -> None:
     """Raises ServiceError for a request without text, with too many prompts, or with too much text."""
     if bool(request.prompts) == bool(request.messages):
         raise ServiceError("missing_required_parameter", "Give either a prompt or messages.", param=field(request))
-    if len(request.prompts) > limits.PROMPTS_MAX or len(request.messages) > limits.MESSAGES_MAX:
+    prompts_max = limits.PROMPTS_MAX if request.generates else limits.EMBEDDING_INPUTS_MAX
+    if len(request.prompts) > prompts_max or len(request.messages) > limits.MESSAGES_MAX:
         count = max(len(request.prompts), len(request.messages))
         raise ServiceError("request_too_large", f"'{field(request)}' has {count} items.", param=field(request))
     if num_characters(request) > limits.PROMPT_CHARS_MAX:
@@ -45,8 +46,9 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
     Raises ServiceError('context_length_exceeded').
     """
     token_lists = codec.encode(texts, add_special_tokens=request.add_special_tokens)
-    for token_ids in token_lists:
-        check_context(len(token_ids), request.max_tokens, request.max_model_len, field(request))
+    for index, token_ids in enumerate(token_lists):
+        name = request.prompt_names[index] if request.prompt_names else field(request)
+        check_context(len(token_ids), request.max_tokens, request.max_model_len, name, generates=request.generates)
     prompts = [_tokenized(codec, request, token_ids) for token_ids in token_lists]
     return TokenizeReply(request.request_id, tuple(prompts))
 

@@ -35,6 +35,8 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     """Whether the reply also has each token's own text."""
     generates: bool = True
     """Whether the context must have room for output. False for embeddings: the prompt may fill the whole context."""
+    prompt_names: tuple[str, ...] = ()
+    """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
 
 
 class TokenizedPrompt(Part, frozen=True, array_like=True):

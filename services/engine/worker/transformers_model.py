@@ -216,8 +216,9 @@ def _run_with_hidden(
     finally:
         hook.remove()
     hidden = getattr(seen[0], "last_hidden_state", None) if seen else None
-    fits = isinstance(hidden, Tensor) and hidden.shape[:2] == (1, len(ids))
-    return hidden[0] if fits else None, logits
+    if not isinstance(hidden, Tensor) or hidden.shape[:2] != (1, len(ids)):
+        return None, logits
+    return hidden[0], logits
 
 
 def _describe(config: Mapping[str, Any], text: Any, layers: Mapping[int, _LayerFacts]) -> DecoderDescription:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
@@ -44,6 +45,7 @@ from services.engine.worker.device_sampler import Chosen, DeviceSampler, Guesses
 from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
 from services.engine.worker.kv_cache import KvPlan, context_length
 from services.engine.worker.model_files import eos_token_ids, read_config
+from services.engine.worker.pooling import NO_SUMS, PoolingRows, pooling_kind, span_sums, with_vectors
 from services.engine.worker.profile import largest_step
 from services.engine.worker.seam import UNDER_WAY_MAX
 from services.engine.worker.staging import Staging, sent
@@ -51,6 +53,7 @@ from services.engine.worker.state_table import StateTable
 from services.engine.worker.torch_worker import check_offload
 from services.engine.worker.weights import load_weights
 from shared.config import EngineSettings
+from shared.pooling import PoolingKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,23 @@ class _UnderWay:
     def wait(self) -> None:
         if self.arrived is not None:
             self.arrived.synchronize()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """The sums of a launched step's hidden states (`PoolingRows.spans`) on the host, complete when `arrived` is.
+
+    `values` is None if the step has no spans.
+    """
+
+    plan: StepPlan
+    values: Tensor | None = None
+    arrived: "torch.cuda.Event | None" = None
+
+    def wait(self) -> NDArray[np.float32]:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return NO_SUMS if self.values is None else self.values.numpy()
 
 
 class TritonWorker:
@@ -95,7 +115,10 @@ class TritonWorker:
         self._windows = tuple(dict.fromkeys(self._description.sliding_windows))
         group = self._description.num_heads // self._description.num_kv_heads
         self._heads = Heads(group, self._dtype.itemsize)
+        self._pooling_kind: PoolingKind = pooling_kind(model_dir)
         self._under_way: deque[_UnderWay | StepResult] = deque()
+        self._sums: deque[_Sums] = deque()
+        """Of the steps in `_under_way`, in the same order."""
         self._graphs: DecodeGraphs | None = None
         self._prepare_state(settings, eos_token_ids(model_dir, self._description))
 
@@ -118,10 +141,12 @@ class TritonWorker:
         """See `PipelinedWorker`."""
         self._blocks.carry_out(plan)
         self._table.apply(plan)
+        self._pooling.join(plan)
         for sequence in plan.new:
             self._num_known[sequence.row] = len(sequence.token_ids)
         if plan.empty:
             self._under_way.append(StepResult(plan.step))
+            self._sums.append(_Sums(plan))
             return
         self._sampler.join(plan.new, self._table)
         self._staging.begin()
@@ -130,15 +155,19 @@ class TritonWorker:
         placed = place(step, self._tables, self._windows, self._heads, self._staging, size)
         sampling = self._stage_sampling(step)
         self._send(plan)
-        if sampling is None:
-            self._forward(placed)
+        logits = self._compute(plan, placed, size, samples=sampling is not None)
+        if sampling is None or logits is None:
             self._under_way.append(StepResult(plan.step))
             return
-        logits = self._logits(placed) if size is None or self._graphs is None else self._graphs.replay(size)
         self._choose(plan, step, logits[: len(step.rows)], sampling)
 
     def collect(self) -> StepResult:
         """See `PipelinedWorker`."""
+        result = self._collect_samples()
+        sums = self._sums.popleft()
+        return with_vectors(result, self._pooling.take(sums.plan, sums.wait()))
+
+    def _collect_samples(self) -> StepResult:
         step = self._under_way.popleft()
         if isinstance(step, StepResult):
             return step
@@ -153,6 +182,7 @@ class TritonWorker:
     def close(self) -> None:
         """See `ModelWorker`."""
         self._under_way.clear()
+        self._sums.clear()
         del self._graphs, self._model, self._blocks, self._sampler, self._staging, self._tables, self._table
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -198,7 +228,10 @@ class TritonWorker:
             num_host_blocks,
             computes_on_host=self._device.type == "cpu",
             configuration=self._configuration,
+            embedding_size=d.hidden_size,
+            pooling_kind=self._pooling_kind,
         )
+        self._pooling = PoolingRows(d.hidden_size)
         self._table = StateTable(rows, kv.max_model_len, block_size, d.vocab_size, eos)
         self._num_known = np.zeros(rows, dtype=np.int64)
 
@@ -248,9 +281,25 @@ class TritonWorker:
         self._staging.upload()
         scatter_words(self._tables, staged[0], staged[1])
 
-    def _forward(self, step: DeviceStep) -> None:
+    def _compute(self, plan: StepPlan, step: DeviceStep, size: GraphSize | None, *, samples: bool) -> Tensor | None:
+        """Runs the model. Starts the copy of the sums of hidden states. Returns the logits; None without `samples`."""
+        spans = self._pooling.spans(plan)
+        if len(spans):
+            hidden = self._forward(step)
+            self._sums.append(_Sums(plan, self._begin_copy(span_sums(hidden, spans)), self._copies_end()))
+            if not samples:
+                return None
+            assert step.logit_tokens is not None, "the tokens of spans do not sample"
+            return self._model.logits(hidden.index_select(0, step.logit_tokens))
+        self._sums.append(_Sums(plan))
+        if samples:
+            return self._logits(step) if size is None or self._graphs is None else self._graphs.replay(size)
+        self._forward(step)
+        return None
+
+    def _forward(self, step: DeviceStep) -> Tensor:
         known_ids(step.ids, step.sources, self._sampler.last)
-        self._model.forward(step.ids, step.positions, self._step_inputs(step))
+        return self._model.forward(step.ids, step.positions, self._step_inputs(step))
 
     def _logits(self, step: DeviceStep) -> Tensor:
         known_ids(step.ids, step.sources, self._sampler.last)
@@ -263,10 +312,7 @@ class TritonWorker:
     def _choose(self, plan: StepPlan, step: HostStep, logits: Tensor, sampling: StagedSampling) -> None:
         guesses = _guesses(plan) if step.offsets.any() else None
         chosen = self._to_host(self._sampler.choose(logits, sampling, guesses))
-        arrived = None
-        if self._device.type == "cuda":
-            arrived = torch.cuda.Event()
-            arrived.record()
+        arrived = self._copies_end()
         if guesses is None:
             places = self._table.reserve(step.rows)
             self._under_way.append(_UnderWay(plan, step.rows, places, sampling, chosen, arrived))
@@ -303,6 +349,14 @@ class TritonWorker:
         if top is not None:
             top = top[0], self._begin_copy(top[1]), self._begin_copy(top[2])
         return Chosen(self._begin_copy(chosen.tokens), self._begin_copy(chosen.logprobs), top)
+
+    def _copies_end(self) -> "torch.cuda.Event | None":
+        """Returns an event that occurs when the copies begun so far are complete; None on a CPU."""
+        if self._device.type != "cuda":
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event
 
     def _begin_copy(self, values: Tensor) -> Tensor:
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=self._device.type == "cuda")

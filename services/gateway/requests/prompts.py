@@ -33,13 +33,17 @@ async def prepare(peers: ServiceClients, request: GenerationRequest, card: Model
     chat template refuses the conversation.
     """
     if request.token_ids:
-        return [_given(ids, request, card, block_size) for ids in request.token_ids]
+        names = map(request.prompt_name, range(request.num_prompts))
+        given = zip(request.token_ids, names, strict=True)
+        return [_given(ids, name, request, card, block_size) for ids, name in given]
     message = tokenize_message(request, card, block_size)
     reply = await peers.tokenizer(message, text_size(request), request.trace_headers)
     assert isinstance(reply, TokenizeReply)
     prompts = [Prompt(prompt.token_ids, prompt.block_hashes) for prompt in reply.prompts]
-    if not all(prompt.num_tokens for prompt in prompts):
-        raise ServiceError("invalid_value", "The prompt has no tokens.", param="prompt")
+    for index, prompt in enumerate(prompts):
+        if not prompt.num_tokens:
+            name = request.prompt_name(index)
+            raise ServiceError("invalid_value", f"The text of '{name}' has no tokens.", param=name)
     return prompts
 
 
@@ -59,6 +63,8 @@ def tokenize_message(
         block_size,
         request.cache_salt,
         return_tokens,
+        request.pooling is None,
+        request.prompt_names,
     )
 
 
@@ -72,14 +78,13 @@ def sequence_params(params: SamplingParams, choice: int, num_prompt_tokens: int,
     return choice_params(params, choice, card.max_model_len - num_prompt_tokens)
 
 
-def _given(ids: tuple[int, ...], request: GenerationRequest, card: ModelCard, block_size: int) -> Prompt:
+def _given(ids: tuple[int, ...], name: str, request: GenerationRequest, card: ModelCard, block_size: int) -> Prompt:
     if not ids:
-        raise ServiceError("invalid_value", "'prompt' must not be empty.", param="prompt")
+        raise ServiceError("invalid_value", f"'{name}' must not be empty.", param=name)
     bad = next((i for i in ids if not 0 <= i < card.vocab_size), None)
     if bad is not None:
-        raise ServiceError(
-            "invalid_value", f"'prompt' holds the token id {bad}, outside the vocabulary.", param="prompt"
-        )
-    check_context(len(ids), request.params.max_tokens, card.max_model_len, "prompt")
+        raise ServiceError("invalid_value", f"'{name}' holds the token id {bad}, outside the vocabulary.", param=name)
+    generates = request.pooling is None
+    check_context(len(ids), request.params.max_tokens, card.max_model_len, name, generates=generates)
     packed = pack_ids(ids)
     return Prompt(packed, chain_hashes(packed, block_size, request.cache_salt) if block_size else b"")
