@@ -13,6 +13,7 @@ from services.gateway.http.edge import Edge
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import openapi
 from services.gateway.openai.endpoints import GenerationEndpoints
+from services.gateway.openai.pooling.endpoints import PoolingEndpoints
 from services.gateway.openai.service_endpoints import ServiceEndpoints
 from shared.config import GatewaySettings
 from shared.flags import json_words
@@ -47,6 +48,7 @@ def create_app(
     app.add_middleware(Edge, keys=ApiKeys(settings.api_keys), metrics=metrics, prefix=settings.root_path.rstrip("/"))
     _allow_pages(app, settings)
     _add_generation(app, GenerationEndpoints(backend, metrics, settings))
+    _add_pooling(app, PoolingEndpoints(backend, metrics))
     _add_service(app, ServiceEndpoints(backend, metrics))
     openapi.add_schemas(app)
     return app
@@ -68,6 +70,15 @@ def _allow_pages(app: FastAPI, settings: GatewaySettings) -> None:
 def _add_generation(app: FastAPI, endpoints: GenerationEndpoints) -> None:
     _post(app, "/v1/completions", endpoints.completions)
     _post(app, "/v1/chat/completions", endpoints.chat_completions)
+
+
+def _add_pooling(app: FastAPI, endpoints: PoolingEndpoints) -> None:
+    # Servers disagree about the paths of score and rerank, and clients have one of them built in.
+    _post(app, "/v1/embeddings", endpoints.embeddings)
+    for path in ("/v1/score", "/score"):
+        _post(app, path, endpoints.score)
+    for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
+        _post(app, path, endpoints.rerank)
 
 
 def _add_service(app: FastAPI, endpoints: ServiceEndpoints) -> None:

@@ -5,15 +5,28 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from services.gateway.openai.pooling.schemas import EmbeddingBody, RerankBody, ScoreBody
 from services.gateway.openai.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 _BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
+    "/v1/embeddings": EmbeddingBody,
+    "/v1/score": ScoreBody,
+    "/score": ScoreBody,
+    "/v1/rerank": RerankBody,
+    "/rerank": RerankBody,
+    "/v2/rerank": RerankBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
-_REQUIRED = {CompletionBody: ["prompt"], ChatBody: ["messages"]}
+_REQUIRED: dict[type[msgspec.Struct], list[str]] = {
+    CompletionBody: ["prompt"],
+    ChatBody: ["messages"],
+    EmbeddingBody: ["input"],
+    ScoreBody: ["text_1", "text_2"],
+    RerankBody: ["query", "documents"],
+}
 _ERROR: dict[str, Any] = {
     "type": "object",
     "required": ["error"],
