@@ -20,18 +20,22 @@ if TYPE_CHECKING:
     from antiphon.offline.inputs import PromptInput
     from antiphon.offline.llm import LLM
     from antiphon.offline.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from antiphon.offline.pooling import EmbeddingRequestOutput, PoolingParams, ScoringRequestOutput
     from antiphon.offline.sampling_params import SamplingParams
 
 __all__ = [
     "LLM",
     "AsyncLLMEngine",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "Logprob",
+    "PoolingParams",
     "PromptInput",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "__version__",
 ]
 
@@ -39,12 +43,15 @@ _HOMES = {
     "LLM": "llm",
     "AsyncLLMEngine": "async_engine",
     "CompletionOutput": "outputs",
+    "EmbeddingRequestOutput": "pooling",
     "EngineArgs": "engine_args",
     "Logprob": "outputs",
+    "PoolingParams": "pooling",
     "PromptInput": "inputs",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",
+    "ScoringRequestOutput": "pooling",
 }
 
 

@@ -47,11 +47,13 @@ class PromptText:
         self._facts = load_facts(directory, settings.chat_template) if self._has_tokenizer else None
         self._compiled = lru_cache(maxsize=8)(self._compile)
 
-    def token_ids(self, prompt: Prompt, max_tokens: int, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    def token_ids(
+        self, prompt: Prompt, max_tokens: int, *, add_special_tokens: bool = True, generates: bool = True
+    ) -> tuple[int, ...]:
         """Returns a prompt's token ids. Raises ValueError if the prompt is invalid or too long.
 
         The prompt and `max_tokens` output tokens must fit into the context; with `max_tokens` 0, the prompt and one
-        token.
+        token. Unless the prompt `generates` output, it may fill the context.
         """
         if prompt.token_ids is not None:
             ids = prompt.token_ids
@@ -63,7 +65,7 @@ class PromptText:
             ids = tuple(self._codec.encode([prompt.text], add_special_tokens=add_special_tokens)[0])
             if not ids:
                 raise ValueError("The prompt has no tokens.")
-        _as_value_error(check_context, len(ids), max_tokens, self._max_model_len, "prompt")
+        _as_value_error(check_context, len(ids), max_tokens, self._max_model_len, "prompt", generates=generates)
         return ids
 
     def rendered(self, messages: Sequence[Message], chat_template: str | None, add_generation_prompt: bool) -> str:
@@ -100,8 +102,8 @@ def _turns(messages: Sequence[Message]) -> list[conversation.Turn]:
         raise ValueError(f"messages: {error}") from None
 
 
-def _as_value_error(check: Any, *arguments: Any) -> Any:
+def _as_value_error(check: Any, *arguments: Any, **named: Any) -> Any:
     try:
-        return check(*arguments)
+        return check(*arguments, **named)
     except ServiceError as error:
         raise ValueError(error.message) from None
