@@ -20,8 +20,7 @@ def check_request(request: TokenizeRequest) -> None:
     """Raises ServiceError for a request without text, with too many prompts, or with too much text."""
     if bool(request.prompts) == bool(request.messages):
         raise ServiceError("missing_required_parameter", "Give either a prompt or messages.", param=field(request))
-    prompts_max = limits.PROMPTS_MAX if request.generates else limits.EMBEDDING_INPUTS_MAX
-    if len(request.prompts) > prompts_max or len(request.messages) > limits.MESSAGES_MAX:
+    if len(request.prompts) > limits.PROMPTS_MAX or len(request.messages) > limits.MESSAGES_MAX:
         count = max(len(request.prompts), len(request.messages))
         raise ServiceError("request_too_large", f"'{field(request)}' has {count} items.", param=field(request))
     if num_characters(request) > limits.PROMPT_CHARS_MAX:

@@ -16,6 +16,7 @@ from services.engine.core.plan import (
     StepPlan,
     StepResult,
 )
+from shared.pooling import PoolingKind
 
 EOS, STOP = 2, 9
 SAMPLED = (EOS, STOP, *range(10, 20))
@@ -30,6 +31,9 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     prefixes: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
+    kind: PoolingKind | None = None
+    num_seen: int = 0
+    """Positions that were computed for this row since it was filled, from the first on."""
 
     def append(self, token_ids: tuple[int, ...]) -> None:
         for token_id in token_ids:
@@ -75,7 +79,14 @@ class ModelWorker:
                 sampled.append(self.sample(share.draft_token_ids, draw))
                 self.rows[share.row].append(sampled[-1])
         logprobs = tuple(tuple(SampledLogprobs(-1.0) for _ in tokens) for tokens in sampled)
-        return StepResult(plan.step, tuple(sampled), logprobs)
+        vectors = tuple(self.vector(share) for share in plan.scheduled if share.pools)
+        return StepResult(plan.step, tuple(sampled), logprobs, vectors)
+
+    def vector(self, share: ScheduledSequence) -> bytes:
+        """Names the sequence and its kind."""
+        row = self.rows[share.row]
+        assert row.kind == "last" or row.num_seen == len(row.tokens), "hidden states are missing"
+        return f"{row.sequence_id} {row.kind}".encode()
 
     def sample(self, guesses: tuple[int, ...], draw: random.Random) -> tuple[int, ...]:
         """Some of the guesses and one token more, which is not the next guess."""
@@ -110,7 +121,8 @@ class ModelWorker:
     def fill(self, new: NewSequence, salt: bytes) -> None:
         assert 0 <= new.row < self.max_num_seqs
         assert new.row not in self.rows, "the row is taken"
-        row = self.rows[new.row] = Row(new.sequence_id, salt, blocks=list(new.block_ids))
+        kind = new.pooling.kind if new.pooling is not None else None
+        row = self.rows[new.row] = Row(new.sequence_id, salt, blocks=list(new.block_ids), kind=kind)
         row.append(new.token_ids)
 
     def write(self, share: ScheduledSequence, readers: dict[int, int]) -> None:
@@ -119,7 +131,10 @@ class ModelWorker:
         assert share.num_tokens > 0
         num_known = end - len(share.draft_token_ids)
         assert num_known <= len(row.tokens), "tokens that nobody knows"
-        assert share.samples == (num_known == len(row.tokens))
+        if share.start == row.num_seen:
+            row.num_seen = end
+        at_end = num_known == len(row.tokens)
+        assert (share.samples, share.pools) == ((at_end, False) if row.kind is None else (False, at_end))
         assert share.samples or not share.draft_token_ids
         prefixes = row.with_guesses(share.draft_token_ids)
         others = {block for number in self.rows if number != share.row for block in self.written(number, readers)}

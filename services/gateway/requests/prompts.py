@@ -1,9 +1,11 @@
 """Prepares a request's prompts as token ids (tokenizers convert text) and the sampling parameters of its sequences."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.requests.service_clients import ServiceClients
+from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import TOKEN_BYTES, pack_ids
 from shared.context import check_context
@@ -36,10 +38,12 @@ async def prepare(peers: ServiceClients, request: GenerationRequest, card: Model
         names = map(request.prompt_name, range(request.num_prompts))
         given = zip(request.token_ids, names, strict=True)
         return [_given(ids, name, request, card, block_size) for ids, name in given]
-    message = tokenize_message(request, card, block_size)
-    reply = await peers.tokenizer(message, text_size(request), request.trace_headers)
-    assert isinstance(reply, TokenizeReply)
-    prompts = [Prompt(prompt.token_ids, prompt.block_hashes) for prompt in reply.prompts]
+    prompts: list[Prompt] = []
+    for part in _parts(request):
+        message = tokenize_message(part, card, block_size)
+        reply = await peers.tokenizer(message, text_size(part), request.trace_headers)
+        assert isinstance(reply, TokenizeReply)
+        prompts += [Prompt(prompt.token_ids, prompt.block_hashes) for prompt in reply.prompts]
     for index, prompt in enumerate(prompts):
         if not prompt.num_tokens:
             name = request.prompt_name(index)
@@ -76,6 +80,20 @@ def text_size(request: GenerationRequest) -> int:
 def sequence_params(params: SamplingParams, choice: int, num_prompt_tokens: int, card: ModelCard) -> SamplingParams:
     """Returns the parameters of one choice: with its own seed, and with `max_tokens` filled in if that is 0."""
     return choice_params(params, choice, card.max_model_len - num_prompt_tokens)
+
+
+def _parts(request: GenerationRequest) -> Iterator[GenerationRequest]:
+    """Yields the request with some of its texts at a time: as many as one `TokenizeRequest` may have."""
+    if request.messages:
+        yield request
+    first = size = 0
+    for index, text in enumerate((*request.texts, "")):
+        size += len(text)
+        full = size > limits.TOKENIZE_CHARS_MAX or index - first == limits.PROMPTS_MAX
+        if index > first and (full or index == len(request.texts)):
+            names = request.prompt_names[first:index]
+            yield replace(request, texts=request.texts[first:index], prompt_names=names)
+            first, size = index, len(text)
 
 
 def _given(ids: tuple[int, ...], name: str, request: GenerationRequest, card: ModelCard, block_size: int) -> Prompt:
