@@ -1,6 +1,7 @@
 """Vectors of pooling sequences against transformers' hidden states, on every backend, whole and in chunks."""
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from services.engine.engine import Engine as Product
 from services.engine.loop import StepReport
 from services.engine.worker.seam import ModelWorker
 from services.engine.worker.triton_worker import TritonWorker
+from shared.errors import ServiceError
 from shared.pooling import PoolingKind, PoolingParams, unpack_vector
 from shared.sampling import SamplingParams
 from tests.model.harness import Models, greedy, make_prompt, make_worker, on_both, settings
@@ -133,6 +135,60 @@ def test_preempted_sequences_give_the_same_vectors(models: Models, kind: Pooling
     for vector, prompt in zip(pooled.run(*specs, *texts), prompts, strict=True):
         np.testing.assert_allclose(vector, expected(directory, prompt, PoolingParams(kind=kind)), atol=1e-4)
     assert pooled.engine.counters().preemptions > 0
+
+
+def without_head(source: Path, directory: Path, modes: dict[str, bool] | None = None, **config: Any) -> Path:
+    """A checkpoint of the decoder alone. `modes`: with the files of sentence-transformers."""
+    from transformers import AutoModel
+
+    AutoModel.from_pretrained(source).save_pretrained(directory)
+    fields = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(fields | config))
+    if modes is not None:
+        names = ("Transformer", "Pooling", "Normalize")
+        modules = [{"idx": i, "type": f"sentence_transformers.models.{name}"} for i, name in enumerate(names)]
+        (directory / "modules.json").write_text(json.dumps(modules))
+        (directory / "1_Pooling").mkdir()
+        (directory / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 64, **modes}))
+    return directory
+
+
+@pytest.mark.parametrize(("backend", "variant"), [*on_both(["qwen3"]), ("torch", "olmo2")])
+def test_a_checkpoint_without_a_head_gives_vectors_and_refuses_to_generate(
+    models: Models, tmp_path: Path, backend: str, variant: str
+) -> None:
+    directory = without_head(models(variant), tmp_path)
+    pooled = Pooled(make_worker(backend, directory, max_num_seqs=4))
+    [vector] = pooled.run(spec("v", make_prompt(9)))
+    np.testing.assert_allclose(vector, expected(models(variant), make_prompt(9), PoolingParams()), atol=1e-4)
+    pooled.run(SequenceSpec("text", tuple(make_prompt(9)), greedy(1)))
+    assert "gives embeddings only" in pooled.refused["text"]
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("lasttoken", "last"), ("mean_tokens", "mean"), ("cls_token", "cls")])
+def test_the_files_of_sentence_transformers_choose_the_kind(
+    models: Models, tmp_path: Path, mode: str, kind: PoolingKind
+) -> None:
+    modes = {f"pooling_mode_{name}": name == mode for name in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")}
+    # The config of such a checkpoint may still name the head that the checkpoint lacks.
+    directory = without_head(models("qwen3"), tmp_path, modes, architectures=["Qwen3ForCausalLM"])
+    [vector] = Pooled(make_worker("native", directory, max_num_seqs=4)).run(spec("v", make_prompt(9)))
+    np.testing.assert_allclose(vector, expected(models("qwen3"), make_prompt(9), PoolingParams(kind=kind)), atol=1e-4)
+
+
+def test_what_is_not_pooled_here_is_refused_when_the_model_is_loaded(models: Models, tmp_path: Path) -> None:
+    foreign = {"max": {"pooling_mode_max_tokens": True}, "both": {"pooling_mode_mean_tokens": True}}
+    foreign["both"]["pooling_mode_cls_token"] = True
+    for name, modes in foreign.items():
+        directory = without_head(models("qwen3"), tmp_path / name, modes)
+        with pytest.raises(ServiceError, match="pooling_mode_"):
+            make_worker("torch", directory, max_num_seqs=4)
+    directory = without_head(models("qwen3"), tmp_path / "sees all", is_causal=False)
+    with pytest.raises(ServiceError, match="attention to later tokens"):
+        make_worker("torch", directory, max_num_seqs=4)
+    directory = without_head(models("qwen3"), tmp_path / "classes", architectures=["Qwen3ForSequenceClassification"])
+    with pytest.raises(ServiceError, match="classification heads are not supported"):
+        make_worker("torch", directory, max_num_seqs=4)
 
 
 def test_a_prompt_may_fill_the_context_and_not_more(models: Models) -> None:

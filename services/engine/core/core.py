@@ -265,6 +265,9 @@ class Core:
         check_context(len(spec.prompt_token_ids), 0, self.max_prompt_len, "prompt", generates=False)
 
     def _check_output(self, spec: SequenceSpec) -> None:
+        if not self.facts.generates:
+            message = "This model gives embeddings only: its checkpoint has no language model head."
+            raise ServiceError("unsupported_parameter", message, param="model")
         num_prompt, num_output = len(spec.prompt_token_ids), len(spec.output_token_ids)
         if num_prompt + num_output >= self.max_model_len:
             raise ServiceError("context_length_exceeded", self._too_long(num_prompt + num_output), param="prompt")

@@ -141,6 +141,8 @@ class EngineFacts:
     """Number of components of a pooling sequence's vector; 0 if the worker cannot compute such vectors."""
     pooling_kind: PoolingKind = "last"
     """Kind of pooling sequences that name none."""
+    generates: bool = True
+    """Whether the model can generate tokens. False for a model without a language model head."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,28 @@ import msgspec
 
 from services.engine.models.config_fields import token_ids
 from services.engine.models.description import DecoderDescription
+from services.engine.models.registry import without_head
 from shared.errors import ServiceError
+
+SENTENCE_MODULES = "modules.json"
+"""The file with which sentence-transformers lists the parts of an embedding model."""
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
-    """Returns the content of config.json. Raises `ServiceError` if the directory has none or if it is invalid."""
+    """Returns the content of config.json. Raises `ServiceError` if the directory has none or if it is invalid.
+
+    In a directory of sentence-transformers the architecture is that of the decoder without its head: such a model gives
+    embeddings, and its checkpoint may lack the head whatever its config says.
+    """
     path = model_dir / "config.json"
     if not path.is_file():
         raise ServiceError(
             "invalid_value", f"{model_dir} is not a model directory: it has no config.json.", param="model"
         )
-    return read_json(path)
+    config = read_json(path)
+    if (model_dir / SENTENCE_MODULES).is_file():
+        config["architectures"] = [without_head(str(name)) for name in config.get("architectures") or []]
+    return config
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.engine.core.plan import ScheduledSequence, StepPlan, StepResult
-from services.engine.worker.model_files import read_json, read_json_list
+from services.engine.worker.model_files import SENTENCE_MODULES, read_json, read_json_list
 from shared.errors import ServiceError
 from shared.pooling import PoolingKind, PoolingParams
 
@@ -119,7 +119,7 @@ def pooling_kind(model_dir: Path) -> PoolingKind:
 
     Raises `ServiceError` if these files ask for something else than pooling and scaling of this kind.
     """
-    names = [str(module.get("type", "")).rpartition(".")[2] for module in read_json_list(model_dir / "modules.json")]
+    names = [str(module.get("type", "")).rpartition(".")[2] for module in read_json_list(model_dir / SENTENCE_MODULES)]
     modes = read_json(model_dir / "1_Pooling" / "config.json")
     chosen = [name for name, value in modes.items() if name.startswith("pooling_mode_") and value is True]
     foreign = [name for name in names if name not in _MODULES] + [name for name in chosen if name not in _MODES]

@@ -131,6 +131,7 @@ class StepWorker(ABC):
             computes_on_host=spec.device.type == "cpu",
             embedding_size=spec.embedding_size,
             pooling_kind=spec.pooling_kind,
+            generates=description.has_head,
         )
         self._pooling = PoolingRows(spec.embedding_size)
         self._table = StateTable(settings.max_num_seqs, kv.max_model_len, block_size, vocab_size, spec.eos)

@@ -27,6 +27,7 @@ from shared.errors import ServiceError
 
 _ATTENTION = "antiphon_paged"
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
+_CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 _CHANGING_ROPES = {"dynamic", "longrope"}
 """Rotary embeddings whose frequencies depend on the sequence length, so that cached keys would become wrong."""
 _FOREIGN = ("s_aux", "position_bias", "head_mask")
@@ -143,12 +144,14 @@ def load_transformers_model(
     if config.get("auto_map") and not trust_remote_code and config.get("model_type") not in CONFIG_MAPPING:
         raise _refusal(names, "its code comes with the model, and is run with --trust-remote-code only")
     try:
-        model = _load(model_dir, dtype, trust_remote_code).to(device).eval()
+        model, has_head = _load(model_dir, config, dtype, trust_remote_code)
+        model = model.to(device).eval()
         trial = _Trial()
         token = torch.zeros(1, dtype=torch.int64, device=device)
         with torch.inference_mode():
             hidden, _ = _run_with_hidden(model, token, token, trial, 0)
         description = _describe(config, model.config.get_text_config(), trial.layers)
+        description = replace(description, has_head=has_head)
         return TransformersModel(model, description, 0 if hidden is None else hidden.shape[-1])
     except ServiceError as error:
         raise _refusal(names, error.message.removeprefix("config.json: ")) from error
@@ -156,7 +159,10 @@ def load_transformers_model(
         raise _refusal(names, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
 
 
-def _load(model_dir: Path, dtype: torch.dtype, trusted: bool) -> Any:
+def _load(model_dir: Path, fields: Mapping[str, Any], dtype: torch.dtype, trusted: bool) -> tuple[Any, bool]:
+    """Returns the model, and whether its checkpoint has a language model head."""
+    if any(str(name).endswith(_CLASSIFIERS) for name in fields.get("architectures") or []):
+        raise config_error("classification heads are not supported.")
     config = AutoConfig.from_pretrained(model_dir, trust_remote_code=trusted)
     model_class = _model_class(config, model_dir, trusted)
     if model_class is None or config.is_encoder_decoder:
@@ -171,9 +177,20 @@ def _load(model_dir: Path, dtype: torch.dtype, trusted: bool) -> Any:
     if rope in _CHANGING_ROPES:
         raise config_error(f"positions scaled by {rope!r} change with the length.")
     AttentionInterface.register(_ATTENTION, _attention)
-    return AutoModelForCausalLM.from_pretrained(
-        model_dir, config=config, dtype=dtype, attn_implementation=_ATTENTION, trust_remote_code=trusted
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        model_dir,
+        config=config,
+        dtype=dtype,
+        attn_implementation=_ATTENTION,
+        trust_remote_code=trusted,
+        output_loading_info=True,
     )
+    model, info = loaded
+    missing = sorted(info["missing_keys"])
+    lacks = [name for name in missing if name.startswith(f"{model.base_model_prefix}.")]
+    if lacks:
+        raise config_error(f"its checkpoint lacks {', '.join(lacks[:5])}.")
+    return model, not missing
 
 
 def _model_class(config: Any, model_dir: Path, trusted: bool) -> Any:

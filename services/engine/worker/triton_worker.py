@@ -230,6 +230,7 @@ class TritonWorker:
             configuration=self._configuration,
             embedding_size=d.hidden_size,
             pooling_kind=self._pooling_kind,
+            generates=d.has_head,
         )
         self._pooling = PoolingRows(d.hidden_size)
         self._table = StateTable(rows, kv.max_model_len, block_size, d.vocab_size, eos)
