@@ -240,19 +240,22 @@ int64_t token(int64_t sequence, int64_t position) { return (sequence * 97 + posi
 
 class Step {
  public:
-  Step(const std::vector<Share>& shares, const antiphon_Spec& spec) : shares_(shares), vocab_(spec.vocab_size) {
+  Step(const std::vector<Share>& shares, const antiphon_Spec& spec)
+      : shares_(shares), vocab_(spec.vocab_size), hidden_(spec.hidden_size) {
     const int64_t of_each = kBlocksTokens / spec.block_size / kSequences;
     starts_.push_back(0);
     for (const Share& share : shares) {
       for (int64_t p = share.start; p < share.end; p++)
         ids_.push_back(token(share.sequence, p)), positions_.push_back(p);
+      for (const int64_t end : {starts_.back(), (int64_t)ids_.size()}) whole_.push_back(end);
+      for (const int64_t back : {1, 0}) last_.push_back((int64_t)ids_.size() - back);
       starts_.push_back((int64_t)ids_.size());
       logit_tokens_.push_back((int64_t)ids_.size() - 1);
       rows_.push_back((int64_t)rows_.size());
       // Blocks interleave and run backwards.
       for (int64_t b = 0; b < of_each; b++) tables_.push_back((of_each - 1 - b) * kSequences + share.sequence);
     }
-    logits_.resize(shares.size() * vocab_);
+    logits_.resize(shares.size() * vocab_), sums_.resize(shares.size() * hidden_);
     best_.resize(shares.size()), best_logit_.resize(shares.size()), log_total_.resize(shares.size());
   }
 
@@ -271,16 +274,27 @@ class Step {
       row.push_back(best_logit_[i]), row.push_back(log_total_[i]), row.push_back((float)best_[i]);
       to[{shares_[i].sequence, shares_[i].end}] = row;
     }
+    // The same step again gives the hidden states of last tokens instead of logits, then of all tokens, and is the same
+    // as before in all else.
+    s.num_logits = s.num_rows = 0, s.num_spans = s.num_sequences, s.sums = sums_.data();
+    s.spans = last_.data();
+    model.step(s);
+    for (size_t i = 0; i < shares_.size(); i++) {
+      std::vector<float>& row = to[{shares_[i].sequence, shares_[i].end}];
+      row.insert(row.end(), sums_.begin() + i * hidden_, sums_.begin() + (i + 1) * hidden_);
+    }
+    s.spans = whole_.data();
+    model.step(s);
     if (shares_.size() == 1) return;
-    s.num_logits = s.num_rows = 0;  // the same step again, without samples, changes nothing
+    s.num_spans = 0;  // and once more without either
     model.step(s);
   }
 
  private:
   const std::vector<Share> shares_;
-  const int64_t vocab_;
-  std::vector<int64_t> ids_, positions_, starts_, tables_, logit_tokens_, rows_, best_;
-  std::vector<float> logits_, best_logit_, log_total_;
+  const int64_t vocab_, hidden_;
+  std::vector<int64_t> ids_, positions_, starts_, tables_, logit_tokens_, rows_, best_, last_, whole_;
+  std::vector<float> logits_, best_logit_, log_total_, sums_;
 };
 
 // Chunks beside single tokens; sequences come and end at different times.
