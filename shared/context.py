@@ -1,7 +1,6 @@
 """Checks that prompt and output together fit into the model's context length.
 
-Called by the tokenizer for prompts given as text, by the gateway for prompts given as token ids, and by the engine for
-sequences without output.
+Called by the tokenizer for prompts given as text, and by the gateway for prompts given as token ids.
 """
 
 from shared.errors import ServiceError

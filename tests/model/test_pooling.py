@@ -197,7 +197,7 @@ def test_a_prompt_may_fill_the_context_and_not_more(models: Models) -> None:
     pooled.run(spec("full", make_prompt(48)))
     pooled.engine.add(spec("longer", make_prompt(49)))
     pooled.engine.step()
-    assert "maximum context length is 48 tokens" in pooled.refused["longer"]
+    assert "takes at most 48 tokens, and the input has 49" in pooled.refused["longer"]
 
 
 def test_the_gpu_worker_gives_the_vectors_of_transformers(models: Models) -> None:

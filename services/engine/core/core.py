@@ -25,7 +25,6 @@ from services.engine.core.sequence import Sequence, Status, from_spec
 from services.engine.core.stopping import Verdict, rules_for
 from services.engine.core.swap import SwapSpace
 from shared.blocks import HASH_BYTES
-from shared.context import check_context
 from shared.errors import ServiceError
 from shared.pooling import PoolingParams
 from shared.pooling import check as check_pooling
@@ -260,9 +259,14 @@ class Core:
         )
 
     def _check_pooling(self, spec: SequenceSpec, pooling: PoolingParams) -> None:
-        _require(not spec.output_token_ids, "prompt", "A sequence without output cannot continue one.")
+        _require(not spec.output_token_ids, "prompt", "A pooling sequence has no output that it could continue.")
         check_pooling(pooling, self.facts.embedding_size)
-        check_context(len(spec.prompt_token_ids), 0, self.max_prompt_len, "prompt", generates=False)
+        if len(spec.prompt_token_ids) > self.max_prompt_len:
+            message = (
+                f"{self._what_is_short()} takes at most {self.max_prompt_len} tokens, and the input has "
+                f"{len(spec.prompt_token_ids)}. Shorten the input."
+            )
+            raise ServiceError("context_length_exceeded", message, param="prompt")
 
     def _check_output(self, spec: SequenceSpec) -> None:
         if not self.facts.generates:
@@ -278,11 +282,14 @@ class Core:
         )
 
     def _too_long(self, num_tokens: int) -> str:
-        what = "This model" if self.max_model_len == self.facts.max_model_len else "This engine's cache"
         return (
-            f"{what} takes at most {self.max_model_len} tokens, prompt and output together, and the prompt has "
-            f"{num_tokens}, which leaves no room for output. Shorten the prompt."
+            f"{self._what_is_short()} takes at most {self.max_model_len} tokens, prompt and output together, and the "
+            f"prompt has {num_tokens}, which leaves no room for output. Shorten the prompt."
         )
+
+    def _what_is_short(self) -> str:
+        whole_context = self.max_model_len == self.facts.max_model_len
+        return "This model" if whole_context else "This engine's cache"
 
 
 def _append(sequence: Sequence, token_ids: tuple[int, ...]) -> Verdict | None:

@@ -365,7 +365,7 @@ class Scheduler:
         sequence.first_scheduled_step = step
         sequence.num_cached_tokens = min(sequence.num_scheduled_tokens, sequence.num_prompt_tokens)
         self._tally.cached_tokens += sequence.num_cached_tokens
-        if self._limits.enable_prefix_caching:
+        if self._limits.enable_prefix_caching and sequence.reuses_kv:
             self._tally.prefix_cache_queries += sequence.num_tokens
             self._tally.prefix_cache_hits += sequence.num_scheduled_tokens
 
