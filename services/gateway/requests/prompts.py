@@ -1,6 +1,6 @@
 """Prepares a request's prompts as token ids (tokenizers convert text) and the sampling parameters of its sequences."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from services.gateway.generation import GenerationRequest, ModelCard
@@ -86,14 +86,21 @@ def _parts(request: GenerationRequest) -> Iterator[GenerationRequest]:
     """Yields the request with some of its texts at a time: as many as one `TokenizeRequest` may have."""
     if request.messages:
         yield request
-    first = size = 0
-    for index, text in enumerate((*request.texts, "")):
+    first, texts = 0, request.texts
+    while first < len(texts):
+        end = first + _num_fitting(texts[first : first + limits.PROMPTS_MAX])
+        yield replace(request, texts=texts[first:end], prompt_names=request.prompt_names[first:end])
+        first = end
+
+
+def _num_fitting(texts: Sequence[str]) -> int:
+    """Returns how many of the first texts have at most TOKENIZE_CHARS_MAX characters together; at least one."""
+    size = 0
+    for number, text in enumerate(texts):
         size += len(text)
-        full = size > limits.TOKENIZE_CHARS_MAX or index - first == limits.PROMPTS_MAX
-        if index > first and (full or index == len(request.texts)):
-            names = request.prompt_names[first:index]
-            yield replace(request, texts=request.texts[first:index], prompt_names=names)
-            first, size = index, len(text)
+        if number and size > limits.TOKENIZE_CHARS_MAX:
+            return number
+    return len(texts)
 
 
 def _given(ids: tuple[int, ...], name: str, request: GenerationRequest, card: ModelCard, block_size: int) -> Prompt:

@@ -21,9 +21,7 @@ def embeddings(body: EmbeddingBody, card: ModelCard, request_id: str) -> Generat
     if given(body.encoding_format, "float") not in ENCODINGS:
         refuse("encoding_format", f"must be one of {', '.join(ENCODINGS)}")
     params = PoolingParams(_kind(body), given(body.normalize, True), body.dimensions)
-    is_list = not isinstance(body.input, str) and len(texts) + len(token_ids) > 1
-    names = names_of("input", texts or token_ids) if is_list else ("input",)
-    return _request(body, card, request_id, params, texts, names, token_ids)
+    return _request(body, card, request_id, params, texts, names_of("input", texts or token_ids), token_ids)
 
 
 def score(body: ScoreBody, card: ModelCard, request_id: str) -> GenerationRequest:
