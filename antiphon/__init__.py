@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from antiphon.offline.guided import GuidedDecodingRequest, LLMGuidedOptions
     from antiphon.offline.inputs import PromptInput
     from antiphon.offline.llm import LLM
+    from antiphon.offline.pooling import EmbeddingRequestOutput, PoolingParams, ScoringRequestOutput
     from antiphon.offline.sampling_params import SamplingParams
     from shared.request.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
@@ -27,14 +28,17 @@ __all__ = [
     "LLM",
     "AsyncLLMEngine",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "GuidedDecodingRequest",
     "LLMGuidedOptions",
     "Logprob",
+    "PoolingParams",
     "PromptInput",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "__version__",
 ]
 
@@ -42,14 +46,17 @@ _HOMES = {
     "LLM": "antiphon.offline.llm",
     "AsyncLLMEngine": "antiphon.offline.async_engine",
     "CompletionOutput": "shared.request.outputs",
+    "EmbeddingRequestOutput": "antiphon.offline.pooling",
     "EngineArgs": "antiphon.offline.engine_args",
     "GuidedDecodingRequest": "antiphon.offline.guided",
     "LLMGuidedOptions": "antiphon.offline.guided",
     "Logprob": "shared.request.outputs",
+    "PoolingParams": "antiphon.offline.pooling",
     "PromptInput": "antiphon.offline.inputs",
     "RequestMetrics": "shared.request.outputs",
     "RequestOutput": "shared.request.outputs",
     "SamplingParams": "antiphon.offline.sampling_params",
+    "ScoringRequestOutput": "antiphon.offline.pooling",
 }
 
 

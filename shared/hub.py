@@ -15,8 +15,9 @@ from shared.flags import SettingsError
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _SMALL = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py")
 """Patterns of all files but the weights, for any kind of tokenizer."""
-_FOREIGN = ("*/*", "consolidated*")
-"""Patterns of files that are not downloaded: copies of the weights in layouts that no loader here reads."""
+_FOREIGN = ("[!1]*/*", "1[!_]*/*", "1_[!P]*/*", "consolidated*")
+"""Patterns of files that are not downloaded: copies of the weights in layouts that no loader here reads. Of the
+subdirectories only `1_Pooling` is kept, with which sentence-transformers says how an embedding model is pooled."""
 _UNAUTHORIZED = 401
 
 

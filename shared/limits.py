@@ -22,7 +22,10 @@ longer."""
 MESSAGES_MAX = 1024
 """Messages in one chat request. Bounds the work of checking them and of rendering the chat template."""
 PROMPTS_MAX = 1024
-"""Prompts in one completions request. Each prompt is a sequence at least."""
+"""Prompts in one completions request, and in one `TokenizeRequest`. Each prompt is a sequence at least."""
+EMBEDDING_INPUTS_MAX = 2048
+"""Inputs of one embeddings request, or documents of one rerank request: as many as in OpenAI's API. Each is a sequence,
+and the vectors of all of them are in one answer."""
 CONVERSATIONS_MAX = 64
 """Conversations in one request to `/generate`. All are rendered at the same time, each as a job of a tokenizer."""
 CHOICES_MAX = 128
@@ -240,6 +243,12 @@ given."""
 TEMPLATE_WALL_S = 2.0
 """Longest time to render a conversation; then the worker process is killed. A chat template is code that comes with the
 model and may run without end."""
+TOKENIZE_CHARS_MAX = 65536
+"""Characters in one `TokenizeRequest` with several prompts, so that its reply fits into a message of NATS's default
+size. A single prompt may be longer."""
+TOKENIZE_REQUESTS_MAX = 64
+"""`TokenizeRequest`s that one request has on the way at the same time, so that a request with many texts does not fill
+the queues of the tokenizers."""
 TOKENIZER_INLINE_CHARS_MAX = 2048
 """Longest text encoded on the event loop, which takes about half a millisecond. Longer texts are encoded on a
 thread."""

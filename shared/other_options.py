@@ -56,6 +56,7 @@ _NO_ADAPTERS = "there are no adapters whose room it could bound"
 _TOKENIZERS = "tokenizers are processes of their own; their number is --tokenizers"
 _PREFILLS = "prompts are computed in their order, as many as a step has tokens for"
 _RAY = "nothing runs on Ray"
+_TASKS = "every model generates text and gives embeddings, without an option, and none classifies"
 
 OPTIONS: tuple[Other, ...] = (
     # accepted
@@ -104,7 +105,10 @@ OPTIONS: tuple[Other, ...] = (
     _not_here("--calculate-kv-scales", "flag", "8-bit KV caches have no scales (--kv-cache-dtype)"),
     _not_here("--rope-scaling --rope-theta", "value", _SHAPE, _NONE),
     _not_here("--hf-overrides", "value", "edit config.json of the model", ("{}", *_NONE)),
-    _not_here("--override-neuron-config --override-pooler-config", "value", "models generate text alone", _NONE),
+    _not_here("--override-neuron-config", "value", "there is no backend for such devices", _NONE),
+    _not_here("--runner", "value", _TASKS, ("auto", "generate", "pooling")),
+    _not_here("--convert", "value", _TASKS, ("auto", "none", "embed")),
+    _not_here("--override-pooler-config", "value", "a request says how its vectors are pooled ('pooling')", _NONE),
     _not_here("--code-revision", "value", "code comes with the model: at the same --revision", _NONE),
     _not_here("--config-format", "value", "models are read in Hugging Face layout alone", ("auto", "hf")),
     _not_here("--disable-sliding-window", "flag", "a model's attention is computed as its config.json says"),

@@ -13,6 +13,7 @@ is `model_token` of the model's served name.
 | `det.<id>.<instance_id>.ctl` | gateway              | OpenBatch, OpenStream (request); CloseStream, OwnershipReply |
 | `det.<id>.<instance_id>.tok` | engine               | TokenEvents                                                  |
 | `gw.<id>.<instance_id>.txt`  | detokenizer          | TextEvents                                                   |
+| `gw.<id>.<instance_id>.tok`  | engine               | TokenEvents of pooling sequences, which have no text         |
 | `gw.<id>.<instance_id>.ctl`  | engine, detokenizer  | ProgressReply, OwnershipQuery                                |
 | `hb.<service>.<id>`          | every service        | Heartbeat                                                    |
 """
@@ -68,6 +69,10 @@ class Subjects:
     def gateway_text(self, gateway_id: str, instance_id: str) -> str:
         """Text events to one gateway process."""
         return self._join("gw", gateway_id, instance_id, "txt")
+
+    def gateway_tokens(self, gateway_id: str, instance_id: str) -> str:
+        """Vectors of pooling sequences, to one gateway process."""
+        return self._join("gw", gateway_id, instance_id, "tok")
 
     def gateway_control(self, gateway_id: str, instance_id: str) -> str:
         """Queries and replies about sequences, to one gateway process."""

@@ -30,9 +30,13 @@ QUEUE_MAX = 8192
 
 
 class Names:
-    """Names of spans and attributes. A gateway's request span is named by CHAT or TEXT_COMPLETION and the model."""
+    """Names of spans and attributes.
+
+    A gateway's request span is named by CHAT, TEXT_COMPLETION or EMBEDDINGS and the model.
+    """
 
     CHAT = "chat"
+    EMBEDDINGS = "embeddings"
     TEXT_COMPLETION = "text_completion"
     TOKENIZE = "tokenize"
     QUEUE = "queue"

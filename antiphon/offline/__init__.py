@@ -6,6 +6,7 @@
 | `async_engine`    | `AsyncLLMEngine`: concurrent requests in asyncio                 |
 | `runner`          | used by both: an engine and its running requests                 |
 | `request`         | one running request: a prompt and its `n` sequences              |
+| `pooling`         | parameters and results of `embed` and `score`                    |
 | `prompt_text`     | tokenizer, chat template and vocabulary                          |
 | `inputs`          | prompts and parameters of a call, converted to one form          |
 | `engine_args`     | settings as keyword arguments                                    |

@@ -9,6 +9,7 @@ from typing import Any, Self
 from antiphon.offline.engine_args import engine_args, refuse_extensions
 from antiphon.offline.guided import GuidedDecodingRequest, LLMGuidedOptions, with_guidance
 from antiphon.offline.inputs import Prompt, PromptInput, TokenIds, paired, prompts_of
+from antiphon.offline.pooling import EmbeddingRequestOutput, PoolingParams, ScoringRequestOutput, pairs, scored
 from antiphon.offline.progress import progress_bar
 from antiphon.offline.prompt_text import Message
 from antiphon.offline.runner import Runner
@@ -132,6 +133,42 @@ class LLM:
         refuse_extensions(lora_request=lora_request)
         prompts = self._runner.conversations(messages, chat_template, add_generation_prompt)
         return self._run(prompts, sampling_params, use_tqdm, None, is_chat=True)
+
+    def embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool = True,
+        lora_request: Any = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Returns a vector for each prompt, in the order of the prompts.
+
+        `pooling_params` applies to all prompts, or is a list with one item for each prompt; None means
+        `PoolingParams()`: vectors of length one, pooled as the model's own files say. Raises ValueError or TypeError
+        for invalid arguments, and RuntimeError if the engine fails.
+        """
+        refuse_extensions(lora_request=lora_request)
+        found = prompts_of(prompts, None)
+        params = paired(pooling_params, PoolingParams, len(found), "pooling_params")
+        ids = [str(next(self._ids)) for _ in found]
+        ended: dict[str, EmbeddingRequestOutput] = {}
+        with progress_bar(len(found), shown=use_tqdm) as bar:
+            for output in self._runner.embeddings(ids, found, params):
+                ended[output.request_id] = output
+                bar.embedded(output)
+        return [ended[request_id] for request_id in ids]
+
+    def score(
+        self, text_1: str | Sequence[str], text_2: str | Sequence[str], use_tqdm: bool = True
+    ) -> list[ScoringRequestOutput]:
+        """Returns the similarity of each pair of texts: the cosine of their vectors.
+
+        A single `text_1` is paired with each `text_2`; lists of the same length are paired item by item. Raises the
+        same errors as `embed`.
+        """
+        first, second = pairs(text_1, text_2)
+        found = self.embed([*first, *second], use_tqdm=use_tqdm)
+        return list(scored(found[: len(first)], found[len(first) :]))
 
     def get_tokenizer(self) -> Any:
         """Returns the model's tokenizer as a transformers object. Raises ValueError if there is no tokenizer."""

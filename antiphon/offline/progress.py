@@ -4,6 +4,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from antiphon.offline.pooling import EmbeddingRequestOutput
 from shared.request.outputs import RequestOutput
 
 
@@ -30,10 +31,17 @@ class ProgressBar:
 
     def ended(self, output: RequestOutput) -> None:
         """Counts a finished prompt and updates the token rates."""
+        self._count(len(output.prompt_token_ids or ()), sum(len(one.token_ids) for one in output.outputs))
+
+    def embedded(self, output: EmbeddingRequestOutput) -> None:
+        """Counts an embedded prompt and updates the token rates."""
+        self._count(len(output.prompt_token_ids), 0)
+
+    def _count(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
         if self._bar is None:
             return
-        self._prompt_tokens += len(output.prompt_token_ids or ())
-        self._output_tokens += sum(len(one.token_ids) for one in output.outputs)
+        self._prompt_tokens += num_prompt_tokens
+        self._output_tokens += num_output_tokens
         seconds = max(time.monotonic() - self._started, 1e-9)
         rates = f"{self._prompt_tokens / seconds:.0f} prompt, {self._output_tokens / seconds:.0f} output tokens/s"
         self._bar.set_postfix_str(rates, refresh=False)

@@ -48,12 +48,18 @@ class PromptText:
         self._compiled = lru_cache(maxsize=8)(self._compile)
 
     def token_ids(
-        self, prompt: Prompt, max_tokens: int, *, add_special_tokens: bool = True, truncate_prompt_tokens: int = 0
+        self,
+        prompt: Prompt,
+        max_tokens: int,
+        *,
+        add_special_tokens: bool = True,
+        truncate_prompt_tokens: int = 0,
+        generates: bool = True,
     ) -> tuple[int, ...]:
         """Returns a prompt's token ids, truncated as `truncated` says. Raises ValueError if it is invalid or too long.
 
         The prompt and `max_tokens` output tokens must fit into the context; with `max_tokens` 0, the prompt and one
-        token.
+        token. Unless the prompt `generates` output, it may fill the context.
         """
         if prompt.token_ids is not None:
             ids = prompt.token_ids
@@ -66,7 +72,7 @@ class PromptText:
             if not ids:
                 raise ValueError("The prompt has no tokens.")
         ids = truncated(ids, truncate_prompt_tokens, max_tokens, self._max_model_len)
-        _as_value_error(check_context, len(ids), max_tokens, self._max_model_len, "prompt")
+        _as_value_error(check_context, len(ids), max_tokens, self._max_model_len, "prompt", generates=generates)
         return ids
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -113,8 +119,8 @@ def _turns(messages: Sequence[Message]) -> list[conversation.Turn]:
         raise ValueError(f"messages: {error}") from None
 
 
-def _as_value_error(check: Any, *arguments: Any) -> Any:
+def _as_value_error(check: Any, *arguments: Any, **named: Any) -> Any:
     try:
-        return check(*arguments)
+        return check(*arguments, **named)
     except ServiceError as error:
         raise ValueError(error.message) from None

@@ -5,14 +5,16 @@ called on one thread.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from antiphon.offline.engine_args import EngineArgs
 from antiphon.offline.inputs import Prompt
+from antiphon.offline.pooling import EmbeddingRequestOutput, PoolingParams, checked, embedding_output, pooling_spec
 from antiphon.offline.prompt_text import Message, PromptText
 from antiphon.offline.request import LiveRequest, Submitted, Times, choice_of
 from antiphon.offline.sampling_params import SamplingParams
+from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
 from services.engine.loop import StepReport
 from shared.errors import ServiceError
@@ -152,6 +154,27 @@ class Runner:
             self.engine.add(spec)
         self._num_sequences += len(request.sequence_ids)
 
+    def embeddings(
+        self, request_ids: Sequence[str], prompts: Sequence[Prompt], params: Sequence[PoolingParams | None]
+    ) -> Iterator[EmbeddingRequestOutput]:
+        """Tokenizes the prompts and yields their results as they are computed, in any order.
+
+        No other request may run meanwhile. Raises ValueError before anything runs if a prompt or a parameter is
+        invalid, and RuntimeError if the engine fails. If the caller stops early, the rest of the sequences is ended.
+        """
+        specs = self._pooling_specs(request_ids, prompts, checked(params, self.engine.facts.embedding_size))
+        if self.failure is not None:
+            raise RuntimeError("The engine has failed; make a new one.") from self.failure
+        waiting = {spec.sequence_id: spec for spec in specs}
+        try:
+            for spec in specs:
+                self.engine.add(spec)
+            while waiting:
+                yield from self._embedded(waiting)
+        finally:
+            for sequence_id in waiting:
+                self.engine.abort(sequence_id)
+
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request and returns its last output; returns None if no request has this id."""
         request = self._live.pop(request_id, None)
@@ -192,6 +215,36 @@ class Runner:
         """Frees the model's memory."""
         self._live.clear()
         self.engine.close()
+
+    def _pooling_specs(
+        self, request_ids: Sequence[str], prompts: Sequence[Prompt], params: Sequence[PoolingParams]
+    ) -> list[SequenceSpec]:
+        specs: list[SequenceSpec] = []
+        for index, prompt in enumerate(prompts):
+            try:
+                token_ids = self.text.token_ids(prompt, 0, generates=False)
+            except ValueError as error:
+                raise ValueError(f"prompts[{index}]: {error}" if len(prompts) > 1 else str(error)) from None
+            specs.append(pooling_spec(request_ids[index], token_ids, params[index], self._num_sequences + index))
+        self._num_sequences += len(specs)
+        return specs
+
+    def _embedded(self, waiting: dict[str, SequenceSpec]) -> Iterator[EmbeddingRequestOutput]:
+        """Runs one step of the engine, and yields the results of the sequences that end and takes them out."""
+        try:
+            if not self.engine.step():
+                self.engine.loop.wait(GATHER_S)
+        except Exception as error:  # after any exception in a step the state of the device is unknown
+            self.failure = error
+            waiting.clear()
+            raise RuntimeError(f"The engine failed: {type(error).__name__}: {error}") from error
+        reports, self._reports[:] = list(self._reports), []
+        for report in reports:
+            for _, refusal in report.refused:
+                raise ValueError(refusal.message)
+            for outcome in report.outcomes:
+                if (spec := waiting.pop(outcome.sequence_id, None)) is not None:
+                    yield embedding_output(spec, outcome.vector, outcome.num_cached_tokens)
 
     def _take(self, report: StepReport, changed: dict[str, LiveRequest]) -> None:
         at = now()

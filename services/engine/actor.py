@@ -260,6 +260,7 @@ class EngineActor(Actor):
             submit.priority,
             self._arrivals,
             submit.family,
+            submit.pooling,
         )
         self._arrivals += 1
         if self.sequences.release(submit.sequence_id, submit.attempt - 1, self._now()):

@@ -27,6 +27,7 @@ def token_events(outcome: Outcome, sequence_id: str, attempt: int) -> list[Token
         tuple(map(_logprobs, outcome.logprobs)),
         outcome.num_cached_tokens,
         outcome.cumulative_logprob,
+        vector=outcome.vector,
     )
     return [*events, tokens]
 

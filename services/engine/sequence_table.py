@@ -173,6 +173,7 @@ class SequenceTable:
             last.cumulative_logprob,
             last.error_code,
             last.error_message,
+            vector=last.vector,
         )
         return [*prompt, tokens]
 

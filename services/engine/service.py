@@ -148,4 +148,5 @@ class EngineService:
             accepted_tokens=core.accepted_tokens,
             model_aliases=model_aliases(settings),
             configuration=facts.configuration,
+            embedding_size=facts.embedding_size,
         )

@@ -17,8 +17,9 @@ DECODE_STEPS = 2
 
 def warm_up(worker: ModelWorker, limits: CoreLimits) -> int:
     """Prefills a prompt that fills a step if possible, then decodes `max_num_seqs` sequences. Returns the steps run."""
-    # This core gets no clock, so a batch that gathers would never time out.
-    core = Core(replace(limits, max_batch_size=None), worker.facts())
+    # This core gets no clock, so a batch that gathers would never time out. A model without a head can be warmed up
+    # like any other, because the worker computes the same.
+    core = Core(replace(limits, max_batch_size=None), replace(worker.facts(), generates=True))
     for index, length in enumerate(_lengths(limits, worker.facts())):
         params = SamplingParams(max_tokens=1 + DECODE_STEPS, temperature=float(index % 2), ignore_eos=True)
         core.add(SequenceSpec(f"warm-up {index}", (index % worker.facts().vocab_size,) * length, params))

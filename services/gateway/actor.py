@@ -36,6 +36,7 @@ from shared.messages import (
     ProgressReply,
     SequenceRef,
     TextEvents,
+    TokenEvents,
     TokenizeReply,
 )
 
@@ -79,6 +80,7 @@ class GatewayActor(Actor):
         """Subscribes to this process's subjects and to the heartbeats of the other services."""
         subjects, here = self._host.subjects, (self._host.id, self._host.instance_id)
         await self.bind(subjects.gateway_text(*here), TextEvents)
+        await self.bind(subjects.gateway_tokens(*here), TokenEvents)
         await self.bind(subjects.gateway_control(*here), ProgressReply, OwnershipQuery)
         for service in SERVICES:
             await self.bind(subjects.heartbeats(service), Heartbeat)
@@ -173,6 +175,21 @@ class GatewayActor(Actor):
                 continue
             actor, index = found
             actor.on_text(index, event, engine)
+        self._parts.dispatcher.pump()
+
+    @handles(TokenEvents)
+    def on_token_events(self, envelope: Envelope) -> None:
+        """Passes the vectors of pooling sequences to their requests."""
+        message = envelope.message
+        assert isinstance(message, TokenEvents)
+        engine = Address(message.engine_id, message.engine_instance_id)
+        for event in message.events:
+            found = self._find(event.sequence_id)
+            if found is None or found[0].request.pooling is None:
+                self.unknown_events += 1
+                continue
+            actor, index = found
+            actor.on_vector(index, event, engine)
         self._parts.dispatcher.pump()
 
     @handles(ProgressReply)

@@ -18,6 +18,7 @@ from services.gateway.native.endpoint import GenerateEndpoint
 from services.gateway.native.schemas import EngineBody, GenerateBody
 from services.gateway.openai import openapi
 from services.gateway.openai.endpoints import GenerationEndpoints
+from services.gateway.openai.pooling.endpoints import PoolingEndpoints
 from services.gateway.openai.service_endpoints import ServiceEndpoints
 from services.gateway.openai.serving import Serving
 from shared.config import GatewaySettings
@@ -69,6 +70,7 @@ def create_app(
     _add_probes(app, ServiceEndpoints(backend, metrics))
     if settings.use_openai:
         _add_generation(app, GenerationEndpoints(serving))
+        _add_pooling(app, PoolingEndpoints(backend, metrics))
         _add_service(app, ServiceEndpoints(backend, metrics))
     else:
         app.add_api_route("/v1/{path:path}", _without_openai, methods=_ANY_METHOD, include_in_schema=False)
@@ -92,6 +94,15 @@ def _allow_pages(app: FastAPI, settings: GatewaySettings) -> None:
 def _add_generation(app: FastAPI, endpoints: GenerationEndpoints) -> None:
     _post(app, "/v1/completions", endpoints.completions)
     _post(app, "/v1/chat/completions", endpoints.chat_completions)
+
+
+def _add_pooling(app: FastAPI, endpoints: PoolingEndpoints) -> None:
+    # Servers disagree about the paths of score and rerank, and clients have one of them built in.
+    _post(app, "/v1/embeddings", endpoints.embeddings)
+    for path in ("/v1/score", "/score"):
+        _post(app, path, endpoints.score)
+    for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
+        _post(app, path, endpoints.rerank)
 
 
 def _add_service(app: FastAPI, endpoints: ServiceEndpoints) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shared.messages import ChatMessage, FinishReason, PositionLogprobs
+from shared.pooling import PoolingParams
 from shared.sampling import SamplingParams
 
 
@@ -19,7 +20,8 @@ class GenerationRequest:
     `params.max_tokens` 0 means as many tokens as fit (the default of chat); the number is filled in when the length of
     the prompt is known. Each prompt has `num_sequences` sequences, of which the best `n` are returned as choices:
     sequence index = prompt index * num_sequences + choice. Choice c > 0 samples with a seed derived from the request's
-    seed, so that the choices differ.
+    seed, so that the choices differ. With `pooling` the request generates nothing: each prompt has one sequence, which
+    ends with one update that has its vector.
     """
 
     request_id: str
@@ -55,6 +57,9 @@ class GenerationRequest:
     """Words of `bad_words` as texts; tokenizers convert them to `params.bad_words`."""
     grammar_param: str = ""
     """Name of the request's field that `params.grammar` comes from, for errors."""
+    pooling: PoolingParams | None = None
+    prompt_names: tuple[str, ...] = ()
+    """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
 
     @property
     def num_prompts(self) -> int:
@@ -65,6 +70,10 @@ class GenerationRequest:
     def num_sequences(self) -> int:
         """Number of sequences for each prompt."""
         return max(self.n, self.best_of)
+
+    def prompt_name(self, index: int) -> str:
+        """Returns the name of a prompt in the user's request."""
+        return self.prompt_names[index] if self.prompt_names else "prompt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,8 @@ class SequenceUpdate:
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
     """The next log probabilities of the prompt, before the first output. Only the first sequence of a prompt has them.
     The first token of the prompt has the log probability NaN."""
+    vector: bytes = b""
+    """Of a pooling request: see `TokenEvent.vector`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +148,8 @@ class ModelCard:
     aliases: tuple[str, ...] = ()
     """Other names that requests may use for the model."""
     configuration: tuple[str, ...] = ()
+    embedding_size: int = 0
+    """See `EngineStatus.embedding_size`."""
 
 
 class Backend(Protocol):

@@ -126,6 +126,7 @@ class ModelCatalog:
             created,
             aliases=status.model_aliases,
             configuration=configuration,
+            embedding_size=status.embedding_size,
         )
 
 

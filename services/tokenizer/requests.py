@@ -54,8 +54,9 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
     else:
         encoded = codec.encode(texts, add_special_tokens=special)
     token_lists = [truncated(one, *keep) for one in encoded]
-    for token_ids in token_lists:
-        check_context(len(token_ids), request.max_tokens, request.max_model_len, field(request))
+    for index, token_ids in enumerate(token_lists):
+        name = request.prompt_names[index] if request.prompt_names else field(request)
+        check_context(len(token_ids), request.max_tokens, request.max_model_len, name, generates=request.generates)
     prompts = [_tokenized(codec, request, token_ids) for token_ids in token_lists]
     bad_words = tuple(map(pack_ids, bad_word_ids(codec, request.bad_words)))
     return TokenizeReply(request.request_id, tuple(prompts), bad_words, codec.infill_end_ids if request.suffix else ())

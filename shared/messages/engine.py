@@ -3,6 +3,7 @@
 from typing import Literal
 
 from shared.messages.base import FinishReason, Message, Part, SequenceRef
+from shared.pooling import PoolingParams
 from shared.sampling import SamplingParams
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -21,7 +22,7 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     gateway_id: str
     gateway_instance_id: str
     sink: str
-    """Token subject of the detokenizer."""
+    """Token subject of the detokenizer; of the gateway for a pooling sequence, which has no text."""
     prompt_token_ids: bytes
     params: SamplingParams
     output_token_ids: bytes = b""
@@ -32,6 +33,8 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     traceparent: str = ""
     """W3C trace context of the request; empty without tracing. A field, not a header: a batch has one per sequence."""
     tracestate: str = ""
+    pooling: PoolingParams | None = None
+    """If set, the sequence generates no tokens: its only event has the vector of the prompt. `params` has no effect."""
 
 
 class SubmitBatch(Message, frozen=True, array_like=True, tag=True):
@@ -95,7 +98,10 @@ class Resend(Message, frozen=True, array_like=True, tag=True):
 
 
 class Retarget(Message, frozen=True, array_like=True, tag=True):
-    """Sends a sequence's tokens to another detokenizer, from `position` on. Answered by `Ack`."""
+    """Sends a sequence's tokens to another detokenizer, from `position` on. Answered by `Ack`.
+
+    For a pooling sequence, whose sink stays the gateway, it repeats the vector if that exists.
+    """
 
     sequence_id: str
     attempt: int
@@ -191,10 +197,12 @@ class TokenEvent(Part, frozen=True, array_like=True):
     prompt_logprobs: PromptLogprobs | None = None
     """A part of the prompt's log probabilities. Such an event has no tokens, comes before the event with the first
     token, and follows the one with the part before it."""
+    vector: bytes = b""
+    """Of a pooling sequence: the components of its vector, little-endian float32."""
 
 
 class TokenEvents(Message, frozen=True, array_like=True, tag=True):
-    """The tokens of one engine step for one detokenizer."""
+    """The tokens of one engine step for one detokenizer, or the vectors of pooling sequences for one gateway."""
 
     engine_id: str
     engine_instance_id: str

@@ -45,6 +45,8 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     credits: int = 0
     """Number of further sequences that the engine wants: its batch slots, plus as many for its queue
     (`limits.ENGINE_QUEUE_AHEAD`), minus the unfinished sequences that it holds. Negative if it holds too many."""
+    embedding_size: int = 0
+    """Number of components of the vectors of pooling sequences; 0 if the engine cannot compute them."""
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):

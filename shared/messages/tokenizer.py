@@ -44,6 +44,10 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     """Number of last tokens to keep of each prompt; 0: all, -1: as many as fit before `max_tokens`."""
     suffix: str = ""
     """Text after the output: the prompts then ask for the text between each of `prompts` and the suffix."""
+    generates: bool = True
+    """Whether the context must have room for output. False for embeddings: the prompt may fill the whole context."""
+    prompt_names: tuple[str, ...] = ()
+    """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
 
 
 class TokenizedPrompt(Part, frozen=True, array_like=True):

@@ -240,19 +240,23 @@ int64_t token(int64_t sequence, int64_t position) { return (sequence * 97 + posi
 
 class Step {
  public:
-  Step(const std::vector<Share>& shares, const antiphon_Spec& spec) : shares_(shares), vocab_(spec.vocab_size) {
+  Step(const std::vector<Share>& shares, const antiphon_Spec& spec)
+      : shares_(shares), vocab_(spec.vocab_size), hidden_(spec.hidden_size) {
     const int64_t of_each = kBlocksTokens / spec.block_size / kSequences;
     starts_.push_back(0);
     for (const Share& share : shares) {
       for (int64_t p = share.start; p < share.end; p++)
         ids_.push_back(token(share.sequence, p)), positions_.push_back(p);
+      const int64_t end = (int64_t)ids_.size();
+      for (const int64_t t : {starts_.back(), end - 1}) earlier_.push_back(t);
+      for (const int64_t t : {end - 1, end}) last_.push_back(t);
       starts_.push_back((int64_t)ids_.size());
       logit_tokens_.push_back((int64_t)ids_.size() - 1);
       rows_.push_back((int64_t)rows_.size());
       // Blocks interleave and run backwards.
       for (int64_t b = 0; b < of_each; b++) tables_.push_back((of_each - 1 - b) * kSequences + share.sequence);
     }
-    logits_.resize(shares.size() * vocab_);
+    logits_.resize(shares.size() * vocab_), sums_.resize(shares.size() * hidden_);
     best_.resize(shares.size()), best_logit_.resize(shares.size()), log_total_.resize(shares.size());
   }
 
@@ -265,22 +269,30 @@ class Step {
     s.block_tables = tables_.data(), s.logit_tokens = logit_tokens_.data(), s.logit_rows = rows_.data();
     s.logits = logits_.data(), s.best = best_.data(), s.best_logit = best_logit_.data();
     s.log_total = log_total_.data();
+    s.num_spans = s.num_sequences, s.spans = earlier_.data(), s.sums = sums_.data();
     model.step(s);
     for (size_t i = 0; i < shares_.size(); i++) {
       std::vector<float> row(logits_.begin() + i * vocab_, logits_.begin() + (i + 1) * vocab_);
       row.push_back(best_logit_[i]), row.push_back(log_total_[i]), row.push_back((float)best_[i]);
       to[{shares_[i].sequence, shares_[i].end}] = row;
     }
+    s.num_logits = s.num_rows = 0;  // the same step again, with the hidden states of the last tokens in place of logits
+    s.spans = last_.data();
+    model.step(s);
+    for (size_t i = 0; i < shares_.size(); i++) {
+      std::vector<float>& row = to[{shares_[i].sequence, shares_[i].end}];
+      row.insert(row.end(), sums_.begin() + i * hidden_, sums_.begin() + (i + 1) * hidden_);
+    }
     if (shares_.size() == 1) return;
-    s.num_logits = s.num_rows = 0;  // the same step again, without samples, changes nothing
+    s.num_spans = 0;  // once more, without samples and spans, changes nothing
     model.step(s);
   }
 
  private:
   const std::vector<Share> shares_;
-  const int64_t vocab_;
-  std::vector<int64_t> ids_, positions_, starts_, tables_, logit_tokens_, rows_, best_;
-  std::vector<float> logits_, best_logit_, log_total_;
+  const int64_t vocab_, hidden_;
+  std::vector<int64_t> ids_, positions_, starts_, tables_, logit_tokens_, rows_, best_, earlier_, last_;
+  std::vector<float> logits_, best_logit_, log_total_, sums_;
 };
 
 // Chunks beside single tokens; sequences come and end at different times.

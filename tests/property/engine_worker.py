@@ -18,6 +18,7 @@ from services.engine.core.plan import (
 )
 from shared.codec import pack_ids
 from shared.messages import PromptLogprobs
+from shared.pooling import PoolingKind
 
 EOS, STOP = 2, 9
 SAMPLED = (EOS, STOP, *range(10, 20))
@@ -35,6 +36,9 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     prefixes: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
+    kind: PoolingKind | None = None
+    num_seen: int = 0
+    """Positions that were computed for this row since it was filled, from the first on."""
 
     def append(self, token_ids: tuple[int, ...]) -> None:
         for token_id in token_ids:
@@ -83,7 +87,8 @@ class ModelWorker:
                 logprobs.append(tuple(self.report(row) for _ in sampled[-1]))
                 row.append(sampled[-1])
         reports = tuple(self.prompt_report(share) for share in plan.scheduled if share.num_prompt_logprobs)
-        return StepResult(plan.step, tuple(sampled), tuple(logprobs), reports)
+        vectors = tuple(self.vector(share) for share in plan.scheduled if share.pools)
+        return StepResult(plan.step, tuple(sampled), tuple(logprobs), prompt_logprobs=reports, vectors=vectors)
 
     def prompt_report(self, share: ScheduledSequence) -> PromptLogprobs:
         row, first = self.rows[share.row], share.start + 1
@@ -98,6 +103,12 @@ class ModelWorker:
         draw = random.Random(row.prefixes[-1])
         token_ids = draw.sample((EOS, STOP, *range(10, 40)), row.num_candidates)
         return SampledLogprobs(-1.0, tuple(token_ids), tuple(sorted((-draw.random() for _ in token_ids), reverse=True)))
+
+    def vector(self, share: ScheduledSequence) -> bytes:
+        """Names the sequence and its kind."""
+        row = self.rows[share.row]
+        assert row.kind == "last" or row.num_seen == len(row.tokens), "hidden states are missing"
+        return f"{row.sequence_id} {row.kind}".encode()
 
     def sample(self, guesses: tuple[int, ...], draw: random.Random) -> tuple[int, ...]:
         """Some of the guesses and one token more, which is not the next guess."""
@@ -134,7 +145,12 @@ class ModelWorker:
         assert new.row not in self.rows, "the row is taken"
         num_candidates = new.params.logprobs or 0 if new.params.beam is not None else 0
         row = self.rows[new.row] = Row(
-            new.sequence_id, salt, num_candidates, new.num_prompt_tokens, blocks=list(new.block_ids)
+            new.sequence_id,
+            salt,
+            num_candidates,
+            new.num_prompt_tokens,
+            blocks=list(new.block_ids),
+            kind=None if new.pooling is None else new.pooling.kind,
         )
         row.append(new.token_ids)
 
@@ -144,7 +160,10 @@ class ModelWorker:
         assert share.num_tokens > 0
         num_known = end - len(share.draft_token_ids)
         assert num_known <= len(row.tokens), "tokens that nobody knows"
-        assert share.samples == (num_known == len(row.tokens))
+        if share.start == row.num_seen:
+            row.num_seen = end
+        at_end = num_known == len(row.tokens)
+        assert (share.samples, share.pools) == ((at_end, False) if row.kind is None else (False, at_end))
         assert share.samples or not share.draft_token_ids
         prefixes = row.with_guesses(share.draft_token_ids)
         others = {block for number in self.rows if number != share.row for block in self.written(number, readers)}

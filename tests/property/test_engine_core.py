@@ -19,6 +19,7 @@ from services.engine.core.request import Outcome, SequenceSpec
 from shared.blocks import chain_hashes, split_hashes
 from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
+from shared.pooling import POOLING_KINDS, PoolingKind, PoolingParams
 from shared.sampling import BeamParams, SamplingParams
 from tests.property.engine_worker import EOS, STOP, ModelWorker
 
@@ -83,7 +84,16 @@ class EngineCoreMachine(RuleBasedStateMachine):
         self.limits = CoreLimits(*limits, step_prompt_tokens=prompts)
         # With the larger vocabulary a step reports log probabilities of no more than two prompt tokens.
         vocab_size = 1000 if num_blocks % 2 else 2**22
-        self.facts = EngineFacts(num_blocks, block_size, 40, vocab_size, frozenset({EOS}), num_host_blocks)
+        self.facts = EngineFacts(
+            num_blocks,
+            block_size,
+            40,
+            vocab_size,
+            frozenset({EOS}),
+            num_host_blocks,
+            embedding_size=4,
+            pooling_kind="cls",
+        )
         self.now_s = 0.0
         self.clock = clock or delay > 0
         self.depth = depth
@@ -180,6 +190,36 @@ class EngineCoreMachine(RuleBasedStateMachine):
             self.enter(
                 SequenceSpec(sequence_id, prompt, params, tuple(output), given, salt, rank, arrival, related), forked
             )
+
+    @rule(
+        length=st.integers(1, 40),
+        kind=st.sampled_from([None, *POOLING_KINDS]),
+        dimensions=st.sampled_from([None, None, 1, 4, 5]),
+        priority=st.integers(-1, 1),
+        output=st.sampled_from([(), (), (), (10,)]),
+    )
+    def submit_pooling(
+        self, length: int, kind: PoolingKind | None, dimensions: int | None, priority: int, output: tuple[int, ...]
+    ) -> None:
+        """A pooling sequence, whose prompt begins like those of the other sequences."""
+        sequence_id = f"v{len(self.salts)}"
+        self.salts[sequence_id] = b""
+        params = PoolingParams(kind, dimensions=dimensions)
+        spec = SequenceSpec(
+            sequence_id,
+            tuple(range(100, 100 + length)),
+            SamplingParams(max_tokens=1),
+            output,
+            priority=priority,
+            pooling=params,
+        )
+        most = min(self.facts.max_model_len, self.facts.num_blocks * self.facts.block_size)
+        try:
+            self.core.add(spec)
+        except ServiceError:
+            assert length > most or output or dimensions == 5
+        else:
+            self.live[sequence_id] = Known(spec, [])
 
     def room(self) -> int:
         return min(self.facts.max_model_len, self.facts.num_blocks * self.facts.block_size + 1)
@@ -278,7 +318,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         for new in plan.new:
             if new.params.beam is None:
                 assert list(new.token_ids) == [*self.live[new.sequence_id].spec.prompt_token_ids, *self.output_of(new)]
-            whole = by_row[new.row].samples or new.params.prompt_logprobs is not None
+            whole = by_row[new.row].samples or by_row[new.row].pools or new.params.prompt_logprobs is not None
             assert whole or self.limits.enable_chunked_prefill, "a part of a prompt was planned"
         if plan.num_tokens > self.limits.max_num_batched_tokens:
             assert not self.limits.enable_chunked_prefill
@@ -290,6 +330,13 @@ class EngineCoreMachine(RuleBasedStateMachine):
     def check_outcome(self, outcome: Outcome) -> None:
         known = self.live[outcome.sequence_id]
         params = known.spec.params
+        if known.spec.pooling is not None:
+            kind = known.spec.pooling.kind or self.facts.pooling_kind
+            assert outcome.vector == f"{outcome.sequence_id} {kind}".encode()
+            assert (outcome.token_ids, outcome.finish_reason) == ((), "stop")
+            self.ended["stop"] += 1
+            del self.live[outcome.sequence_id]
+            return
         assert outcome.position == len(known.output), "a gap or a repeat"
         assert outcome.token_ids
         for part in outcome.prompt_logprobs:

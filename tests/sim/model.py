@@ -5,12 +5,15 @@ of a request is computed here without any part of the product.
 """
 
 import hashlib
+from array import array
 from collections import deque
 from dataclasses import dataclass
 
 from services.engine.core.plan import EngineFacts, SampledLogprobs, StepPlan, StepResult
+from shared.pooling import PoolingKind
 
 VOCABULARY = 256
+EMBEDDING_SIZE = 8
 EOS = 0
 
 
@@ -35,6 +38,11 @@ class HashModel:
             return EOS
         return 32 + digest[0] % 90
 
+    def vector(self, tokens: list[int], kind: PoolingKind) -> bytes:
+        """The vector of a pooling sequence."""
+        digest = hashlib.sha256(f"{self.name}/{kind}/".encode() + bytes(tokens)).digest()
+        return array("f", digest[:EMBEDDING_SIZE]).tobytes()
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -44,6 +52,8 @@ class Reference:
     text: str
     finish: str
     stop_reason: str | None = None
+    vector: bytes = b""
+    """Of a pooling sequence, which has no tokens."""
 
 
 def reference(
@@ -65,6 +75,11 @@ def reference(
             return Reference(tuple(output), whole_text(output), "length")
 
 
+def pooled_reference(model: HashModel, prompt: list[int], kind: PoolingKind) -> Reference:
+    """What a pooling sequence gives."""
+    return Reference((), "", "stop", vector=model.vector(prompt, kind))
+
+
 def whole_text(token_ids: list[int]) -> str:
     """The text of output tokens; an unfinished character at the end is a replacement character."""
     return bytes(token_ids).decode("utf-8", "replace")
@@ -82,8 +97,20 @@ class HashWorker:
         model: HashModel = HashModel(),
     ) -> None:
         ends = frozenset({EOS})
-        self._facts = EngineFacts(num_blocks, block_size, max_model_len, VOCABULARY, ends, num_host_blocks)
+        self._facts = EngineFacts(
+            num_blocks,
+            block_size,
+            max_model_len,
+            VOCABULARY,
+            ends,
+            num_host_blocks,
+            embedding_size=EMBEDDING_SIZE,
+            pooling_kind="mean",
+        )
         self._model = model
+        self._pooling: dict[int, PoolingKind] = {}
+        self._num_seen: dict[int, int] = {}
+        """Positions of which the row's present sequence has had hidden states, from the first on."""
         self._rows: dict[int, list[int]] = {}
         self._salts: dict[int, int] = {}
         self.num_computed = 0
@@ -99,8 +126,21 @@ class HashWorker:
             assert new.row not in self._rows, f"row {new.row} is taken"
             self._rows[new.row] = list(new.token_ids)
             self._salts[new.row] = new.params.seed if new.params.temperature else 0
+            self._num_seen[new.row] = 0
+            self._pooling.pop(new.row, None)
+            if new.pooling is not None:
+                assert new.pooling.kind is not None
+                self._pooling[new.row] = new.pooling.kind
         sampled: list[tuple[int, ...]] = []
+        vectors: list[bytes] = []
         for scheduled in plan.scheduled:
+            if scheduled.start == self._num_seen[scheduled.row]:
+                self._num_seen[scheduled.row] += scheduled.num_tokens
+            assert scheduled.row not in self._pooling or not scheduled.samples
+            if scheduled.pools:
+                tokens, kind = self._rows[scheduled.row], self._pooling[scheduled.row]
+                assert kind == "last" or self._num_seen[scheduled.row] == len(tokens), "hidden states are missing"
+                vectors.append(self._model.vector(tokens, kind))
             if scheduled.samples:
                 tokens = self._rows[scheduled.row]
                 assert scheduled.start + scheduled.num_tokens == len(tokens)
@@ -110,7 +150,7 @@ class HashWorker:
         logprobs = tuple(
             (SampledLogprobs(-1.0, (65, 66, 67, 68, 69, 70), (-1.0, -2.0, -3.0, -4.0, -5.0, -6.0)),) for _ in sampled
         )
-        return StepResult(plan.step, tuple(sampled), logprobs)
+        return StepResult(plan.step, tuple(sampled), logprobs, vectors=tuple(vectors))
 
     def close(self) -> None:
         self._rows.clear()

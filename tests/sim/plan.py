@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.requests.prompts import sequence_params
+from shared.pooling import PoolingParams
 from shared.sampling import SamplingParams
-from tests.sim.model import HashModel, Reference, reference
+from tests.sim.model import HashModel, Reference, pooled_reference, reference
 
 LOAD_S = 4.0
 """Requests arrive within this time."""
@@ -30,8 +31,9 @@ PATTERNS = (
     "antiphon.v2.det.*.*.ctl",
     "antiphon.v2.det.*.*.tok",
     "antiphon.v2.gw.*.*.txt",
+    "antiphon.v2.gw.*.*.tok",
 )
-SMALL_MESSAGES = {"BUS_PAYLOAD_BYTES": 1200, "STREAM_EVENT_TOKENS_MAX": 4}
+SMALL_MESSAGES = {"BUS_PAYLOAD_BYTES": 1200, "STREAM_EVENT_TOKENS_MAX": 4, "TOKENIZE_CHARS_MAX": 100}
 SMALL_BUFFERS = {"OUTBOUND_BYTES_MAX": 1500}
 KINDS = ("kill", "freeze", "cut", "outage", "drop", "duplicate", "delay", "slow", "drain")
 WEIGHTS = (4, 4, 3, 1, 4, 2, 3, 2, 2)
@@ -87,6 +89,7 @@ class Load:
     cache_salt: bytes = b""
     priority: int = 0
     cancel_after_s: float | None = None
+    pooling: PoolingParams | None = None
 
     def request(self, attempt: int, model_name: str) -> GenerationRequest:
         """What the gateway is asked."""
@@ -102,10 +105,14 @@ class Load:
             include_stop_str_in_output=self.include_stop,
             cache_salt=self.cache_salt,
             priority=self.priority,
+            pooling=self.pooling,
         )
 
     def references(self, model: HashModel) -> list[Reference]:
         """What each sequence gives when nothing fails."""
+        if self.pooling is not None:
+            kind = self.pooling.kind or "mean"
+            return [pooled_reference(model, list(prompt.encode()), kind) for prompt in self.prompts]
         card = ModelCard("", "", MAX_MODEL_LEN, 256, 0)
         found = []
         for prompt in self.prompts:
@@ -120,6 +127,8 @@ class Load:
     def __str__(self) -> str:
         sizes = [len(prompt) for prompt in self.prompts]
         extra = f" n={self.n}" * (self.n > 1) + f" stop={self.stop!r}" * bool(self.stop)
+        if self.pooling is not None:
+            extra += f" {self.pooling}"
         if self.cancel_after_s is not None:
             extra += f" cancel after {self.cancel_after_s:.2f} s"
         where = f"{self.at_s:6.3f} s  r{self.number} at gateway{self.gateway}"
@@ -227,6 +236,9 @@ def _draw_load(draw: random.Random, number: int, gateways: int, models: tuple[Ha
         priority=draw.choice([0, 0, 0, 1]),
         cancel_after_s=draw.uniform(0.0, 1.5) if draw.random() < 0.2 else None,
     )
+    if draw.random() < 0.2:
+        pooling = PoolingParams(draw.choice([None, "last", "mean", "cls"]))
+        return replace(load, n=1, prompts=prompts * draw.choice([1, 4]), pooling=pooling)
     text = load.references(models[model])[0].text
     if draw.random() < 0.3 and len(text) > 2:
         start = draw.randrange(len(text) - 1)

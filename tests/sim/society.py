@@ -60,6 +60,7 @@ class Answer:
     token_ids: dict[int, list[int]] = field(default_factory=dict)
     finish: dict[int, str] = field(default_factory=dict)
     stop_reason: dict[int, str | int | None] = field(default_factory=dict)
+    vectors: dict[int, bytes] = field(default_factory=dict)
     error: ServiceError | None = None
     refused: bool = False
     """The gateway did not accept the request; `error` says why."""
@@ -79,6 +80,7 @@ class Answer:
         if update.finish_reason:
             self.finish[update.index] = update.finish_reason
             self.stop_reason[update.index] = update.stop_reason
+            self.vectors[update.index] = update.vector
 
 
 class Gateway:

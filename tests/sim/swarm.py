@@ -268,7 +268,8 @@ class Swarm:
         token_ids, text = tuple(answer.token_ids.get(index, ())), answer.texts.get(index, "")
         finish = answer.finish.get(index)
         if (finish is not None and finish != "error") or whole:
-            got = Reference(token_ids, text, str(finish), answer.stop_reason.get(index))  # type: ignore[arg-type]
+            vector = answer.vectors.get(index, b"")
+            got = Reference(token_ids, text, str(finish), answer.stop_reason.get(index), vector)  # type: ignore[arg-type]
             if got != expected:
                 self.violation(f"{name} got {got}, not {expected}")
         elif token_ids != expected.token_ids[: len(token_ids)] or not expected.text.startswith(text):

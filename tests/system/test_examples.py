@@ -73,3 +73,11 @@ def test_every_example_for_a_server_is_tested_and_listed() -> None:
     assert all(f"`{name}`" in listed for name in programs)
     source = Path(__file__).read_text(encoding="utf-8")
     assert {name for name in programs if not name.startswith(OFFLINE)} <= {n for n in programs if f'"{n}"' in source}
+
+
+def test_texts_are_ordered_by_their_vectors(served: Served) -> None:
+    head, *lines = run(served, "embeddings.py").splitlines()
+    assert " dimensions, " in head
+    cosines = [float(line.split()[0]) for line in lines]
+    assert len(cosines) == 3
+    assert cosines == sorted(cosines, reverse=True)

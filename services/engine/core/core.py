@@ -12,6 +12,9 @@ loop calls the core from one thread. Only `counters` may be called from another 
 
 import math
 import struct
+from dataclasses import replace
+
+import msgspec
 
 from services.engine.core.beam_group import BeamGroup, BeamGroups, further_beams
 from services.engine.core.block_pool import BlockPool
@@ -35,6 +38,8 @@ from shared.blocks import HASH_BYTES
 from shared.codec import pack_ids
 from shared.errors import ServiceError
 from shared.messages import FinishReason, PromptLogprobs
+from shared.pooling import PoolingParams
+from shared.pooling import check as check_pooling
 from shared.sampling import check_vocabulary
 
 
@@ -68,6 +73,8 @@ class Core:
         # The last token of a sequence is sampled but never computed, so it needs no slot in a KV block.
         self.max_model_len = min(facts.max_model_len, facts.num_blocks * facts.block_size + 1)
         """Maximum tokens of a sequence, prompt and output: the model's limit or the whole pool's capacity, if lower."""
+        self.max_prompt_len = min(facts.max_model_len, facts.num_blocks * facts.block_size)
+        """Maximum tokens of a pooling sequence, which has no output."""
         self.num_speculative_tokens = limits.num_speculative_tokens
         self._num_added = 0
         self._num_applied = 0
@@ -88,6 +95,9 @@ class Core:
         must not be in use (AssertionError); the id of an aborted sequence may be used again at once.
         """
         assert spec.sequence_id not in self.sequences, f"{spec.sequence_id} was added twice"
+        if spec.pooling is not None:
+            kind = spec.pooling.kind or self.facts.pooling_kind
+            spec = replace(spec, pooling=msgspec.structs.replace(spec.pooling, kind=kind))
         self._check(spec)
         rules = rules_for(spec.params, len(spec.prompt_token_ids), self.max_model_len, self.facts.eos_token_ids)
         if spec.params.beam is not None:
@@ -97,7 +107,7 @@ class Core:
         if spec.params.beam is not None:
             self._join_beam_group(sequence, spec)
             return
-        if self.num_speculative_tokens:
+        if self.num_speculative_tokens and spec.pooling is None:
             sequence.lookahead = Lookahead(self.num_speculative_tokens)
         self._num_added += 1
         if spec.family:
@@ -150,7 +160,7 @@ class Core:
         return self.scheduler.batches.seconds_left(now_s)
 
     def apply(self, plan: StepPlan, result: StepResult, now_s: float = 0.0) -> list[Outcome]:
-        """Applies a step's result. Returns one outcome for each live sequence that got tokens, in plan order.
+        """Applies a step's result. Returns one outcome for each live sequence with tokens or a vector, in plan order.
 
         The sequences of a beam search get all their tokens when the search is over.
 
@@ -166,12 +176,15 @@ class Core:
         assert len(result.token_ids) == len(result.logprobs) == num_samples, "the result is not that of the plan"
         samples = zip(result.token_ids, result.logprobs, strict=True)
         prompt_logprobs = iter(result.prompt_logprobs)
+        assert len(result.vectors) == sum(share.pools for share in plan.scheduled), "the result is not that of the plan"
+        vectors = iter(result.vectors)
         outcomes: list[Outcome] = []
         errors, index = dict(result.failed), -1
         for share in plan.scheduled:
             sampled = next(samples) if share.samples else None
             index += share.samples
             reported = next(prompt_logprobs) if share.num_prompt_logprobs else None
+            vector = next(vectors) if share.pools else None
             sequence = self.scheduler.land(share, len(sampled[0]) if sampled is not None else 0)
             if sequence.status is Status.FINISHED:
                 continue
@@ -179,9 +192,11 @@ class Core:
             if reported is not None:
                 sequence.prompt_logprobs.append(reported)
                 sequence.has_prompt_logprobs = sequence.num_computed_tokens >= sequence.num_prompt_tokens - 1
-            if sampled is None:
+            if vector is not None:
+                outcomes.append(self._take_vector(sequence, vector))
+            elif sampled is None:
                 continue
-            if index in errors:
+            elif index in errors:
                 self._fail(sequence, errors[index])
             elif sequence.beams:
                 outcomes += self._take_candidates(sequence, sampled[1][0])
@@ -271,6 +286,19 @@ class Core:
             self._end(member, outcome.finish_reason)
         return outcomes
 
+    def _take_vector(self, sequence: Sequence, vector: bytes) -> Outcome:
+        self._count(sequence, 0, 0)
+        self._end(sequence, "stop")
+        return Outcome(
+            sequence_id=sequence.sequence_id,
+            position=0,
+            token_ids=(),
+            finish_reason="stop",
+            num_cached_tokens=sequence.num_cached_tokens,
+            first_scheduled_step=sequence.first_scheduled_step,
+            vector=vector,
+        )
+
     def _count(self, sequence: Sequence, position: int, num_tokens: int) -> None:
         self.tally.generation_tokens += num_tokens
         if position == sequence.num_carried_tokens:
@@ -313,16 +341,11 @@ class Core:
     # --- admission ----------------------------------------------------------------------------------------------------
 
     def _check(self, spec: SequenceSpec) -> None:
-        num_prompt, num_output = len(spec.prompt_token_ids), len(spec.output_token_ids)
-        _require(num_prompt > 0, "prompt", "The prompt has no tokens.")
-        if num_prompt + num_output >= self.max_model_len:
-            raise ServiceError("context_length_exceeded", self._too_long(num_prompt + num_output), param="prompt")
-        _require(
-            num_output < spec.params.max_tokens,
-            "max_tokens",
-            f"'max_tokens' is {spec.params.max_tokens}, and {num_output} tokens have been generated already.",
-        )
-        check_vocabulary(spec.params, self.facts.vocab_size)
+        _require(bool(spec.prompt_token_ids), "prompt", "The prompt has no tokens.")
+        if spec.pooling is not None:
+            self._check_pooling(spec, spec.pooling)
+        else:
+            self._check_output(spec)
         for token_ids in (spec.prompt_token_ids, spec.output_token_ids):
             in_range = not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.facts.vocab_size)
             _require(in_range, "prompt", f"Token ids must be between 0 and {self.facts.vocab_size - 1}.")
@@ -331,6 +354,30 @@ class Core:
             "block_hashes",
             f"Block hashes must have {HASH_BYTES} bytes.",
         )
+
+    def _check_pooling(self, spec: SequenceSpec, pooling: PoolingParams) -> None:
+        _require(not spec.output_token_ids, "prompt", "A pooling sequence has no output that it could continue.")
+        check_pooling(pooling, self.facts.embedding_size)
+        if len(spec.prompt_token_ids) > self.max_prompt_len:
+            message = (
+                f"{self._what_is_short()} takes at most {self.max_prompt_len} tokens, and the input has "
+                f"{len(spec.prompt_token_ids)}. Shorten the input."
+            )
+            raise ServiceError("context_length_exceeded", message, param="prompt")
+
+    def _check_output(self, spec: SequenceSpec) -> None:
+        if not self.facts.generates:
+            message = "This model gives embeddings only: its checkpoint has no language model head."
+            raise ServiceError("unsupported_parameter", message, param="model")
+        num_prompt, num_output = len(spec.prompt_token_ids), len(spec.output_token_ids)
+        if num_prompt + num_output >= self.max_model_len:
+            raise ServiceError("context_length_exceeded", self._too_long(num_prompt + num_output), param="prompt")
+        _require(
+            num_output < spec.params.max_tokens,
+            "max_tokens",
+            f"'max_tokens' is {spec.params.max_tokens}, and {num_output} tokens have been generated already.",
+        )
+        check_vocabulary(spec.params, self.facts.vocab_size)
 
     def _check_room_for_beams(self, spec: SequenceSpec, rules: StopRules) -> None:
         """Raises ServiceError for a beam search that could not run even if it were alone."""
@@ -350,11 +397,14 @@ class Core:
         )
 
     def _too_long(self, num_tokens: int) -> str:
-        what = "This model" if self.max_model_len == self.facts.max_model_len else "This engine's cache"
         return (
-            f"{what} takes at most {self.max_model_len} tokens, prompt and output together, and the prompt has "
-            f"{num_tokens}, which leaves no room for output. Shorten the prompt."
+            f"{self._what_is_short()} takes at most {self.max_model_len} tokens, prompt and output together, and the "
+            f"prompt has {num_tokens}, which leaves no room for output. Shorten the prompt."
         )
+
+    def _what_is_short(self) -> str:
+        whole_context = self.max_model_len == self.facts.max_model_len
+        return "This model" if whole_context else "This engine's cache"
 
 
 def _prompt_logprobs(sequence: Sequence) -> tuple[PromptLogprobs, ...]:

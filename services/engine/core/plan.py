@@ -14,6 +14,8 @@ step. Token ranges and fields of a scheduled sequence:
                                 like known tokens. The worker samples after the last known token and after each draft
                                 token, and returns the sampled tokens up to and including the first that differs from
                                 its draft token: at least one
+    `pools`                     whether the range reaches the last token of a pooling sequence, so that its vector is
+                                complete and returned. A pooling sequence never samples
 """
 
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shared.messages import PromptLogprobs
+from shared.pooling import PoolingKind, PoolingParams
 from shared.sampling import SamplingParams
 
 DEFAULT_BATCHED_TOKENS = 2048
@@ -60,6 +63,8 @@ class NewSequence(msgspec.Struct, frozen=True):
     num_prompt_tokens: int
     block_ids: tuple[int, ...]
     params: SamplingParams
+    pooling: PoolingParams | None = None
+    """Set for a pooling sequence, with its `kind` set. Its tokens are computed from the first if that kind needs it."""
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
@@ -77,6 +82,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     num_prompt_logprobs: int = 0
     """Number of leading tokens of the range, all in the prompt, after which the log probabilities of the next token of
     the prompt are reported."""
+    pools: bool = False
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -128,6 +134,8 @@ class StepResult(msgspec.Struct, frozen=True):
     this result have no meaning."""
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     """For each scheduled sequence with `num_prompt_logprobs`, in plan order."""
+    vectors: tuple[bytes, ...] = ()
+    """For each scheduled sequence with `pools`, in plan order, its vector (`TokenEvent.vector`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +157,12 @@ class EngineFacts:
     """Whether threads of this process compute the steps. If False, a device computes and the threads wait for it."""
     configuration: str = ""
     """Hash of everything besides the weights that can change tokens: types, backend, hardware, software."""
+    embedding_size: int = 0
+    """Number of components of a pooling sequence's vector; 0 if the worker cannot compute such vectors."""
+    pooling_kind: PoolingKind = "last"
+    """Kind of pooling sequences that name none."""
+    generates: bool = True
+    """Whether the model can generate tokens. False for a model without a language model head."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import msgspec
 
 from services.engine.core.plan import SampledLogprobs
 from shared.messages import FinishReason, PromptLogprobs
+from shared.pooling import PoolingParams
 from shared.sampling import SamplingParams
 
 
@@ -28,10 +29,15 @@ class SequenceSpec:
     arrival: int = 0
     family: str = ""
     """Sequences of one family and cache salt share the KV of their common prefix while they run. Empty: no family."""
+    pooling: PoolingParams | None = None
+    """If set, the sequence generates no tokens: it ends with one outcome that has the vector of its prompt."""
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """The tokens that a step gave one sequence, at output positions [position, position + len(token_ids))."""
+    """The tokens that a step gave one sequence, at output positions [position, position + len(token_ids)).
+
+    A pooling sequence has one outcome, without tokens: it has the `vector`, and its finish reason is `stop`.
+    """
 
     sequence_id: str
     position: int
@@ -45,3 +51,5 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     first_scheduled_step: int = 0
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     """With the first token, if the sequence asked for them: the log probabilities of the prompt, in order."""
+    vector: bytes = b""
+    """See `TokenEvent.vector`."""

@@ -44,11 +44,11 @@ class Reusable:
 def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int) -> Reusable:
     """Returns the longest reusable prefix from the prefix cache, the host blocks or the first relative with a row.
 
-    A sequence that still needs log probabilities of its prompt reuses nothing. Relatives are not considered if host
-    blocks cover more tokens than the prefix cache. Adds no references: the caller
-    must do that before it allocates blocks.
+    Relatives are not considered if host blocks cover more tokens than the prefix cache. Adds no references: the caller
+    must do that before it allocates blocks. Nothing is reusable for a sequence that needs results for all its tokens
+    (`Sequence.reuses_kv`).
     """
-    if not sequence.has_prompt_logprobs:
+    if not sequence.reuses_kv:
         return Reusable([], 0)
     hits = prefix_cache.lookup(sequence)
     found = Reusable(hits, len(hits) * block_size)

@@ -68,11 +68,13 @@ class _Draft:
         The sequence's block table must already have the blocks.
         """
         start = sequence.num_scheduled_tokens
-        samples = start + num_tokens == len(sequence.tokens) + sequence.num_pending_tokens
+        at_end = start + num_tokens == len(sequence.tokens) + sequence.num_pending_tokens
+        pools = at_end and sequence.pooling is not None
+        samples = at_end and not pools
         reports = min(num_tokens, sequence.num_prompt_logprobs_to_schedule)
         num_tokens += len(guesses)
         self.scheduled.append(
-            ScheduledSequence(sequence.row, start, num_tokens, samples, tuple(new_blocks), guesses, reports)
+            ScheduledSequence(sequence.row, start, num_tokens, samples, tuple(new_blocks), guesses, reports, pools)
         )
         self.prompt_logprobs -= reports
         sequence.num_scheduled_tokens = start + num_tokens
@@ -305,9 +307,9 @@ class Scheduler:
         if len(sequence.beams) > 1:
             sequence = self._drop_further_beams(sequence.beams)
         else:
-            if sequence.has_prompt_logprobs:
+            if sequence.reuses_kv:
                 self._swap.store(sequence)
-            else:
+            if not sequence.has_prompt_logprobs:
                 sequence.prompt_logprobs.clear()
             self.rows.num_reserved -= sequence.num_rows - 1
         sequence.move_to(Status.PREEMPTED)
@@ -438,7 +440,7 @@ class Scheduler:
         sequence.first_scheduled_step = step
         sequence.num_cached_tokens = min(sequence.num_scheduled_tokens, sequence.num_prompt_tokens)
         self._tally.cached_tokens += sequence.num_cached_tokens
-        if self._limits.enable_prefix_caching:
+        if self._limits.enable_prefix_caching and sequence.reuses_kv:
             self._tally.prefix_cache_queries += sequence.num_tokens
             self._tally.prefix_cache_hits += sequence.num_scheduled_tokens
 
@@ -492,4 +494,5 @@ def _joining(sequence: Sequence) -> NewSequence:
         num_prompt_tokens=sequence.num_prompt_tokens,
         block_ids=tuple(sequence.block_table),
         params=sequence.params,
+        pooling=sequence.pooling,
     )

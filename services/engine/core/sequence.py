@@ -17,6 +17,7 @@ from services.engine.core.lookahead import Lookahead
 from services.engine.core.request import SequenceSpec
 from services.engine.core.stopping import StopRules
 from shared.messages import PromptLogprobs
+from shared.pooling import PoolingParams
 from shared.sampling import SamplingParams
 
 
@@ -89,8 +90,8 @@ class Sequence:
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list[PromptLogprobs])
     """Reported log probabilities of the prompt that the sequence asked for, until they are passed on."""
     has_prompt_logprobs: bool = True
-    """False until the log probabilities that the sequence asked for are complete. Until then it reuses no KV, because
-    the logits of all prompt tokens must be computed."""
+    """False until the log probabilities that the sequence asked for are complete. They need the logits of all prompt
+    tokens."""
     beams: list["Sequence"] = field(default_factory=list["Sequence"])
     """All beams of this sequence's beam search, itself included (one shared list); empty without beam search. They are
     preempted together. Their tokens are rewritten by `beam_group.rearrange`."""
@@ -98,6 +99,8 @@ class Sequence:
     """Number of rows that must be free when the sequence joins: its own, and those of the other beams to come."""
     copied_block: int | None = None
     """Block of another beam whose content the block behind the block table must get when this beam is scheduled."""
+    pooling: PoolingParams | None = None
+    """Set for a pooling sequence, with its `kind` set."""
 
     @property
     def num_tokens(self) -> int:
@@ -122,6 +125,15 @@ class Sequence:
         if self.num_pending_tokens and ahead >= self.num_prompt_tokens + self.rules.max_tokens:
             return 0
         return ahead - self.num_scheduled_tokens
+
+    @property
+    def reuses_kv(self) -> bool:
+        """Whether a computed prefix may be skipped.
+
+        It may not while log probabilities of the prompt have yet to be reported, and not if pooling needs the hidden
+        states of the skipped tokens.
+        """
+        return self.has_prompt_logprobs and (self.pooling is None or self.pooling.kind == "last")
 
     @property
     def num_prompt_logprobs_to_schedule(self) -> int:
@@ -158,4 +170,5 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
         family=spec.family,
         block_hashes=list(spec.block_hashes[: len(tokens) // block_size]),
         has_prompt_logprobs=spec.params.prompt_logprobs is None or len(spec.prompt_token_ids) == 1,
+        pooling=spec.pooling,
     )

@@ -34,7 +34,7 @@ _SPEC_INTEGERS = (
     "normalise_experts",
 )
 _SPEC_FLOATS = ("norm_eps", "query_scale", "attention_softcap", "logits_softcap", "embedding_scale")
-_STEP_INTEGERS = ("num_tokens", "num_sequences", "num_logits", "num_rows", "table_width")
+_STEP_INTEGERS = ("num_tokens", "num_sequences", "num_logits", "num_rows", "table_width", "num_spans")
 _STEP_POINTERS = (
     "ids",
     "positions",
@@ -46,6 +46,8 @@ _STEP_POINTERS = (
     "best",
     "best_logit",
     "log_total",
+    "spans",
+    "sums",
 )
 
 

@@ -38,6 +38,7 @@ from services.engine.worker.dtypes import choose_dtype
 from services.engine.worker.inputs import FlatStep
 from services.engine.worker.kv_cache import KvPlan
 from services.engine.worker.model_files import eos_token_ids, read_config
+from services.engine.worker.pooling import pooling_kind, with_vectors
 from services.engine.worker.profile import StepBounds
 from services.engine.worker.prompt_logprobs import packed, report_logits
 from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch, errors_of, sample
@@ -117,8 +118,18 @@ class CpuWorker(StepWorker):
         Other steps leave nothing on the heap: the library has its own memory.
         """
         configuration = configuration_hash(model_dir, f"cpp {library.name}", self._dtype, self._dtype)
-        padded = padded_heads(self._description)
-        self._prepare_state(StateSpec(settings, padded, self._dtype, _CPU, eos, configuration))
+        self._prepare_state(
+            StateSpec(
+                settings,
+                padded_heads(self._description),
+                self._dtype,
+                _CPU,
+                eos,
+                configuration,
+                embedding_size=self._description.hidden_size,
+                pooling_kind=pooling_kind(model_dir),
+            )
+        )
 
     def close(self) -> None:
         """See `ModelWorker`."""
@@ -157,7 +168,7 @@ class CpuWorker(StepWorker):
         batch = None
         if self._table.needs_choice(step.rows) or step.has_guesses:
             batch = self._table.sampling(step.rows, step.offsets)
-        answer = _Answer(batch, step, self._facts.vocab_size)
+        answer = _Answer(batch, step, self._facts.vocab_size, self._facts.embedding_size)
         self._decoder.model.launch(answer.native(step))
         if batch is not None:
             # The library computes meanwhile, so that the masks of grammars cost no time of the step.
@@ -198,6 +209,11 @@ class CpuWorker(StepWorker):
         if isinstance(earlier, StepResult):
             return earlier
         self._decoder.model.collect()
+        vectors = self._pooling.take(earlier.plan, earlier.answer.sums)
+        return with_vectors(self._sampled(earlier), vectors)
+
+    def _sampled(self, earlier: _UnderWay) -> StepResult:
+        """Samples the tokens of a step that has ended and appends them to the rows."""
         plan, step = earlier.plan, earlier.step
         sampled, reported = earlier.answer.sampled(earlier.batch), earlier.answer.reported(step)
         self._freed_tensors |= earlier.batch is not None or bool(reported)
@@ -214,10 +230,12 @@ class _Answer:
     """The output arrays of a step.
 
     They hold, for each token whose logits are needed, the most likely token, its logit and the logarithm of the sum of
-    exp(logit), and the logits [n, vocab] of the sampled rows that need them, then of the reported prompt tokens.
+    exp(logit); the logits [n, vocab] of the sampled rows that need them, then of the reported prompt tokens; and the
+    sums of hidden states [spans, hidden] (`FlatStep.spans`).
     """
 
-    def __init__(self, batch: SamplingBatch | None, step: FlatStep, vocab_size: int) -> None:
+    def __init__(self, batch: SamplingBatch | None, step: FlatStep, vocab_size: int, embedding_size: int) -> None:
+        self.sums = np.empty((len(step.spans), embedding_size), dtype=np.float32)
         needy = np.zeros(0, dtype=np.int64) if batch is None else rows_with_choice(batch)
         self.needy = needy
         count, self._num_samples = len(step.logit_tokens), len(step.rows)
@@ -237,8 +255,10 @@ class _Answer:
             len(step.logit_tokens),
             len(self.logits),
             step.block_tables.shape[1],
+            len(step.spans),
             *map(address, (step.ids, step.positions, step.query_start_loc, step.block_tables, step.logit_tokens)),
             *map(address, (self._rows, self.logits, self._best, self._best_logit, self._log_total)),
+            *map(address, (step.spans, self.sums)),
         )
 
     def sampled(self, batch: SamplingBatch | None) -> Sampled:

@@ -51,7 +51,12 @@ class DecoderWeights:
 
 
 class LanguageModel(Protocol):
-    """A model as the worker runs it. Both methods write the step's keys and values; ids, positions [num_tokens]."""
+    """A model as the worker runs it. The methods write the step's keys and values; ids, positions [num_tokens]."""
+
+    @property
+    def embedding_size(self) -> int:
+        """Width of the hidden states that `hidden_and_logits` returns; 0 if the model cannot give them."""
+        ...
 
     def forward(self, ids: Tensor, positions: Tensor, step: StepInputs) -> object:
         """Runs a step in which no sequence samples."""
@@ -59,6 +64,15 @@ class LanguageModel(Protocol):
 
     def step_logits(self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor | None) -> Tensor:
         """Returns logits [n, vocab] float32 of the step's `tokens` [n]; of all tokens in order if `tokens` is None."""
+        ...
+
+    def hidden_and_logits(
+        self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the hidden states of all tokens behind the final norm [num_tokens, hidden], and `step_logits`.
+
+        For steps with pooling sequences; `tokens` may be empty.
+        """
         ...
 
 
@@ -81,6 +95,11 @@ class Decoder:
             block(index, layer, self._attention, operations) for index, layer in enumerate(weights.layers)
         )
 
+    @property
+    def embedding_size(self) -> int:
+        """See `LanguageModel`."""
+        return self.description.hidden_size
+
     def forward(self, ids: Tensor, positions: Tensor, step: StepInputs) -> Tensor:
         """Ids and positions [num_tokens] → hidden [num_tokens, hidden]; writes the step's keys and values."""
         hidden = self._embed(ids, positions)
@@ -93,6 +112,13 @@ class Decoder:
         """See `LanguageModel`."""
         hidden = self.forward(ids, positions, step)
         return self.logits(hidden if tokens is None else hidden.index_select(0, tokens))
+
+    def hidden_and_logits(
+        self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `LanguageModel`."""
+        hidden = self.forward(ids, positions, step)
+        return hidden, self.logits(hidden.index_select(0, tokens))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden [n, hidden] → logits [n, vocab] float32. Only for rows that sample: the head is the widest matrix."""

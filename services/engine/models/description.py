@@ -113,6 +113,9 @@ class DecoderDescription:
     """For each layer, the number of tokens that a query sees, itself included; None: all tokens up to itself."""
     tied_embeddings: bool = False
     """Whether the output projection is the embedding matrix."""
+    has_head: bool = True
+    """Whether the checkpoint has an output projection. Without one the model gives embeddings only, and a backend may
+    use the embedding matrix in its place."""
     normalised_head: bool = False
     """Whether the rows of the output projection are normalised to length one."""
     experts: Experts | None = None

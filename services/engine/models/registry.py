@@ -1,5 +1,6 @@
 """Maps architecture names in config.json files to families. A new family is a module that is named twice here."""
 
+from dataclasses import replace
 from typing import Protocol
 
 from services.engine.models import (
@@ -50,12 +51,39 @@ FAMILIES: tuple[Family, ...] = (
     baichuan, chatglm, falcon, gemma, glm, gpt2, gpt_neox, internlm2, llama, mistral, mixtral, opt, phi3, qwen, qwen2,
     qwen3, qwen_moe, starcoder2,
 )  # fmt: skip
-_BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
+
+
+class _WithoutHead:
+    """A family whose checkpoints end below the language model head, as those of embedding models do."""
+
+    def __init__(self, family: Family) -> None:
+        self.ARCHITECTURES = tuple(map(without_head, family.ARCHITECTURES))
+        self._family = family
+
+    def describe(self, config: Config) -> DecoderDescription:
+        """See Family."""
+        if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
+            raise config_error("attention to later tokens is not supported.")
+        return replace(self._family.describe(config), tied_embeddings=True, normalised_head=False, has_head=False)
+
+    def layout(self, description: DecoderDescription, /) -> tuple[Parameter, ...]:
+        """See Family."""
+        return self._family.layout(description)
+
+
+def without_head(name: str) -> str:
+    """Returns the architecture name of the same decoder without its language model head."""
+    return name.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model")
+
+
+_BY_ARCHITECTURE: dict[str, Family] = {
+    name: family for each in FAMILIES for family in (_WithoutHead(each), each) for name in family.ARCHITECTURES
+}
 
 
 def supported_architectures() -> list[str]:
-    """Returns the supported architecture names, sorted."""
-    return sorted(_BY_ARCHITECTURE)
+    """Returns the supported architecture names, sorted, without those of decoders without a head (`without_head`)."""
+    return sorted(name for family in FAMILIES for name in family.ARCHITECTURES)
 
 
 def has_family(config: Config) -> bool:

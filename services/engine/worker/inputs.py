@@ -12,12 +12,13 @@
 Plain index arithmetic over whole arrays, on the CPU. Called by the workers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.engine.core.plan import StepPlan
+from services.engine.worker.pooling import NO_SPANS
 from services.engine.worker.prompt_logprobs import PromptReport, report_of
 from services.engine.worker.state_table import StateTable
 
@@ -40,6 +41,8 @@ class FlatStep:
     """Whether any sequence computes draft tokens."""
     report: PromptReport | None = None
     """The log probabilities of prompts that the step reports."""
+    spans: Integers = field(default_factory=lambda: NO_SPANS)
+    """See `PoolingRows.spans`."""
 
     def slot_mapping(self, block_size: int) -> Integers:
         """Returns the KV slot of each token, [num_tokens]: block id * block_size + offset in the block."""

@@ -13,17 +13,28 @@ import msgspec
 
 from services.engine.models.config_fields import token_ids
 from services.engine.models.description import DecoderDescription
+from services.engine.models.registry import without_head
 from shared.errors import ServiceError
+
+SENTENCE_MODULES = "modules.json"
+"""The file with which sentence-transformers lists the parts of an embedding model."""
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
-    """Returns the content of config.json. Raises `ServiceError` if the directory has none or if it is invalid."""
+    """Returns the content of config.json. Raises `ServiceError` if the directory has none or if it is invalid.
+
+    In a directory of sentence-transformers the architecture is that of the decoder without its head: such a model gives
+    embeddings, and its checkpoint may lack the head whatever its config says.
+    """
     path = model_dir / "config.json"
     if not path.is_file():
         raise ServiceError(
             "invalid_value", f"{model_dir} is not a model directory: it has no config.json.", param="model"
         )
-    return read_json(path)
+    config = read_json(path)
+    if (model_dir / SENTENCE_MODULES).is_file():
+        config["architectures"] = [without_head(str(name)) for name in config.get("architectures") or []]
+    return config
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -37,6 +48,15 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ServiceError("invalid_value", f"{path} must hold a JSON object.", param="model")
     return value
+
+
+def read_json_list(path: Path) -> list[dict[str, Any]]:
+    """Returns the JSON list of objects in a file, [] if there is no file. Raises `ServiceError` for other content."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]]) if path.is_file() else []
+    except msgspec.MsgspecError as error:
+        told = f"{path} must hold a JSON list of objects: {error}"
+        raise ServiceError("invalid_value", told, param="model") from error
 
 
 def weight_file_bytes(model_dir: Path) -> int:

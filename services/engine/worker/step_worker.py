@@ -5,7 +5,7 @@ not use this class, because it keeps more of its state on the device.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -18,10 +18,12 @@ from services.engine.worker.host_cache import copy_blocks
 from services.engine.worker.inputs import FlatStep, flatten
 from services.engine.worker.kv_cache import KvPlan, allocate_kv_cache
 from services.engine.worker.memory import HeapGuard
+from services.engine.worker.pooling import PoolingRows
 from services.engine.worker.profile import StepBounds
 from services.engine.worker.state_table import StateTable
 from shared.config import EngineSettings
 from shared.grammar import Grammar
+from shared.pooling import PoolingKind
 
 _CPU = torch.device("cpu")
 
@@ -39,6 +41,10 @@ class StateSpec:
     eos: frozenset[int]
     configuration: str
     """See `EngineFacts.configuration`."""
+    embedding_size: int
+    """See `EngineFacts.embedding_size`."""
+    pooling_kind: PoolingKind
+    """See `EngineFacts.pooling_kind`."""
 
 
 class StepWorker(ABC):
@@ -83,7 +89,12 @@ class StepWorker(ABC):
         """Copies blocks and updates the state table. Returns the step to compute; None if the plan computes nothing."""
         copy_blocks(plan, self._cache, self._host_cache)
         self._table.apply(plan)
-        return None if plan.empty else flatten(plan, self._table, self._facts.block_size)
+        self._pooling.join(plan)
+        if plan.empty:
+            return None
+        step = flatten(plan, self._table, self._facts.block_size)
+        spans = self._pooling.spans(plan)
+        return replace(step, spans=spans) if len(spans) else step
 
     def _after_step(self) -> None:
         """Limits the growth of the heap. Subclasses call it when a step has ended."""
@@ -125,7 +136,11 @@ class StepWorker(ABC):
             self._prompt_tokens(),
             configuration=spec.configuration,
             computes_on_host=spec.device.type == "cpu",
+            embedding_size=spec.embedding_size,
+            pooling_kind=spec.pooling_kind,
+            generates=description.has_head,
         )
+        self._pooling = PoolingRows(spec.embedding_size)
         self._table = StateTable(
             settings.max_num_seqs, kv.max_model_len, block_size, vocab_size, spec.eos, self._grammars.processor
         )

@@ -29,9 +29,10 @@ from services.engine.worker.configuration import configuration_hash, torch_backe
 from services.engine.worker.dtypes import choose_cache_dtype, choose_torch_dtype
 from services.engine.worker.inputs import FlatStep
 from services.engine.worker.model_files import eos_token_ids, read_config, weight_file_bytes
+from services.engine.worker.pooling import NO_SUMS, pooling_kind, span_sums, with_vectors
 from services.engine.worker.profile import bytes_per_context_token
 from services.engine.worker.prompt_logprobs import ReportedLogits, packed, report_logits
-from services.engine.worker.sampler import NOTHING_SAMPLED, Sampled, sample
+from services.engine.worker.sampler import NOTHING_SAMPLED, sample
 from services.engine.worker.step_worker import StateSpec, StepWorker
 from services.engine.worker.weights import load_weights
 from shared.config import EngineSettings, SettingsError
@@ -63,7 +64,18 @@ class TorchWorker(StepWorker):
         self._shape = AttentionShape(settings.block_size, bytes_per_slot, self._dtype, self._device, slopes)
         eos = eos_token_ids(model_dir, self._description)
         configuration = configuration_hash(model_dir, torch_backend(self._device), self._dtype, cache_dtype)
-        self._prepare_state(StateSpec(settings, self._description, cache_dtype, self._device, eos, configuration))
+        self._prepare_state(
+            StateSpec(
+                settings,
+                self._description,
+                cache_dtype,
+                self._device,
+                eos,
+                configuration,
+                embedding_size=self._model.embedding_size,
+                pooling_kind=pooling_kind(model_dir),
+            )
+        )
         if self._device.type == "cuda":
             # Makes the allocator return cached memory to the device instead of exceeding the share.
             torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_utilization, self._device)
@@ -79,7 +91,19 @@ class TorchWorker(StepWorker):
         step = self._begin(plan)
         if step is None:
             return StepResult(plan.step)
-        sampled, reported = self._computed(step)
+        logits, sums = self._computed(step)
+        return with_vectors(self._result(plan, step, logits), self._pooling.take(plan, sums))
+
+    def _result(self, plan: StepPlan, step: FlatStep, logits: Tensor | None) -> StepResult:
+        """Returns the sampled tokens and the log probabilities of prompts. `logits`: see `_computed`."""
+        if logits is None:
+            return StepResult(plan.step)
+        num_samples = len(step.rows)
+        reported = self._reported(step, logits[num_samples:])
+        if not num_samples:
+            return NOTHING_SAMPLED.result(plan.step, reported)
+        batch = self._table.sampling(step.rows, step.offsets)
+        sampled = sample(logits[:num_samples], self._table.with_adjustments(batch, step.rows, step.offsets))
         if step.has_guesses:
             return replace(accept(plan, sampled, self._table), prompt_logprobs=reported)
         self._table.append(step.rows, sampled.token_ids)
@@ -95,23 +119,24 @@ class TorchWorker(StepWorker):
     def _context_token_bytes(self, num_tokens: int) -> int:
         return bytes_per_context_token(num_tokens, self._description, self._dtype)
 
-    def _computed(self, step: FlatStep) -> tuple[Sampled, tuple[PromptLogprobs, ...]]:
-        """Computes a step. Returns the sampled tokens and the log probabilities of prompts."""
+    def _computed(self, step: FlatStep) -> tuple[Tensor | None, NDArray[np.float32]]:
+        """Returns the logits of `logit_tokens`, None if there are none, and the sums of hidden states of `spans`."""
         inputs = self._tensor(step.ids), self._tensor(step.positions), self._step_inputs(step)
+        if len(step.spans):
+            hidden, logits = self._model.hidden_and_logits(*inputs, self._tensor(step.logit_tokens))
+            return logits if len(step.logit_tokens) else None, span_sums(hidden, step.spans).cpu().numpy()
         if not len(step.logit_tokens):
             self._model.forward(*inputs)
-            return NOTHING_SAMPLED, ()
+            return None, NO_SUMS
         every = len(step.logit_tokens) == len(step.ids) and step.report is None
-        logits = self._model.step_logits(*inputs, None if every else self._tensor(step.logit_tokens))
-        num_samples, reported = len(step.rows), ()
-        if step.report is not None:
-            token_ids = self._tensor(step.report.token_ids)
-            found = report_logits(logits[num_samples:], token_ids, step.report.num_top)
-            reported = packed(step.report, ReportedLogits(*(values.cpu() for values in found)))
-        if not num_samples:
-            return NOTHING_SAMPLED, reported
-        batch = self._table.sampling(step.rows, step.offsets)
-        return sample(logits[:num_samples], self._table.with_adjustments(batch, step.rows, step.offsets)), reported
+        return self._model.step_logits(*inputs, None if every else self._tensor(step.logit_tokens)), NO_SUMS
+
+    def _reported(self, step: FlatStep, logits: Tensor) -> tuple[PromptLogprobs, ...]:
+        """Returns the log probabilities of prompts that the step reports, from the logits of their tokens."""
+        if step.report is None:
+            return ()
+        found = report_logits(logits, self._tensor(step.report.token_ids), step.report.num_top)
+        return packed(step.report, ReportedLogits(*(values.cpu() for values in found)))
 
     def _step_inputs(self, step: FlatStep) -> StepInputs:
         attention = {

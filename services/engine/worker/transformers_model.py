@@ -27,6 +27,7 @@ from shared.errors import ServiceError
 
 _ATTENTION = "antiphon_paged"
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
+_CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 _CHANGING_ROPES = {"dynamic", "longrope"}
 """Rotary embeddings whose frequencies depend on the sequence length, so that cached keys would become wrong."""
 _FOREIGN = ("s_aux", "position_bias", "head_mask")
@@ -101,8 +102,13 @@ def _attention(
 class TransformersModel:
     """A `LanguageModel` that runs a model of transformers."""
 
-    def __init__(self, model: Any, description: DecoderDescription) -> None:
-        self._model, self.description = model, description
+    def __init__(self, model: Any, description: DecoderDescription, embedding_size: int) -> None:
+        self._model, self.description, self._embedding_size = model, description, embedding_size
+
+    @property
+    def embedding_size(self) -> int:
+        """See `LanguageModel`."""
+        return self._embedding_size
 
     def forward(self, ids: Tensor, positions: Tensor, step: StepInputs) -> None:
         """See `LanguageModel`."""
@@ -112,6 +118,15 @@ class TransformersModel:
         """See `LanguageModel`."""
         attending = _Paged(step, self.description.sliding_windows)
         return _run(self._model, ids, positions, attending, 0 if tokens is None else tokens)
+
+    def hidden_and_logits(
+        self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `LanguageModel`."""
+        attending = _Paged(step, self.description.sliding_windows)
+        hidden, logits = _run_with_hidden(self._model, ids, positions, attending, tokens)
+        assert hidden is not None, "embedding_size is not 0, so the trial run gave hidden states"
+        return hidden, logits
 
 
 def load_transformers_model(
@@ -129,19 +144,25 @@ def load_transformers_model(
     if config.get("auto_map") and not trust_remote_code and config.get("model_type") not in CONFIG_MAPPING:
         raise _refusal(names, "its code comes with the model, and is run with --trust-remote-code only")
     try:
-        model = _load(model_dir, dtype, trust_remote_code).to(device).eval()
+        model, has_head = _load(model_dir, config, dtype, trust_remote_code)
+        model = model.to(device).eval()
         trial = _Trial()
         token = torch.zeros(1, dtype=torch.int64, device=device)
         with torch.inference_mode():
-            _run(model, token, token, trial, 0)
-        return TransformersModel(model, _describe(config, model.config.get_text_config(), trial.layers))
+            hidden, _ = _run_with_hidden(model, token, token, trial, 0)
+        description = _describe(config, model.config.get_text_config(), trial.layers)
+        description = replace(description, has_head=has_head)
+        return TransformersModel(model, description, 0 if hidden is None else hidden.shape[-1])
     except ServiceError as error:
         raise _refusal(names, error.message.removeprefix("config.json: ")) from error
     except Exception as error:  # exceptions of foreign modelling code have no common base class
         raise _refusal(names, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
 
 
-def _load(model_dir: Path, dtype: torch.dtype, trusted: bool) -> Any:
+def _load(model_dir: Path, fields: Mapping[str, Any], dtype: torch.dtype, trusted: bool) -> tuple[Any, bool]:
+    """Returns the model, and whether its checkpoint has a language model head."""
+    if any(str(name).endswith(_CLASSIFIERS) for name in fields.get("architectures") or []):
+        raise config_error("classification heads are not supported.")
     config = AutoConfig.from_pretrained(model_dir, trust_remote_code=trusted)
     model_class = _model_class(config, model_dir, trusted)
     if model_class is None or config.is_encoder_decoder:
@@ -156,9 +177,20 @@ def _load(model_dir: Path, dtype: torch.dtype, trusted: bool) -> Any:
     if rope in _CHANGING_ROPES:
         raise config_error(f"positions scaled by {rope!r} change with the length.")
     AttentionInterface.register(_ATTENTION, _attention)
-    return AutoModelForCausalLM.from_pretrained(
-        model_dir, config=config, dtype=dtype, attn_implementation=_ATTENTION, trust_remote_code=trusted
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        model_dir,
+        config=config,
+        dtype=dtype,
+        attn_implementation=_ATTENTION,
+        trust_remote_code=trusted,
+        output_loading_info=True,
     )
+    model, info = loaded
+    missing = sorted(info["missing_keys"])
+    lacks = [name for name in missing if name.startswith(f"{model.base_model_prefix}.")]
+    if lacks:
+        raise config_error(f"its checkpoint lacks {', '.join(lacks[:5])}.")
+    return model, not missing
 
 
 def _model_class(config: Any, model_dir: Path, trusted: bool) -> Any:
@@ -182,6 +214,28 @@ def _run(model: Any, ids: Tensor, positions: Tensor, attending: _Attending, keep
         antiphon_attention=attending,
     )
     return output.logits[0].to(torch.float32)
+
+
+def _run_with_hidden(
+    model: Any, ids: Tensor, positions: Tensor, attending: _Attending, keep: int | Tensor
+) -> tuple[Tensor | None, Tensor]:
+    """Returns the output of the model below its head [num_tokens, hidden], and what `_run` returns.
+
+    The first is None if the model has no such part or if that part has an output of another kind.
+    """
+    seen: list[Any] = []
+    body = model.base_model
+    if body is model:
+        return None, _run(model, ids, positions, attending, keep)
+    hook = body.register_forward_hook(lambda _module, _arguments, output: seen.append(output))
+    try:
+        logits = _run(model, ids, positions, attending, keep)
+    finally:
+        hook.remove()
+    hidden = getattr(seen[0], "last_hidden_state", None) if seen else None
+    if not isinstance(hidden, Tensor) or hidden.shape[:2] != (1, len(ids)):
+        return None, logits
+    return hidden[0], logits
 
 
 def _describe(config: Mapping[str, Any], text: Any, layers: Mapping[int, _LayerFacts]) -> DecoderDescription:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from msgspec.structs import replace
+from numpy.typing import NDArray
 from torch import Tensor
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
@@ -46,6 +47,7 @@ from services.engine.worker.device_sampler import Chosen, DeviceSampler, Guesses
 from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
 from services.engine.worker.kv_cache import KvPlan, context_length
 from services.engine.worker.model_files import eos_token_ids, read_config
+from services.engine.worker.pooling import NO_SUMS, PoolingRows, pooling_kind, span_sums, with_vectors
 from services.engine.worker.profile import largest_step
 from services.engine.worker.prompt_logprobs import PromptReport, ReportedLogits, packed, report_logits
 from services.engine.worker.sampler import NOTHING_SAMPLED, Sampled
@@ -57,6 +59,7 @@ from services.engine.worker.weights import load_weights
 from shared.config import EngineSettings
 from shared.grammar import Grammar
 from shared.messages import PromptLogprobs
+from shared.pooling import PoolingKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,23 @@ class _UnderWay:
         return () if self.report is None or self.reported is None else packed(self.report, self.reported)
 
 
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """The sums of a launched step's hidden states (`PoolingRows.spans`) on the host, complete when `arrived` is.
+
+    `values` is None if the step has no spans.
+    """
+
+    plan: StepPlan
+    values: Tensor | None = None
+    arrived: "torch.cuda.Event | None" = None
+
+    def wait(self) -> NDArray[np.float32]:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return NO_SUMS if self.values is None else self.values.numpy()
+
+
 class TritonWorker:
     """A `PipelinedWorker` for GPUs."""
 
@@ -115,7 +135,10 @@ class TritonWorker:
         self._windows = tuple(dict.fromkeys(self._description.sliding_windows))
         group = self._description.num_heads // self._description.num_kv_heads
         self._heads = Heads(group, self._dtype.itemsize)
+        self._pooling_kind: PoolingKind = pooling_kind(model_dir)
         self._under_way: deque[_UnderWay | StepResult] = deque()
+        self._sums: deque[_Sums] = deque()
+        """Of the steps in `_under_way`, in the same order."""
         self._graphs: DecodeGraphs | None = None
         eos = eos_token_ids(model_dir, self._description)
         self._grammars = grammar_compiler(settings, eos, self._description.vocab_size)
@@ -148,10 +171,12 @@ class TritonWorker:
         """See `PipelinedWorker`."""
         self._blocks.carry_out(plan)
         self._table.apply(plan)
+        self._pooling.join(plan)
         for sequence in plan.new:
             self._num_known[sequence.row] = len(sequence.token_ids)
         if plan.empty:
             self._under_way.append(StepResult(plan.step))
+            self._sums.append(_Sums(plan))
             return
         self._sampler.join(plan.new, self._table)
         self._staging.begin()
@@ -160,15 +185,19 @@ class TritonWorker:
         placed = place(step, self._tables, self._windows, self._heads, self._staging, size)
         sampling = self._stage_sampling(step)
         self._send(plan)
-        if not len(step.logit_tokens):
-            self._forward(placed)
+        logits = self._compute(plan, placed, size, needs_logits=len(step.logit_tokens) > 0)
+        if logits is None:
             self._under_way.append(StepResult(plan.step))
             return
-        logits = self._logits(placed) if size is None or self._graphs is None else self._graphs.replay(size)
         self._choose(plan, step, logits, sampling, self._reported(step, placed, logits))
 
     def collect(self) -> StepResult:
         """See `PipelinedWorker`."""
+        result = self._collect_samples()
+        sums = self._sums.popleft()
+        return with_vectors(result, self._pooling.take(sums.plan, sums.wait()))
+
+    def _collect_samples(self) -> StepResult:
         step = self._under_way.popleft()
         if isinstance(step, StepResult):
             return step
@@ -181,6 +210,7 @@ class TritonWorker:
     def close(self) -> None:
         """See `ModelWorker`."""
         self._under_way.clear()
+        self._sums.clear()
         del self._graphs, self._model, self._blocks, self._sampler, self._staging, self._tables, self._table
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -226,7 +256,11 @@ class TritonWorker:
             num_host_blocks,
             computes_on_host=self._device.type == "cpu",
             configuration=self._configuration,
+            embedding_size=d.hidden_size,
+            pooling_kind=self._pooling_kind,
+            generates=d.has_head,
         )
+        self._pooling = PoolingRows(d.hidden_size)
         self._table = StateTable(rows, kv.max_model_len, block_size, d.vocab_size, eos, self._grammars.processor)
         self._num_known = np.zeros(rows, dtype=np.int64)
 
@@ -277,9 +311,27 @@ class TritonWorker:
         self._staging.upload()
         scatter_words(self._tables, staged[0], staged[1])
 
-    def _forward(self, step: DeviceStep) -> None:
+    def _compute(
+        self, plan: StepPlan, step: DeviceStep, size: GraphSize | None, *, needs_logits: bool
+    ) -> Tensor | None:
+        """Runs the model. Starts the copy of the sums of hidden states. Returns the logits; None unless needed."""
+        spans = self._pooling.spans(plan)
+        if len(spans):
+            hidden = self._forward(step)
+            self._sums.append(_Sums(plan, self._begin_copy(span_sums(hidden, spans)), self._copies_end()))
+            if not needs_logits:
+                return None
+            assert step.logit_tokens is not None, "the tokens of spans need no logits"
+            return self._model.logits(hidden.index_select(0, step.logit_tokens))
+        self._sums.append(_Sums(plan))
+        if needs_logits:
+            return self._logits(step) if size is None or self._graphs is None else self._graphs.replay(size)
+        self._forward(step)
+        return None
+
+    def _forward(self, step: DeviceStep) -> Tensor:
         known_ids(step.ids, step.sources, self._sampler.last)
-        self._model.forward(step.ids, step.positions, self._step_inputs(step))
+        return self._model.forward(step.ids, step.positions, self._step_inputs(step))
 
     def _logits(self, step: DeviceStep) -> Tensor:
         known_ids(step.ids, step.sources, self._sampler.last)
@@ -307,10 +359,7 @@ class TritonWorker:
         chosen = None
         if sampling is not None:
             chosen = self._to_host(self._sampler.choose(logits[: len(step.rows)], sampling, guesses))
-        arrived = None
-        if self._device.type == "cuda":
-            arrived = torch.cuda.Event()
-            arrived.record()
+        arrived = self._copies_end()
         places = step.rows if guesses is not None else self._table.reserve(step.rows)
         launched = _UnderWay(plan, step.rows, places, sampling, chosen, step.report, reported, arrived)
         self._under_way.append(launched if guesses is None else self._accept(launched))
@@ -341,6 +390,14 @@ class TritonWorker:
         if top is not None:
             top = top[0], self._begin_copy(top[1]), self._begin_copy(top[2])
         return Chosen(self._begin_copy(chosen.tokens), self._begin_copy(chosen.logprobs), top)
+
+    def _copies_end(self) -> "torch.cuda.Event | None":
+        """Returns an event that occurs when the copies begun so far are complete; None on a CPU."""
+        if self._device.type != "cuda":
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event
 
     def _begin_copy(self, values: Tensor) -> Tensor:
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=self._device.type == "cuda")

@@ -105,28 +105,30 @@ def tokenize(body: TokenizeBody, card: ModelCard, request_id: str) -> Generation
 
 
 def prompts(
-    prompt: str | list[str | int | list[int]] | None, vocab_size: int
+    prompt: str | list[str | int | list[int]] | None,
+    vocab_size: int,
+    param: str = "prompt",
+    number_max: int = limits.PROMPTS_MAX,
 ) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """Returns the prompts as texts and as lists of token ids; one of the two is empty. Raises ServiceError."""
+    """Returns the prompts as texts and as lists of token ids; one of the two is empty.
+
+    Raises ServiceError that names `param`, also for more than `number_max` prompts.
+    """
     if prompt is None:
-        missing("prompt")
+        missing(param)
     if isinstance(prompt, str):
         return (prompt,), ()
     texts = tuple(item for item in prompt if isinstance(item, str))
     lists = tuple(tuple(item) for item in prompt if isinstance(item, list))
     ids = tuple(item for item in prompt if isinstance(item, int))
     if len(prompt) not in (len(texts), len(lists), len(ids)):
-        refuse("prompt", "must hold only texts, only token ids or only lists of token ids")
+        refuse(param, "must hold only texts, only token ids or only lists of token ids")
     token_ids = (ids,) if ids else lists
     for one in token_ids:
-        check_token_ids(one, vocab_size, "prompt")
-    _check_number_of_prompts(len(texts) + len(token_ids))
+        check_token_ids(one, vocab_size, param)
+    if not 1 <= len(texts) + len(token_ids) <= number_max:
+        refuse(param, f"must hold between 1 and {number_max} {param}s")
     return texts, token_ids
-
-
-def _check_number_of_prompts(number: int) -> None:
-    if not 1 <= number <= limits.PROMPTS_MAX:
-        refuse("prompt", f"must hold between 1 and {limits.PROMPTS_MAX} prompts")
 
 
 def _chat_logprobs(body: ChatBody, most: int) -> int | None:
@@ -231,7 +233,7 @@ def _request(
         detokenize=detokenize,
         truncate_prompt_tokens=rules.prompt_truncation(body.truncate_prompt_tokens, card.max_model_len),
         cache_salt=_cache_salt(body),
-        priority=_priority(body),
+        priority=check_priority(body.priority),
         bad_word_texts=token_constraints(body).bad_word_texts,
         grammar_param="" if structure is None else structure.param,
     )
@@ -259,8 +261,9 @@ def _cache_salt(body: GenerationFields) -> bytes:
     return salt.encode()
 
 
-def _priority(body: GenerationFields) -> int:
-    priority = given(body.priority, 0)
+def check_priority(value: int | None) -> int:
+    """Returns a request's priority, 0 by default. Raises ServiceError if it does not fit into a message."""
+    priority = given(value, 0)
     if not -_INT32 <= priority < _INT32:
         refuse("priority", "must be a 32-bit integer")
     return priority

@@ -90,6 +90,7 @@ _PREFIXES: Mapping[str, Unsupported] = {
 """All names with one of these prefixes are unsupported."""
 _ELSEWHERE: Mapping[str, str] = {
     "messages": "Conversations go to /v1/chat/completions.",
+    "input": "Texts to embed go to /v1/embeddings.",
     "prompt": "Prompts go to /v1/completions.",
     "tokens": "Token ids go to /detokenize.",
 }

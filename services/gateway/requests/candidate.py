@@ -23,8 +23,8 @@ class PlacementClient(Protocol):
         """The engine has accepted the sequence. If the stream was not opened (`open_failure`), it must be rebuilt."""
         ...
 
-    def on_unplaced(self, index: int, engine: Address, detokenizer: Address, attempt: int) -> None:
-        """The placement failed. The client tells both members to drop the sequence and queues the sequence again."""
+    def on_unplaced(self, index: int, engine: Address, detokenizer: Address | None, attempt: int) -> None:
+        """The placement failed. The client tells the members to drop the sequence and queues the sequence again."""
         ...
 
     def fail(self, error: ServiceError) -> None:
@@ -56,9 +56,18 @@ class Candidate:
         choices = self.orders.choices(self.index)
         return {one.engine for one in choices if one.engine is not None and one.phase is not Phase.DONE}
 
-    def messages(self) -> tuple[Submit, OpenStream]:
-        """Returns the messages to the engine and the detokenizer of the sequence, which must have been chosen."""
-        return self.orders.submit(self.index), self.orders.open_stream(self.index)
+    @property
+    def has_text(self) -> bool:
+        """Whether the sequence needs a detokenizer."""
+        return self.orders.request.pooling is None
+
+    def submit(self) -> Submit:
+        """Returns the message to the sequence's engine, which must have been chosen."""
+        return self.orders.submit(self.index)
+
+    def open_stream(self) -> OpenStream:
+        """Returns the message to the sequence's detokenizer, which must have been chosen."""
+        return self.orders.open_stream(self.index)
 
 
 def candidates_of(client: PlacementClient, orders: RequestMessages, number: int) -> list[Candidate]:

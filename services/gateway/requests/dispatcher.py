@@ -118,17 +118,18 @@ class Dispatcher:
             candidate.near(),
             joins=candidate.joins_siblings,
         )
-        detokenizer = self._router.choose_detokenizer(detokenizers, model, candidate.avoid)
-        if engine is None or detokenizer is None:
+        detokenizer = None
+        if candidate.has_text:
+            detokenizer = self._router.choose_detokenizer(detokenizers, model, candidate.avoid)
+        if engine is None or (candidate.has_text and detokenizer is None):
             return None
         self.queue.withdraw(candidate.ticket)
-        to_engine, to_detokenizer = (
-            Address(engine.id, engine.instance_id),
-            Address(detokenizer.id, detokenizer.instance_id),
-        )
+        to_engine, to_detokenizer = Address(engine.id, engine.instance_id), None
+        if detokenizer is not None:
+            to_detokenizer = Address(detokenizer.id, detokenizer.instance_id)
+            self._router.stream_opened(to_detokenizer, sequence.sequence_id)
         sequence.start_placement(to_engine, to_detokenizer, now)
         self._router.record_dispatch(engine, sequence.sequence_id, candidate.num_tokens, candidate.hashes)
-        self._router.stream_opened(to_detokenizer, sequence.sequence_id)
         return Placement(candidate, to_engine, to_detokenizer, sequence.attempt, self._settled)
 
     def _unable(self, model: str, now: float) -> ServiceError | None:
@@ -150,9 +151,9 @@ class Dispatcher:
         to_engines: dict[Address, list[tuple[Placement, Submit]]] = defaultdict(list)
         to_detokenizers: dict[Address, list[tuple[Placement, OpenStream]]] = defaultdict(list)
         for placement in placed:
-            submit, stream = placement.candidate.messages()
-            to_engines[placement.engine].append((placement, submit))
-            to_detokenizers[placement.detokenizer].append((placement, stream))
+            to_engines[placement.engine].append((placement, placement.candidate.submit()))
+            if placement.detokenizer is not None:
+                to_detokenizers[placement.detokenizer].append((placement, placement.candidate.open_stream()))
         # Streams are sent first, so that a stream is usually open when the first tokens of its sequence arrive.
         for detokenizer, streams in to_detokenizers.items():
             for part, data in _batches(streams, limits.OPEN_BATCH_MAX, OpenBatch):
@@ -198,7 +199,7 @@ class Dispatcher:
         self.pump()
 
     def _settled(self, placement: "Placement") -> None:
-        """Handles the result of a placement, when engine and detokenizer have both answered or timed out."""
+        """Handles the result of a placement, when its members have answered or timed out."""
         candidate, sequence = placement.candidate, placement.candidate.sequence
         if sequence.attempt != placement.attempt or sequence.engine != placement.engine:
             return  # the request has ended meanwhile
@@ -228,13 +229,16 @@ class Dispatcher:
 
 
 class Placement:
-    """One placement in progress. Calls `settled` when the results of `OpenBatch` and `SubmitBatch` are both known."""
+    """One placement in progress. Calls `settled` when the results of `SubmitBatch` and `OpenBatch` are known.
+
+    Without a detokenizer (a pooling sequence) there is no `OpenBatch`.
+    """
 
     def __init__(
         self,
         candidate: Candidate,
         engine: Address,
-        detokenizer: Address,
+        detokenizer: Address | None,
         attempt: int,
         settled: "Callable[[Placement], None]",
     ) -> None:
@@ -242,7 +246,7 @@ class Placement:
         self.open_failure: Failure | None = None
         self.submit_failure: Failure | None = None
         self._settled = settled
-        self._outcomes_left = 2
+        self._outcomes_left = 1 if detokenizer is None else 2
 
     def opened(self, failure: Failure | None) -> None:
         """Records the detokenizer's answer; None: the stream is open."""

@@ -66,7 +66,6 @@ class RequestMessages:
     def submit(self, index: int) -> Submit:
         """Returns the message that runs a sequence, with its tokens so far as output. It must have a placement."""
         request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
-        assert sequence.detokenizer is not None
         choices = self.choices(index)
         params = sequence_params(request.params, index % request.num_sequences, prompt, self.card)
         if not sequence.needs_prompt_logprobs:
@@ -76,7 +75,7 @@ class RequestMessages:
             sequence.attempt,
             host.id,
             host.instance_id,
-            host.subjects.detokenizer_tokens(*sequence.detokenizer),
+            self._sink(sequence),
             prompt.packed,
             params,
             pack_ids(sequence.token_ids),
@@ -86,14 +85,23 @@ class RequestMessages:
             choices[0].sequence_id if len(choices) > 1 else "",
             request.trace_headers.get("traceparent", ""),
             request.trace_headers.get("tracestate", ""),
+            request.pooling,
         )
 
     def retarget(self, index: int) -> Retarget:
-        """Returns the message that sends the tokens which the gateway lacks to the sequence's current detokenizer."""
+        """Returns the message that sends the tokens which the gateway lacks to the sequence's current detokenizer.
+
+        For a pooling sequence, the message that sends its vector to this gateway again.
+        """
         sequence = self.sequences[index]
+        return Retarget(sequence.sequence_id, sequence.attempt, self._sink(sequence), len(sequence.token_ids))
+
+    def _sink(self, sequence: SequenceState) -> str:
+        host = self._host
+        if self.request.pooling is not None:
+            return host.subjects.gateway_tokens(host.id, host.instance_id)
         assert sequence.detokenizer is not None
-        sink = self._host.subjects.detokenizer_tokens(*sequence.detokenizer)
-        return Retarget(sequence.sequence_id, sequence.attempt, sink, len(sequence.token_ids))
+        return host.subjects.detokenizer_tokens(*sequence.detokenizer)
 
 
 def sequence_id(request_id: str, index: int) -> str:

@@ -1,6 +1,7 @@
 """Prepares a request's prompts as token ids (tokenizers convert text) and the sampling parameters of its sequences."""
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -55,10 +56,12 @@ async def prepare(peers: ServiceClients, request: GenerationRequest, card: Model
     count = request.num_sequences * sum(prompt.num_tokens for prompt in prompts)
     if count > limits.REQUEST_TOKENS_MAX:
         told = f"All sequences of the request would have {count} prompt tokens, more than {limits.REQUEST_TOKENS_MAX}."
-        param = param_of_number(request.n, request.num_sequences)
+        param = request.prompt_name(0) if request.pooling else param_of_number(request.n, request.num_sequences)
         raise ServiceError("invalid_value", f"{told} Reduce '{param}' or the prompts.", param=param)
-    if not all(prompt.num_tokens for prompt in prompts):
-        raise ServiceError("invalid_value", "The prompt has no tokens.", param="prompt")
+    for index, prompt in enumerate(prompts):
+        if not prompt.num_tokens:
+            name = request.prompt_name(index)
+            raise ServiceError("invalid_value", f"The text of '{name}' has no tokens.", param=name)
     if request.params.prompt_logprobs is not None:
         _check_prompt_logprobs(prompts, request.params.prompt_logprobs)
     return Prepared(prompts, _with_bad_words(request.params, bad_words))
@@ -68,11 +71,16 @@ async def _converted(
     peers: ServiceClients, request: GenerationRequest, card: ModelCard, block_size: int
 ) -> tuple[list[Prompt], tuple[bytes, ...]]:
     """Returns the prompts, and the packed token ids of the words in `bad_word_texts`."""
-    given = [_given(ids, request, card, block_size) for ids in request.token_ids]
+    given = [
+        _given(ids, request.prompt_name(index), request, card, block_size)
+        for index, ids in enumerate(request.token_ids)
+    ]
     if given and request.params.grammar is None and not request.bad_word_texts:
         return given, ()
-    each = [replace(request, messages=one, conversations=()) for one in request.conversations] or [request]
-    replies = await asyncio.gather(*(_tokenized(peers, one, card, block_size) for one in each))
+    parts, replies = list(_parts(request)), list[TokenizeReply]()
+    for first in range(0, len(parts), limits.TOKENIZE_REQUESTS_MAX):
+        some = parts[first : first + limits.TOKENIZE_REQUESTS_MAX]
+        replies += await asyncio.gather(*(_tokenized(peers, part, card, block_size) for part in some))
     return given or [prompt for reply in replies for prompt in _prompts(reply)], replies[0].bad_words
 
 
@@ -131,6 +139,8 @@ def tokenize_message(
         grammar_param=request.grammar_param,
         truncate_prompt_tokens=request.truncate_prompt_tokens,
         suffix=request.suffix,
+        generates=request.pooling is None,
+        prompt_names=request.prompt_names,
     )
 
 
@@ -149,15 +159,40 @@ def sequence_params(params: SamplingParams, choice: int, prompt: Prompt, card: M
     return msgspec.structs.replace(own, end_token_ids=prompt.end_token_ids) if prompt.end_token_ids else own
 
 
-def _given(ids: tuple[int, ...], request: GenerationRequest, card: ModelCard, block_size: int) -> Prompt:
+def _parts(request: GenerationRequest) -> Iterator[GenerationRequest]:
+    """Yields the request with some of its prompts at a time: as many as one `TokenizeRequest` may have.
+
+    A request whose prompts are token ids is one part, which has a grammar or words to convert.
+    """
+    if not request.texts and not request.conversations:
+        yield request
+    for messages in request.conversations:
+        yield replace(request, messages=messages, conversations=())
+    first, texts = 0, request.texts
+    while first < len(texts):
+        end = first + _num_fitting(texts[first : first + limits.PROMPTS_MAX], len(request.suffix))
+        yield replace(request, texts=texts[first:end], prompt_names=request.prompt_names[first:end])
+        first = end
+
+
+def _num_fitting(texts: Sequence[str], suffix_size: int) -> int:
+    """Returns how many of the first texts, each with its suffix, fit into TOKENIZE_CHARS_MAX; at least one."""
+    size = 0
+    for number, text in enumerate(texts):
+        size += len(text) + suffix_size
+        if number and size > limits.TOKENIZE_CHARS_MAX:
+            return number
+    return len(texts)
+
+
+def _given(ids: tuple[int, ...], name: str, request: GenerationRequest, card: ModelCard, block_size: int) -> Prompt:
     if not ids:
-        raise ServiceError("invalid_value", "'prompt' must not be empty.", param="prompt")
+        raise ServiceError("invalid_value", f"'{name}' must not be empty.", param=name)
     bad = next((i for i in ids if not 0 <= i < card.vocab_size), None)
     if bad is not None:
-        raise ServiceError(
-            "invalid_value", f"'prompt' holds the token id {bad}, outside the vocabulary.", param="prompt"
-        )
+        raise ServiceError("invalid_value", f"'{name}' holds the token id {bad}, outside the vocabulary.", param=name)
     ids = truncated(ids, request.truncate_prompt_tokens, request.params.max_tokens, card.max_model_len)
-    check_context(len(ids), request.params.max_tokens, card.max_model_len, "prompt")
+    generates = request.pooling is None
+    check_context(len(ids), request.params.max_tokens, card.max_model_len, name, generates=generates)
     packed = pack_ids(ids)
     return Prompt(packed, chain_hashes(packed, block_size, request.cache_salt) if block_size else b"")

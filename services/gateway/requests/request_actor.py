@@ -26,7 +26,7 @@ from shared.actors.host import Host
 from shared.actors.presence import Members
 from shared.codec import unpack_ids
 from shared.errors import CODES, ServiceError
-from shared.messages import SequenceMark, TextEvent
+from shared.messages import SequenceMark, TextEvent, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +139,25 @@ class RequestActor:
                 return
             self._emit(index, sequence, event, delta)
 
+    def on_vector(self, index: int, event: TokenEvent, engine: Address) -> None:
+        """Applies the event of pooling sequence `index`. The caller must call `Dispatcher.pump` afterwards."""
+        sequence = self.sequences[index]
+        if not sequence.apply_vector(event, engine, self._now()):
+            return
+        if event.finish_reason == "error":
+            self.fail(_engine_error(event))
+            return
+        self._push(
+            sequence,
+            SequenceUpdate(
+                index,
+                "",
+                finish_reason=event.finish_reason,
+                num_cached_tokens=sequence.num_cached_tokens,
+                vector=event.vector,
+            ),
+        )
+
     def on_mark(self, index: int, mark: SequenceMark, engine: Address) -> None:
         """Handles the engine's report of the progress of sequence `index`."""
         sequence = self.sequences[index]
@@ -230,12 +249,12 @@ class RequestActor:
             self.fail(open_failure)
         elif sequence.phase is Phase.RUNNING:
             assert sequence.engine is not None
-            assert sequence.detokenizer is not None
             self._parts.watch.touch(sequence.engine, sequence.sequence_id, now)
             if open_failure is not None:
+                assert sequence.detokenizer is not None
                 self._repair(index, {sequence.detokenizer})
 
-    def on_unplaced(self, index: int, engine: Address, detokenizer: Address, attempt: int) -> None:
+    def on_unplaced(self, index: int, engine: Address, detokenizer: Address | None, attempt: int) -> None:
         """See PlacementClient."""
         sequence = self.sequences[index]
         if self._over or sequence.phase is not Phase.PLACING:
@@ -270,8 +289,14 @@ class RequestActor:
             self._spawn(self._rebuild(index, refused or set()), index)
 
     async def _rebuild(self, index: int, refused: set[Address]) -> None:
-        """Opens the stream again, if possible on its detokenizer, and has the engine send the missing tokens."""
+        """Opens the stream again, if possible on its detokenizer, and has the engine send the missing tokens.
+
+        A pooling sequence has no stream: the engine sends its vector again.
+        """
         sequence = self.sequences[index]
+        if self.request.pooling is not None:
+            await self._retarget(index)
+            return
         while not self._over and sequence.phase is Phase.RUNNING:
             detokenizer = self._detokenizer_for(sequence, refused)
             if detokenizer is None:
@@ -371,13 +396,17 @@ class RequestActor:
     # --- the end ---
 
     def _emit(self, index: int, sequence: SequenceState, event: TextEvent, delta: Delta) -> None:
-        self._updates.append(
+        self._push(
+            sequence,
             SequenceUpdate(
                 index, delta.text, delta.token_ids, delta.logprobs, delta.text_offset, event.finish_reason,
                 event.stop_reason, sequence.num_cached_tokens, sequence.cumulative_logprob, delta.prompt_logprobs,
-            )
+            ),
         )  # fmt: skip
-        if event.finish_reason is not None:
+
+    def _push(self, sequence: SequenceState, update: SequenceUpdate) -> None:
+        self._updates.append(update)
+        if update.finish_reason is not None:
             self._left -= 1
             self._forget_place(sequence, sequence.engine, sequence.detokenizer)
             self._spawn(self._settle(sequence))
@@ -416,6 +445,6 @@ class RequestActor:
         return None if at is None else at - self._started_at
 
 
-def _engine_error(event: TextEvent) -> ServiceError:
+def _engine_error(event: TextEvent | TokenEvent) -> ServiceError:
     code = event.error_code if event.error_code in CODES else "engine_failure"
     return ServiceError(code, event.error_message or "The engine could not go on with this request.")

@@ -16,7 +16,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from shared import limits
-from shared.messages import FinishReason, PositionLogprobs, SequenceMark, TextEvent
+from shared.messages import FinishReason, PositionLogprobs, SequenceMark, TextEvent, TokenEvent
 
 
 class Phase(Enum):
@@ -65,7 +65,10 @@ class Delta:
 
 @dataclass(slots=True)
 class SequenceState:
-    """The gateway's record of one sequence. `engine` and `detokenizer` are None while the sequence has no placement."""
+    """The gateway's record of one sequence. `engine` and `detokenizer` are None while the sequence has no placement.
+
+    A pooling sequence never has a detokenizer.
+    """
 
     sequence_id: str
     num_prompt_logprobs: int = 0
@@ -92,8 +95,8 @@ class SequenceState:
     behind_since: float | None = None
     counters: dict[str, int] = field(default_factory=lambda: {"stale": 0, "gap": 0, "diverged": 0, "rebuilt": 0})
 
-    def start_placement(self, engine: Address, detokenizer: Address, now: float) -> int:
-        """Starts a placement on these two members. Returns the new attempt."""
+    def start_placement(self, engine: Address, detokenizer: Address | None, now: float) -> int:
+        """Starts a placement on these members. Returns the new attempt."""
         assert self.phase is Phase.WAITING, self.phase
         self.phase = Phase.PLACING
         self.attempt += 1
@@ -178,6 +181,18 @@ class SequenceState:
         self.num_reported += len(new)
         self.progress_at = now
         return ApplyResult.APPLIED, Delta("", (), (), self.text_length, new)
+
+    def apply_vector(self, event: TokenEvent, engine: Address, now: float) -> bool:
+        """Applies the only event of a pooling sequence. Returns False for an event of another placement or a repeat."""
+        stale = self.phase in (Phase.WAITING, Phase.DONE) or event.attempt != self.attempt or engine != self.engine
+        if stale or event.finish_reason is None:
+            self._count("stale", ApplyResult.STALE)
+            return False
+        self.phase, self.finish_reason = Phase.DONE, event.finish_reason
+        self.num_cached_tokens = event.num_cached_tokens
+        self.progress_at = now
+        self.behind_since = None
+        return True
 
     def report_progress(self, mark: SequenceMark, now: float) -> bool:
         """Takes in the engine's report of the sequence's progress. Returns whether output is missing in the gateway."""

@@ -103,6 +103,18 @@ def test_what_is_missing_is_downloaded_and_no_weights_twice(online: Hub) -> None
     assert model_directory(EngineSettings(model=NAME, revision="v1")).name == COMMITS["v1"]
 
 
+def test_of_the_subdirectories_only_the_one_about_pooling_is_downloaded(online: Hub) -> None:
+    online.files[COMMITS["main"]] |= {
+        "1_Pooling/config.json": b"{}",
+        "onnx/config.json": b"{}",
+        "1_Dense/a.json": b"{}",
+    }
+    directory = model_directory(EngineSettings(model=NAME))
+    assert (directory / "1_Pooling" / "config.json").is_file()
+    assert not (directory / "onnx").exists()
+    assert not (directory / "1_Dense").exists()
+
+
 def test_weights_in_the_older_format_are_taken_where_there_are_no_others(online: Hub) -> None:
     del online.files[COMMITS["main"]]["model.safetensors"]
     assert "pytorch_model.bin" in names(model_directory(EngineSettings(model=NAME)))

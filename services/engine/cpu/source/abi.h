@@ -20,7 +20,7 @@ struct antiphon_Spec {
 
 // A step: `num_tokens` tokens of `num_sequences` sequences, one sequence after the other.
 struct antiphon_Step {
-  int64_t num_tokens, num_sequences, num_logits, num_rows, table_width;
+  int64_t num_tokens, num_sequences, num_logits, num_rows, table_width, num_spans;
   const int64_t* ids;  // [num_tokens], or -1 - i for `best[i]` of the last step that had logits
   const int64_t* positions;
   const int64_t* query_start_loc;  // [num_sequences + 1]
@@ -31,6 +31,8 @@ struct antiphon_Step {
   int64_t* best;                   // [num_logits] the most likely token, the first of equal ones
   float* best_logit;               // [num_logits]
   float* log_total;                // [num_logits] log of the sum of exp(logit)
+  const int64_t* spans;            // [num_spans][2] first and end: tokens of the step after which none is sampled
+  float* sums;                     // [num_spans][hidden_size] sums of the spans' hidden states behind the final norm
 };
 
 // A matrix [out][in] of 8 or 4 bits; quantized.h explains the kinds. Its memory is not needed after the call.

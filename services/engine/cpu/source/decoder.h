@@ -41,7 +41,8 @@ class Decoder {
   // of it takes once such steps have filled it.
   long reserve(long tokens, long logits) {
     const long before = Memory::live();
-    make_room(tokens, logits);
+    asked_most_ = logits;
+    make_room(tokens, logits, logits);
     asked_buffers_.rows(spec_, std::min(tokens, logits));
     head_buffers_.prepare(logits, weights.head.matrix.panels);
     prepare_own(can_go_by_rows() ? rows_apart_most() : 0);
@@ -66,10 +67,12 @@ class Decoder {
   NormKind norm_kind() const { return (NormKind)spec_.norm; }
   Activation activation() const { return (Activation)spec_.activation; }
 
-  void make_room(long tokens, long logits) {
+  // `asked`: number of tokens whose final hidden states are requested, those with logits included. If there are more
+  // than `reserve` provided for, the last layer is computed for all tokens, in the memory of the other layers.
+  void make_room(long tokens, long logits, long asked) {
     tokens_ = tokens;
     all_ = all_buffers_.rows(spec_, tokens_);
-    asked_ = logits < tokens_ ? asked_buffers_.rows(spec_, logits) : all_;
+    asked_ = asked < tokens_ && asked <= std::max(logits, asked_most_) ? asked_buffers_.rows(spec_, asked) : all_;
     qkv_ = qkv_buffer_.rows(tokens_, q_size() + 2 * kv_size());
     queries_ = query_buffer_.rows(tokens_ * spec_.num_heads, shape_.width).data;
     sampled_ = sampled_buffer_.rows(std::max(logits, 1L), spec_.hidden_size);
@@ -80,7 +83,8 @@ class Decoder {
 
   // Allocates all memory that the step needs and lists its attention tiles, before the threads start.
   void prepare(const antiphon_Step& step) {
-    make_room(step.num_tokens, step.num_logits);
+    list_asked_tokens(step);
+    make_room(step.num_tokens, step.num_logits, (long)asked_tokens_.size());
     head_.reset(step.num_logits
                     ? new Head<T>(weights.head.matrix, spec_.logits_softcap, step, head_buffers_, given_.data())
                     : nullptr);
@@ -162,7 +166,7 @@ class Decoder {
         row_blocks_.push_back({&span, first, heads * (part + 1) / parts - first, 0});
       }
     }
-    list_asked(step);
+    list_asked();
   }
 
   // Returns into how many tiles the heads of a single token are divided: as few as keep all threads busy until the end.
@@ -172,11 +176,22 @@ class Decoder {
     return std::min(std::max(least, 8 * pool_.threads() / std::max(lone, 1L)), spec_.num_kv_heads);
   }
 
-  // Lists the tiles of the last layer. Tokens whose logits are not requested only need their keys and values there.
-  // Tiles of single tokens are listed in any case, because they write the keys and values of their token.
-  void list_asked(const antiphon_Step& step) {
+  // Lists the tokens whose final hidden states are requested: first those with logits, then those of the spans.
+  void list_asked_tokens(const antiphon_Step& step) {
+    asked_tokens_.assign(step.logit_tokens, step.logit_tokens + step.num_logits);
+    for (long i = 0; i < step.num_spans; i++)
+      for (int64_t t = step.spans[2 * i]; t < step.spans[2 * i + 1]; t++) asked_tokens_.push_back(t);
+  }
+
+  // Lists the tiles of the last layer. Tokens that are not requested only need their keys and values there. Tiles of
+  // single tokens are listed in any case, because they write the keys and values of their token.
+  void list_asked() {
+    if (!asked_tokens_.empty() && asked_.count == tokens_) {
+      asked_blocks_ = row_blocks_;
+      return;
+    }
     std::vector<char> asked(tokens_);
-    for (long i = 0; i < step.num_logits; i++) asked[step.logit_tokens[i]] = 1;
+    for (const int64_t t : asked_tokens_) asked[t] = 1;
     asked_blocks_.clear();
     for (const Tile& tile : row_blocks_) {
       const long first = tile.span->first + tile.first_row / group();
@@ -204,20 +219,39 @@ class Decoder {
       layers_by_rows(thread);
     else
       layers(thread);
-    if (!head_) return;
+    if (asked_tokens_.empty()) return;
     if (asked_.count < tokens_)
-      each(asked_.count, [&](long i) { copy_row(spec_, all_, step.logit_tokens[i], asked_, i); });
+      each(asked_.count, [&](long i) { copy_row(spec_, all_, asked_tokens_[i], asked_, i); });
     after_attention(weights.layers.back(), asked_);
+    if (step.num_spans) add_spans(step);
+    if (!head_) return;
     pool_.share(step.num_logits, 1, [&](long first, long last) {
       for (long i = first; i < last; i++)
-        apply_norm(weights.final_norm, norm_kind(), spec_.norm_eps, asked_.hidden.row(place(step, i)), sampled_.row(i),
+        apply_norm(weights.final_norm, norm_kind(), spec_.norm_eps, asked_.hidden.row(place(i)), sampled_.row(i),
                    spec_.hidden_size);
     });
     head_->run(pool_, sampled_, kept_.as<float>());
   }
 
-  // Returns the row of `asked_` that has the token of a sample.
-  long place(const antiphon_Step& step, long i) const { return asked_.count < tokens_ ? i : step.logit_tokens[i]; }
+  // Returns the row of `asked_` that has the token `asked_tokens_[i]`.
+  long place(long i) const { return asked_.count < tokens_ ? i : asked_tokens_[i]; }
+
+  // Adds up the final hidden states of each span, in the order of its tokens. Overwrites their rows.
+  void add_spans(const antiphon_Step& step) {
+    pool_.share(step.num_spans, 1, [&](long first, long last) {
+      for (long s = first; s < last; s++) {
+        long i = step.num_logits;
+        for (const int64_t* span = step.spans; span < step.spans + 2 * s; span += 2) i += span[1] - span[0];
+        float* sum = step.sums + s * spec_.hidden_size;
+        std::fill(sum, sum + spec_.hidden_size, 0.0f);
+        for (long left = step.spans[2 * s + 1] - step.spans[2 * s]; left > 0; left--, i++) {
+          float* row = asked_.hidden.row(place(i));
+          apply_norm(weights.final_norm, norm_kind(), spec_.norm_eps, row, row, spec_.hidden_size);
+          for (long d = 0; d < spec_.hidden_size; d++) sum[d] += row[d];
+        }
+      }
+    });
+  }
 
   // Computes all layers up to the attention of the last one.
   void layers(int thread) {
@@ -370,13 +404,15 @@ class Decoder {
   ExpertBuffers<T> expert_buffers_;
   HeadBuffers head_buffers_;
   Memory kept_;
-  Batch<T> all_, asked_;  // rows of all tokens; of the tokens after which one is sampled
+  Batch<T> all_, asked_;  // rows of all tokens; of the tokens whose final hidden states are requested
   Rows<float> qkv_, angles_;
   Inputs<T> sampled_;
   TermOf<T>* queries_ = nullptr;
   std::vector<int64_t> given_;  // the most likely tokens of the last step that had logits
   std::vector<Span> spans_;
   std::vector<long> span_of_;  // the span of each token
+  std::vector<int64_t> asked_tokens_;
+  long asked_most_ = 0;  // number of rows that `reserve` provided for requested tokens
   std::vector<Tile> row_blocks_, asked_blocks_;
   bool all_alone_ = false;
   Memory tiles_;  // `tile_bytes_` for each thread

@@ -1,0 +1,10 @@
+"""The APIs that answer with vectors or with scores made of them: embeddings, score, rerank.
+
+| module      | contents                                                                              |
+|-------------|---------------------------------------------------------------------------------------|
+| `endpoints` | the routes: decode a body, run the request, encode the answer                         |
+| `schemas`   | the bodies of the requests                                                            |
+| `requests`  | converts a body to a `GenerationRequest` with pooling: defaults, ranges, limits       |
+| `runner`    | runs a request and collects its vectors                                               |
+| `answers`   | scores from vectors, and the bodies of the answers                                    |
+"""

@@ -1,0 +1,69 @@
+"""Scores from vectors, and the bodies of the answers. Pure.
+
+The functions that work on many vectors are generators that yield after each: the caller lets other requests run between
+two of them.
+"""
+
+import base64
+from collections.abc import Iterator, Sequence
+from operator import mul
+from typing import Any, Literal
+
+import msgspec
+
+from shared.pooling import unpack_vector
+
+_encode = msgspec.json.Encoder().encode
+
+
+def embedding_items(vectors: Sequence[bytes], encoding: str) -> Iterator[bytes]:
+    """Yields the JSON of each item of `data`. `encoding`: `float`, or `base64` of little-endian float32."""
+    for index, vector in enumerate(vectors):
+        shown = base64.b64encode(vector).decode() if encoding == "base64" else unpack_vector(vector).tolist()
+        yield _encode({"object": "embedding", "index": index, "embedding": shown})
+
+
+def embeddings(head: dict[str, Any], items: Sequence[bytes], num_tokens: int) -> bytes:
+    """Returns the body of `/v1/embeddings`."""
+    return _encode(head | {"object": "list", "data": list(map(msgspec.Raw, items)), "usage": _usage(num_tokens)})
+
+
+def cosines(first: Sequence[bytes], second: Sequence[bytes]) -> Iterator[float]:
+    """Yields the cosine of each pair of vectors of length one. A single first vector is paired with each second one."""
+    ours = [unpack_vector(vector) for vector in first]
+    for index, vector in enumerate(second):
+        yield sum(map(mul, ours[index if len(ours) > 1 else 0], unpack_vector(vector)))
+
+
+def scores(head: dict[str, Any], values: Sequence[float], num_tokens: int) -> bytes:
+    """Returns the body of `/v1/score`."""
+    data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(values)]
+    return _encode(head | {"object": "list", "data": data, "usage": _usage(num_tokens)})
+
+
+def ranking(
+    head: dict[str, Any], values: Sequence[float], num_tokens: int, top_n: int | None, documents: Sequence[str] | None
+) -> bytes:
+    """Returns the body of `/v1/rerank`: the best documents first, equal ones in the order of the request.
+
+    `documents`: texts to put into the results; None: the results have none.
+    """
+    order = sorted(range(len(values)), key=lambda index: -values[index])[:top_n]
+    results = [
+        {
+            "index": index,
+            **({} if documents is None else {"document": {"text": documents[index]}}),
+            "relevance_score": values[index],
+        }
+        for index in order
+    ]
+    return _encode(head | {"results": results, "usage": _usage(num_tokens)})
+
+
+def head(prefix: Literal["embd", "score", "rerank"], request_id: str, created: int, model: str) -> dict[str, Any]:
+    """Returns the members that all answers begin with."""
+    return {"id": f"{prefix}-{request_id}", "created": created, "model": model}
+
+
+def _usage(num_tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}

@@ -1,0 +1,55 @@
+"""The bodies of requests for embeddings, scores and reranking. None means the default; `requests` checks the values."""
+
+import msgspec
+
+
+class PoolingFields(msgspec.Struct, kw_only=True):
+    """Fields that the bodies have in common. `pooling` and `priority` are extensions of this server."""
+
+    model: str | None = None
+    pooling: str | None = None
+    """`last`, `mean` or `cls`, see `shared.pooling`. The default depends on the model."""
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+
+
+class EmbeddingBody(PoolingFields, kw_only=True):
+    """Body of `/v1/embeddings`: one or several inputs, as text or token ids."""
+
+    input: str | list[str | int | list[int]] | None = None
+    """A text, a list of texts, a list of token ids, or a list of such lists."""
+    encoding_format: str | None = None
+    """`float` (default) or `base64`."""
+    dimensions: int | None = None
+    """Number of leading components to keep. The shortened vector is scaled to length one again."""
+    normalize: bool | None = None
+    """Whether vectors are scaled to length one (default)."""
+
+
+class ScoreBody(PoolingFields, kw_only=True):
+    """Body of `/v1/score`: pairs of texts. One `text_1` is paired with each `text_2`; lists are paired item by item."""
+
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+
+
+class Document(msgspec.Struct, kw_only=True):
+    """A document given as an object. Other members of the object are ignored, and returned only as far as `text`."""
+
+    text: str
+
+
+class RerankBody(PoolingFields, kw_only=True):
+    """Body of `/v1/rerank`: a query, and documents to order by how well they match it."""
+
+    query: str | None = None
+    documents: list[str | Document] | None = None
+    top_n: int | None = None
+    """Number of results; the default is all documents."""
+    return_documents: bool | None = None
+    """Whether results have the documents' texts (default)."""
+
+
+EMBEDDING_DECODER = msgspec.json.Decoder(EmbeddingBody)
+SCORE_DECODER = msgspec.json.Decoder(ScoreBody)
+RERANK_DECODER = msgspec.json.Decoder(RerankBody)
