@@ -6,8 +6,8 @@ import msgspec
 
 from services.engine.core.plan import SampledLogprobs
 from services.engine.core.request import Outcome
+from shared import limits
 from shared.codec import TOKEN_BYTES
-from shared.limits import PROMPT_LOGPROBS_TOKENS_MAX
 from shared.messages import PromptLogprobs, TokenEvent, TokenLogprobs, TopLogprob
 
 
@@ -16,7 +16,9 @@ def token_events(outcome: Outcome, sequence_id: str, attempt: int) -> list[Token
 
     The outcome's own id is the core's, which combines sequence id and attempt.
     """
-    events = [prompt_event(sequence_id, attempt, outcome.position, part) for part in prompt_parts(outcome)]
+    prompt = [
+        TokenEvent(sequence_id, attempt, outcome.position, (), prompt_logprobs=part) for part in _prompt_parts(outcome)
+    ]
     tokens = TokenEvent(
         sequence_id,
         attempt,
@@ -29,17 +31,12 @@ def token_events(outcome: Outcome, sequence_id: str, attempt: int) -> list[Token
         outcome.cumulative_logprob,
         vector=outcome.vector,
     )
-    return [*events, tokens]
+    return [*prompt, tokens]
 
 
-def prompt_event(sequence_id: str, attempt: int, position: int, part: PromptLogprobs) -> TokenEvent:
-    """Returns the event of one part of a prompt's log probabilities, to be sent before the tokens at `position`."""
-    return TokenEvent(sequence_id, attempt, position, (), prompt_logprobs=part)
-
-
-def prompt_parts(outcome: Outcome) -> Iterator[PromptLogprobs]:
+def _prompt_parts(outcome: Outcome) -> Iterator[PromptLogprobs]:
     """Returns the log probabilities of the prompt in parts of at most `PROMPT_LOGPROBS_TOKENS_MAX` tokens."""
-    size = PROMPT_LOGPROBS_TOKENS_MAX * TOKEN_BYTES  # also the size of as many float32
+    size = limits.PROMPT_LOGPROBS_TOKENS_MAX * TOKEN_BYTES  # also the size of as many float32
     for part in outcome.prompt_logprobs:
         for first in range(0, len(part.token_ids), size):
             own, top = slice(first, first + size), slice(first * part.num_top, (first + size) * part.num_top)

@@ -210,6 +210,7 @@ def _join(earlier: Outcome, later: Outcome) -> Outcome:
         position=earlier.position,
         token_ids=earlier.token_ids + later.token_ids,
         logprobs=earlier.logprobs + later.logprobs,
+        prompt_logprobs=earlier.prompt_logprobs + later.prompt_logprobs,
     )
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from services.engine.events import prompt_event
 from shared import limits
 from shared.messages import PromptLogprobs, SequenceMark, SequenceRef, Submit, SubmitStatus, TokenEvent, TokenLogprobs
 
@@ -158,7 +157,7 @@ class SequenceTable:
         start = max(position, entry.first_position) - entry.first_position
         last = entry.last
         prompt = [
-            prompt_event(entry.sequence_id, entry.attempt, entry.first_position, part)
+            TokenEvent(entry.sequence_id, entry.attempt, entry.first_position, (), prompt_logprobs=part)
             for part in ([] if start else entry.prompt_logprobs)
         ]
         tokens = TokenEvent(

@@ -267,7 +267,8 @@ class EngineCoreMachine(RuleBasedStateMachine):
             assert plan == StepPlan(plan.step)
             assert self.in_flight or not self.live, "work to do, none of it planned, and nothing to wait for"
             return
-        assert sum(share.num_prompt_logprobs for share in plan.scheduled) <= self.num_reports
+        reports = sum(share.num_prompt_logprobs for share in plan.scheduled)
+        assert reports == plan.num_prompt_logprobs <= self.num_reports
         waits = oldest is not None and oldest.beams and not oldest.num_in_flight and not oldest.num_unscheduled_tokens
         if oldest and not waits and not self.in_flight and self.limits.enable_chunked_prefill:
             assert oldest.num_in_flight == 1, "the oldest running sequence was passed over"

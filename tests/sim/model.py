@@ -9,8 +9,11 @@ from array import array
 from collections import deque
 from dataclasses import dataclass
 
-from services.engine.core.plan import EngineFacts, SampledLogprobs, StepPlan, StepResult
+from services.engine.core.plan import EngineFacts, SampledLogprobs, ScheduledSequence, StepPlan, StepResult
+from shared.codec import pack_ids
+from shared.messages import PromptLogprobs
 from shared.pooling import PoolingKind
+from shared.sampling import SamplingParams
 
 VOCABULARY = 256
 EMBEDDING_SIZE = 8
@@ -42,6 +45,15 @@ class HashModel:
         """The vector of a pooling sequence."""
         digest = hashlib.sha256(f"{self.name}/{kind}/".encode() + bytes(tokens)).digest()
         return array("f", digest[:EMBEDDING_SIZE]).tobytes()
+
+    def candidates(self, tokens: list[int], count: int) -> list[tuple[int, float]]:
+        """The likeliest tokens of a beam search after `tokens`, best first, with their log probabilities."""
+        digest = hashlib.sha256(f"{self.name}/candidates/".encode() + bytes(tokens)).digest()
+        found = [32 + (digest[0] + 7 * number) % 90 for number in range(count)]
+        if digest[3] < 8 * self.ends:
+            found[digest[4] % count] = EOS
+        best, step = (digest[1] + 1) / 256, (digest[2] + 1) / 256
+        return [(token_id, -best - step * number) for number, token_id in enumerate(found)]
 
 
 @dataclass(frozen=True)
@@ -80,6 +92,31 @@ def pooled_reference(model: HashModel, prompt: list[int], kind: PoolingKind) -> 
     return Reference((), "", "stop", vector=model.vector(prompt, kind))
 
 
+def beam_references(model: HashModel, prompt: list[int], width: int, max_tokens: int) -> list[Reference]:
+    """The results of a beam search, best first."""
+    running: list[tuple[float, list[int]]] = [(0.0, [])]
+    finished: list[tuple[float, list[int]]] = []
+    for length in range(1, max_tokens + 1):
+        found = [
+            (total + logprob, [*output, token])
+            for total, output in running
+            for token, logprob in model.candidates(prompt + output, width + 1)
+        ]
+        found.sort(key=lambda one: -one[0])
+        ended = [one[1][-1] == EOS or length == max_tokens for one in found]
+        finished += [
+            (total / length, output) for (total, output), ends in zip(found[:width], ended, strict=False) if ends
+        ]
+        finished = sorted(finished, key=lambda one: -one[0])[:width]
+        running = [one for one, ends in zip(found, ended, strict=True) if not ends][:width]
+        if not running or (len(finished) == width and running[0][0] / length <= finished[-1][0]):
+            break
+    return [
+        Reference(tuple(output), whole_text(output), "stop" if output[-1] == EOS else "length")
+        for _, output in finished
+    ]
+
+
 def whole_text(token_ids: list[int]) -> str:
     """The text of output tokens; an unfinished character at the end is a replacement character."""
     return bytes(token_ids).decode("utf-8", "replace")
@@ -113,6 +150,7 @@ class HashWorker:
         """Positions of which the row's present sequence has had hidden states, from the first on."""
         self._rows: dict[int, list[int]] = {}
         self._salts: dict[int, int] = {}
+        self._params: dict[int, SamplingParams] = {}
         self.num_computed = 0
 
     def facts(self) -> EngineFacts:
@@ -131,6 +169,9 @@ class HashWorker:
             if new.pooling is not None:
                 assert new.pooling.kind is not None
                 self._pooling[new.row] = new.pooling.kind
+            self._params[new.row] = new.params
+        reports = tuple(self._prompt_report(share) for share in plan.scheduled if share.num_prompt_logprobs)
+        logprobs: list[tuple[SampledLogprobs, ...]] = []
         sampled: list[tuple[int, ...]] = []
         vectors: list[bytes] = []
         for scheduled in plan.scheduled:
@@ -144,13 +185,27 @@ class HashWorker:
             if scheduled.samples:
                 tokens = self._rows[scheduled.row]
                 assert scheduled.start + scheduled.num_tokens == len(tokens)
+                logprobs.append((self._logprobs(scheduled.row),))
                 token = self._model.next_token(tokens, self._salts[scheduled.row])
                 tokens.append(token)
                 sampled.append((token,))
-        logprobs = tuple(
-            (SampledLogprobs(-1.0, (65, 66, 67, 68, 69, 70), (-1.0, -2.0, -3.0, -4.0, -5.0, -6.0)),) for _ in sampled
-        )
-        return StepResult(plan.step, tuple(sampled), logprobs, vectors=tuple(vectors))
+        return StepResult(plan.step, tuple(sampled), tuple(logprobs), prompt_logprobs=reports, vectors=tuple(vectors))
+
+    def _logprobs(self, row: int) -> SampledLogprobs:
+        params = self._params[row]
+        if params.beam is None:
+            return SampledLogprobs(-1.0, (65, 66, 67, 68, 69, 70), (-1.0, -2.0, -3.0, -4.0, -5.0, -6.0))
+        assert params.logprobs is not None
+        token_ids, logprobs = zip(*self._model.candidates(self._rows[row], params.logprobs), strict=True)
+        return SampledLogprobs(-1.0, token_ids, logprobs)
+
+    def _prompt_report(self, share: ScheduledSequence) -> PromptLogprobs:
+        count, num_top = share.num_prompt_logprobs, self._params[share.row].prompt_logprobs or 0
+        token_ids = self._rows[share.row][share.start + 1 : share.start + 1 + count]
+        return PromptLogprobs(
+            share.start + 1, pack_ids(token_ids), bytes(4 * count), num_top,
+            pack_ids([65] * count * num_top), bytes(4 * count * num_top),
+        )  # fmt: skip
 
     def close(self) -> None:
         self._rows.clear()

@@ -6,11 +6,14 @@
 import random
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.requests.prompts import sequence_params
+from services.gateway.requests.prompts import Prompt, sequence_params
+from shared.codec import pack_ids
 from shared.pooling import PoolingParams
-from shared.sampling import SamplingParams
-from tests.sim.model import HashModel, Reference, pooled_reference, reference
+from shared.sampling import BeamParams, SamplingParams
+from tests.sim.model import HashModel, Reference, beam_references, pooled_reference, reference
 
 LOAD_S = 4.0
 """Requests arrive within this time."""
@@ -33,8 +36,13 @@ PATTERNS = (
     "antiphon.v2.gw.*.*.txt",
     "antiphon.v2.gw.*.*.tok",
 )
-SMALL_MESSAGES = {"BUS_PAYLOAD_BYTES": 1200, "STREAM_EVENT_TOKENS_MAX": 4, "TOKENIZE_CHARS_MAX": 100}
-SMALL_BUFFERS = {"OUTBOUND_BYTES_MAX": 1500}
+SMALL_MESSAGES = {
+    "BUS_PAYLOAD_BYTES": 1200,
+    "STREAM_EVENT_TOKENS_MAX": 4,
+    "TOKENIZE_CHARS_MAX": 100,
+    "PROMPT_LOGPROBS_TOKENS_MAX": 4,
+}
+SMALL_BUFFERS = {"OUTBOUND_BYTES_MAX": 1500, "PROMPT_LOGPROBS_TOKENS_MAX": 4}
 KINDS = ("kill", "freeze", "cut", "outage", "drop", "duplicate", "delay", "slow", "drain")
 WEIGHTS = (4, 4, 3, 1, 4, 2, 3, 2, 2)
 
@@ -117,8 +125,11 @@ class Load:
         found = []
         for prompt in self.prompts:
             tokens = list(prompt.encode())
+            if self.params.beam is not None:
+                found += beam_references(model, tokens, self.params.beam.width, self.params.max_tokens)[: self.n]
+                continue
             for choice in range(self.n):
-                params = sequence_params(self.params, choice, len(tokens), card)
+                params = sequence_params(self.params, choice, Prompt(pack_ids(tokens), b""), card)
                 salt = params.seed if params.temperature else 0
                 most = min(params.max_tokens, MAX_MODEL_LEN - len(tokens))
                 found.append(reference(model, tokens, salt, most, self.stop, self.include_stop))
@@ -126,9 +137,10 @@ class Load:
 
     def __str__(self) -> str:
         sizes = [len(prompt) for prompt in self.prompts]
-        extra = f" n={self.n}" * (self.n > 1) + f" stop={self.stop!r}" * bool(self.stop)
-        if self.pooling is not None:
-            extra += f" {self.pooling}"
+        extra = f" beams={self.params.beam}" * (self.params.beam is not None)
+        extra += f" prompt logprobs={self.params.prompt_logprobs}" * (self.params.prompt_logprobs is not None)
+        extra += f" n={self.n}" * (self.n > 1) + f" stop={self.stop!r}" * bool(self.stop)
+        extra += f" {self.pooling}" * (self.pooling is not None)
         if self.cancel_after_s is not None:
             extra += f" cancel after {self.cancel_after_s:.2f} s"
         where = f"{self.at_s:6.3f} s  r{self.number} at gateway{self.gateway}"
@@ -197,6 +209,8 @@ def draw_plan(seed: int) -> Plan:
     gateways = sum(member.kind == "gateway" for member in members)
     count = draw.choice([2, 6, 12, 20])
     loads = tuple(_draw_load(draw, number, gateways, models) for number in range(count))
+    # Drawn apart, so that the rest of a seed's plan stays what it was.
+    loads = tuple(_draw_more(random.Random(f"more {seed}/{load.number}"), load, max_num_seqs) for load in loads)
     faults = _draw_faults(draw, members)
     return replace(plan, loads=tuple(sorted(loads, key=lambda load: load.at_s)), faults=faults)
 
@@ -245,6 +259,21 @@ def _draw_load(draw: random.Random, number: int, gateways: int, models: tuple[Ha
         stop = text[start : start + draw.choice([1, 2, 4])]
         if "\ufffd" not in stop:
             load = replace(load, stop=stop, include_stop=draw.random() < 0.3)
+    return load
+
+
+def _draw_more(draw: random.Random, load: Load, max_num_seqs: int) -> Load:
+    """The load, or in its place a beam search or one that asks for log probabilities of its prompts."""
+    kind = draw.choice(["", "", "", "", "beams", "prompt"])
+    if load.pooling is not None:
+        return load
+    if kind == "prompt":
+        params = msgspec.structs.replace(load.params, prompt_logprobs=draw.choice([0, 1]))
+        return replace(load, params=params)
+    if kind == "beams" and not load.stop:
+        beam = BeamParams(draw.choice([2, min(3, max_num_seqs)]))
+        params = msgspec.structs.replace(load.params, temperature=0.0, max_tokens=draw.choice([1, 4, 8]), beam=beam)
+        return replace(load, params=params, n=2)
     return load
 
 

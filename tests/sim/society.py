@@ -58,6 +58,8 @@ class Answer:
 
     texts: dict[int, str] = field(default_factory=dict)
     token_ids: dict[int, list[int]] = field(default_factory=dict)
+    prompts: dict[int, list[int]] = field(default_factory=dict)
+    """The tokens of prompts whose log probabilities were reported, by the sequence that reported them."""
     finish: dict[int, str] = field(default_factory=dict)
     stop_reason: dict[int, str | int | None] = field(default_factory=dict)
     vectors: dict[int, bytes] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class Answer:
     def add(self, update: SequenceUpdate) -> None:
         assert not self.ends, "an update after the end"
         assert update.index not in self.finish, "an update after the sequence's end"
+        self.prompts.setdefault(update.index, []).extend(one.chosen.token_id for one in update.prompt_logprobs)
         self.texts[update.index] = self.texts.get(update.index, "") + update.text
         self.token_ids.setdefault(update.index, []).extend(update.token_ids)
         if update.finish_reason:

@@ -261,6 +261,8 @@ class Swarm:
             self.violation(f"{name} has ended {answer.ends} times")
         for index, expected in enumerate(load.references(self.plan.models[load.model])):
             self._compare(f"{name}-{index}", index, answer, expected, whole)
+        for number, prompt in enumerate(load.prompts):
+            self._compare_prompt(f"{name}-{number * load.n}", number * load.n, answer, load, prompt)
         if error is not None and not self._explained(answer):
             self.violation(f"{name} failed although nothing explains it: {error.code}: {error}")
 
@@ -274,6 +276,12 @@ class Swarm:
                 self.violation(f"{name} got {got}, not {expected}")
         elif token_ids != expected.token_ids[: len(token_ids)] or not expected.text.startswith(text):
             self.violation(f"{name} got {token_ids} {text!r}, which does not begin {expected}")
+
+    def _compare_prompt(self, name: str, index: int, answer: Answer, load: Load, prompt: str) -> None:
+        wanted = list(prompt.encode()) if load.params.prompt_logprobs is not None else []
+        found, has_output = answer.prompts.get(index, []), bool(answer.token_ids.get(index))
+        if found != (wanted if has_output else wanted[: len(found)]):
+            self.violation(f"{name} got log probabilities of the prompt {found}, not {wanted}")
 
     def _explained(self, answer: Answer) -> bool:
         assert answer.error is not None

@@ -8,7 +8,8 @@ from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.requests.prompts import sequence_params
 from shared import limits
 from shared.messages import TokenEvents
-from shared.sampling import SamplingParams
+from shared.sampling import BeamParams, SamplingParams
+from tests.sim.model import HashModel, beam_references
 from tests.sim.society import Answer, Society, make_tokenizer, next_token
 from tests.support.simulation import run_simulation
 
@@ -311,3 +312,61 @@ def test_choices_whose_engine_dies_go_on_together_on_another(model_dir):
         assert prefill < 2 * 39
 
     simulate(model_dir, scenario, engine=2)
+
+
+BEAM_PROMPT = "a prompt to search from"
+BEAM_PARAMS = SamplingParams(max_tokens=12, temperature=0.0, beam=BeamParams(4))
+
+
+async def beams(society: Society, *, fails: bool = False) -> None:
+    """A beam search; its results are those of the reference. `fails`: whether its engine dies meanwhile."""
+    asked = asyncio.create_task(society.ask(GenerationRequest("r1", "", BEAM_PARAMS, texts=(BEAM_PROMPT,), n=3)))
+    while fails:
+        await asyncio.sleep(0.005)
+        for name in ("engine0", "engine1"):
+            if society.members[name].service.engine.core.counters().num_running == 4:
+                society.kill(name)
+                fails = False
+                break
+    answer = await asked
+    assert answer.error is None, answer.error
+    wanted = beam_references(HashModel(), list(BEAM_PROMPT.encode()), 4, 12)[:3]
+    assert [answer.token_ids[index] for index in range(3)] == [list(one.token_ids) for one in wanted]
+    assert [answer.texts[index] for index in range(3)] == [one.text for one in wanted]
+
+
+def test_the_results_of_a_beam_search_come_from_one_search_on_one_engine(model_dir):
+    async def scenario(society: Society) -> None:
+        await beams(society)
+        computed = sorted(engine.engine.executor.worker.num_computed for engine in society.engines())
+        assert computed == [0, len(BEAM_PROMPT) + 4 * 11]
+
+    simulate(model_dir, scenario, engine=2)
+
+
+def test_a_beam_search_whose_engine_dies_begins_anew_on_another(model_dir):
+    async def scenario(society: Society) -> None:
+        await beams(society, fails=True)
+        (left,) = society.engines()
+        assert left.engine.executor.worker.num_computed == len(BEAM_PROMPT) + 4 * 11
+
+    simulate(model_dir, scenario, engine=2)
+
+
+@pytest.mark.parametrize("subject", ["tok", "txt"])
+def test_lost_log_probabilities_of_a_prompt_are_sent_again(model_dir, subject, monkeypatch):
+    monkeypatch.setattr(limits, "PROMPT_LOGPROBS_TOKENS_MAX", 3)
+
+    async def scenario(society: Society) -> None:
+        fault = society.bus.drop(f"{BUS}.*.*.*.{subject}", 0.5)
+        params = SamplingParams(max_tokens=20, temperature=0.0, prompt_logprobs=1)
+        asked = asyncio.create_task(society.ask(GenerationRequest("r1", "", params, texts=(BEAM_PROMPT,), n=1)))
+        await asyncio.sleep(2.0)
+        fault.remove()
+        answer = await asked
+        assert fault.hits > 0
+        assert answer.error is None, answer.error
+        assert answer.prompts[0] == list(BEAM_PROMPT.encode())
+        assert answer.token_ids[0] == expected(BEAM_PROMPT, 20)
+
+    simulate(model_dir, scenario)

@@ -16,7 +16,6 @@ gives each beam the tokens and KV blocks of the hypothesis that it runs now. Cal
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 
@@ -28,7 +27,7 @@ from services.engine.core.sequence import Sequence, from_spec
 from services.engine.core.stopping import StopRules
 from shared.sampling import BeamParams
 
-_Key = tuple[Any, ...]
+_Key = tuple[str, bytes, tuple[int, ...], bytes]
 
 
 @dataclass(slots=True, eq=False)
@@ -217,7 +216,7 @@ def _key(spec: SequenceSpec) -> _Key:
     assert spec.params.beam is not None
     beam = msgspec.structs.replace(spec.params.beam, rank=0)
     params = msgspec.structs.replace(spec.params, beam=beam)
-    return spec.family or spec.sequence_id, spec.cache_salt, spec.prompt_token_ids, params
+    return spec.family or spec.sequence_id, spec.cache_salt, spec.prompt_token_ids, msgspec.msgpack.encode(params)
 
 
 def _beam_params(member: Sequence) -> BeamParams:

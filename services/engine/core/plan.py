@@ -3,7 +3,9 @@
 A worker keeps a state table with one row (batch slot) for each running sequence, `--max-num-seqs` rows in all. A plan
 holds only changes: a sequence that joins is sent completely and gets a row; for other sequences only new blocks are
 listed. The worker appends each sampled token to the sequence's row itself, so that it already has the input of the next
-step. Token ranges and fields of a scheduled sequence:
+step. For beams of a beam search this token is wrong: the core chooses it, and what it continues, from the reported
+candidates. Each plan therefore frees the rows of the beams that it schedules and fills them anew. Token ranges and
+fields of a scheduled sequence:
 
     [0, start)                  computed before: the KV is in the blocks, or is written by this step for another
                                 sequence that shares the blocks; in each layer, all keys and values of a step are
@@ -104,6 +106,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     """(source block, target block): for a sequence that reuses another's partly filled block and must write into it."""
     num_tokens: int = 0
     """Number of scheduled tokens. At most the token budget, except for a single long prompt without chunked prefill."""
+    num_prompt_logprobs: int = 0
+    """Sum of `ScheduledSequence.num_prompt_logprobs`; at most `prompt_logprob_rows`."""
 
     @property
     def empty(self) -> bool:

@@ -12,6 +12,10 @@ that the core does not know yet from its own row. A sequence's row and blocks ar
 contains the sequence. A sequence in flight is not preempted; planning waits for it instead. When a plan is applied, its
 effect on a sequence is read from the plan itself, so the scheduler keeps no record of earlier plans.
 
+The beams of a beam search (`beam_group`) are scheduled like other sequences, but join and are preempted together: the
+leader waits until there are rows for all of them, and a preempted search begins anew with its leader alone. A sequence
+that wants log probabilities of its prompt computes the whole prompt, in parts whose logits have a bounded size.
+
 Elsewhere: stop conditions and results (`core`), block hashes (`prefix_cache`), what a joining sequence need not compute
 (`reuse`). Called by `core`.
 """
@@ -467,6 +471,7 @@ class Scheduler:
             swap_in=swap_in,
             copies=tuple(draft.copies),
             num_tokens=draft.num_tokens,
+            num_prompt_logprobs=self._prompt_logprobs - draft.prompt_logprobs,
         )
 
     def _leave_running(self, sequence: Sequence) -> None:

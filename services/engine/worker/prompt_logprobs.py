@@ -55,6 +55,8 @@ def report_of(plan: StepPlan, table: StateTable, first_tokens: Integers) -> Prom
 
     `first_tokens`: index of each scheduled sequence's first token in the step. The table must have applied the plan.
     """
+    if not plan.num_prompt_logprobs:
+        return None
     spans: list[tuple[int, int, int]] = []
     tokens: list[Integers] = []
     token_ids: list[Integers] = []
@@ -64,8 +66,6 @@ def report_of(plan: StepPlan, table: StateTable, first_tokens: Integers) -> Prom
             spans.append((position, count, int(table.num_prompt_logprobs[share.row])))
             tokens.append(np.arange(first, first + count))
             token_ids.append(table.token_ids[share.row, position : position + count].astype(np.int64))
-    if not spans:
-        return None
     return PromptReport(tuple(spans), np.concatenate(tokens), np.concatenate(token_ids))
 
 

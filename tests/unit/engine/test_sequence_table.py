@@ -2,7 +2,6 @@
 
 import pytest
 
-from services.engine.events import prompt_event
 from services.engine.sequence_table import SequenceTable, split
 from shared import limits
 from shared.messages import PromptLogprobs, SequenceMark, SequenceRef, Submit, TokenEvent, TokenLogprobs
@@ -66,7 +65,7 @@ def test_the_log_probabilities_of_a_prompt_are_replayed_before_the_first_token()
     table = running()
     parts = [PromptLogprobs(start, bytes(4), bytes(4)) for start in (0, 1)]
     for part in parts:
-        table.append(prompt_event("r-0", 1, 0, part))
+        table.append(TokenEvent("r-0", 1, 0, (), prompt_logprobs=part))
     entry = table.get("r-0", 1)
     assert entry is not None
     assert table.replay(entry, 0) == []

@@ -2,7 +2,7 @@
 
 from services.gateway.requests.sequence_state import Address, ApplyResult, Phase, SequenceState
 from shared import limits
-from shared.messages import SequenceMark, TextEvent
+from shared.messages import PositionLogprobs, SequenceMark, TextEvent, TokenText
 
 ENGINE = Address("e1", "aaaa0000")
 OTHER = Address("e2", "bbbb0000")
@@ -170,3 +170,32 @@ def test_a_sequence_that_is_lost_adelta_and_adelta_ends():
         assert not sequence.retry_limit_reached({ENGINE})
         lose(sequence, ENGINE)
     assert sequence.retry_limit_reached({ENGINE})
+
+
+def of_prompt(start: int, count: int) -> TextEvent:
+    entries = tuple(PositionLogprobs(TokenText(start + index, "x", b"x", -1.0)) for index in range(count))
+    return TextEvent("r-0", 1, 0, (), 0, "", prompt_start=start, prompt_logprobs=entries)
+
+
+def test_the_log_probabilities_of_a_prompt_come_in_order_and_before_the_output():
+    sequence = running()
+    sequence.num_prompt_logprobs = 5
+    assert take(sequence, 0, (5,), 0, "a")[0] is ApplyResult.GAP
+    assert sequence.apply_event(of_prompt(1, 2), ENGINE, 1.0)[0] is ApplyResult.GAP
+    result, delta = sequence.apply_event(of_prompt(0, 3), ENGINE, 1.0)
+    assert result is ApplyResult.APPLIED
+    assert delta is not None
+    assert [one.chosen.token_id for one in delta.prompt_logprobs] == [0, 1, 2]
+    assert sequence.apply_event(of_prompt(0, 3), ENGINE, 1.0) == (ApplyResult.STALE, None)
+    assert take(sequence, 0, (5,), 0, "a")[0] is ApplyResult.GAP
+    _, delta = sequence.apply_event(of_prompt(1, 4), ENGINE, 1.0)
+    assert delta is not None
+    assert [one.chosen.token_id for one in delta.prompt_logprobs] == [3, 4]
+    assert not sequence.needs_prompt_logprobs
+    assert take(sequence, 0, (5,), 0, "a")[0] is ApplyResult.APPLIED
+
+
+def test_an_error_needs_no_log_probabilities_before_it():
+    sequence = running()
+    sequence.num_prompt_logprobs = 5
+    assert take(sequence, 0, (), 0, "", finish="error")[0] is ApplyResult.APPLIED

@@ -31,7 +31,6 @@ ASKED = {
     "include_reasoning": False,
     "verbosity": "low",
     "guided_jason": {},
-    "beam_width": 4,
 }
 OF_ENGINES = {
     "system": "Be brief.",
@@ -69,6 +68,12 @@ HARMLESS = {
 def test_a_suffix_in_chat_is_refused():
     error = refusal(chat, "unsupported_parameter", "suffix", suffix="}")
     assert "/v1/completions" in error.message
+
+
+@pytest.mark.parametrize("read", [completion, chat])
+def test_a_beam_width_is_refused_with_the_fields_to_give_instead(read: Any):
+    error = refusal(read, "unsupported_parameter", "beam_width", beam_width=4)
+    assert error.message.endswith("Give 'use_beam_search' and 'best_of'.")
 
 
 @pytest.mark.parametrize("read", [completion, chat])

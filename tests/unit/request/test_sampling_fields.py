@@ -10,8 +10,9 @@ from services.gateway.openai.schemas import ChatBody, CompletionBody
 from shared.request.sampling_fields import sampling_params
 from shared.sampling import SamplingParams
 
-ENGINE = set(SamplingParams.__struct_fields__) - {"grammar", "end_token_ids"}
-"""All but the grammar, which several fields stand for, and the template's end tokens, which no field does."""
+ENGINE = set(SamplingParams.__struct_fields__) - {"grammar", "beam", "end_token_ids"}
+"""All but the grammar and the beam search, which several fields stand for, and the template's end tokens, which no
+field does."""
 
 
 @pytest.mark.parametrize("body", [CompletionBody, ChatBody])

@@ -1,11 +1,12 @@
 import functools
+import struct
 from typing import Any
 
 import pytest
 
 from shared.codec import pack_ids
 from shared.limits import STREAM_EVENT_TOKENS_MAX
-from shared.messages import OpenStream, TextEvent, TokenEvent, TokenLogprobs, TopLogprob
+from shared.messages import OpenStream, PromptLogprobs, TextEvent, TokenEvent, TokenLogprobs, TopLogprob
 from shared.text.stream import TextStream
 from shared.text.vocabulary import UnknownTokenError, Vocabulary
 from tests.tokenizer_files import byte_level, decoder_of
@@ -221,3 +222,24 @@ def test_a_stream_without_text_has_the_tokens_and_log_probabilities_alone() -> N
 def test_a_stream_without_text_still_knows_the_vocabulary() -> None:
     stream = open_stream(detokenize=False)
     assert feed(stream, (10**6,))[-1].finish_reason == "error"
+
+
+def test_log_probabilities_of_a_prompt_get_their_text_and_move_nothing() -> None:
+    stream = open_stream()
+    first, second, other = letters("abc")
+    part = PromptLogprobs(
+        3, pack_ids([first, second]), struct.pack("<2f", -0.5, -1.5), 1, pack_ids([other, second]),
+        struct.pack("<2f", -0.25, -1.5),
+    )  # fmt: skip
+    [text] = stream.push(event(0, (), prompt_logprobs=part))
+    assert (text.position, text.token_ids, text.text, text.prompt_start) == (0, (), "", 3)
+    chosen = [(one.chosen.token_id, one.chosen.token, one.chosen.logprob) for one in text.prompt_logprobs]
+    assert chosen == [(first, "a", -0.5), (second, "b", -1.5)]
+    assert [[top.token for top in one.top] for one in text.prompt_logprobs] == [["c"], ["b"]]
+    assert feed(stream, letters("ab"))[0].position == 0
+
+
+def test_a_prompt_with_an_unknown_token_ends_the_stream_with_an_error() -> None:
+    part = PromptLogprobs(1, pack_ids([10**6]), struct.pack("<f", -0.5))
+    [text] = open_stream().push(event(0, (), prompt_logprobs=part))
+    assert text.error_code == "engine_failure"

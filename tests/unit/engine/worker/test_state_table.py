@@ -78,7 +78,11 @@ def test_end_tokens_of_the_model_and_of_the_template_are_barred_before_min_token
     for row, ignore_eos, barred in ((0, False, [1, 7, 9]), (1, True, [9])):
         params = SamplingParams(min_tokens=1, stop_token_ids=(9,), end_token_ids=(7, 99), ignore_eos=ignore_eos)
         table.apply(StepPlan(0, new=(NewSequence(row, f"r{row}", (10, 11), 2, (row + 1,), params),)))
-        assert table.sampling(np.array([row]), np.array([0])).barred[0].tolist() == barred
+        rows, offsets = np.array([row]), np.array([0])
+        batch = table.with_adjustments(table.sampling(rows, offsets), rows, offsets)
+        mask = batch.adjustments[0].mask
+        assert mask is not None
+        assert np.flatnonzero(masks.forbidden(mask, 50)).tolist() == barred
 
 
 def test_a_token_that_fills_a_row_to_its_end_is_not_kept() -> None:
