@@ -95,7 +95,7 @@ async def test_a_flat_stream_that_fails_ends_with_an_error_object() -> None:
         ({"prompt": "a", "echo": True}, "echo"),
         ({"prompt": "a", "temprature": 1}, "temprature"),
         ({"prompt": "a", "temperature": 3}, "temperature"),
-        ({"prompt": "a", "use_beam_search": True}, "use_beam_search"),
+        ({"prompt": "a", "use_beam_search": True}, "n"),
         ({"prompt": "a", "model": "gpt"}, "model"),
     ],
 )
@@ -153,6 +153,21 @@ async def test_log_probabilities_are_told_by_token_id() -> None:
             "8": {"logprob": -1.5, "rank": 2, "decoded_token": "b"},
         }
     ]
+
+
+async def test_log_probabilities_of_the_prompt_are_told_by_token_id() -> None:
+    first, second = TokenText(7, "a", b"a", float("nan")), TokenText(8, "b", b"b", -1.5)
+    prompt = PositionLogprobs(first), PositionLogprobs(second, (second,))
+    steps = [[SequenceUpdate(0, "", prompt_logprobs=prompt)], *text_batches("a")]
+    body = {**ENGINE, "sampling_params": {"prompt_logprobs": 1}}
+    output = (await generate(ScriptedBackend(reply=lambda _: list(steps)), body)).json
+    assert output["prompt_logprobs"] == [None, {"8": {"logprob": -1.5, "rank": 1, "decoded_token": "b"}}]
+
+
+async def test_a_flat_body_has_no_log_probabilities() -> None:
+    reply = await generate(ScriptedBackend(), {"prompt": "Hi", "prompt_logprobs": 1})
+    assert (reply.status, reply.json["error"]["param"]) == (400, "prompt_logprobs")
+    assert "'sampling_params'" in reply.json["error"]["message"]
 
 
 async def test_a_stream_of_an_engines_request_is_one_object_a_line_with_the_output_so_far() -> None:
@@ -273,7 +288,11 @@ async def test_end_tokens_are_given_beside_or_in_the_sampling_parameters() -> No
         ({"sampling_params": {"temperature": 3}}, "temperature"),
         ({"sampling_params": {"temperature": "hot"}}, "sampling_params.temperature"),
         ({"sampling_params": {"temprature": 1}}, "sampling_params.temprature"),
-        ({"sampling_params": {"use_beam_search": True}}, "sampling_params.use_beam_search"),
+        ({"sampling_params": {"use_beam_search": True, "n": 1}}, "n"),
+        ({"sampling_params": {"best_of": 2}, "stream": True}, "stream"),
+        ({"sampling_params": {"prompt_logprobs": 1}, "stream": True}, "stream"),
+        ({"sampling_params": {"prompt_logprobs": 21}}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"sampling_params": {"stream": True}}, "sampling_params.stream"),
         ({"sampling_params": []}, "sampling_params"),
         ({"sampling_params": {"logprobs": 6}}, "logprobs"),

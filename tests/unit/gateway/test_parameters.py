@@ -189,10 +189,16 @@ def test_a_beam_search_is_as_wide_as_best_of(read: Any):
         ("best_of", {"best_of": 1}),
         ("length_penalty", {"length_penalty": 11}),
         ("early_stopping", {"early_stopping": "soon"}),
+        ("logit_bias", {"logit_bias": {"5": 1}}),
+        ("allowed_token_ids", {"allowed_token_ids": [5]}),
+        ("bad_words", {"bad_words": ["x"]}),
+        ("guided_json", {"guided_json": {}}),
+        ("response_format", {"response_format": {"type": "json_object"}}),
     ],
 )
 def test_what_a_beam_search_cannot_take_is_refused_by_name(read: Any, param: str, changed: dict[str, Any]):
-    assert read(**BEAM, top_p=1, top_k=-1).params.beam
+    assert read(**BEAM, top_p=1, top_k=-1, eos_token_ids=[5]).params.beam
+    assert read(**BEAM, top_k=0, logit_bias={}, bad_words=[]).params.beam
     refusal(read, "invalid_value", param, **{**BEAM, **changed})
 
 

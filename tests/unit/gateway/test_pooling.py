@@ -178,7 +178,7 @@ async def test_many_texts_are_tokenized_in_several_messages_in_their_order(lengt
     names = tuple(f"input[{index}]" for index in range(len(texts)))
     request = GenerationRequest("r", "toy", SamplingParams(), texts=texts, prompt_names=names, pooling=PoolingParams())
     peers = Tokenizers()
-    prompts = await prepare(peers, request, CARD, 16)  # type: ignore[arg-type]
+    prompts = (await prepare(peers, request, CARD, 16)).prompts  # type: ignore[arg-type]
     assert [prompt.num_tokens for prompt in prompts] == list(map(len, texts))
     assert sum((message.prompts for message in peers.messages), ()) == texts
     assert sum((message.prompt_names for message in peers.messages), ()) == names
