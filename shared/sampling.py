@@ -41,13 +41,15 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     logprobs: int | None = None
     """Number of candidates to report with each token; None means no log probabilities."""
     eos_token_ids: tuple[int, ...] = ()
-    """End tokens of this request, in place of the model's own. Empty means the model's own."""
+    """End tokens of this request, in place of all others. Empty means the model's own and `end_token_ids`."""
+    end_token_ids: tuple[int, ...] = ()
+    """End tokens of the prompt's form, beside the model's own. Set by the tokenizer, not by requests."""
 
-    def end_token_ids(self, of_model: frozenset[int]) -> frozenset[int]:
-        """Returns the end tokens that apply: none with `ignore_eos`, else the request's own, else the model's."""
+    def effective_end_ids(self, of_model: frozenset[int]) -> frozenset[int]:
+        """Returns the end tokens that apply to a sequence. `of_model`: the model's own ones."""
         if self.ignore_eos:
             return frozenset()
-        return frozenset(self.eos_token_ids) or of_model
+        return frozenset(self.eos_token_ids) or of_model.union(self.end_token_ids)
 
 
 def check(params: SamplingParams) -> None:

@@ -52,8 +52,8 @@ class TokenizeReply(Message, frozen=True, array_like=True, tag=True):
 
     request_id: str
     prompts: tuple[TokenizedPrompt, ...]
-    stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end the output in addition to those of the request, because the prompts have a suffix."""
+    end_token_ids: tuple[int, ...] = ()
+    """Tokens that end the output beside the model's own end tokens, because the prompts have a suffix."""
 
 
 class DetokenizeRequest(Message, frozen=True, array_like=True, tag=True):

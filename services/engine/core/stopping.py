@@ -26,7 +26,7 @@ class StopRules:
     """The stop conditions of one sequence."""
 
     eos_token_ids: frozenset[int]
-    """End tokens: the model's, or those that the request names in their place; empty if the request ignores them."""
+    """The end tokens that apply to the sequence; empty if the request ignores them."""
     stop_token_ids: frozenset[int]
     min_tokens: int
     """Number of output tokens that must come before an end or stop token takes effect."""
@@ -54,7 +54,7 @@ def rules_for(
     `eos_token_ids`: the model's end tokens.
     """
     return StopRules(
-        eos_token_ids=params.end_token_ids(eos_token_ids),
+        eos_token_ids=params.effective_end_ids(eos_token_ids),
         stop_token_ids=frozenset(params.stop_token_ids),
         min_tokens=params.min_tokens,
         max_tokens=min(params.max_tokens, max_model_len - num_prompt_tokens),

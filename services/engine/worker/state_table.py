@@ -160,7 +160,7 @@ class StateTable:
 
     def _stops(self, params: SamplingParams) -> NDArray[np.int64]:
         """Returns the token ids that end the sequence; `min_tokens` forbids them until enough tokens are sampled."""
-        ids = params.end_token_ids(self._eos_token_ids) | set(params.stop_token_ids)
+        ids = params.effective_end_ids(self._eos_token_ids) | set(params.stop_token_ids)
         vocab_size = self._columns.vocab_size
         return np.array(sorted(i for i in ids if 0 <= i < vocab_size), dtype=np.int64)
 

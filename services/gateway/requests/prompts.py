@@ -21,12 +21,12 @@ from shared.sampling import SamplingParams
 class Prompt:
     """One prompt. `packed`: its token ids as little-endian u32; `block_hashes`: the chain over its full blocks.
 
-    `stop_token_ids` end its outputs in addition to those of the request.
+    `end_token_ids`: tokens that end its outputs beside the model's own end tokens.
     """
 
     packed: bytes
     block_hashes: bytes
-    stop_token_ids: tuple[int, ...] = ()
+    end_token_ids: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -70,7 +70,7 @@ async def _tokenized(
     message = tokenize_message(request, card, block_size)
     reply = await peers.tokenizer(message, text_size(request), request.trace_headers)
     assert isinstance(reply, TokenizeReply)
-    return [Prompt(prompt.token_ids, prompt.block_hashes, reply.stop_token_ids) for prompt in reply.prompts]
+    return [Prompt(prompt.token_ids, prompt.block_hashes, reply.end_token_ids) for prompt in reply.prompts]
 
 
 def tokenize_message(
@@ -103,12 +103,10 @@ def text_size(request: GenerationRequest) -> int:
 def sequence_params(params: SamplingParams, choice: int, prompt: Prompt, card: ModelCard) -> SamplingParams:
     """Returns the parameters of one choice of a prompt.
 
-    They have a seed of their own, `max_tokens` filled in if that is 0, and the prompt's own stop tokens.
+    They have a seed of their own, `max_tokens` filled in if that is 0, and the prompt's end tokens.
     """
     own = choice_params(params, choice, card.max_model_len - prompt.num_tokens)
-    if not prompt.stop_token_ids:
-        return own
-    return msgspec.structs.replace(own, stop_token_ids=(*own.stop_token_ids, *prompt.stop_token_ids))
+    return msgspec.structs.replace(own, end_token_ids=prompt.end_token_ids)
 
 
 def _given(ids: tuple[int, ...], request: GenerationRequest, card: ModelCard, block_size: int) -> Prompt:

@@ -10,7 +10,8 @@ from services.gateway.openai.schemas import ChatBody, CompletionBody
 from shared.request.sampling_fields import sampling_params
 from shared.sampling import SamplingParams
 
-ENGINE = set(SamplingParams.__struct_fields__)
+ENGINE = set(SamplingParams.__struct_fields__) - {"end_token_ids"}
+"""The parameters that requests may give."""
 
 
 @pytest.mark.parametrize("body", [CompletionBody, ChatBody])

@@ -139,6 +139,6 @@ def test_prompts_with_a_suffix_have_the_tokens_that_end_a_filled_in_text() -> No
     codec = TextCodec(tokenizer)
     request = TokenizeRequest("r", "m", ("ab",), suffix="c", add_special_tokens=False)
     reply = tokenize(codec, request, request.prompts)
-    assert reply.stop_token_ids == (tokenizer.token_to_id("▁<EOT>"),)
+    assert reply.end_token_ids == (tokenizer.token_to_id("▁<EOT>"),)
     assert unpack_ids(reply.prompts[0].token_ids)[0] == tokenizer.token_to_id("▁<PRE>")
-    assert tokenize(codec, TokenizeRequest("r", "m", ("ab",)), ("ab",)).stop_token_ids == ()
+    assert tokenize(codec, TokenizeRequest("r", "m", ("ab",)), ("ab",)).end_token_ids == ()
