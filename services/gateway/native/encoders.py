@@ -104,7 +104,7 @@ class RequestOutputEncoder:
         return engine_error(error, self._facts.request_id, self._facts.prompt) + b"\n"
 
     def _output(self, state: GenerationState, index: int) -> RequestOutput:
-        """Returns the result of one prompt so far. A long prompt is not repeated in every line: only in the last one."""
+        """Returns the result of one prompt so far. The prompt itself may be long, so only the last line repeats it."""
         request, facts = self._context.request, self._facts
         n = request.n
         choices = state.accumulator.choices[index * n : (index + 1) * n]
