@@ -162,6 +162,7 @@ async def test_a_stream_of_an_engines_request_is_one_object_a_line_with_the_outp
     assert [line["outputs"][0]["text"] for line in lines] == ["Good ", "Good day"]
     assert [line["outputs"][0]["token_ids"] for line in lines] == [[1], [1, 2]]
     assert [line["finished"] for line in lines] == [False, True]
+    assert [(line["prompt"], line["prompt_token_ids"]) for line in lines] == [(None, None), ("Hi", [0, 1, 2])]
     assert lines[0]["metrics"]["model_execute_time"] is None
 
 

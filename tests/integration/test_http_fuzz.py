@@ -81,3 +81,31 @@ def test_any_bytes_are_answered_with_an_error_object(path: str, body: bytes):
 @given(PATHS, BODY | ALMOST_GOOD)
 def test_any_fields_are_answered_or_refused_by_name(path: str, body: Any):
     check(path, json.dumps(body).encode())
+
+
+SAMPLING = st.fixed_dictionaries({}, optional={**FIELDS, "eos_token_ids": JSON, "detokenize": st.booleans() | JSON})
+GENERATE = st.fixed_dictionaries(
+    {},
+    optional={
+        **{name: FIELDS[name] for name in ("prompt", "max_tokens", "n", "stop", "stream", "suffix", "model")},
+        "request_id": JSON | st.text(min_size=1),
+        "messages": JSON | st.lists(TURN | st.lists(TURN, max_size=2), max_size=3),
+        "history": JSON | st.lists(st.lists(st.text(), min_size=2, max_size=2), max_size=2),
+        "system": JSON | st.text(),
+        "prompt_token_ids": JSON | st.lists(st.integers(0, 299)),
+        "prompt_token_ids_len": NUMBERS,
+        "sampling_params": JSON | SAMPLING,
+        **dict.fromkeys(["arrival_time", "preprocess_start_time", "preprocess_end_time"], NUMBERS),
+    },
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(GENERATE)
+def test_any_request_to_generate_is_answered_or_refused_by_name(body: Any):
+    reply = asyncio.run(post(APP, "/generate", json.dumps(body).encode()))
+    if reply.status != 200:
+        assert 400 <= reply.status < 500, (reply.status, reply.body, body)
+        error = reply.json["error"]
+        assert error["message"]
+        assert error["param"] or error["code"] == "invalid_json", error

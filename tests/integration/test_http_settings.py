@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.edge import CARD, Reply, ScriptedBackend, call, serving
+from shared.messages import PositionLogprobs, TokenText
+from tests.integration.edge import CARD, Reply, ScriptedBackend, call, serving, text_batches
 
 HELLO = [{"role": "user", "content": "hi"}]
 PAGE = "https://page.example"
@@ -73,6 +74,17 @@ async def test_the_server_bounds_how_many_candidates_a_request_may_ask_for():
             assert "2" in refused.error["message"]
         assert (await ask(port, "/v1/completions", logprobs=2)).status == 200
         assert (await ask(port, "/v1/chat/completions", logprobs=True, top_logprobs=2)).status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_the_server_can_write_tokens_of_log_probabilities_as_ids_unless_a_request_refuses(path: str):
+    chosen = TokenText(7, "a", b"a", -0.5)
+    steps = text_batches("a", logprobs=(PositionLogprobs(chosen),))
+    backend = ScriptedBackend(reply=lambda _: list(steps))
+    async with serving(backend, return_tokens_as_token_ids=True) as port:
+        for fields, named in (({}, True), ({"return_tokens_as_token_ids": False}, False)):
+            reply = await ask(port, path, logprobs=1, **fields)
+            assert (b"token_id:7" in reply.body) == named
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])

@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,31 @@ def test_what_ends_an_output(llm: LLM) -> None:
         )
         > 200
     )
+
+
+def test_an_output_ends_at_the_end_tokens_of_its_parameters(llm: LLM) -> None:
+    (whole,) = generate(llm, LONG, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
+    tokens = whole.outputs[0].token_ids
+    (ended,) = generate(llm, LONG, SamplingParams(temperature=0, max_tokens=24, eos_token_ids=[tokens[5]]))
+    assert ended.outputs[0].token_ids == tokens[: tokens.index(tokens[5]) + 1]
+    assert (ended.outputs[0].finish_reason, ended.outputs[0].stop_reason) == ("stop", None)
+
+
+def test_a_prompt_is_truncated_to_its_last_tokens(llm: LLM) -> None:
+    (whole,) = generate(llm, LONG, GREEDY)
+    assert whole.prompt_token_ids is not None
+    (cut,) = generate(llm, LONG, replace(GREEDY, truncate_prompt_tokens=5))
+    assert cut.prompt_token_ids == whole.prompt_token_ids[-5:]
+    assert cut.outputs == generate(llm, {"prompt_token_ids": cut.prompt_token_ids}, GREEDY)[0].outputs
+    (fits,) = generate(llm, "word " * 1000, replace(GREEDY, truncate_prompt_tokens=-1))
+    assert fits.prompt_token_ids is not None
+    assert len(fits.prompt_token_ids) + 8 == llm._runner.engine.max_model_len  # pyright: ignore[reportPrivateUsage]
+
+
+def test_an_output_without_text_has_the_same_tokens(llm: LLM) -> None:
+    (with_text,), (without,) = (generate(llm, LONG, replace(GREEDY, detokenize=one)) for one in (True, False))
+    assert without.outputs[0].text == ""
+    assert without.outputs[0].token_ids == with_text.outputs[0].token_ids
 
 
 @pytest.mark.spec("S-OFF-046")

@@ -38,7 +38,7 @@ def served(coder: Path) -> Iterator[Served]:
         yield started
 
 
-@pytest.mark.spec("S-API-003", "S-DIS-035")
+@pytest.mark.spec("S-API-003")
 def test_only_generate_and_the_probes_are_served_and_models_are_not_named(served: Served) -> None:
     for path in ("/v1/completions", "/v1/chat/completions"):
         reply = fetch(served, "POST", path, {"prompt": "A"})

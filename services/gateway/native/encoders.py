@@ -4,7 +4,6 @@ text form      {"text": ["prompt and output", …]}     one object for each upda
 engine form    a RequestOutput                        one object a line, for each prompt with new output
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -74,11 +73,11 @@ class RequestOutputEncoder:
         self._facts = facts
         self._changed: dict[int, None] = {}
         """Indexes of prompts with output that is not sent yet, in the order of their updates."""
+        self._prompts: list[list[int]] | None = None
 
     def whole(self, state: GenerationState) -> bytes:
         """See AnswerEncoder. The answer is one object, or a list of them for several conversations."""
-        prompts = state.generation.prompt_token_ids
-        outputs = [self._output(state, index, prompts) for index in range(len(prompts))]
+        outputs = [self._output(state, index) for index in range(self._context.request.num_prompts)]
         return _encode(outputs if len(outputs) > 1 else outputs[0])
 
     def opening(self, state: GenerationState) -> bytes:
@@ -94,8 +93,7 @@ class RequestOutputEncoder:
     def flush(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""
         changed, self._changed = list(self._changed), {}
-        prompts = state.generation.prompt_token_ids
-        return b"".join(_encode(self._output(state, index, prompts)) + b"\n" for index in changed)
+        return b"".join(_encode(self._output(state, index)) + b"\n" for index in changed)
 
     def closing(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""
@@ -105,19 +103,26 @@ class RequestOutputEncoder:
         """See AnswerEncoder."""
         return engine_error(error, self._facts.request_id, self._facts.prompt) + b"\n"
 
-    def _output(self, state: GenerationState, index: int, prompts: Sequence[list[int]]) -> RequestOutput:
-        n, facts = self._context.request.n, self._facts
+    def _output(self, state: GenerationState, index: int) -> RequestOutput:
+        """Returns the result of one prompt so far. The prompt itself may be long, so only the last line repeats it."""
+        request, facts = self._context.request, self._facts
+        n = request.n
         choices = state.accumulator.choices[index * n : (index + 1) * n]
         finished = all(choice.finish_reason is not None for choice in choices)
         return RequestOutput(
-            request_id=facts.request_id if len(prompts) == 1 else f"{facts.request_id}-{index}",
-            prompt=facts.prompt,
-            prompt_token_ids=prompts[index],
+            request_id=facts.request_id if request.num_prompts == 1 else f"{facts.request_id}-{index}",
+            prompt=facts.prompt if finished else None,
+            prompt_token_ids=self._prompt_ids(state)[index] if finished else None,
             outputs=[self._completion(number, choice) for number, choice in enumerate(choices)],
             finished=finished,
             num_cached_tokens=min((one.num_cached_tokens for one in choices if one.num_tokens), default=0),
             metrics=_metrics(state, facts, finished=finished),
         )
+
+    def _prompt_ids(self, state: GenerationState) -> list[list[int]]:
+        if self._prompts is None:
+            self._prompts = state.generation.prompt_token_ids
+        return self._prompts
 
     def _completion(self, number: int, choice: Choice) -> CompletionOutput:
         with_logprobs = self._context.request.params.logprobs is not None

@@ -127,10 +127,10 @@ def text_size(request: GenerationRequest) -> int:
 def sequence_params(params: SamplingParams, choice: int, prompt: Prompt, card: ModelCard) -> SamplingParams:
     """Returns the parameters of one choice of a prompt.
 
-    They have a seed of their own, `max_tokens` filled in if that is 0, and the prompt's own end tokens.
+    They have a seed of their own, `max_tokens` filled in if that is 0, and the prompt's end tokens.
     """
     own = choice_params(params, choice, card.max_model_len - prompt.num_tokens)
-    return msgspec.structs.replace(own, end_token_ids=prompt.end_token_ids) if prompt.end_token_ids else own
+    return msgspec.structs.replace(own, end_token_ids=prompt.end_token_ids)
 
 
 def _given(ids: tuple[int, ...], request: GenerationRequest, card: ModelCard, block_size: int) -> Prompt:
