@@ -332,6 +332,12 @@ class GatewaySettings(BusSettings):
         alias=("--api-key",),
         group="http",
     )
+    api_keys_file: str = flag(
+        "",
+        "TOML or JSON file of keys with names, models, scopes, limits and weights; read again when it changes",
+        env="ANTIPHON_API_KEYS_FILE",
+        group="http",
+    )
     default_model: str = flag(
         "",
         "served name that requests without a 'model' mean (default: the first model that is started here, else the "

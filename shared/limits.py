@@ -46,6 +46,10 @@ GATEWAY_SEQUENCES_MAX = 65536
 503. Bounds memory, because one request may have many sequences."""
 CACHE_SALT_CHARS_MAX = 256
 """Characters in `cache_salt`. The salt is part of the `Submit` of each sequence, so this bounds its size."""
+KEY_NAME_CHARS_MAX = 64
+"""Characters in the name of an API key. The name is part of usage records and of keys in the store of limits."""
+API_KEYS_MAX = 10_000
+"""Keys in a key file. Bounds the time to read it and the memory for the state of each key."""
 BODY_READ_S = 60.0
 """Longest time for a request's body to arrive. Ends requests whose client stops sending."""
 IDLE_CONNECTION_S = 75.0

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
+from services.gateway.access.guard import GuardedBackend
 from services.gateway.engine_metrics import EngineCollector
 from services.gateway.generation import Backend
 from services.gateway.http import errors as http_errors
@@ -28,12 +29,18 @@ def _no_heartbeats() -> Sequence[Heartbeat]:
 
 
 def create_app(
-    backend: Backend, settings: GatewaySettings, *, heartbeats: Callable[[], Sequence[Heartbeat]] = _no_heartbeats
+    backend: Backend,
+    settings: GatewaySettings,
+    *,
+    keys: ApiKeys | None = None,
+    heartbeats: Callable[[], Sequence[Heartbeat]] = _no_heartbeats,
 ) -> FastAPI:
     """Returns the ASGI application.
 
-    `heartbeats` returns the last heartbeat of each engine; it is called at each scrape of `/metrics`.
+    `keys`: the accepted API keys, by default those of `--api-keys`. `heartbeats` returns the last heartbeat of each
+    engine; it is called at each scrape of `/metrics`.
     """
+    backend = GuardedBackend(backend)
     metrics = GatewayMetrics(EngineCollector(heartbeats))
     app = FastAPI(
         title="Antiphon",
@@ -44,7 +51,8 @@ def create_app(
         swagger_ui_oauth2_redirect_url=None,
     )
     http_errors.install(app, metrics.count_error)
-    app.add_middleware(Edge, keys=ApiKeys(settings.api_keys), metrics=metrics, prefix=settings.root_path.rstrip("/"))
+    keys = keys or ApiKeys(settings.api_keys)
+    app.add_middleware(Edge, keys=keys, metrics=metrics, prefix=settings.root_path.rstrip("/"))
     _allow_pages(app, settings)
     _add_generation(app, GenerationEndpoints(backend, metrics, settings))
     _add_service(app, ServiceEndpoints(backend, metrics))

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
+from services.gateway.access.key_file import KeyFile
 from services.gateway.actor import GatewayActor
 from services.gateway.app import create_app
+from services.gateway.http.auth import ApiKeys
 from shared import limits, tls
 from shared.actors.host import Host
 from shared.config import GatewaySettings, SettingsError
@@ -22,7 +24,7 @@ TICKS_A_SECOND = 10
 
 
 class GatewayService:
-    """One gateway. Raises SettingsError if the certificate or key file for HTTPS cannot be used."""
+    """One gateway. Raises SettingsError if the files for HTTPS or the file of API keys cannot be used."""
 
     name: ServiceName = "gateway"
 
@@ -30,6 +32,8 @@ class GatewayService:
         tls.check(settings)
         self._settings = settings
         self._actor: GatewayActor | None = None
+        self._key_file = KeyFile(settings.api_keys_file) if settings.api_keys_file else None
+        self._keys = ApiKeys(settings.api_keys, self._key_file.read() if self._key_file else None)
 
     async def start(self, host: Host) -> None:
         """See Service."""
@@ -37,8 +41,10 @@ class GatewayService:
         listener = _listen(self._settings)
         await self._actor.listen()
         self._actor_task = asyncio.create_task(self._actor.run())
-        self._watch_task = asyncio.create_task(self._actor.watch())
-        app = create_app(self._actor, self._settings, heartbeats=self._actor.engines)
+        self._background = [asyncio.create_task(self._actor.watch())]
+        if self._key_file is not None:
+            self._background.append(asyncio.create_task(self._key_file.watch(self._keys.replace)))
+        app = create_app(self._actor, self._settings, keys=self._keys, heartbeats=self._actor.engines)
         self._server = _Server(server_config(app, self._settings))
         self._server_task = asyncio.create_task(self._serve(self._actor, listener))
 
@@ -49,7 +55,7 @@ class GatewayService:
 
     async def run(self) -> None:
         """See Service."""
-        tasks = {self._actor_task, self._watch_task, self._server_task}
+        tasks = {self._actor_task, self._server_task, *self._background}
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             await task
@@ -64,9 +70,9 @@ class GatewayService:
         finally:
             await self._actor.stop()
             await self._actor_task
-            self._watch_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watch_task
+            for task in self._background:
+                task.cancel()
+            await asyncio.gather(*self._background, return_exceptions=True)
 
     async def _serve(self, actor: GatewayActor, listener: socket.socket) -> None:
         # Connections wait in the listening socket meanwhile. Otherwise a client that connects at the gateway's start

@@ -16,6 +16,7 @@ import uvicorn
 
 from services.gateway.app import create_app
 from services.gateway.generation import GenerationRequest, ModelCard, SequenceUpdate
+from services.gateway.http.auth import ApiKeys
 from services.gateway.model_catalog import find_model, unknown_model, wanted_name
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
@@ -125,10 +126,13 @@ class ScriptedBackend:
 
 @contextlib.asynccontextmanager
 async def serving(
-    backend: ScriptedBackend, heartbeats: Callable[[], list[Heartbeat]] = list, **settings: Any
+    backend: ScriptedBackend,
+    heartbeats: Callable[[], list[Heartbeat]] = list,
+    keys: ApiKeys | None = None,
+    **settings: Any,
 ) -> AsyncIterator[int]:
     """A real server on a free port. At the end every request must be over; a leak would show as a hanging test."""
-    app = create_app(backend, GatewaySettings(**settings), heartbeats=heartbeats)
+    app = create_app(backend, GatewaySettings(**settings), keys=keys, heartbeats=heartbeats)
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http="httptools", ws="none")
     config.load()
     server = uvicorn.Server(config)

@@ -8,6 +8,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.gateway.access.call import Call, serving
 from services.gateway.http.auth import ApiKeys
 from services.gateway.http.errors import as_service_error, error_response
 from services.gateway.http.request_id import new_id
@@ -71,8 +72,9 @@ class _Passage:
 
     async def _guarded(self, receive: Receive) -> None:
         try:
-            self._keys.check(_route_path(self._scope), self._scope["headers"])
-            await self._app(self._scope, receive, self._forward)
+            key = self._keys.check(_route_path(self._scope), self._scope["headers"])
+            with serving(Call(key)):
+                await self._app(self._scope, receive, self._forward)
         except Exception as error:
             failure = as_service_error(error)
             self._metrics.count_error(failure.code)
