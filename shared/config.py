@@ -338,6 +338,18 @@ class GatewaySettings(BusSettings):
         env="ANTIPHON_API_KEYS_FILE",
         group="http",
     )
+    request_timeout: float = flag(
+        0.0,
+        "longest time of a request, seconds, which a request may shorten with 'timeout' (0: no limit)",
+        rule=NOT_NEGATIVE,
+        group="http",
+    )
+    usage_sink: str = flag(
+        "",
+        "where a record of each request's use goes besides the bus: file:PATH (a line of JSON each), or a URL to which "
+        "such lines are posted",
+        group="http",
+    )
     default_model: str = flag(
         "",
         "served name that requests without a 'model' mean (default: the first model that is started here, else the "

@@ -15,6 +15,7 @@ is `model_token` of the model's served name.
 | `gw.<id>.<instance_id>.txt`  | detokenizer          | TextEvents                                                   |
 | `gw.<id>.<instance_id>.ctl`  | engine, detokenizer  | ProgressReply, OwnershipQuery                                |
 | `hb.<service>.<id>`          | every service        | Heartbeat                                                    |
+| `usage`                      | gateway              | UsageRecord                                                  |
 """
 
 import hashlib
@@ -84,6 +85,14 @@ class Subjects:
     def inbox(self, member_id: str) -> str:
         """Prefix of the reply subjects of one member."""
         return self._join("inbox", member_id)
+
+    def bucket(self, name: str) -> str:
+        """Name of a key-value store of the deployment. NATS uses the subjects `$KV.<name>.>` and `$JS.API.>` for it."""
+        return f"{self.namespace}-v{PROTOCOL_VERSION}-{name}"
+
+    def usage(self) -> str:
+        """Usage records of all gateways. Nothing in the deployment listens to them."""
+        return self._join("usage")
 
     def everything(self) -> str:
         """Every subject of the deployment."""

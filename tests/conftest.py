@@ -81,6 +81,7 @@ class NatsServer:
         # Quoted: without quotes the server reads a password that happens to be all digits as a number, and refuses it.
         user = f'{{ user: "{self.user}", password: "{self.password}"{self.permissions} }}'
         config = f"listen: 127.0.0.1:{self.port}\nauthorization {{ users: [{user}] }}\n"
+        config += f'jetstream {{ store_dir: "{self.directory / "jetstream"}", max_memory_store: 16MB }}\n'
         config += f"max_payload: {self.max_payload}\nmax_pending: {4 * self.max_payload}\n"
         (self.directory / "nats.conf").write_text(config)
 

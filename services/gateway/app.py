@@ -6,6 +6,9 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from services.gateway.access.guard import GuardedBackend
+from services.gateway.access.quotas import Quotas
+from services.gateway.access.usage import UsageLedger
+from services.gateway.access.usage_metrics import UsageCollector
 from services.gateway.engine_metrics import EngineCollector
 from services.gateway.generation import Backend
 from services.gateway.http import errors as http_errors
@@ -15,12 +18,18 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import openapi
 from services.gateway.openai.endpoints import GenerationEndpoints
 from services.gateway.openai.service_endpoints import ServiceEndpoints
+from shared.clock import SystemClock
 from shared.config import GatewaySettings
 from shared.flags import json_words
 from shared.messages import Heartbeat
 from shared.version import __version__
 
-EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms")
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "retry-after",
+    "retry-after-ms",
+    *(f"x-ratelimit-{fact}-{what}" for fact in ("limit", "remaining", "reset") for what in ("requests", "tokens")),
+)
 """Response headers that web pages of other origins may read (CORS)."""
 
 
@@ -33,15 +42,19 @@ def create_app(
     settings: GatewaySettings,
     *,
     keys: ApiKeys | None = None,
+    quotas: Quotas | None = None,
+    usage: UsageLedger | None = None,
     heartbeats: Callable[[], Sequence[Heartbeat]] = _no_heartbeats,
 ) -> FastAPI:
     """Returns the ASGI application.
 
-    `keys`: the accepted API keys, by default those of `--api-keys`. `heartbeats` returns the last heartbeat of each
-    engine; it is called at each scrape of `/metrics`.
+    `keys`: the accepted API keys, by default those of `--api-keys`. `quotas`: their limits, by default counted by this
+    gateway alone. `usage` takes the usage records, which by default go nowhere. `heartbeats` returns the last heartbeat
+    of each engine; it is called at each scrape of `/metrics`.
     """
-    backend = GuardedBackend(backend)
-    metrics = GatewayMetrics(EngineCollector(heartbeats))
+    usage = usage or UsageLedger()
+    backend = GuardedBackend(backend, quotas or Quotas(SystemClock()), usage, settings.request_timeout)
+    metrics = GatewayMetrics(EngineCollector(heartbeats), UsageCollector(usage))
     app = FastAPI(
         title="Antiphon",
         description="Language models behind the OpenAI API.",

@@ -10,6 +10,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from services.gateway.access.key_file import KeyFile
+from services.gateway.access.quotas import Quotas
+from services.gateway.access.usage import Receiver, UsageLedger
+from services.gateway.access.usage_sinks import BusSink, sink_of
 from services.gateway.actor import GatewayActor
 from services.gateway.app import create_app
 from services.gateway.http.auth import ApiKeys
@@ -34,6 +37,7 @@ class GatewayService:
         self._actor: GatewayActor | None = None
         self._key_file = KeyFile(settings.api_keys_file) if settings.api_keys_file else None
         self._keys = ApiKeys(settings.api_keys, self._key_file.read() if self._key_file else None)
+        self._sink = sink_of(settings.usage_sink) if settings.usage_sink else None
 
     async def start(self, host: Host) -> None:
         """See Service."""
@@ -44,7 +48,15 @@ class GatewayService:
         self._background = [asyncio.create_task(self._actor.watch())]
         if self._key_file is not None:
             self._background.append(asyncio.create_task(self._key_file.watch(self._keys.replace)))
-        app = create_app(self._actor, self._settings, keys=self._keys, heartbeats=self._actor.engines)
+        self._usage = self._make_ledger(host)
+        app = create_app(
+            self._actor,
+            self._settings,
+            keys=self._keys,
+            quotas=_make_quotas(host),
+            usage=self._usage,
+            heartbeats=self._actor.engines,
+        )
         self._server = _Server(server_config(app, self._settings))
         self._server_task = asyncio.create_task(self._serve(self._actor, listener))
 
@@ -67,12 +79,19 @@ class GatewayService:
         try:
             await self._actor.drain()
             await self._server_task
+            await self._usage.close()
         finally:
             await self._actor.stop()
             await self._actor_task
             for task in self._background:
                 task.cancel()
             await asyncio.gather(*self._background, return_exceptions=True)
+
+    def _make_ledger(self, host: Host) -> UsageLedger:
+        receivers = [Receiver("bus", BusSink(host.transport, host.subjects.usage()).deliver)]
+        if self._sink is not None:
+            receivers.append(Receiver("sink", self._sink.deliver))
+        return UsageLedger(host.id, receivers)
 
     async def _serve(self, actor: GatewayActor, listener: socket.socket) -> None:
         # Connections wait in the listening socket meanwhile. Otherwise a client that connects at the gateway's start
@@ -108,6 +127,13 @@ class _Server(uvicorn.Server):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     await self._leave.wait()
+
+
+def _make_quotas(host: Host) -> Quotas:
+    store = host.transport.key_value_store(
+        host.subjects.bucket("limits"), ttl_s=limits.QUOTA_ENTRY_S, timeout_s=limits.QUOTA_STORE_TIMEOUT_S
+    )
+    return Quotas(host.clock, f"{host.id}.{host.instance_id}", store)
 
 
 def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:

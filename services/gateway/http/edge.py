@@ -5,10 +5,11 @@ has disconnected.
 """
 
 import time
+from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.access.call import Call, serving
+from services.gateway.access.call import Call, call_of, serving
 from services.gateway.http.auth import ApiKeys
 from services.gateway.http.errors import as_service_error, error_response
 from services.gateway.http.request_id import new_id
@@ -58,6 +59,7 @@ class _Passage:
         self._send = send
         self._status = _CLIENT_CLOSED_REQUEST
         self._started = False
+        self._call = Call()
         self._request_id = scope.setdefault("state", {}).setdefault("request_id", new_id())
 
     async def run(self, receive: Receive) -> None:
@@ -73,7 +75,8 @@ class _Passage:
     async def _guarded(self, receive: Receive) -> None:
         try:
             key = self._keys.check(_route_path(self._scope), self._scope["headers"])
-            with serving(Call(key)):
+            self._call = call_of(key, dict(self._scope["headers"]))
+            with serving(self._call):
                 await self._app(self._scope, receive, self._forward)
         except Exception as error:
             failure = as_service_error(error)
@@ -86,9 +89,13 @@ class _Passage:
         if message["type"] == "http.response.start":
             self._started = True
             self._status = message["status"]
-            named = (REQUEST_ID_HEADER, self._request_id.encode())
-            message = {**message, "headers": [*message.get("headers", ()), named]}
+            message = {**message, "headers": [*message.get("headers", ()), *self._own_headers()]}
         await self._send(message)
+
+    def _own_headers(self) -> Iterator[tuple[bytes, bytes]]:
+        yield REQUEST_ID_HEADER, (self._call.client_request_id or self._request_id).encode()
+        for name, value in self._call.response_headers.items():
+            yield name.encode(), value.encode()
 
     def _handler(self) -> str:
         # The route's pattern, not the path: clients must not be able to create new label values.

@@ -67,6 +67,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     user: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    timeout: float | None = None
+    """Seconds after which the request fails."""
 
 
 def read_fields(body: bytes) -> RawFields:

@@ -186,6 +186,7 @@ def _request(
         skip_special_tokens=given(body.skip_special_tokens, True),
         cache_salt=_cache_salt(body),
         priority=_priority(body),
+        timeout_s=_timeout_s(body),
     )
 
 
@@ -203,3 +204,11 @@ def _priority(body: SamplingFields) -> int:
     if not -_INT32 <= priority < _INT32:
         refuse("priority", "must be a 32-bit integer")
     return priority
+
+
+def _timeout_s(body: SamplingFields) -> float:
+    if body.timeout is None:
+        return 0.0
+    if body.timeout <= 0:
+        refuse("timeout", "must be a number of seconds above 0")
+    return body.timeout

@@ -96,7 +96,7 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "history": Unsupported((None,), "Send the conversation in 'messages' to /v1/chat/completions."),
     "prompt_token_ids": Unsupported((None,), "Send the token ids in 'prompt' to /v1/completions."),
     "sampling_params": Unsupported((None,), "Send its members as fields of the request."),
-    "request_id": Unsupported((None,), "Every answer has an id of the server's own, in 'id' and X-Request-Id."),
+    "request_id": Unsupported((None,), "Send it as the header X-Request-Id; 'id' is the server's own."),
     "prompt_token_ids_len": _ENGINE,
     "arrival_time": _ENGINE,
     "preprocess_start_time": _ENGINE,
