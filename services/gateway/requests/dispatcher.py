@@ -6,6 +6,7 @@ sequence is queued or ends, when a heartbeat arrives, and when a member is lost.
 """
 
 import asyncio
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
@@ -48,6 +49,10 @@ class Dispatcher:
         """Takes a sequence out of the queue, because its request has ended. Harmless if it is not queued."""
         self.queue.withdraw(candidate.ticket)
 
+    def ended(self, candidate: Candidate) -> None:
+        """Records that a placed sequence has ended, with the number of tokens that it has used."""
+        self.queue.settle(candidate.ticket, candidate.num_tokens + len(candidate.sequence.token_ids))
+
     def requeue(self, candidate: Candidate) -> None:
         """Queues a sequence again that was placed before. The caller must call `pump` afterwards."""
         self._push(candidate)
@@ -67,12 +72,15 @@ class Dispatcher:
         engines, detokenizers = self._members.alive("engine", now), self._members.alive("detokenizer", now)
         placed: list[Placement] = []
         for model in self.queue.models():
-            while (ticket := self.queue.first(model)) is not None:
-                placement = self._choose(ticket.claimant, engines, detokenizers, now)
-                if placement is None:
-                    break
-                if not isinstance(placement, ServiceError):
-                    placed.append(placement)
+            newcomers = functools.partial(self._router.has_credit, ready_members(engines, model))
+            # When the next client has to wait for credit, another may still have a place as a newcomer.
+            for eligible in (None, newcomers):
+                while (ticket := self.queue.first(model, eligible)) is not None:
+                    placement = self._choose(ticket.claimant, engines, detokenizers, now)
+                    if placement is None:
+                        break
+                    if not isinstance(placement, ServiceError):
+                        placed.append(placement)
         return placed
 
     def expire(self, now: float) -> None:
@@ -109,19 +117,23 @@ class Dispatcher:
         if error is not None:
             candidate.client.fail(error)
             return error
+        client = candidate.ticket.client.name
         engine = self._router.choose_engine(
-            engines, model, candidate.num_tokens, candidate.hashes, candidate.avoid, candidate.near()
+            engines, model, candidate.num_tokens, candidate.hashes, candidate.avoid, candidate.near(), client
         )
         detokenizer = self._router.choose_detokenizer(detokenizers, model, candidate.avoid)
         if engine is None or detokenizer is None:
             return None
-        self.queue.withdraw(candidate.ticket)
+        if sequence.attempt:
+            self.queue.withdraw(candidate.ticket)  # its client was charged for the first placement
+        else:
+            self.queue.take(candidate.ticket)
         to_engine, to_detokenizer = (
             Address(engine.id, engine.instance_id),
             Address(detokenizer.id, detokenizer.instance_id),
         )
         sequence.start_placement(to_engine, to_detokenizer, now)
-        self._router.record_dispatch(engine, sequence.sequence_id, candidate.num_tokens, candidate.hashes)
+        self._router.record_dispatch(engine, sequence.sequence_id, candidate.num_tokens, candidate.hashes, client)
         self._router.stream_opened(to_detokenizer, sequence.sequence_id)
         return Placement(candidate, to_engine, to_detokenizer, sequence.attempt, self._settled)
 

@@ -337,6 +337,8 @@ class RequestActor:
         unfinished = [s for s in self.sequences if s.phase is not Phase.DONE or s.finish_reason == "error"]
         for candidate in self._candidates:
             self._parts.dispatcher.withdraw(candidate)
+            if candidate.sequence.attempt and candidate.sequence.phase is not Phase.DONE:
+                self._parts.dispatcher.ended(candidate)
         for sequence in unfinished:
             self._forget_place(sequence, sequence.engine, sequence.detokenizer)
         self._parts.dispatcher.pump()
@@ -383,6 +385,7 @@ class RequestActor:
         if event.finish_reason is not None:
             self._left -= 1
             self._forget_place(sequence, sequence.engine, sequence.detokenizer)
+            self._parts.dispatcher.ended(self._candidates[index])
             self._spawn(self._settle(sequence))
         if self._left == 0:
             self._finish(None)
