@@ -73,6 +73,12 @@ USAGE_BATCH_MAX = 500
 """Usage records that are delivered together. Keeps one delivery below 500 KiB."""
 USAGE_FLUSH_S = 5.0
 """How long a gateway that ends waits for a receiver to take the last usage records."""
+IDEMPOTENCY_S = 600.0
+"""How long an answer is kept for repetitions of its request (`Idempotency-Key`). Longer than clients try again."""
+IDEMPOTENCY_ANSWERS_MAX = 1024
+"""Answers that a gateway keeps for repetitions; the oldest are dropped. Also the requests with a key in progress."""
+IDEMPOTENCY_BYTES_MAX = 64 * 2**20
+"""Size of the answers that a gateway keeps for repetitions. Bounds memory."""
 BODY_READ_S = 60.0
 """Longest time for a request's body to arrive. Ends requests whose client stops sending."""
 IDLE_CONNECTION_S = 75.0

@@ -201,3 +201,73 @@ async def test_metrics_count_the_records():
         page = (await call(port, "GET", "/metrics")).body.decode()
     assert 'antiphon:usage_records_delivered_total{receiver="test"} 1.0' in page
     assert 'antiphon:usage_records_dropped_total{receiver="test"} 0.0' in page
+
+
+# --- Idempotency-Key --------------------------------------------------------------------------------------------------
+
+
+async def repeatable(port: int, key: str, client: str = "sk-free", path: str = CHAT, **fields: Any) -> Reply:
+    body = {"messages": HELLO, **fields} if path == CHAT else {"prompt": "hi", **fields}
+    return await call(port, "POST", path, body, {"authorization": f"Bearer {client}", "idempotency-key": key})
+
+
+async def test_a_repeated_request_gets_the_first_answer_and_runs_once():
+    backend, records = ScriptedBackend(), Records()
+    async with limited(backend, records) as port:
+        first, again = await repeatable(port, "k-1"), await repeatable(port, "k-1")
+        assert (first.status, again.status) == (200, 200)
+        assert again.body == first.body
+        assert "idempotency-replayed" not in first.headers
+        assert again.headers["idempotency-replayed"] == "true"
+        assert len(backend.requests) == 1
+        for other in (
+            await repeatable(port, "k-2"),
+            await repeatable(port, "k-1", client="sk-narrow"),
+            await repeatable(port, "k-1", path="/v1/completions"),
+        ):
+            assert other.status == 200
+            assert other.json["id"] != first.json["id"]
+        conflict = await repeatable(port, "k-1", max_tokens=7)
+        assert (conflict.status, conflict.error["code"]) == (409, "idempotency_conflict")
+        assert conflict.error["type"] == "conflict_error"
+        assert len(await records.wait(4)) == 4
+
+
+async def test_a_repetition_waits_for_the_first_even_if_the_first_client_has_left():
+    backend = ScriptedBackend(manual=True)
+    async with limited(backend) as port:
+        async with Connection(port) as connection:
+            body = b'{"messages":[{"role":"user","content":"hi"}]}'
+            headers = {"authorization": "Bearer sk-free", "idempotency-key": "k"}
+            await connection.send("POST", CHAT, body, headers)
+            generation = await backend.generations.get()
+        waiting = [asyncio.create_task(call(port, "POST", CHAT, body, headers)) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        assert (await repeatable(port, "k", max_tokens=3)).status == 409
+        generation.put(*text_batches("Good ", "day"), None)
+        replies = await asyncio.gather(*waiting)
+        assert [reply.status for reply in replies] == [200] * 3
+        assert len({reply.body for reply in replies}) == 1
+        assert len(backend.requests) == 1
+
+
+async def test_a_failed_request_may_be_sent_again():
+    backend = ScriptedBackend(refusal=ServiceError("server_is_overloaded", "Full."))
+    async with limited(backend) as port:
+        assert (await repeatable(port, "k")).status == 503
+        assert (await repeatable(port, "k", temperature=9)).status == 400
+        backend.refusal = None
+        assert (await repeatable(port, "k")).status == 200
+        backend.refusal = RuntimeError("a bug")
+        assert (await repeatable(port, "k-2")).status == 500
+        assert (await repeatable(port, "k")).status == 200
+
+
+@pytest.mark.parametrize("key", ["", "a b", "x" * 256])
+async def test_a_key_that_is_not_well_formed_is_refused(key: str):
+    async with limited(ScriptedBackend()) as port:
+        refused = await repeatable(port, key)
+        assert (refused.status, refused.error["param"]) == (400, "Idempotency-Key")
+        refused = await repeatable(port, "k", stream=True)
+        assert (refused.status, refused.error["param"]) == (400, "Idempotency-Key")
+        assert (await repeatable(port, "k", stream=False)).status == 200

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.gateway.access.call import Call, call_of, serving
 from services.gateway.http.auth import ApiKeys
 from services.gateway.http.errors import as_service_error, error_response
+from services.gateway.http.idempotency import Idempotency
 from services.gateway.http.request_id import new_id
 from services.gateway.metrics import GatewayMetrics
 
@@ -26,6 +27,7 @@ class Edge:
 
     def __init__(self, app: ASGIApp, *, keys: ApiKeys, metrics: GatewayMetrics, prefix: str = "") -> None:
         self.app = app
+        self._repeatable = Idempotency(app)
         self._keys = keys
         self._metrics = metrics
         self._prefix = prefix
@@ -34,7 +36,7 @@ class Edge:
         """Answers with an error, or passes the request to the application."""
         if scope["type"] == "http":
             scope = {**scope, "root_path": self._prefix}
-            await _Passage(self.app, self._keys, self._metrics, scope, send).run(receive)
+            await _Passage(self._repeatable, self._keys, self._metrics, scope, send).run(receive)
         elif scope["type"] == "websocket":
             # There are no WebSocket routes, and a connection must not bypass the API keys.
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})

@@ -16,6 +16,7 @@ from services.gateway.requests.placement_queue import PlacementQueue, Ticket
 from services.gateway.requests.router import Router, model_of, ready_members
 from services.gateway.requests.sequence_state import Address
 from services.gateway.requests.service_clients import PeerUnavailableError, ServiceClients
+from services.gateway.requests.service_rate import ServiceRate
 from shared import limits
 from shared.actors.host import Host
 from shared.actors.presence import Members
@@ -31,6 +32,7 @@ class Dispatcher:
 
     def __init__(self, host: Host, members: Members, router: Router, peers: ServiceClients) -> None:
         self.queue: PlacementQueue[Candidate] = PlacementQueue()
+        self._rate = ServiceRate()
         self._host, self._members, self._router, self._peers = host, members, router, peers
         self._able_at: dict[str, float] = {}
         """By model: the last time at which its members could take a sequence, monotonic seconds."""
@@ -52,6 +54,11 @@ class Dispatcher:
     def ended(self, candidate: Candidate) -> None:
         """Records that a placed sequence has ended, with the number of tokens that it has used."""
         self.queue.settle(candidate.ticket, candidate.num_tokens + len(candidate.sequence.token_ids))
+        self._rate.ended(self._now())
+
+    def retry_after_s(self) -> float:
+        """Returns the time until the queue of now will have been served, as fast as sequences end at present."""
+        return self._rate.wait_s(len(self.queue), self._now())
 
     def requeue(self, candidate: Candidate) -> None:
         """Queues a sequence again that was placed before. The caller must call `pump` afterwards."""
@@ -148,7 +155,7 @@ class Dispatcher:
                 told = f"No {service} of the model {model!r} is running. Try again shortly."
                 return ServiceError(f"no_{service}", told, retry_after_s=2.0)
         told = f"No engine of the model {model!r} takes requests. Try again later."
-        return ServiceError("server_is_overloaded", told, retry_after_s=2.0)
+        return ServiceError("server_is_overloaded", told, retry_after_s=self.retry_after_s())
 
     # --- sending ---
 
