@@ -86,10 +86,6 @@ class Subjects:
         """Prefix of the reply subjects of one member."""
         return self._join("inbox", member_id)
 
-    def bucket(self, name: str) -> str:
-        """Name of a key-value store of the deployment. NATS uses the subjects `$KV.<name>.>` and `$JS.API.>` for it."""
-        return f"{self.namespace}-v{PROTOCOL_VERSION}-{name}"
-
     def usage(self) -> str:
         """Usage records of all gateways. Nothing in the deployment listens to them."""
         return self._join("usage")
@@ -100,6 +96,14 @@ class Subjects:
 
     def _join(self, *tokens: str) -> str:
         return ".".join((self.namespace, f"v{PROTOCOL_VERSION}", *tokens))
+
+
+def bucket_name(namespace: str, name: str) -> str:
+    """Returns the name of a key-value store of one deployment.
+
+    For a store NATS uses the subjects `$KV.<bucket name>.>`, `$JS.API.>` and, for reading, `$JS.API.DIRECT.>`.
+    """
+    return f"{namespace}-v{PROTOCOL_VERSION}-{name}"
 
 
 def model_token(name: str) -> str:

@@ -20,6 +20,7 @@ from shared import limits, tls
 from shared.actors.host import Host
 from shared.config import GatewaySettings, SettingsError
 from shared.messages import GatewayStatus, ServiceName
+from shared.subjects import bucket_name
 
 BACKLOG = 2048
 TICKS_A_SECOND = 10
@@ -131,7 +132,9 @@ class _Server(uvicorn.Server):
 
 def _make_quotas(host: Host) -> Quotas:
     store = host.transport.key_value_store(
-        host.subjects.bucket("limits"), ttl_s=limits.QUOTA_ENTRY_S, timeout_s=limits.QUOTA_STORE_TIMEOUT_S
+        bucket_name(host.subjects.namespace, "limits"),
+        ttl_s=limits.QUOTA_ENTRY_S,
+        timeout_s=limits.QUOTA_STORE_TIMEOUT_S,
     )
     return Quotas(host.clock, f"{host.id}.{host.instance_id}", store)
 

@@ -5,10 +5,11 @@ import asyncio
 import pytest
 
 from shared.actors.key_value import Entry, StoreUnavailableError
+from shared.subjects import bucket_name
 
 
 def store_of(transport, subjects, ttl_s: float = 60.0, timeout_s: float = 2.0):
-    return transport.key_value_store(subjects.bucket("test"), ttl_s=ttl_s, timeout_s=timeout_s)
+    return transport.key_value_store(bucket_name(subjects.namespace, "test"), ttl_s=ttl_s, timeout_s=timeout_s)
 
 
 async def test_a_key_that_was_never_written_has_no_entry(bus, subjects):

@@ -85,6 +85,17 @@ def test_keys_and_passwords_are_on_no_command_line(planned, tmp_path: Path) -> N
     assert plan.token == "secret-1"
 
 
+def test_with_a_key_file_alone_the_launcher_has_a_key_of_its_own(planned) -> None:
+    plan, again = (planned(ServeSettings(api_keys_file="keys.toml", gateways=2)) for _ in range(2))
+    assert len(plan.token) >= 32
+    assert plan.token != again.token
+    for spec in plan.specs:
+        assert (spec.environ.get("OPENAI_API_KEYS") == plan.token) == (spec.service == "gateway")
+        assert not any(plan.token in word for word in spec.argv)
+        assert ("--api-keys-file=keys.toml" in spec.argv) == (spec.service == "gateway")
+    assert planned(ServeSettings(api_keys_file="keys.toml", api_keys="mine")).token == "mine"
+
+
 def test_credentials_and_configuration_are_private_files(planned, tmp_path: Path) -> None:
     planned(ServeSettings())
     for name in ("nats.conf", "nats.credentials"):

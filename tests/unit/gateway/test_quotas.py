@@ -9,7 +9,7 @@ from services.gateway.access.keys import ApiKey
 from services.gateway.access.quotas import Quotas, duration_text
 from shared import limits
 from shared.errors import ServiceError
-from shared.subjects import Subjects
+from shared.subjects import bucket_name
 from tests.support.memory import MemoryBus
 from tests.support.simulation import SimClock, run_simulation
 
@@ -27,7 +27,7 @@ class Gateways:
 
     def _one(self, name: str) -> Quotas:
         transport = self.bus.connect(name)
-        bucket = Subjects().bucket("limits")
+        bucket = bucket_name("antiphon", "limits")
         store = transport.key_value_store(bucket, ttl_s=limits.QUOTA_ENTRY_S, timeout_s=limits.QUOTA_STORE_TIMEOUT_S)
         return Quotas(SimClock(), name, store)
 
