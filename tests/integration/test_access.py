@@ -173,7 +173,8 @@ async def test_a_client_that_leaves_and_an_engine_that_fails_are_recorded_once()
 async def test_a_refused_request_has_no_record():
     records, backend = Records(), ScriptedBackend(refusal=ServiceError("server_is_overloaded", "Full."))
     async with limited(backend, records) as port:
-        assert (await ask(port, "sk-slow")).status == 503
+        for _ in range(5):
+            assert (await ask(port, "sk-slow")).status == 503, "what was not run does not count"
         assert (await ask(port, "sk-none")).status == 401
         assert (await ask(port, "sk-slow", temperature=9)).status == 400
     assert records.all == []

@@ -37,6 +37,8 @@ from services.engine.core.waiting import WaitingQueue
 _AGE = attrgetter("age")
 RESERVED_SHARE = 64
 """One row, and one more for each this many, are kept for clients without a running sequence."""
+RESERVING_ROWS_MIN = 16
+"""With fewer rows none is kept, because a single client would lose too large a part of them."""
 
 
 @dataclass(slots=True)
@@ -112,7 +114,8 @@ class Scheduler:
         self._swap = swap
         ratio = limits.kv_cache_ratio
         self._reserve = 0 if ratio is None else pool.num_blocks - int(ratio * pool.num_blocks)
-        self._reserved_rows = min(limits.max_num_seqs - 1, 1 + limits.max_num_seqs // RESERVED_SHARE)
+        rows = limits.max_num_seqs
+        self._reserved_rows = 1 + rows // RESERVED_SHARE if rows >= RESERVING_ROWS_MIN else 0
         self._delay = AdmissionDelay(limits.scheduler_delay_factor)
         self._payoff = Payoff()
         self.batches = BatchGate(limits.max_batch_size, limits.batch_wait_timeout)

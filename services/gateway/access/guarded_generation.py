@@ -88,7 +88,10 @@ class GuardedGeneration:
         self._ended = True
         counts = self.token_counts
         if self._quota is not None and self._admission is not None:
-            self._quota.finish(self._admission, counts.prompt + counts.generated)
+            if self._inner is None:
+                self._quota.withdraw(self._admission)
+            else:
+                self._quota.finish(self._admission, counts.prompt + counts.generated)
         if self._inner is not None:
             self._usage.record(self._record(counts, outcome, error_code))
 

@@ -123,6 +123,12 @@ class KeyQuota:
         self._return_later()
         return Admission(need, self._now())
 
+    def withdraw(self, admission: Admission) -> None:
+        """Takes an admission back whose request was not run. To be called instead of `finish`."""
+        self._running -= 1
+        self._left += admission.reserved
+        self._return_later()
+
     def finish(self, admission: Admission, tokens: int) -> None:
         """Ends an admitted request that has used this number of tokens. To be called once for each admission."""
         self._running -= 1

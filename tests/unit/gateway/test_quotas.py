@@ -94,6 +94,20 @@ def test_what_was_reserved_and_not_used_comes_back_and_what_was_used_beyond_is_o
     run_simulation(main)
 
 
+def test_an_admission_that_is_taken_back_counts_for_nothing():
+    limited = key(requests_per_minute=1, tokens_per_minute=100, concurrent_requests=1)
+
+    async def main() -> None:
+        quota = Gateways(1).all[0].of(limited)
+        for _ in range(5):
+            quota.withdraw(await quota.admit(100))
+        quota.finish(await quota.admit(100), 100)
+        with pytest.raises(ServiceError):
+            await quota.admit(1)
+
+    run_simulation(main)
+
+
 def test_a_request_above_a_whole_minute_needs_a_full_bucket():
     limited = key(tokens_per_minute=600)
 
