@@ -124,12 +124,13 @@ def _gateway_spec(
     index: int, models: Sequence[ServeSettings], environ: Mapping[str, str], place: _Place, listen_fd: int, keys: str
 ) -> ChildSpec:
     settings = models[0]
-    changes: dict[str, object] = {"listen_fd": listen_fd, "api_keys": ""}
+    changes: dict[str, object] = {"listen_fd": listen_fd, "api_keys": "", "usage_sink": ""}
     changes |= {"default_model": settings.default_model or model_name(settings)}
     # Gateways with the same seed would derive the same seeds for their requests.
     changes |= {"seed": None if settings.seed is None else settings.seed + index}
     changes |= {"return_token_ids": settings.return_token_ids or any(model.skip_tokenizer_init for model in models)}
-    secret = {"OPENAI_API_KEYS": keys} if keys else {}
+    secret = {"OPENAI_API_KEYS": keys, "ANTIPHON_USAGE_SINK": settings.usage_sink}
+    secret = {name: value for name, value in secret.items() if value}
     spec = _service_spec("gateway", f"gateway-{index + 1}", settings, changes, {**environ}, place, secret)
     return replace(spec, pass_fds=(listen_fd,))
 
@@ -166,8 +167,8 @@ def _service_spec(
     secret: Mapping[str, str] | None = None,
 ) -> ChildSpec:
     member_id = safe_token(place.prefix + name, limits.MEMBER_ID_CHARS_MAX)
-    # API keys, and a URL with a password, are passed in the environment, because every user of the machine can read
-    # command lines.
+    # API keys, and URLs that may have a password, are passed in the environment, because every user of the machine can
+    # read command lines.
     where: dict[str, object] = {"service_id": member_id, "nats": "", "nats_credentials": place.credentials}
     flags = to_argv(of_service(settings, SERVICES[service], **where, **changes))
     argv = [sys.executable, "-m", f"services.{service}", *flags]

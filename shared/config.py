@@ -7,6 +7,7 @@ start-up. `shared.flags` turns fields into flags; its names are re-exported here
 import.
 """
 
+import re
 from dataclasses import dataclass
 
 from shared import limits
@@ -52,6 +53,9 @@ __all__ = [
 
 
 TEMPERATURE = Rule("between 0 and 2", lambda value: 0 <= value <= 2)
+USAGE_SINK = Rule(
+    "file:PATH or a URL like https://host/path", lambda value: bool(re.match(r"$|file:.|https?://[^/]", value))
+)
 LOGPROBS = Rule(f"between 0 and {limits.LOGPROBS_MAX}", lambda value: 0 <= value <= limits.LOGPROBS_MAX)
 
 
@@ -348,6 +352,8 @@ class GatewaySettings(BusSettings):
         "",
         "where a record of each request's use goes besides the bus: file:PATH (a line of JSON each), or a URL to which "
         "such lines are posted",
+        env="ANTIPHON_USAGE_SINK",
+        rule=USAGE_SINK,
         group="http",
     )
     default_model: str = flag(

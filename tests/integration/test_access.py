@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.gateway.access.keys import keys_of_file
 from services.gateway.access.usage import Receiver, UsageLedger
 from services.gateway.http.auth import ApiKeys
+from shared.api_keys import keys_of_text
 from shared.errors import ServiceError
 from shared.messages import UsageRecord
 from tests.integration.edge import Connection, Reply, ScriptedBackend, call, serving, text_batches
@@ -53,7 +53,7 @@ class Records:
 
 @contextlib.asynccontextmanager
 async def limited(backend: ScriptedBackend, records: Records | None = None, **settings: Any) -> AsyncIterator[int]:
-    keys = ApiKeys("", keys_of_file(KEY_FILE, is_json=False, source=""))
+    keys = ApiKeys("", keys_of_text(KEY_FILE, is_json=False, source=""))
     async with serving(backend, keys=keys, usage=(records or Records()).ledger, **settings) as port:
         yield port
 

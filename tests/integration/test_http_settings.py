@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.access.keys import keys_of_file
 from services.gateway.http.auth import ApiKeys
+from shared.api_keys import keys_of_text
 from tests.integration.edge import CARD, Reply, ScriptedBackend, call, serving
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -130,7 +130,7 @@ scopes = ["admin"]
 
 async def test_a_key_uses_its_own_models_and_routes_and_no_others():
     cards = [CARD, replace(CARD, name="org/other", path="/models/other")]
-    keys = ApiKeys("sk-all", keys_of_file(KEY_FILE, is_json=False, source=""))
+    keys = ApiKeys("sk-all", keys_of_text(KEY_FILE, is_json=False, source=""))
     async with serving(ScriptedBackend(cards=cards), keys=keys) as port:
 
         def ask_as(key: str, method: str, path: str, body: Any = b""):

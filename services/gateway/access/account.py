@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from services.gateway.access.keys import ApiKey
 from shared import limits
+from shared.api_keys import ApiKey
 
 MINUTE_S = 60.0
 SKEW_S = 5.0

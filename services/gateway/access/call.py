@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from services.gateway.access.keys import ANONYMOUS, ApiKey
 from shared import limits
+from shared.api_keys import ANONYMOUS, ApiKey
 
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{limits.CLIENT_REQUEST_ID_CHARS_MAX}}}")
 

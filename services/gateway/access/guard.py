@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from services.gateway.access.call import Call, current_call
 from services.gateway.access.guarded_generation import GuardedGeneration
-from services.gateway.access.keys import ANONYMOUS, ApiKey
 from services.gateway.access.quotas import Quotas
 from services.gateway.access.usage import UsageLedger
 from services.gateway.generation import Backend, Client, Generation, GenerationRequest, ModelCard
+from shared.api_keys import ANONYMOUS, ApiKey
 from shared.errors import ServiceError
 
 

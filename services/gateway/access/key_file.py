@@ -1,12 +1,13 @@
 """Reads the key file, and reads it again when it changes, so that keys change without a restart."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from services.gateway.access.keys import ApiKey, keys_of_file
+from shared.api_keys import ApiKey, read_keys
 from shared.flags import SettingsError
 
 log = logging.getLogger(__name__)
@@ -16,26 +17,17 @@ _Stamp = tuple[int, int, int]
 
 
 class KeyFile:
-    """The file that `--api-keys-file` names. TOML, or JSON if its name ends in `.json`."""
+    """The file that `--api-keys-file` names."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._stamp: _Stamp | None = None
 
     def read(self) -> list[ApiKey]:
-        """Returns the keys of the file. Raises SettingsError if it cannot be read or is not a valid key file."""
-        source = f"--api-keys-file: {self._path}"
-        try:
+        """Returns the keys of the file. Raises SettingsError, see `read_keys`."""
+        with contextlib.suppress(OSError):  # `read_keys` says what is wrong
             self._stamp = self._look()
-            text = self._path.read_text(encoding="utf-8")
-            open_to_others = self._path.stat().st_mode & 0o077
-        except OSError as error:
-            raise SettingsError(f"{source} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise SettingsError(f"{source} is not a text in UTF-8") from error
-        if open_to_others:
-            log.warning("%s can be read by other users of this machine", self._path)
-        return keys_of_file(text, is_json=self._path.suffix == ".json", source=source)
+        return read_keys(self._path)
 
     async def watch(self, use: Callable[[Sequence[ApiKey]], None]) -> NoReturn:
         """Calls `use` with the keys each time the file has changed, without end.

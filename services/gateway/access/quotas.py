@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from services.gateway.access.account import Account, Amounts, Grant, exchange, full, refilled, seconds_until_full
-from services.gateway.access.keys import ApiKey
 from shared import limits
 from shared.actors.key_value import KeyValueStore, StoreUnavailableError
+from shared.api_keys import ApiKey
 from shared.clock import Clock
 from shared.errors import ServiceError
 

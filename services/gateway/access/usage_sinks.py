@@ -11,7 +11,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -96,15 +95,12 @@ class WebhookSink:
 
 
 def sink_of(word: str) -> FileSink | WebhookSink:
-    """Returns the sink that `--usage-sink` names. Raises SettingsError."""
-    if word.startswith(_FILE) and word != _FILE:
-        sink = FileSink(word.removeprefix(_FILE))
-        sink.check()
-        return sink
-    parts = urlsplit(word)
-    if parts.scheme in ("http", "https") and parts.hostname:
+    """Returns the sink that `--usage-sink` names: `file:PATH` or a URL. Raises SettingsError."""
+    if not word.startswith(_FILE):
         return WebhookSink(word)
-    raise SettingsError(f"--usage-sink: {word!r} is neither file:PATH nor a URL like https://host/path")
+    sink = FileSink(word.removeprefix(_FILE))
+    sink.check()
+    return sink
 
 
 def json_lines(records: Sequence[UsageRecord]) -> bytes:

@@ -8,7 +8,7 @@ import hmac
 import secrets
 from collections.abc import Iterable, Sequence
 
-from services.gateway.access.keys import ANONYMOUS, ApiKey, Scope, digest, listed_keys
+from shared.api_keys import ANONYMOUS, ApiKey, Scope, digest, listed_keys
 from shared.errors import ServiceError
 from shared.flags import SettingsError
 

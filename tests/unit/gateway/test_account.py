@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.access.account import SKEW_S, Account, Amounts, exchange, full, refilled, seconds_until_full
-from services.gateway.access.keys import ApiKey
 from shared import limits
+from shared.api_keys import ApiKey
 
 KEY = ApiKey(name="k", requests_per_minute=60, tokens_per_minute=6000, concurrent_requests=3)
 NOTHING = Amounts()

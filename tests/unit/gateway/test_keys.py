@@ -10,8 +10,8 @@ import pytest
 
 from services.gateway.access import key_file
 from services.gateway.access.key_file import KeyFile
-from services.gateway.access.keys import ApiKey, keys_of_file, listed_keys
 from services.gateway.http.auth import ApiKeys
+from shared.api_keys import ApiKey, keys_of_text, listed_keys
 from shared.errors import ServiceError
 from shared.flags import SettingsError
 
@@ -34,7 +34,7 @@ sha256 = "{digest}"
 
 
 def read(text: str, *, is_json: bool = False) -> list[ApiKey]:
-    return keys_of_file(text, is_json=is_json, source="F")
+    return keys_of_text(text, is_json=is_json, source="F")
 
 
 def bearer(value: str) -> list[tuple[bytes, bytes]]:

@@ -5,9 +5,9 @@ import logging
 
 import pytest
 
-from services.gateway.access.keys import ApiKey
 from services.gateway.access.quotas import Quotas, duration_text
 from shared import limits
+from shared.api_keys import ApiKey
 from shared.errors import ServiceError
 from shared.subjects import bucket_name
 from tests.support.memory import MemoryBus

@@ -14,6 +14,7 @@ from services.gateway.access.usage import DeliveryError, Receiver, UsageLedger
 from services.gateway.access.usage_sinks import BusSink, FileSink, WebhookSink, sink_of
 from shared import limits
 from shared.codec import Decoder
+from shared.config import GatewaySettings, validated
 from shared.flags import SettingsError
 from shared.messages import UsageRecord
 from shared.subjects import Subjects
@@ -178,10 +179,12 @@ async def test_a_web_server_that_is_not_there_is_a_failed_delivery(unused_port: 
         await WebhookSink(f"http://127.0.0.1:{unused_port}/").deliver([record(1)])
 
 
-@pytest.mark.parametrize("word", ["usage.jsonl", "file:", "ftp://host/x", "http://", "https:path"])
+@pytest.mark.parametrize("word", ["usage.jsonl", "file:", "ftp://host/x", "http://", "https:path", "x file:y"])
 def test_a_sink_that_is_none_is_refused(word: str):
-    with pytest.raises(SettingsError, match="--usage-sink"):
-        sink_of(word)
+    with pytest.raises(SettingsError, match=r"usage_sink: .* is not file:PATH or a URL"):
+        validated(GatewaySettings, {"usage_sink": word})
+    for good in ("file:x", "http://host", "https://host/path?x=1", ""):
+        assert validated(GatewaySettings, {"usage_sink": good}).usage_sink == good
 
 
 def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""API keys: what a key allows, and the format of the file that lists keys. Pure; the file is read by `key_file`.
+"""API keys: what a key allows, and the file that lists keys. Used by the gateway, and by the launcher's first check.
 
 A key file is TOML (a table `[[keys]]` for each key) or JSON (`{"keys": [...]}`). In the names of its members `-` and
 `_` are the same. Error messages name members and positions, never the value of a key.
@@ -6,9 +6,11 @@ A key file is TOML (a table `[[keys]]` for each key) or JSON (`{"keys": [...]}`)
 
 import hashlib
 import json
+import logging
 import re
 import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -16,6 +18,7 @@ import msgspec
 from shared import limits
 from shared.flags import SettingsError
 
+log = logging.getLogger(__name__)
 Scope = Literal["inference", "admin"]
 SCOPES: frozenset[Scope] = frozenset({"inference", "admin"})
 """`inference`: models, generation and tokenizing. `admin`: metrics and other facts about the whole server."""
@@ -88,8 +91,26 @@ def listed_keys(listed: str) -> list[ApiKey]:
     return [ApiKey(name=f"key-{number}", digests=(digest(value),)) for number, value in enumerate(values, 1)]
 
 
-def keys_of_file(text: str, *, is_json: bool, source: str) -> list[ApiKey]:
-    """Returns the keys that a key file lists. Raises SettingsError, whose message begins with `source`."""
+def read_keys(path: Path) -> list[ApiKey]:
+    """Returns the keys of a key file: JSON if its name ends in `.json`, else TOML.
+
+    Raises SettingsError if it cannot be read or is not valid. Logs a warning if other users of the machine may read it.
+    """
+    source = f"--api-keys-file: {path}"
+    try:
+        text = path.read_text(encoding="utf-8")
+        open_to_others = path.stat().st_mode & 0o077
+    except OSError as error:
+        raise SettingsError(f"{source} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{source} is not a text in UTF-8") from error
+    if open_to_others:
+        log.warning("%s can be read by other users of this machine", path)
+    return keys_of_text(text, is_json=path.suffix == ".json", source=source)
+
+
+def keys_of_text(text: str, *, is_json: bool, source: str) -> list[ApiKey]:
+    """Returns the keys that the text of a key file lists. Raises SettingsError, whose message begins with `source`."""
     try:
         content: Any = json.loads(text) if is_json else tomllib.loads(text)
         entries = msgspec.convert(_with_underscores(content), _File).keys
