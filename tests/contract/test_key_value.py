@@ -79,6 +79,27 @@ async def test_a_store_comes_back_with_its_server(private_nats_server, nats_conn
     assert await store.replace("a", b"2", 0)
 
 
+@pytest.mark.nats
+async def test_a_server_without_jetstream_or_without_permission_has_no_store(
+    private_nats_server, nats_connect, subjects
+):
+    server = private_nats_server
+    own = f'"{subjects.namespace}.>"'
+    only_own = f", permissions: {{ publish: {own}, subscribe: {own} }}"
+    for change in ({"jetstream": False}, {"permissions": only_own}):
+        server.kill()
+        for name, value in change.items():
+            setattr(server, name, value)
+        server.start()
+        transport = await nats_connect(server, f"client-{next(iter(change))}")
+        store = store_of(transport, subjects, timeout_s=0.3)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError):
+                await store.get("a")
+        await transport.barrier()
+        server.jetstream = True
+
+
 async def test_without_a_store_an_operation_fails_and_nothing_else_does(memory_connect, subjects):
     transport = await memory_connect("one")
     transport.bus.has_store = False

@@ -45,7 +45,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(model: Path, files: Path) -> Iterator[Served]:
-    flags = ("--gateways=2", "--max-num-seqs=4", f"--api-keys-file={files / 'keys.toml'}")
+    flags = ("--gateways=2", "--max-num-seqs=16", f"--api-keys-file={files / 'keys.toml'}")
     with until_the_end(serve_tiny(model, *flags, f"--usage-sink=file:{files / 'usage.jsonl'}")) as started:
         yield started
 
@@ -98,13 +98,14 @@ async def test_a_key_that_floods_does_not_starve_another(served: Served) -> None
         asyncio.create_task(
             asyncio.to_thread(fetch, served, "POST", "/v1/completions", body, Authorization="Bearer sk-flood")
         )
-        for _ in range(24)
+        for _ in range(64)
     ]
     await asyncio.sleep(0.3)
+    done = sum(task.done() for task in flood)
     for _ in range(3):
         answer = await asyncio.to_thread(ask, served, "sk-other")
         assert answer.status == 200
-    assert sum(task.done() for task in flood) < len(flood), "three requests did not wait for all of the others"
+    assert sum(task.done() for task in flood) - done <= 32, "three requests did not wait for all of the others"
     assert {answer.status for answer in await asyncio.gather(*flood)} == {200}
 
 
