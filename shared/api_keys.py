@@ -23,7 +23,7 @@ Scope = Literal["inference", "admin"]
 SCOPES: frozenset[Scope] = frozenset({"inference", "admin"})
 """`inference`: models, generation and tokenizing. `admin`: metrics and other facts about the whole server."""
 _RESERVED = "anonymous"
-_Name = Annotated[str, msgspec.Meta(pattern=rf"^[A-Za-z0-9_.-]{{1,{limits.KEY_NAME_CHARS_MAX}}}$")]
+_Name = Annotated[str, msgspec.Meta(pattern=rf"^[A-Za-z0-9_-]{{1,{limits.KEY_NAME_CHARS_MAX}}}$")]
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-fA-F]{64}$")]
 _Secret = Annotated[str, msgspec.Meta(min_length=1)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]

@@ -6,6 +6,7 @@ it did not use, or takes more, when the length of an answer is known; a bucket m
 progress are counted for each gateway, with the time at which the gateway last confirmed its number.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,7 +48,10 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Account(msgspec.Struct, frozen=True, array_like=True):
-    """What is left of a key's limits. `at`: the time up to which the buckets are refilled, Unix seconds."""
+    """What is left of a key's limits. `at`: the time up to which the buckets are refilled, Unix seconds.
+
+    The bucket of a limit that the key does not have is infinite, so that it is full when the key gets the limit.
+    """
 
     requests: float
     tokens: float
@@ -69,7 +73,7 @@ class Grant:
 
 def full(key: ApiKey, now: float) -> Account:
     """Returns the account of a key that has not been used for a while."""
-    return Account(key.requests_per_minute, key.tokens_per_minute, now, {})
+    return Account(_capacity(key.requests_per_minute), _capacity(key.tokens_per_minute), now, {})
 
 
 def refilled(account: Account, key: ApiKey, now: float) -> Account:
@@ -78,8 +82,8 @@ def refilled(account: Account, key: ApiKey, now: float) -> Account:
     passed = max(0.0, now - account.at) / MINUTE_S
     return msgspec.structs.replace(
         account,
-        requests=min(key.requests_per_minute, account.requests + passed * key.requests_per_minute),
-        tokens=min(key.tokens_per_minute, account.tokens + passed * key.tokens_per_minute),
+        requests=min(_capacity(key.requests_per_minute), account.requests + passed * key.requests_per_minute),
+        tokens=min(_capacity(key.tokens_per_minute), account.tokens + passed * key.tokens_per_minute),
         at=now if ahead else max(account.at, now),
     )
 
@@ -94,7 +98,9 @@ def exchange(
     """
     account = refilled(account, key, now)
     level = Amounts(account.requests, account.tokens) + returned
-    level = Amounts(min(level.requests, key.requests_per_minute), min(level.tokens, key.tokens_per_minute))
+    level = Amounts(
+        min(level.requests, _capacity(key.requests_per_minute)), min(level.tokens, _capacity(key.tokens_per_minute))
+    )
     held = {
         name: each for name, each in account.held.items() if name != gateway and now - each.at < limits.QUOTA_HOLD_S
     }
@@ -130,6 +136,10 @@ def _grant(level: Amounts, key: ApiKey, in_progress: int, need: Amounts) -> Gran
             _with_share(need.tokens, level.tokens, key.tokens_per_minute),
         )
     )
+
+
+def _capacity(per_minute: int) -> float:
+    return per_minute or math.inf
 
 
 def _with_share(need: float, level: float, per_minute: int) -> float:

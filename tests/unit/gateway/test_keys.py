@@ -28,7 +28,7 @@ weight = 2.5
 priority = -1
 
 [[keys]]
-name = "team.b"
+name = "team_b"
 sha256 = "{digest}"
 """.format(digest=hashlib.sha256(b"sk-three").hexdigest())
 
@@ -58,7 +58,7 @@ def test_a_file_key_opens_by_any_of_its_values_and_by_its_digest():
     assert [keys.check("/v1/models", bearer(value)).name for value in ("sk-one", "sk-two", "sk-three")] == [
         "team-a",
         "team-a",
-        "team.b",
+        "team_b",
     ]
     for wrong in ("sk-four", hashlib.sha256(b"sk-three").hexdigest()):
         with pytest.raises(ServiceError, match="Incorrect"):
@@ -73,7 +73,7 @@ def test_metrics_need_the_scope_admin_and_documents_any_key():
         with pytest.raises(ServiceError) as raised:
             keys.check(path, bearer("sk-three"))
         assert (raised.value.status, raised.value.code) == (403, "permission_denied")
-    assert keys.check("/openapi.json", bearer("sk-three")).name == "team.b"
+    assert keys.check("/openapi.json", bearer("sk-three")).name == "team_b"
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,7 @@ def test_metrics_need_the_scope_admin_and_documents_any_key():
         ('key = "x"', "name"),
         ('name = "a"', "'sha256'"),
         ('name = "a b"\nkey = "x"', "name"),
+        ('name = "a.b"\nkey = "x"', "name"),
         ('name = "anonymous"\nkey = "x"', "another"),
         ('name = "a"\nkey = ""', "length"),
         ('name = "a"\nkey = ["x", ""]', "length"),

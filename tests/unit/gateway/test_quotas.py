@@ -202,6 +202,8 @@ def test_a_changed_key_has_its_new_limits_at_once():
         assert sum([await admitted(quotas, key(requests_per_minute=60)) for _ in range(80)]) == 60
         assert not await admitted(quotas, key(requests_per_minute=10))
         assert await admitted(quotas, key())
+        assert await admitted(quotas, key(tokens_per_minute=500), 500), "a new limit begins with a full bucket"
+        assert not await admitted(quotas, key(tokens_per_minute=500), 500)
 
     run_simulation(main)
 
