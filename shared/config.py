@@ -7,6 +7,7 @@ start-up. `shared.flags` turns fields into flags; its names are re-exported here
 import.
 """
 
+import re
 from dataclasses import dataclass
 
 from shared import limits
@@ -66,6 +67,9 @@ CONV_TEMPLATES = (
 """The names of conversation templates. Each has a file in `shared/text/templates`, except `shennong_chat`, whose layout
 is not public."""
 CONV_TEMPLATE = Rule(f"one of {', '.join(CONV_TEMPLATES)}", lambda value: value in ("", *CONV_TEMPLATES))
+USAGE_SINK = Rule(
+    "file:PATH or a URL like https://host/path", lambda value: bool(re.match(r"$|file:.|https?://[^/]", value))
+)
 LOGPROBS = Rule(f"between 0 and {limits.LOGPROBS_MAX}", lambda value: 0 <= value <= limits.LOGPROBS_MAX)
 
 
@@ -365,6 +369,26 @@ class GatewaySettings(BusSettings):
         True,
         "serve OpenAI's API; if not, only POST /generate, the probes and /metrics, and requests name no model",
         env="USE_OPENAI",
+        group="http",
+    )
+    api_keys_file: str = flag(
+        "",
+        "TOML or JSON file of keys with names, models, scopes, limits and weights; read again when it changes",
+        env="ANTIPHON_API_KEYS_FILE",
+        group="http",
+    )
+    request_timeout: float = flag(
+        0.0,
+        "longest time of a request, seconds, which a request may shorten with 'timeout' (0: no limit)",
+        rule=NOT_NEGATIVE,
+        group="http",
+    )
+    usage_sink: str = flag(
+        "",
+        "where a record of each request's use goes besides the bus: file:PATH (a line of JSON each), or a URL to which "
+        "such lines are posted",
+        env="ANTIPHON_USAGE_SINK",
+        rule=USAGE_SINK,
         group="http",
     )
     default_model: str = flag(

@@ -63,6 +63,39 @@ GATEWAY_SEQUENCES_MAX = 65536
 503. Bounds memory, because one request may have many sequences."""
 CACHE_SALT_CHARS_MAX = 256
 """Characters in `cache_salt`. The salt is part of the `Submit` of each sequence, so this bounds its size."""
+KEY_NAME_CHARS_MAX = 64
+"""Characters in the name of an API key. The name is part of usage records and of keys in the store of limits."""
+API_KEYS_MAX = 10_000
+"""Keys in a key file. Bounds the time to read it and the memory for the state of each key."""
+REQUEST_ID_HEADER_CHARS_MAX = 128
+"""Characters in an `X-Request-Id` of a client, which is repeated in the response and in the usage record."""
+QUOTA_LEASE_S = 1.0
+"""How long a gateway keeps the share of a key's limits that it has taken from the store for its next requests. The
+share is what the key gets in this time: most requests need no round trip, and an unused share soon goes back."""
+QUOTA_HOLD_S = 10.0
+"""How long the requests in progress of a gateway count towards a key's limit after the gateway has last confirmed
+them. Frees the places of a gateway that has died."""
+QUOTA_ENTRY_S = 3600.0
+"""How long the store keeps the state of a key's limits that nobody uses. An unused limit is whole again after a minute,
+or later if answers were longer than estimated."""
+QUOTA_STORE_TIMEOUT_S = 0.25
+"""Time limit of one operation of the store of limits. A request waits for it."""
+QUOTA_STORE_RETRY_S = 5.0
+"""Pause after a failure of the store of limits, in which each gateway counts alone."""
+OUTPUT_ESTIMATE_TOKENS = 256
+"""Output tokens that are reserved from a key's limit for a choice without `max_tokens`, until its length is known."""
+USAGE_QUEUE_MAX = 10_000
+"""Usage records that wait for one receiver; further ones are dropped and counted. Bounds memory while it is down."""
+USAGE_BATCH_MAX = 500
+"""Usage records that are delivered together. Keeps one delivery below 500 KiB."""
+USAGE_FLUSH_S = 5.0
+"""How long a gateway that ends waits for a receiver to take the last usage records."""
+IDEMPOTENCY_S = 600.0
+"""How long an answer is kept for repetitions of its request (`Idempotency-Key`). Longer than clients try again."""
+IDEMPOTENCY_ANSWERS_MAX = 1024
+"""Answers that a gateway keeps for repetitions; the oldest are dropped. Also the requests with a key in progress."""
+IDEMPOTENCY_BYTES_MAX = 64 * 2**20
+"""Size of the answers that a gateway keeps for repetitions. Bounds memory."""
 BODY_READ_S = 60.0
 """Longest time for a request's body to arrive. Ends requests whose client stops sending."""
 IDLE_CONNECTION_S = 75.0

@@ -259,6 +259,9 @@ class EngineActor(Actor):
             submit.priority,
             self._arrivals,
             submit.family,
+            submit.client,
+            submit.client_weight,
+            submit.client_priority,
         )
         self._arrivals += 1
         if self.sequences.release(submit.sequence_id, submit.attempt - 1, self._now()):

@@ -8,6 +8,10 @@ from collections.abc import Callable, Sequence
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
+from services.gateway.access.guard import GuardedBackend
+from services.gateway.access.quotas import Quotas
+from services.gateway.access.usage import UsageLedger
+from services.gateway.access.usage_metrics import UsageCollector
 from services.gateway.engine_metrics import EngineCollector
 from services.gateway.generation import Backend
 from services.gateway.http import errors as http_errors
@@ -20,13 +24,19 @@ from services.gateway.openai import openapi
 from services.gateway.openai.endpoints import GenerationEndpoints
 from services.gateway.openai.service_endpoints import ServiceEndpoints
 from services.gateway.openai.serving import Serving
+from shared.clock import SystemClock
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.flags import json_words
 from shared.messages import Heartbeat
 from shared.version import __version__
 
-EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms")
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "retry-after",
+    "retry-after-ms",
+    *(f"x-ratelimit-{fact}-{what}" for fact in ("limit", "remaining", "reset") for what in ("requests", "tokens")),
+)
 """Response headers that web pages of other origins may read (CORS)."""
 
 
@@ -44,13 +54,23 @@ def _no_heartbeats() -> Sequence[Heartbeat]:
 
 
 def create_app(
-    backend: Backend, settings: GatewaySettings, *, heartbeats: Callable[[], Sequence[Heartbeat]] = _no_heartbeats
+    backend: Backend,
+    settings: GatewaySettings,
+    *,
+    keys: ApiKeys | None = None,
+    quotas: Quotas | None = None,
+    usage: UsageLedger | None = None,
+    heartbeats: Callable[[], Sequence[Heartbeat]] = _no_heartbeats,
 ) -> FastAPI:
     """Returns the ASGI application.
 
-    `heartbeats` returns the last heartbeat of each engine; it is called at each scrape of `/metrics`.
+    `keys`: the accepted API keys, by default those of `--api-keys`. `quotas`: their limits, by default counted by this
+    gateway alone. `usage` takes the usage records, which by default go nowhere. `heartbeats` returns the last heartbeat
+    of each engine; it is called at each scrape of `/metrics`.
     """
-    metrics = GatewayMetrics(EngineCollector(heartbeats))
+    usage = usage or UsageLedger()
+    backend = GuardedBackend(backend, quotas or Quotas(SystemClock()), usage, settings.request_timeout)
+    metrics = GatewayMetrics(EngineCollector(heartbeats), UsageCollector(usage))
     app = FastAPI(
         title="Antiphon",
         description="Language models behind the OpenAI API.",
@@ -61,8 +81,8 @@ def create_app(
     )
     formats = http_errors.ErrorFormats(ERROR_FORMATS)
     http_errors.install(app, metrics.count_error, formats)
-    prefix = settings.root_path.rstrip("/")
-    app.add_middleware(Edge, keys=ApiKeys(settings.api_keys), metrics=metrics, formats=formats, prefix=prefix)
+    keys, prefix = keys or ApiKeys(settings.api_keys), settings.root_path.rstrip("/")
+    app.add_middleware(Edge, keys=keys, metrics=metrics, formats=formats, prefix=prefix)
     _allow_pages(app, settings)
     serving = Serving(backend, metrics, settings)
     _post(app, "/generate", GenerateEndpoint(serving).generate)

@@ -13,6 +13,18 @@ from shared.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
+class Client:
+    """On whose behalf a request runs: the name of an API key, empty without keys, and its claim on the engines.
+
+    `weight`: share in comparison with other clients. `priority`: clients with a lower number go first.
+    """
+
+    name: str = ""
+    weight: float = 1.0
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One accepted HTTP request. Exactly one of `texts`, `token_ids`, `messages` and `conversations` is set.
 
@@ -45,16 +57,35 @@ class GenerationRequest:
     add_generation_prompt: bool = True
     cache_salt: bytes = b""
     priority: int = 0
+    """Order among the requests of the same client: lower first."""
     trace_headers: dict[str, str] = field(default_factory=dict)
     bad_word_texts: tuple[str, ...] = ()
     """Words of `bad_words` as texts; tokenizers convert them to `params.bad_words`."""
     grammar_param: str = ""
     """Name of the request's field that `params.grammar` comes from, for errors."""
+    client: Client = field(default_factory=Client)
+    timeout_s: float = 0.0
+    """Time after which the request fails with `deadline_exceeded`, seconds; 0: never."""
 
     @property
     def num_prompts(self) -> int:
         """Number of prompts; a conversation is one prompt."""
         return len(self.texts) + len(self.token_ids) + bool(self.messages) + len(self.conversations)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of a request so far.
+
+    `prompt`: of all prompts. `cached`: prompt tokens taken from the prefix cache. `computed`: tokens that engines have
+    computed, including those computed again after the loss of an engine. `generated`: output tokens that have reached
+    the gateway.
+    """
+
+    prompt: int = 0
+    cached: int = 0
+    computed: int = 0
+    generated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +129,11 @@ class Generation(Protocol):
     @property
     def times(self) -> PhaseTimes:
         """When the request was tokenized and placed."""
+        ...
+
+    @property
+    def token_counts(self) -> TokenCounts:
+        """The tokens of the request so far; after its end, of the whole request."""
         ...
 
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:

@@ -44,7 +44,7 @@ from shared.messages.engine import (
     TokenLogprobs,
     TopLogprob,
 )
-from shared.messages.gateway import OwnershipQuery, OwnershipReply
+from shared.messages.gateway import OwnershipQuery, OwnershipReply, UsageOutcome, UsageRecord
 from shared.messages.presence import (
     EngineStatus,
     GatewayStatus,
@@ -108,4 +108,6 @@ __all__ = [
     "TokenizeRequest",
     "TokenizedPrompt",
     "TopLogprob",
+    "UsageOutcome",
+    "UsageRecord",
 ]

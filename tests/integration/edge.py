@@ -14,8 +14,10 @@ from typing import Any
 
 import uvicorn
 
+from services.gateway.access.usage import UsageLedger
 from services.gateway.app import create_app
-from services.gateway.generation import GenerationRequest, ModelCard, PhaseTimes, SequenceUpdate
+from services.gateway.generation import GenerationRequest, ModelCard, PhaseTimes, SequenceUpdate, TokenCounts
+from services.gateway.http.auth import ApiKeys
 from services.gateway.model_catalog import find_model, unknown_model, wanted_name
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
@@ -49,6 +51,7 @@ class ScriptedGeneration:
         self.request = request
         self.cancelled: list[str] = []
         self.stopped = asyncio.Event()
+        self.generated = 0
         self._num_prompt_tokens = num_prompt_tokens
         self._steps: asyncio.Queue[Step | None] = asyncio.Queue()
 
@@ -74,10 +77,15 @@ class ScriptedGeneration:
         for step in steps:
             self._steps.put_nowait(step)
 
+    @property
+    def token_counts(self) -> TokenCounts:
+        return TokenCounts(self.num_prompt_tokens, 0, self.num_prompt_tokens + self.generated, self.generated)
+
     async def updates(self) -> AsyncIterator[Batch]:
         while (step := await self._steps.get()) is not None:
             if isinstance(step, Exception):
                 raise step
+            self.generated += sum(len(update.token_ids) for update in step)
             yield step
 
     async def cancel(self, reason: str) -> None:
@@ -132,10 +140,14 @@ class ScriptedBackend:
 
 @contextlib.asynccontextmanager
 async def serving(
-    backend: ScriptedBackend, heartbeats: Callable[[], list[Heartbeat]] = list, **settings: Any
+    backend: ScriptedBackend,
+    heartbeats: Callable[[], list[Heartbeat]] = list,
+    keys: ApiKeys | None = None,
+    usage: UsageLedger | None = None,
+    **settings: Any,
 ) -> AsyncIterator[int]:
     """A real server on a free port. At the end every request must be over; a leak would show as a hanging test."""
-    app = create_app(backend, GatewaySettings(**settings), heartbeats=heartbeats)
+    app = create_app(backend, GatewaySettings(**settings), keys=keys, usage=usage, heartbeats=heartbeats)
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http="httptools", ws="none")
     config.load()
     server = uvicorn.Server(config)

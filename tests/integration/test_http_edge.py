@@ -121,11 +121,21 @@ async def test_every_route_but_the_probes_needs_a_key():
 
 async def test_the_server_draws_each_request_s_id():
     async with serving(ScriptedBackend()) as port:
-        reply = await call(port, "POST", "/v1/completions", {"prompt": "x"}, {"x-request-id": "mine"})
+        reply = await call(port, "POST", "/v1/completions", {"prompt": "x"})
         assert reply.json["id"] == "cmpl-" + reply.headers["x-request-id"]
         assert len(reply.headers["x-request-id"]) == 22
         other = await call(port, "GET", "/nothing")
         assert other.headers["x-request-id"] != reply.headers["x-request-id"]
+
+
+async def test_a_client_s_own_id_is_repeated_beside_the_server_s():
+    async with serving(ScriptedBackend()) as port:
+        ids: set[str] = set()
+        for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/completions", {"prompt": "x"}), ("/no", {})):
+            reply = await call(port, "POST", path, body, {"x-request-id": "mine-1"})
+            assert reply.headers["x-request-id"] == "mine-1"
+            ids.add(reply.json.get("id", ""))
+        assert len(ids) == 3, "ids of answers are unique whatever clients send"
 
 
 @pytest.mark.spec("S-API-006", "S-API-079")

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from services.gateway.http.auth import ApiKeys
+from shared.api_keys import keys_of_text
 from shared.messages import PositionLogprobs, TokenText
 from tests.integration.edge import CARD, Reply, ScriptedBackend, call, serving, text_batches
 
@@ -123,3 +125,43 @@ async def test_a_model_is_found_by_any_of_its_names_and_listed_under_the_first()
         assert listed["id"] == CARD.name
         assert (await call(port, "GET", "/v1/models/other")).json == listed
         assert (await call(port, "GET", "/v1/models/third")).status == 404
+
+
+KEY_FILE = """
+[[keys]]
+name = "toy"
+key = "sk-toy"
+models = ["org/toy"]
+
+[[keys]]
+name = "ops"
+key = "sk-ops"
+scopes = ["admin"]
+"""
+
+
+async def test_a_key_uses_its_own_models_and_routes_and_no_others():
+    cards = [CARD, replace(CARD, name="org/other", path="/models/other")]
+    keys = ApiKeys("sk-all", keys_of_text(KEY_FILE, is_json=False, source=""))
+    async with serving(ScriptedBackend(cards=cards), keys=keys) as port:
+
+        def ask_as(key: str, method: str, path: str, body: Any = b""):
+            return call(port, method, path, body, {"authorization": f"Bearer {key}"})
+
+        for key, names in (("sk-toy", ["org/toy"]), ("sk-all", ["org/toy", "org/other"])):
+            assert [card["id"] for card in (await ask_as(key, "GET", "/v1/models")).json["data"]] == names
+        for path, fields in (
+            ("/v1/chat/completions", {"messages": HELLO}),
+            ("/v1/completions", {"prompt": "hi"}),
+            ("/tokenize", {"prompt": "hi"}),
+            ("/detokenize", {"tokens": [65]}),
+        ):
+            assert (await ask_as("sk-toy", "POST", path, {**fields, "model": "org/toy"})).status == 200
+            for model in ("org/other", "/models/other"):
+                refused = await ask_as("sk-toy", "POST", path, {**fields, "model": model})
+                assert (refused.status, refused.error["type"]) == (403, "permission_error")
+                assert (refused.error["code"], refused.error["param"]) == ("permission_denied", "model")
+            assert (await ask_as("sk-ops", "POST", path, fields)).status == 403
+        assert (await ask_as("sk-toy", "GET", "/v1/models/org/other")).status == 403
+        for key, status in (("sk-ops", 200), ("sk-toy", 403), ("sk-all", 200), ("sk-none", 401)):
+            assert (await ask_as(key, "GET", "/metrics")).status == status

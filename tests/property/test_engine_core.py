@@ -115,6 +115,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         choices=st.sampled_from([1, 1, 2, 3]),
         spread=st.sampled_from([0, 0, 1, -1]),
         clamped=st.sampled_from([True, True, True, False]),
+        client=st.sampled_from([("", 0), ("", 0), ("a", 0), ("b", 1)]),
     )
     def submit(
         self,
@@ -133,6 +134,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         choices: int,
         spread: int,
         clamped: bool,
+        client: tuple[str, int],
     ) -> None:
         """One sequence, a fork of a live one, or the choices of a prompt, that arrive together."""
         if clamped:
@@ -157,9 +159,9 @@ class EngineCoreMachine(RuleBasedStateMachine):
             self.salts[sequence_id] = salt
             given = tuple(hashes[:num_hashes])
             rank = priority + number * spread
-            self.enter(
-                SequenceSpec(sequence_id, prompt, params, tuple(output), given, salt, rank, arrival, related), forked
-            )
+            name, client_rank = client
+            carried, place = tuple(output), (rank, arrival, related, name, 1.0 + client_rank, client_rank)
+            self.enter(SequenceSpec(sequence_id, prompt, params, carried, given, salt, *place), forked)
 
     def room(self) -> int:
         return min(self.facts.max_model_len, self.facts.num_blocks * self.facts.block_size + 1)

@@ -6,7 +6,7 @@
 import random
 from dataclasses import dataclass, field, replace
 
-from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.generation import Client, GenerationRequest, ModelCard
 from services.gateway.requests.prompts import sequence_params
 from shared.sampling import SamplingParams
 from tests.sim.model import HashModel, Reference, reference
@@ -70,6 +70,9 @@ class Fault:
         return f"{what} for {self.seconds:.2f} s"
 
 
+CLIENTS = (Client(), Client("a"), Client("b", 2.0), Client("c", 1.0, -1))
+
+
 @dataclass(frozen=True)
 class Load:
     """One client's request."""
@@ -102,6 +105,7 @@ class Load:
             include_stop_str_in_output=self.include_stop,
             cache_salt=self.cache_salt,
             priority=self.priority,
+            client=CLIENTS[self.number % len(CLIENTS)],
         )
 
     def references(self, model: HashModel) -> list[Reference]:

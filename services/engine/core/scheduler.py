@@ -35,6 +35,10 @@ from services.engine.core.swap import SwapSpace
 from services.engine.core.waiting import WaitingQueue
 
 _AGE = attrgetter("age")
+RESERVED_SHARE = 64
+"""One row, and one more for each this many, are kept for clients without a running sequence."""
+RESERVING_ROWS_MIN = 16
+"""With fewer rows none is kept, because a single client would lose too large a part of them."""
 
 
 @dataclass(slots=True)
@@ -110,6 +114,8 @@ class Scheduler:
         self._swap = swap
         ratio = limits.kv_cache_ratio
         self._reserve = 0 if ratio is None else pool.num_blocks - int(ratio * pool.num_blocks)
+        rows = limits.max_num_seqs
+        self._reserved_rows = 1 + rows // RESERVED_SHARE if rows >= RESERVING_ROWS_MIN else 0
         self._delay = AdmissionDelay(limits.scheduler_delay_factor)
         self._payoff = Payoff()
         self.batches = BatchGate(limits.max_batch_size, limits.batch_wait_timeout)
@@ -262,7 +268,7 @@ class Scheduler:
         return self._delay.passed(now_s) or not self.running
 
     def _schedule_waiting(self, draft: _Draft) -> None:
-        while draft.budget > 0 and self.rows.num_free and (sequence := self.waiting.head()):
+        while draft.budget > 0 and (sequence := self._next_to_join()):
             if not self.batches.admits(sequence, len(draft.joined)):
                 return
             alone = not self.running and not draft.joined
@@ -270,6 +276,16 @@ class Scheduler:
             if found is None:
                 return
             self._join(sequence, found, draft)
+
+    def _next_to_join(self) -> Sequence | None:
+        """Returns the waiting sequence that joins next if it fits; None if there is no row for any.
+
+        The last rows are kept for clients that have no running sequence, which would otherwise have to wait until a
+        sequence of another client ends. Sequences without a client may use all rows.
+        """
+        if self.rows.num_free > self._reserved_rows:
+            return self.waiting.head()
+        return self.waiting.head(newcomers_only=True) if self.rows.num_free else None
 
     def _schedule_large_head(self, draft: _Draft) -> None:
         """Without chunked prefill: schedules the head of the queue before the running sequences if it needs that.
@@ -279,8 +295,8 @@ class Scheduler:
         progress too, and only if none of them would have to be preempted for it.
         """
         went_first, self._head_went_first = self._head_went_first and bool(self.running), False
-        head = None if self._limits.enable_chunked_prefill or went_first else self.waiting.head()
-        if head is None or not self.rows.num_free or head.num_tokens + len(self.running) <= draft.budget:
+        head = None if self._limits.enable_chunked_prefill or went_first else self._next_to_join()
+        if head is None or head.num_tokens + len(self.running) <= draft.budget:
             return
         tokens, blocks = self._demand_of_running()
         spare = blocks + (self._reserve if self.running else 0)
@@ -334,7 +350,7 @@ class Scheduler:
     def _join(self, head: Sequence, found: Reusable, draft: _Draft) -> None:
         """Gives the head of the queue a row and blocks and schedules its tokens (chunked prefill: up to the budget)."""
         self._shortage = None
-        self.waiting.pop()
+        self.waiting.pop(head, head.num_tokens - found.num_tokens)
         start, num_shared = found.num_tokens, len(found.shared)
         num_tokens = head.num_tokens - start
         if self._limits.enable_chunked_prefill:
@@ -393,6 +409,7 @@ class Scheduler:
         index = bisect_left(self.running, sequence.age, key=_AGE)
         assert self.running[index] is sequence, f"{sequence.sequence_id} is not among the running sequences"
         del self.running[index]
+        self.waiting.stopped(sequence)
 
     def _release_unless_in_flight(self, sequence: Sequence) -> None:
         if sequence.num_in_flight:

@@ -8,5 +8,6 @@
 | `request_body` | reads a body within its limits                                 |
 | `errors`       | converts failures to OpenAI's error objects                    |
 | `sse`          | writes server-sent events to a client that may be slow         |
+| `idempotency`  | answers a repeated request with the first answer               |
 | `disconnect`   | notices that a client has disconnected                         |
 """

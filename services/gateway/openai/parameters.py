@@ -196,6 +196,7 @@ def _request(
         priority=_priority(body),
         bad_word_texts=token_constraints(body).bad_word_texts,
         grammar_param="" if structure is None else structure.param,
+        timeout_s=_timeout_s(body),
     )
 
 
@@ -213,3 +214,11 @@ def _priority(body: GenerationFields) -> int:
     if not -_INT32 <= priority < _INT32:
         refuse("priority", "must be a 32-bit integer")
     return priority
+
+
+def _timeout_s(body: GenerationFields) -> float:
+    if body.timeout is None:
+        return 0.0
+    if body.timeout <= 0:
+        refuse("timeout", "must be a number of seconds above 0")
+    return body.timeout

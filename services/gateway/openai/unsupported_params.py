@@ -80,7 +80,7 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "prompt_token_ids": Unsupported((None,), "Send the token ids in 'prompt' to /v1/completions."),
     "sampling_params": Unsupported((None,), "Send its members as fields of the request."),
     "request_id": Unsupported(
-        (None,), "Send it to /generate; other answers have an id of the server's own, also in X-Request-Id."
+        (None,), "Send it to /generate, or as the header X-Request-Id; 'id' is the server's own."
     ),
     "prompt_token_ids_len": _NATIVE,
     "arrival_time": _NATIVE,

@@ -75,6 +75,9 @@ class RequestMessages:
             choices[0].sequence_id if len(choices) > 1 else "",
             request.trace_headers.get("traceparent", ""),
             request.trace_headers.get("tracestate", ""),
+            request.client.name,
+            request.client.weight,
+            request.client.priority,
         )
 
     def retarget(self, index: int) -> Retarget:
