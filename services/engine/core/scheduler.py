@@ -17,6 +17,7 @@ Elsewhere: stop conditions and results (`core`), block hashes (`prefix_cache`), 
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -27,6 +28,7 @@ from services.engine.core.counters import Tally
 from services.engine.core.delay import AdmissionDelay
 from services.engine.core.payoff import Payoff
 from services.engine.core.plan import CoreLimits, NewSequence, ScheduledSequence, StepPlan
+from services.engine.core.prefill_shares import divide
 from services.engine.core.prefix_cache import PrefixCache
 from services.engine.core.reuse import Reusable, find_reusable
 from services.engine.core.rows import RowTable
@@ -138,7 +140,7 @@ class Scheduler:
         may_join = self._may_join(now_s)
         if may_join:
             self._schedule_large_head(draft)
-        if self._schedule_running(draft) and may_join:
+        if self._schedule_running(draft, self._prefill_shares(draft.budget, may_join)) and may_join:
             self._schedule_waiting(draft)
         return self._close(draft)
 
@@ -187,14 +189,20 @@ class Scheduler:
 
     # --- running sequences --------------------------------------------------------------------------------------------
 
-    def _schedule_running(self, draft: _Draft) -> bool:
-        """Schedules the running sequences, oldest first. Returns False if blocks ran out; then no sequence may join."""
+    def _schedule_running(self, draft: _Draft, shares: dict[str, int] | None) -> bool:
+        """Schedules the running sequences, oldest first. Returns False if blocks ran out; then no sequence may join.
+
+        `shares`: how many prompt tokens of each client to schedule, if they are divided.
+        """
         num_running = len(self.running)
         index = 0
         # Preemption removes sequences from the end of the list, so the index stays valid.
         while index < len(self.running) and draft.budget > 0:
             sequence = self.running[index]
             num_tokens = min(sequence.num_unscheduled_tokens, draft.budget)
+            if shares is not None and num_tokens > 1:
+                num_tokens = min(num_tokens, shares[sequence.client])
+                shares[sequence.client] -= num_tokens
             if num_tokens > 0:
                 guesses = (
                     self._guess(sequence, draft.budget - (len(self.running) - index)) if draft.num_guessers else ()
@@ -205,6 +213,31 @@ class Scheduler:
                 draft.add(sequence, num_tokens, new_blocks, guesses)
             index += 1
         return len(self.running) == num_running
+
+    def _prefill_shares(self, budget: int, may_join: bool) -> dict[str, int] | None:
+        """Returns how many prompt tokens of each client to schedule in a step; None if they need not be divided.
+
+        A client that has nothing running and whose first waiting sequence can join has a share too.
+        """
+        newcomer = self.waiting.head(newcomers_only=True) if may_join and self.rows.num_free else None
+        if newcomer is not None and (not newcomer.client or self._is_short(newcomer)):
+            newcomer = None
+        if not self._limits.enable_chunked_prefill or self.waiting.num_running_clients + (newcomer is not None) < 2:
+            return None
+        demands = Counter[str]()
+        num_decoding = 0
+        for sequence in self.running:
+            if (count := sequence.num_unscheduled_tokens) > 1:
+                demands[sequence.client] += count
+            else:
+                num_decoding += count
+        if newcomer is not None:
+            demands[newcomer.client] += newcomer.num_tokens
+        return divide(budget - num_decoding, demands)
+
+    def _is_short(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence is known to lack blocks, so that it cannot join."""
+        return self._shortage is not None and self._shortage.sequence is sequence
 
     def _guess(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
         """Returns draft tokens for a sequence with one token to compute, else none.

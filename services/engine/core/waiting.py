@@ -79,6 +79,11 @@ class WaitingQueue:
         self._running[sequence.client] += 1
         self._leave(sequence)
 
+    @property
+    def num_running_clients(self) -> int:
+        """Number of clients with running sequences; sequences without a client count as those of one."""
+        return len(self._running)
+
     def stopped(self, sequence: Sequence) -> None:
         """Records that a running sequence has ended or was preempted."""
         self._running[sequence.client] -= 1
