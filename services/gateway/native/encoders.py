@@ -21,7 +21,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TextEncoder:
-    """Encodes answers to a `GenerateBody`. Implements `AnswerEncoder`."""
+    """Encodes answers to a `GenerateBody`. Implements `SnapshotEncoder`."""
 
     content_type = b"text/plain; charset=utf-8"
 
@@ -48,7 +48,7 @@ class TextEncoder:
         return b""
 
     def flush(self, state: GenerationState) -> bytes:
-        """See AnswerEncoder."""
+        """See SnapshotEncoder."""
         if not self._changed:
             return b""
         self._changed = False
@@ -64,7 +64,7 @@ class TextEncoder:
 
 
 class RequestOutputEncoder:
-    """Encodes answers to an `EngineBody`. Implements `AnswerEncoder`."""
+    """Encodes answers to an `EngineBody`. Implements `SnapshotEncoder`."""
 
     content_type = b"application/x-ndjson"
 
@@ -91,7 +91,7 @@ class RequestOutputEncoder:
         return b""
 
     def flush(self, state: GenerationState) -> bytes:
-        """See AnswerEncoder."""
+        """See SnapshotEncoder."""
         changed, self._changed = list(self._changed), {}
         return b"".join(_encode(self._output(state, index)) + b"\n" for index in changed)
 
