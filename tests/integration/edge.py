@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 
 from services.gateway.app import create_app
-from services.gateway.generation import GenerationRequest, ModelCard, PhaseTimes, SequenceUpdate
+from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate
 from services.gateway.model_catalog import find_model, unknown_model, wanted_name
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
@@ -61,8 +61,8 @@ class ScriptedGeneration:
         return [list(range(self._num_prompt_tokens))] * self.request.num_prompts
 
     @property
-    def times(self) -> PhaseTimes:
-        return PhaseTimes(0.0, 0.0)
+    def times(self) -> RequestTimes:
+        return RequestTimes(0.0, 0.0)
 
     @property
     def waiting(self) -> int:
