@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from services.gateway.generation import GenerationRequest
-from services.gateway.requests.prompts import Prompt, prepare, sequence_params
+from services.gateway.requests.prompts import Prompt, prepare
 from services.gateway.requests.service_clients import ServiceClients
 from shared import limits
 from shared.codec import pack_ids, unpack_ids
@@ -59,8 +59,8 @@ async def test_the_prompt_tokens_of_all_sequences_are_bounded(monkeypatch: pytes
     assert (error.value.code, error.value.param) == ("invalid_value", "n")
 
 
-async def test_the_end_tokens_of_a_filled_in_text_are_those_of_its_sequences():
+async def test_the_end_tokens_of_a_filled_in_text_belong_to_its_prompt():
     [prompt] = await prepared(request(texts=("a",), suffix="b"))
-    assert sequence_params(SamplingParams(), 0, prompt, CARD).end_token_ids == (9,)
+    assert prompt.end_token_ids == (9,)
     [plain] = await prepared(request(texts=("a",)))
-    assert sequence_params(SamplingParams(), 0, plain, CARD).end_token_ids == ()
+    assert plain.end_token_ids == ()
