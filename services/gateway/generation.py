@@ -104,7 +104,7 @@ class SequenceUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseTimes:
+class RequestTimes:
     """When the first phases of a request ended, in seconds since the call of `Backend.generate`. None: not yet."""
 
     tokenized_s: float | None = None
@@ -127,7 +127,7 @@ class Generation(Protocol):
         ...
 
     @property
-    def times(self) -> PhaseTimes:
+    def times(self) -> RequestTimes:
         """When the request was tokenized and placed."""
         ...
 

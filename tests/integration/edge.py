@@ -16,8 +16,12 @@ import uvicorn
 
 from services.gateway.access.usage import UsageLedger
 from services.gateway.app import create_app
-from services.gateway.generation import GenerationRequest, ModelCard, PhaseTimes, SequenceUpdate, TokenCounts
+<<<<<<< HEAD
+from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, TokenCounts
 from services.gateway.http.auth import ApiKeys
+=======
+from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate
+>>>>>>> generate
 from services.gateway.model_catalog import find_model, unknown_model, wanted_name
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
@@ -64,8 +68,8 @@ class ScriptedGeneration:
         return [list(range(self._num_prompt_tokens))] * self.request.num_prompts
 
     @property
-    def times(self) -> PhaseTimes:
-        return PhaseTimes(0.0, 0.0)
+    def times(self) -> RequestTimes:
+        return RequestTimes(0.0, 0.0)
 
     @property
     def waiting(self) -> int:

@@ -6,7 +6,14 @@ from collections.abc import AsyncIterator
 from services.gateway.access.call import Call
 from services.gateway.access.quotas import Admission, KeyQuota
 from services.gateway.access.usage import UsageLedger
-from services.gateway.generation import Backend, Generation, GenerationRequest, PhaseTimes, SequenceUpdate, TokenCounts
+from services.gateway.generation import (
+    Backend,
+    Generation,
+    GenerationRequest,
+    RequestTimes,
+    SequenceUpdate,
+    TokenCounts,
+)
 from shared import limits
 from shared.errors import ServiceError
 from shared.messages import UsageOutcome, UsageRecord
@@ -46,9 +53,9 @@ class GuardedGeneration:
         return self._inner.prompt_token_ids if self._inner is not None else []
 
     @property
-    def times(self) -> PhaseTimes:
+    def times(self) -> RequestTimes:
         """See Generation."""
-        return self._inner.times if self._inner is not None else PhaseTimes()
+        return self._inner.times if self._inner is not None else RequestTimes()
 
     @property
     def token_counts(self) -> TokenCounts:

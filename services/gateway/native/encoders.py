@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.http.errors import error_body
-from services.gateway.native.convert import EngineFacts
+from services.gateway.native.convert import ClientFacts
 from services.gateway.openai.answer_encoder import GenerationState
 from services.gateway.openai.choices import Choice
 from services.gateway.openai.request_context import RequestContext
@@ -21,7 +21,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TextEncoder:
-    """Encodes answers to a `GenerateBody`. Implements `AnswerEncoder`."""
+    """Encodes answers to a `GenerateBody`. Implements `SnapshotEncoder`."""
 
     content_type = b"text/plain; charset=utf-8"
 
@@ -48,7 +48,7 @@ class TextEncoder:
         return b""
 
     def flush(self, state: GenerationState) -> bytes:
-        """See AnswerEncoder."""
+        """See SnapshotEncoder."""
         if not self._changed:
             return b""
         self._changed = False
@@ -64,11 +64,11 @@ class TextEncoder:
 
 
 class RequestOutputEncoder:
-    """Encodes answers to an `EngineBody`. Implements `AnswerEncoder`."""
+    """Encodes answers to an `EngineBody`. Implements `SnapshotEncoder`."""
 
     content_type = b"application/x-ndjson"
 
-    def __init__(self, context: RequestContext, facts: EngineFacts) -> None:
+    def __init__(self, context: RequestContext, facts: ClientFacts) -> None:
         self._context = context
         self._facts = facts
         self._changed: dict[int, None] = {}
@@ -91,7 +91,7 @@ class RequestOutputEncoder:
         return b""
 
     def flush(self, state: GenerationState) -> bytes:
-        """See AnswerEncoder."""
+        """See SnapshotEncoder."""
         changed, self._changed = list(self._changed), {}
         return b"".join(_encode(self._output(state, index)) + b"\n" for index in changed)
 
@@ -157,7 +157,7 @@ def _text(choice: Choice) -> str:
     return text
 
 
-def _metrics(state: GenerationState, facts: EngineFacts, *, finished: bool) -> RequestMetrics:
+def _metrics(state: GenerationState, facts: ClientFacts, *, finished: bool) -> RequestMetrics:
     times = state.generation.times
     metrics = RequestMetrics(arrival_time=facts.arrival_time, preprocess_cost_time=facts.preprocess_s)
     if times.tokenized_s is not None:

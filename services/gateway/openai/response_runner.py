@@ -16,7 +16,7 @@ from services.gateway.http import sse
 from services.gateway.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.http.errors import as_service_error
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.answer_encoder import AnswerEncoder, GenerationState
+from services.gateway.openai.answer_encoder import AnswerEncoder, GenerationState, SnapshotEncoder
 from services.gateway.openai.choices import Choice, ChoiceAccumulator, merge
 from services.gateway.openai.request_context import RequestContext
 from services.gateway.openai.request_meter import RequestMeter
@@ -69,6 +69,7 @@ class ResponseRunner:
             len(context.echoes), context.request.n, keep_token_ids=context.return_token_ids
         )
         self._meter = RequestMeter(metrics, context)
+        self._snapshots = encoder if isinstance(encoder, SnapshotEncoder) else None
         self._opened = False
 
     async def whole(self, receive: Receive) -> bytes:
@@ -108,8 +109,8 @@ class ResponseRunner:
     def _encode(self, batch: list[SequenceUpdate], generation: Generation) -> bytes:
         taken = [(self._take(update), update.text) for update in merge(batch)]
         opening = self._opening(generation)
-        chunks = [self.encoder.chunk(choice, text) for choice, text in taken]
-        return b"".join((opening, *chunks, self.encoder.flush(self._state(generation))))
+        chunks = b"".join([self.encoder.chunk(choice, text) for choice, text in taken])
+        return opening + chunks + (self._snapshots.flush(self._state(generation)) if self._snapshots else b"")
 
     def _opening(self, generation: Generation) -> bytes:
         """Returns the beginning of the stream at the first call, then b""."""

@@ -163,10 +163,6 @@ class OpenAIEncoder:
             self._chunks.set_usage(self._usage())
         return self._chunks.chunk(choice, text)
 
-    def flush(self, state: GenerationState) -> bytes:
-        """See AnswerEncoder."""
-        return b""
-
     def closing(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""
         usage = state.accumulator.usage(state.num_prompt_tokens) if self._context.include_usage else None

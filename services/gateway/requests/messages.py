@@ -1,5 +1,7 @@
 """Builds the messages that place a request's sequences on engines and detokenizers. Pure: does not send them."""
 
+import msgspec
+
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.requests.prompts import Prompt, sequence_params
 from services.gateway.requests.sequence_state import SequenceState
@@ -60,6 +62,7 @@ class RequestMessages:
         request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
         assert sequence.detokenizer is not None
         choices = self.choices(index)
+        params = sequence_params(request.params, index % request.n, prompt.num_tokens, self.card)
         return Submit(
             sequence.sequence_id,
             sequence.attempt,
@@ -67,7 +70,7 @@ class RequestMessages:
             host.instance_id,
             host.subjects.detokenizer_tokens(*sequence.detokenizer),
             prompt.packed,
-            sequence_params(request.params, index % request.n, prompt, self.card),
+            msgspec.structs.replace(params, end_token_ids=prompt.end_token_ids),
             pack_ids(sequence.token_ids),
             prompt.block_hashes,
             request.cache_salt,

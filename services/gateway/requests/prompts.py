@@ -3,8 +3,6 @@
 import asyncio
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.requests.service_clients import ServiceClients
 from shared import limits
@@ -124,13 +122,9 @@ def text_size(request: GenerationRequest) -> int:
     return sum(map(len, request.texts)) + suffixes + sum(len(message.content) for message in request.messages)
 
 
-def sequence_params(params: SamplingParams, choice: int, prompt: Prompt, card: ModelCard) -> SamplingParams:
-    """Returns the parameters of one choice of a prompt.
-
-    They have a seed of their own, `max_tokens` filled in if that is 0, and the prompt's end tokens.
-    """
-    own = choice_params(params, choice, card.max_model_len - prompt.num_tokens)
-    return msgspec.structs.replace(own, end_token_ids=prompt.end_token_ids)
+def sequence_params(params: SamplingParams, choice: int, num_prompt_tokens: int, card: ModelCard) -> SamplingParams:
+    """Returns the parameters of one choice: with its own seed, and with `max_tokens` filled in if that is 0."""
+    return choice_params(params, choice, card.max_model_len - num_prompt_tokens)
 
 
 def _given(ids: tuple[int, ...], request: GenerationRequest, card: ModelCard, block_size: int) -> Prompt:

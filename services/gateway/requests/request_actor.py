@@ -12,7 +12,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.gateway.generation import GenerationRequest, ModelCard, PhaseTimes, SequenceUpdate, TokenCounts
+<<<<<<< HEAD
+from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, TokenCounts
+=======
+from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate
+>>>>>>> generate
 from services.gateway.requests.candidate import Candidate, Failure, candidates_of
 from services.gateway.requests.dispatcher import Dispatcher
 from services.gateway.requests.messages import RequestMessages
@@ -87,10 +91,10 @@ class RequestActor:
         return [unpack_ids(prompt.packed) for prompt in self.prompts]
 
     @property
-    def times(self) -> PhaseTimes:
+    def times(self) -> RequestTimes:
         """See Generation."""
         placed_at = min((one.placed_at for one in self.sequences if one.placed_at is not None), default=None)
-        return PhaseTimes(self._since_start(self._tokenized_at), self._since_start(placed_at))
+        return RequestTimes(self._since_start(self._tokenized_at), self._since_start(placed_at))
 
     @property
     def token_counts(self) -> TokenCounts:

@@ -5,13 +5,19 @@ from typing import Any, cast
 import pytest
 
 from services.gateway.generation import GenerationRequest
-from services.gateway.requests.prompts import Prompt, prepare, sequence_params
+from services.gateway.requests.messages import RequestMessages
+from services.gateway.requests.prompts import Prompt, prepare
+from services.gateway.requests.sequence_state import Address
 from services.gateway.requests.service_clients import ServiceClients
 from shared import limits
+from shared.actors.host import Host
+from shared.clock import SystemClock
 from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
 from shared.messages import ChatMessage, TokenizedPrompt, TokenizeReply, TokenizeRequest
 from shared.sampling import SamplingParams
+from shared.subjects import Subjects
+from tests.support.memory import MemoryBus
 from tests.unit.gateway.bodies import CARD
 
 
@@ -59,8 +65,12 @@ async def test_the_prompt_tokens_of_all_sequences_are_bounded(monkeypatch: pytes
     assert (error.value.code, error.value.param) == ("invalid_value", "n")
 
 
-async def test_the_end_tokens_of_a_filled_in_text_are_those_of_its_sequences():
-    [prompt] = await prepared(request(texts=("a",), suffix="b"))
-    assert sequence_params(SamplingParams(), 0, prompt, CARD).end_token_ids == (9,)
-    [plain] = await prepared(request(texts=("a",)))
-    assert sequence_params(SamplingParams(), 0, plain, CARD).end_token_ids == ()
+async def test_the_end_tokens_of_a_filled_in_text_reach_the_engine():
+    for suffix, ends in (("b", (9,)), ("", ())):
+        asked = request(texts=("a",), suffix=suffix, detokenize=False, spaces_between_special_tokens=False)
+        host = Host(MemoryBus(0).connect("gateway"), Subjects(), SystemClock(), "g1", "boot0000")
+        messages = RequestMessages(host, asked, CARD, await prepared(asked))
+        messages.sequences[0].start_placement(Address("e1", "b"), Address("d1", "b"), 0.0)
+        assert messages.submit(0).params.end_token_ids == ends
+        stream = messages.open_stream(0)
+        assert (stream.detokenize, stream.spaces_between_special_tokens) == (False, False)
