@@ -16,12 +16,8 @@ import uvicorn
 
 from services.gateway.access.usage import UsageLedger
 from services.gateway.app import create_app
-<<<<<<< HEAD
 from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, TokenCounts
 from services.gateway.http.auth import ApiKeys
-=======
-from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate
->>>>>>> generate
 from services.gateway.model_catalog import find_model, unknown_model, wanted_name
 from shared.config import GatewaySettings
 from shared.errors import ServiceError

@@ -51,7 +51,7 @@ async def steps_to_first_token(society: Society, asked: GenerationRequest, gatew
 
 def flood(society: Society, count: int, max_tokens: int, gateway: str = "gateway0") -> list[asyncio.Task]:
     return [
-        asyncio.create_task(society.ask(request(f"f{number}", FLOOD, 40, max_tokens), gateway))
+        asyncio.create_task(society.ask(request(f"f{gateway[-1]}-{number}", FLOOD, 40, max_tokens), gateway))
         for number in range(count)
     ]
 
@@ -77,7 +77,9 @@ def test_a_key_with_two_hundred_requests_does_not_delay_another_to_more_than_twi
     async def main() -> None:
         society = await deployment(model_dir, gateways)
         idle = await measured(society, 30, "i", asked_at)
-        crowd = flood(society, 200, 200)
+        crowd = [
+            task for number in range(gateways) for task in flood(society, 200 // gateways, 200, f"gateway{number}")
+        ]
         await asyncio.sleep(20 * STEP_S)
         busy = await measured(society, 40, "b", asked_at)
         assert sum(not task.done() for task in crowd) > 50, "the flood went on all the time"

@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.requests.service_clients import ServiceClients
 from shared import limits

@@ -112,8 +112,9 @@ class Router:
     def credit(self, engine: Heartbeat, client: str = "") -> int:
         """Returns how many sequences this gateway may send to the engine now; 0 or negative: none.
 
-        A client (API key) without a sequence of this gateway there may have one beyond the credit, as long as few
-        others have: the engine serves it before further sequences of others, so it need not wait for credit.
+        A client (API key) without a sequence of this gateway there may have one beyond the credit, which other gateways
+        may have overdrawn, as long as few clients have sequences there. The engine serves it before further sequences
+        of others, so it need not wait for credit.
         """
         load, status = self._load(engine), _engine_status(engine)
         if load.silent:
@@ -122,8 +123,8 @@ class Router:
             return 0
         share = max(1, status.max_num_seqs // SHARE) - len(load.held)
         credit = max(status.credits - load.sent + load.ended, share)
-        is_newcomer = bool(client) and client not in load.clients
-        return max(credit, 1) if is_newcomer and credit > -max(1, status.max_num_seqs // SHARE) else credit
+        few = len(load.clients) <= max(1, status.max_num_seqs // SHARE)
+        return max(credit, 1) if client and client not in load.clients and few else credit
 
     def has_credit(self, engines: Sequence[Heartbeat], client: str) -> bool:
         """Whether this gateway may send a sequence of the client to one of the engines now."""
