@@ -33,6 +33,9 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_variables: bytes = b""
+    """A JSON object: further variables of the chat template; b"" for none."""
     cache_salt: bytes = b""
     priority: int = 0
     trace_headers: dict[str, str] = field(default_factory=dict)
@@ -59,6 +62,11 @@ class Generation(Protocol):
     @property
     def num_prompt_tokens(self) -> int:
         """Number of tokens in all prompts of the request. Valid after `updates` has given its first item; 0 before."""
+        ...
+
+    @property
+    def prompt_tail(self) -> str:
+        """The last characters of the rendered conversation. Valid like `num_prompt_tokens`; "" without messages."""
         ...
 
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:

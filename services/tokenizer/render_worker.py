@@ -34,7 +34,11 @@ def main() -> int:
     _limit_resources()
     _allow_processor_time(setup.wall_s)
     try:
-        template = ChatTemplate(setup.template, setup.constants, setup.output_chars_max)
+        templates = [
+            ChatTemplate(source, setup.constants, setup.output_chars_max)
+            for source in (setup.template, setup.tool_template)
+            if source is not None
+        ]
     except TemplateFailedError as failure:
         _write(sink, Rendered(error=str(failure)))
         return 0
@@ -42,13 +46,21 @@ def main() -> int:
     jobs = msgspec.msgpack.Decoder(RenderJob)
     while (job := _read(source, jobs)) is not None:
         _allow_processor_time(setup.wall_s)
-        _write(sink, _render(template, job))
+        _write(sink, _render(templates, job))
     return 0
 
 
-def _render(template: ChatTemplate, job: RenderJob) -> Rendered:
+def _render(templates: list[ChatTemplate], job: RenderJob) -> Rendered:
+    """Renders a conversation, if it has tools with the last of the templates."""
+    variables = msgspec.json.decode(job.variables)
     try:
-        return Rendered(text=template.render(job.messages, job.add_generation_prompt))
+        text = templates[-1 if variables.get("tools") else 0].render(
+            msgspec.json.decode(job.messages),
+            job.add_generation_prompt,
+            variables,
+            continue_final_message=job.continue_final_message,
+        )
+        return Rendered(text=text)
     except TemplateFailedError as failure:
         return Rendered(error=str(failure))
 

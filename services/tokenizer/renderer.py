@@ -12,7 +12,7 @@ import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -22,14 +22,25 @@ from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
 NO_TEMPLATE = "This model has no chat template. Start the server with --chat-template, or use /v1/completions."
+NO_VARIABLES: Mapping[str, Any] = {}
 FRAME_BYTES_MAX = 4 * limits.TEMPLATE_OUTPUT_CHARS_MAX + 1024
 
 
 class Renderer(Protocol):
     """Converts a conversation to the text of a prompt."""
 
-    async def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-        """Returns the text of the prompt. Raises ServiceError('invalid_value', param='messages') if rendering fails."""
+    async def render(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+        *,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Returns the text of the prompt. Raises ServiceError('invalid_value', param='messages') if rendering fails.
+
+        `variables` and `continue_final_message` are those of `ChatTemplate.render`.
+        """
         ...
 
     async def close(self) -> None:
@@ -43,7 +54,14 @@ class NoTemplate:
     def __init__(self, reason: str = NO_TEMPLATE) -> None:
         self._reason = reason
 
-    async def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    async def render(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+        *,
+        continue_final_message: bool = False,
+    ) -> str:
         """See Renderer."""
         raise _refusal(self._reason)
 
@@ -52,17 +70,18 @@ class NoTemplate:
 
 
 class WorkerPool:
-    """Up to `workers_max` worker processes for one template."""
+    """Up to `workers_max` worker processes for one template, or for two if `tool_template` is that for tools."""
 
     def __init__(
         self,
         template: str,
         constants: Mapping[str, str],
+        tool_template: str | None = None,
         *,
         workers_max: int = limits.TEMPLATE_WORKERS_MAX,
         wall_s: float = limits.TEMPLATE_WALL_S,
     ) -> None:
-        self._setup = RenderSetup(template, dict(constants), limits.TEMPLATE_OUTPUT_CHARS_MAX, wall_s)
+        self._setup = RenderSetup(template, dict(constants), limits.TEMPLATE_OUTPUT_CHARS_MAX, wall_s, tool_template)
         self._places = asyncio.Semaphore(workers_max)
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
@@ -79,13 +98,26 @@ class WorkerPool:
         except ServiceError as error:
             log.warning("%s", error.message)
 
-    async def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    async def render(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+        *,
+        continue_final_message: bool = False,
+    ) -> str:
         """See Renderer. Waits for a free worker; the time limit begins when the worker gets the job."""
+        job = RenderJob(
+            msgspec.json.encode(messages),
+            add_generation_prompt,
+            msgspec.json.encode(variables),
+            continue_final_message,
+        )
         async with self._places:
             worker = await self._take()
             self._busy.add(worker)
             try:
-                answer = await worker.ask(RenderJob(messages, add_generation_prompt), self._setup.wall_s)
+                answer = await worker.ask(job, self._setup.wall_s)
             except _WorkerLostError as lost:
                 self.killed += 1
                 raise _refusal(f"The chat template {lost} on these messages.") from None

@@ -29,7 +29,9 @@ class TokenizerService:
     async def start(self, host: Host) -> None:
         """See Service. Raises SettingsError if the directory has no usable tokenizer."""
         codec, facts = await asyncio.to_thread(self._load)
-        pool = WorkerPool(facts.chat_template, facts.named_tokens) if facts.chat_template is not None else None
+        pool = None
+        if facts.chat_template is not None:
+            pool = WorkerPool(facts.chat_template, facts.named_tokens, facts.tool_template)
         none = NoTemplate(NO_TOKENIZER) if self._settings.skip_tokenizer_init else NoTemplate()
         bos = facts.named_tokens.get("bos_token", "")
         self._actor = TokenizerActor(host, codec, pool or none, bos, model_name(self._settings))

@@ -10,6 +10,8 @@ class ChatMessage(Part, frozen=True, array_like=True):
     content: str
     name: str = ""
     token_ids: bytes = b""
+    fields: bytes = b""
+    """A JSON object: the message's other fields for the chat template, such as `tool_calls`. Empty: none."""
 
 
 class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
@@ -33,6 +35,10 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     cache_salt: bytes = b""
     return_tokens: bool = False
     """Whether the reply also has each token's own text."""
+    continue_final_message: bool = False
+    """Whether the prompt ends inside the last message, which the output then continues."""
+    template_variables: bytes = b""
+    """A JSON object: further variables of the chat template, such as `tools`. Empty: none."""
 
 
 class TokenizedPrompt(Part, frozen=True, array_like=True):
@@ -41,6 +47,8 @@ class TokenizedPrompt(Part, frozen=True, array_like=True):
     token_ids: bytes
     block_hashes: bytes = b""
     tokens: tuple[str, ...] = ()
+    tail: str = ""
+    """The last `limits.PROMPT_TAIL_CHARS` characters of a rendered conversation; empty for other prompts."""
 
 
 class TokenizeReply(Message, frozen=True, array_like=True, tag=True):

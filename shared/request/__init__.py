@@ -8,4 +8,5 @@ The gateway and the offline `LLM` use this package, so both accept the same requ
 | `rules`        | checks `n` and stop strings; sampling parameters of each choice      |
 | `seed_source`  | draws the seed of a request that has none                            |
 | `conversation` | converts a client's chat messages to the chat template's messages    |
+| `tools`        | checks tools and other variables of the chat template                |
 """

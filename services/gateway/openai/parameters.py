@@ -11,11 +11,13 @@ import msgspec
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.openai.body import SamplingFields
 from services.gateway.openai.schemas import ChatBody, CompletionBody, TokenizeBody
+from services.gateway.openai.tool_choice import tool_choice
 from shared import limits, sampling
 from shared.errors import ServiceError
 from shared.request import conversation, rules
 from shared.request.checks import check_token_ids, given, missing, refuse, unsupported
 from shared.request.seed_source import SeedSource, random_seed
+from shared.request.tools import checked_documents, checked_template_kwargs, template_variables
 from shared.sampling import SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
@@ -54,16 +56,9 @@ def completion(
 
 def chat(body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults = _DEFAULTS) -> GenerationRequest:
     """Returns the request of `/v1/chat/completions`. Raises ServiceError naming the first parameter that is wrong."""
-    messages = conversation.messages(body.messages, card.vocab_size)
     logprobs = _chat_logprobs(body, defaults.max_logprobs)
     params = _params(body, card, (AS_MANY_AS_FIT, defaults.chat_temperature), logprobs, defaults.draw_seed)
-    return replace(
-        _request(body, card, request_id, params, 1),
-        messages=messages,
-        # The chat template writes the special tokens itself.
-        add_special_tokens=given(body.add_special_tokens, False),
-        add_generation_prompt=given(body.add_generation_prompt, True),
-    )
+    return _with_conversation(_request(body, card, request_id, params, 1), body, card)
 
 
 def tokenize(body: TokenizeBody, card: ModelCard, request_id: str) -> GenerationRequest:
@@ -74,11 +69,30 @@ def tokenize(body: TokenizeBody, card: ModelCard, request_id: str) -> Generation
     if body.messages is None:
         texts, _ = prompts(body.prompt, card.vocab_size)
         return replace(request, texts=texts, add_special_tokens=given(body.add_special_tokens, True))
+    return _with_conversation(request, body, card)
+
+
+def _with_conversation(request: GenerationRequest, body: ChatBody, card: ModelCard) -> GenerationRequest:
+    """Returns the request with the conversation and the inputs of the chat template."""
+    messages = conversation.messages(body.messages, card.vocab_size)
+    continued = given(body.continue_final_message, False)
+    if continued:
+        if body.add_generation_prompt:
+            refuse("continue_final_message", "cannot be true together with 'add_generation_prompt'")
+        assert body.messages is not None
+        conversation.check_continuable(body.messages[-1], len(messages) - 1)
     return replace(
         request,
-        messages=conversation.messages(body.messages, card.vocab_size),
+        messages=messages,
+        # The chat template writes the special tokens itself.
         add_special_tokens=given(body.add_special_tokens, False),
-        add_generation_prompt=given(body.add_generation_prompt, True),
+        add_generation_prompt=given(body.add_generation_prompt, not continued),
+        continue_final_message=continued,
+        template_variables=template_variables(
+            tool_choice(body).tools,
+            checked_documents(body.documents),
+            checked_template_kwargs(body.chat_template_kwargs),
+        ),
     )
 
 

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from services.gateway.openai.body import RawFields, StreamOptions, read_any
+from services.gateway.openai.schemas import ChatBody, CompletionBody
 from shared import limits
 from shared.errors import ServiceError
+from shared.request.conversation import Turn
 
 NO_EFFECT = frozenset(
     {
@@ -55,10 +57,6 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "early_stopping": _OFF,
     "structured_outputs": _EMPTY,
     "response_format": Unsupported((None, {"type": "text"})),
-    "tools": _EMPTY,
-    "tool_choice": Unsupported((None, "none")),
-    "functions": _EMPTY,
-    "function_call": Unsupported((None, "none")),
     "logit_bias": _EMPTY,
     "allowed_token_ids": _NULL,
     "bad_words": _EMPTY,
@@ -76,9 +74,6 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "modalities": Unsupported((None, [], ["text"])),
     "web_search_options": _NULL,
     "chat_template": _NULL,
-    "chat_template_kwargs": _EMPTY,
-    "continue_final_message": _OFF,
-    "documents": _EMPTY,
     "multi_modal_inputs": _EMPTY,
     "mm_processor_kwargs": _EMPTY,
     "media_io_kwargs": _EMPTY,
@@ -104,26 +99,36 @@ UNSUPPORTED: dict[str, Unsupported] = {
 }
 _PREFIXES: Mapping[str, Unsupported] = {"guided_": _OFF, "beam_": _OFF}
 """All names with one of these prefixes are unsupported."""
+_ONLY_CHAT = [name for name in ChatBody.__struct_fields__ if name not in CompletionBody.__struct_fields__]
 _ELSEWHERE: Mapping[str, str] = {
-    "messages": "Conversations go to /v1/chat/completions.",
+    **dict.fromkeys(_ONLY_CHAT, "Conversations go to /v1/chat/completions."),
     "prompt": "Prompts go to /v1/completions.",
     "tokens": "Token ids go to /detokenize.",
 }
 """A sentence for the error message about a field that is known only at another endpoint."""
 _STREAM_OPTIONS: Mapping[str, Unsupported] = {"continuous_usage_stats": _OFF}
 _STREAM_OPTIONS_NO_EFFECT = frozenset({"include_obfuscation"})
+MESSAGE_FIELDS: Mapping[str, Unsupported] = {
+    "refusal": Unsupported((None, "")),
+    "audio": _NULL,
+    "annotations": _EMPTY,
+    "prefix": Unsupported((None, False), "Set 'continue_final_message' of the request."),
+    "partial": Unsupported((None, False), "Set 'continue_final_message' of the request."),
+    "weight": Unsupported((None, 1)),
+}
+"""Fields of messages that are not supported. Clients that send an answer back as a message send some of them."""
+_MESSAGES = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _NOTHING: msgspec.Raw = msgspec.Raw(b"null")
 
 
-def check(fields: RawFields, body: type[msgspec.Struct], no_effect: Iterable[str] = ()) -> None:
-    """Raises ServiceError('unsupported_parameter') for the first field that the endpoint of `body` does not support.
-
-    `no_effect`: fields without effect at this endpoint, in addition to those of NO_EFFECT.
-    """
-    acting = {*body.__struct_fields__, *no_effect}
+def check(fields: RawFields, body: type[msgspec.Struct]) -> None:
+    """Raises ServiceError('unsupported_parameter') for the first field that the endpoint of `body` does not support."""
+    acting = set(body.__struct_fields__)
     for name, raw in fields.items():
         if name not in acting and name not in NO_EFFECT:
             _check_one(name, raw, UNSUPPORTED, known_fields(body))
+    if "messages" in acting and fields.get("messages", _NOTHING) != _NOTHING:
+        _check_messages(fields["messages"])
     if "stream_options" in acting and fields.get("stream_options", _NOTHING) != _NOTHING:
         _check_stream_options(read_any(fields["stream_options"]))
 
@@ -131,6 +136,18 @@ def check(fields: RawFields, body: type[msgspec.Struct], no_effect: Iterable[str
 def known_fields(body: type[msgspec.Struct]) -> list[str]:
     """Returns all field names that are not refused as unknown."""
     return [*body.__struct_fields__, *NO_EFFECT, *UNSUPPORTED]
+
+
+def _check_messages(messages: msgspec.Raw) -> None:
+    try:
+        found = _MESSAGES.decode(messages)
+    except msgspec.ValidationError:
+        return  # Messages that are not a list of objects are refused when the body is decoded.
+    known = [*Turn.__struct_fields__, *MESSAGE_FIELDS]
+    for number, message in enumerate(found):
+        for name, raw in message.items():
+            if name not in Turn.__struct_fields__:
+                _check_one(name, raw, MESSAGE_FIELDS, known, f"messages[{number}].")
 
 
 def _check_stream_options(options: Any) -> None:
@@ -142,28 +159,36 @@ def _check_stream_options(options: Any) -> None:
             _check_one(path, raw, known, [f"stream_options.{key}" for key in StreamOptions.__struct_fields__])
 
 
-def _check_one(name: str, raw: msgspec.Raw, table: Mapping[str, Unsupported], known: Iterable[str]) -> None:
+def _check_one(
+    name: str, raw: msgspec.Raw, table: Mapping[str, Unsupported], known: Iterable[str], within: str = ""
+) -> None:
+    """Raises ServiceError if a field is not in `table`, or not with a value that requests nothing.
+
+    `within`: the path of the object that has the field, if that is not the body.
+    """
     if raw == _NOTHING:
         return
     unsupported = table.get(name) or next((_PREFIXES[start] for start in _PREFIXES if name.startswith(start)), None)
     if unsupported is None:
-        raise _unknown(name, known)
+        raise _unknown(name, known, within)
     value = read_any(raw)
     if any(_same(value, other) for other in unsupported.asks_nothing):
         return
-    message = f"The parameter '{_short(name)}' is not supported yet. {unsupported.instead}".rstrip()
-    raise ServiceError("unsupported_parameter", message, param=_short(name))
+    param = within + _short(name)
+    message = f"The parameter '{param}' is not supported yet. {unsupported.instead}".rstrip()
+    raise ServiceError("unsupported_parameter", message, param=param)
 
 
-def _unknown(name: str, known: Iterable[str]) -> ServiceError:
+def _unknown(name: str, known: Iterable[str], within: str) -> ServiceError:
     if not name:
         return ServiceError("unsupported_parameter", "The request body has a field whose name is empty.")
     shown = _short(name)
     near = difflib.get_close_matches(shown, known, n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    hint = f" {_ELSEWHERE[name]}" if name in _ELSEWHERE else hint
+    hint = f" {_ELSEWHERE[name]}" if name in _ELSEWHERE and not within else hint
+    param = within + shown
     return ServiceError(
-        "unsupported_parameter", f"Unrecognized request argument supplied: '{shown}'.{hint}", param=shown
+        "unsupported_parameter", f"Unrecognized request argument supplied: '{param}'.{hint}", param=param
     )
 
 

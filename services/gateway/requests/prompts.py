@@ -15,10 +15,14 @@ from shared.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. `packed`: its token ids as little-endian u32; `block_hashes`: the chain over its full blocks."""
+    """One prompt. `packed`: its token ids as little-endian u32; `block_hashes`: the chain over its full blocks.
+
+    `tail`: the last characters of a rendered conversation; empty for other prompts.
+    """
 
     packed: bytes
     block_hashes: bytes
+    tail: str = ""
 
     @property
     def num_tokens(self) -> int:
@@ -37,7 +41,7 @@ async def prepare(peers: ServiceClients, request: GenerationRequest, card: Model
     message = tokenize_message(request, card, block_size)
     reply = await peers.tokenizer(message, text_size(request), request.trace_headers)
     assert isinstance(reply, TokenizeReply)
-    prompts = [Prompt(prompt.token_ids, prompt.block_hashes) for prompt in reply.prompts]
+    prompts = [Prompt(prompt.token_ids, prompt.block_hashes, prompt.tail) for prompt in reply.prompts]
     if not all(prompt.num_tokens for prompt in prompts):
         raise ServiceError("invalid_value", "The prompt has no tokens.", param="prompt")
     return prompts
@@ -59,12 +63,15 @@ def tokenize_message(
         block_size,
         request.cache_salt,
         return_tokens,
+        request.continue_final_message,
+        request.template_variables,
     )
 
 
 def text_size(request: GenerationRequest) -> int:
     """Returns the number of characters to tokenize."""
-    return sum(map(len, request.texts)) + sum(len(message.content) for message in request.messages)
+    conversation = sum(len(message.content) + len(message.fields) for message in request.messages)
+    return sum(map(len, request.texts)) + conversation + len(request.template_variables)
 
 
 def sequence_params(params: SamplingParams, choice: int, num_prompt_tokens: int, card: ModelCard) -> SamplingParams:

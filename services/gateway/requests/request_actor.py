@@ -77,6 +77,11 @@ class RequestActor:
         """See Generation."""
         return sum(prompt.num_tokens for prompt in self.prompts)
 
+    @property
+    def prompt_tail(self) -> str:
+        """See Generation."""
+        return self.prompts[0].tail if self.prompts else ""
+
     async def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         """See Generation."""
         while True:

@@ -15,10 +15,6 @@ ASKED = {
     "early_stopping": True,
     "structured_outputs": {"json": {}},
     "response_format": {"type": "json_object"},
-    "tools": [{"type": "function"}],
-    "tool_choice": "auto",
-    "functions": [{}],
-    "function_call": "auto",
     "logit_bias": {"50": 1},
     "allowed_token_ids": [1],
     "bad_words": ["x"],
@@ -31,9 +27,6 @@ ASKED = {
     "modalities": ["text", "audio"],
     "web_search_options": {},
     "chat_template": "{{ x }}",
-    "chat_template_kwargs": {"a": 1},
-    "continue_final_message": True,
-    "documents": [{}],
     "multi_modal_inputs": {"image": "x"},
     "mm_processor_kwargs": {"a": 1},
     "prompt_embeds": "AAAA",
@@ -131,6 +124,33 @@ def test_a_name_that_is_like_none_is_refused_without_a_guess_and_a_long_one_is_c
 def test_options_of_a_stream_are_looked_at_too(options: dict[str, bool], named: str):
     refusal(chat, "unsupported_parameter", f"stream_options.{named}", stream=True, stream_options=options)
     chat(stream=True, stream_options={"include_usage": True, "include_obfuscation": False, named: None})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"contents": "x"}, "messages[1].contents"),
+        ({"refusal": "no"}, "messages[1].refusal"),
+        ({"prefix": True}, "messages[1].prefix"),
+        ({"audio": {"id": "x"}}, "messages[1].audio"),
+    ],
+)
+def test_a_field_of_a_message_that_nobody_knows_is_refused_by_name(fields: dict[str, Any], param: str):
+    hello = {"role": "user", "content": "hi"}
+    error = refusal(chat, "unsupported_parameter", param, messages=[hello, {**hello, **fields}])
+    assert param in error.message
+
+
+def test_an_answer_can_be_sent_back_as_a_message():
+    nothing = {"refusal": None, "audio": None, "annotations": [], "function_call": None, "tool_calls": None}
+    [message] = chat(messages=[{"role": "assistant", "content": "x", **nothing, "new_field": None}]).messages
+    assert (message.content, message.fields) == ("x", b"")
+
+
+@pytest.mark.parametrize("name", ["tools", "tool_choice", "functions", "documents", "continue_final_message"])
+def test_what_belongs_to_conversations_is_refused_for_completions(name: str):
+    error = refusal(completion, "unsupported_parameter", name, **{name: []})
+    assert "/v1/chat/completions" in error.message
 
 
 def test_what_acts_is_in_no_list_of_what_does_not():

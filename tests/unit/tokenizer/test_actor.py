@@ -47,7 +47,7 @@ class SlowRenderer:
         self.begun = asyncio.Event()
         self.closed = False
 
-    async def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    async def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool, *_: Any, **__: Any) -> str:
         self.begun.set()
         await self.go.wait()
         if messages[0]["content"] == "assert":
