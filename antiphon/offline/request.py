@@ -15,7 +15,7 @@ from shared.codec import pack_ids
 from shared.errors import ServiceError
 from shared.messages import OpenStream, PositionLogprobs, TextEvent
 from shared.request.rules import choice_params
-from shared.text.reasoning import Parts, ReasoningSplitter
+from shared.text.reasoning import CLOSING, OPENING, Parts, ReasoningSplitter
 from shared.text.stream import TextStream
 from shared.text.vocabulary import Vocabulary
 
@@ -155,6 +155,7 @@ class LiveRequest:
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             min_tokens=params.min_tokens,
+            shown_special_tokens=(OPENING, CLOSING) if submitted.is_chat else (),
         )
         stream = self._streams[choice] = TextStream(message, self._vocabulary)
         return stream
@@ -241,7 +242,7 @@ def _splitter(submitted: Submitted) -> ReasoningSplitter | None:
     """Returns what separates the reasoning from the text of a chat; None for other requests."""
     if not submitted.is_chat:
         return None
-    return ReasoningSplitter(inside=(submitted.prompt or "").rstrip().endswith("<think>"))
+    return ReasoningSplitter(inside=(submitted.prompt or "").rstrip().endswith(OPENING))
 
 
 def _by_token(position: PositionLogprobs) -> dict[int, Logprob]:

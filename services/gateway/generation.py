@@ -31,6 +31,8 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_special_tokens: tuple[str, ...] = ()
+    """Texts of special tokens that the output has although `skip_special_tokens` is set."""
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -93,6 +95,10 @@ class ModelCard:
     aliases: tuple[str, ...] = ()
     """Other names that requests may use for the model."""
     configuration: tuple[str, ...] = ()
+    tool_format: str = ""
+    """How the model writes calls of tools, by its chat template; a key of `parsers.formats.TOOL_FORMATS` or ""."""
+    reasoning_format: str = ""
+    """How the model marks its reasoning, by its chat template; a key of REASONING_FORMATS or ""."""
 
 
 class Backend(Protocol):

@@ -10,6 +10,7 @@ from shared.config import TokenizerSettings
 from shared.messages import PoolStatus, ServiceName
 from shared.model_files import model_name, tokenizer_directory
 from shared.text.codec import NO_TOKENIZER, Codec, TextFacts, choose_codec, load_facts
+from shared.text.template_formats import reasoning_format, tool_format
 
 
 class TokenizerService:
@@ -25,10 +26,13 @@ class TokenizerService:
         self._directory = tokenizer_directory(settings)
         self._actor: TokenizerActor | None = None
         self._warming: asyncio.Task[None] | None = None
+        self._tool_format = self._reasoning_format = ""
 
     async def start(self, host: Host) -> None:
         """See Service. Raises SettingsError if the directory has no usable tokenizer."""
         codec, facts = await asyncio.to_thread(self._load)
+        self._tool_format = tool_format(facts.template(True) or "")
+        self._reasoning_format = reasoning_format(facts.template(False) or "")
         pool = None
         if facts.chat_template is not None:
             pool = WorkerPool(facts.chat_template, facts.named_tokens, facts.tool_template)
@@ -43,7 +47,8 @@ class TokenizerService:
     def status(self) -> PoolStatus:
         """See Service."""
         actor, model = self._actor, model_name(self._settings)
-        return PoolStatus(actor.num_requests, actor.num_tokens, model) if actor else PoolStatus(model=model)
+        counts = (actor.num_requests, actor.num_tokens) if actor else (0, 0)
+        return PoolStatus(*counts, model, self._tool_format, self._reasoning_format)
 
     async def run(self) -> None:
         """See Service."""

@@ -28,6 +28,8 @@ class OpenStream(Message, frozen=True, array_like=True, tag=True):
     traceparent: str = ""
     """W3C trace context of the request; empty without tracing."""
     tracestate: str = ""
+    shown_special_tokens: tuple[str, ...] = ()
+    """Texts of special tokens that the text has although `skip_special_tokens` is set."""
 
 
 class OpenBatch(Message, frozen=True, array_like=True, tag=True):

@@ -16,6 +16,7 @@ text for the same tokens.
 | `sequencer`         | puts the token events of a sequence in order                     |
 | `stream`            | one sequence: token events in, text events out                   |
 | `reasoning`         | separates a reasoning model's thoughts from its answer           |
+| `template_formats`  | recognises the formats of tool calls and reasoning               |
 
 This file imports nothing, so that a process loads only the modules that it uses.
 """

@@ -5,6 +5,9 @@ Used by the gateway, for whole and streamed answers, and by the offline `LLM`.
 
 from typing import Literal, NamedTuple
 
+OPENING, CLOSING = "<think>", "</think>"
+"""What most models write around their reasoning."""
+
 
 class Parts(NamedTuple):
     """New text: of the reasoning, and of the answer behind it."""
@@ -21,7 +24,7 @@ class ReasoningSplitter:
     dropped. Without reasoning at its beginning, the output is the answer as it is.
     """
 
-    def __init__(self, opening: str = "<think>", closing: str = "</think>", *, inside: bool = False) -> None:
+    def __init__(self, opening: str = OPENING, closing: str = CLOSING, *, inside: bool = False) -> None:
         self.found = inside
         """Whether the output has reasoning, even an empty one."""
         self._opening, self._closing, self._inside = opening, closing, inside

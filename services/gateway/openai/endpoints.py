@@ -1,5 +1,7 @@
 """The endpoints `POST /v1/completions` and `POST /v1/chat/completions`: decode a request and run its generation."""
 
+from dataclasses import replace
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -7,6 +9,7 @@ from services.gateway.generation import Backend, GenerationRequest, ModelCard
 from services.gateway.http import request_body
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import parameters, schemas, unsupported_params
+from services.gateway.openai.answer_format import answer_format
 from services.gateway.openai.body import SamplingFields, read_body, read_fields
 from services.gateway.openai.parameters import RequestDefaults
 from services.gateway.openai.request_context import Arrival, Kind, RequestContext
@@ -48,8 +51,12 @@ class GenerationEndpoints:
         body = read_body(data, schemas.CHAT_DECODER)
         card = self._backend.resolve_model(body.model)
         wanted = parameters.chat(body, card, request.state.request_id, self._defaults)
+        answer = answer_format(body, card, self._settings)
+        if answer is not None:
+            wanted = replace(wanted, shown_special_tokens=answer.special_tokens)
         echoes = await self._echoes(wanted) if body.echo else _no_echoes(wanted)
-        return await self._answer(request, self._context("chat", arrival, card, wanted, body, echoes))
+        context = self._context("chat", arrival, card, wanted, body, echoes)
+        return await self._answer(request, replace(context, answer_format=answer))
 
     async def _answer(self, request: Request, context: RequestContext) -> Response:
         trace = RequestTrace(context, request.headers)

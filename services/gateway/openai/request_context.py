@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.openai.answer_format import AnswerFormat
 
 Kind = Literal["completion", "chat"]
 ID_PREFIX: dict[Kind, str] = {"completion": "cmpl-", "chat": "chatcmpl-"}
@@ -39,6 +40,8 @@ class RequestContext:
     include_usage: bool
     echoes: tuple[str, ...]
     return_token_ids: bool = False
+    answer_format: AnswerFormat | None = None
+    """How the answer is separated from the output; None if the whole output is the answer's text."""
 
     @property
     def id(self) -> str:

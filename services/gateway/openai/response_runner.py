@@ -52,12 +52,18 @@ class ResponseRunner:
 
     async def _collect(self, generation: Generation) -> None:
         async for batch in generation.updates():
+            self._start_parsing(generation)
             for update in batch:
-                self._take(update).text.append(update.text)
+                choice = self._take(update)
+                if choice.parser is None:
+                    choice.text.append(update.text)
+                else:
+                    choice.events += choice.parsed(update)
         self._complete(generation)
 
     async def _pump(self, generation: Generation, channel: sse.EventChannel) -> None:
         async for batch in generation.updates():
+            self._start_parsing(generation)
             # One write for each batch of updates, whatever the number of choices and tokens in the batch.
             if data := self._encode(batch):
                 await channel.write(data)
@@ -71,8 +77,18 @@ class ResponseRunner:
         parts, self._opening = [self._opening], b""
         for update in merge(batch):
             choice = self._take(update)
-            parts.append(self._chunks.chunk(choice, update.text))
+            if choice.parser is None:
+                parts.append(self._chunks.chunk(choice, update.text))
+            else:
+                parts.append(self._chunks.events(choice, choice.parsed(update)))
         return b"".join(parts)
+
+    def _start_parsing(self, generation: Generation) -> None:
+        """Makes the parsers of the choices, which need the end of the prompt, when the first output has arrived."""
+        answer, choices = self._context.answer_format, self._accumulator.choices
+        if answer is not None and choices[0].parser is None:
+            for choice in choices:
+                choice.parser = answer.parser(generation.prompt_tail)
 
     def _take(self, update: SequenceUpdate) -> Choice:
         choice = self._accumulator.choices[update.index]

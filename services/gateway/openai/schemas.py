@@ -33,6 +33,10 @@ class ChatBody(SamplingFields, kw_only=True):
     """The former form of `tools`."""
     function_call: str | dict[str, Any] | None = None
     """The former form of `tool_choice`: `none`, `auto`, or `{"name": …}`."""
+    parallel_tool_calls: bool | None = None
+    """Whether an answer may have several calls; otherwise it has only the first. Default: yes."""
+    include_reasoning: bool | None = None
+    """Whether the answer shows the model's reasoning. Default: yes."""
     documents: list[Any] | None = None
     """Objects for templates that write documents into the prompt."""
     chat_template_kwargs: dict[str, Any] | None = None

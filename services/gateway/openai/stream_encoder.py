@@ -11,21 +11,26 @@ accept a chunk without `content` anyway, because the last chunk has none. For th
 word is ever null.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from services.gateway.http import sse
+from services.gateway.openai.chat_message import MessageEncoder
 from services.gateway.openai.choices import Choice, ChoiceAccumulator
+from services.gateway.openai.full_response import finish_reason
 from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs
 from services.gateway.openai.request_context import RequestContext, system_fingerprint
+from services.gateway.parsers.events import Event
 
 OBJECT = {"completion": "text_completion", "chat": "chat.completion.chunk"}
 _BEFORE_TEXT = {"completion": b',"text":', "chat": b',"delta":{"content":'}
 _AFTER_TEXT = {"completion": b"", "chat": b"}"}
 _ROLE = b',"delta":{"role":"assistant"}'
 _NO_DELTA = b',"delta":{}'
-_GOES_ON = b',"logprobs":null,"finish_reason":null}]'
+_CONTINUES = b',"finish_reason":null}]'
+_GOES_ON = b',"logprobs":null' + _CONTINUES
 _encode = msgspec.json.Encoder().encode
 
 
@@ -43,6 +48,8 @@ class ChunkEncoder:
         self._heads = [start + _BEFORE_TEXT[context.kind] for start in self._starts]
         self._after = _AFTER_TEXT[context.kind]
         self._tail = self._after + _GOES_ON + self._close
+        answer = context.answer_format
+        self._messages = MessageEncoder(answer, context.request.request_id) if answer is not None else None
 
     def opening(self) -> bytes:
         """Returns the chunks before any token: the role in chat, and the echo of the prompt if requested."""
@@ -70,6 +77,26 @@ class ChunkEncoder:
             return said + self._starts[choice.index] + _NO_DELTA + b',"logprobs":null' + self._finish(choice)
         return head + _encode(text) + b',"logprobs":' + self._logprobs(choice) + self._finish(choice)
 
+    def events(self, choice: Choice, events: Sequence[Event]) -> bytes:
+        """Returns the encoded parts of a choice's output: one chunk for each event, and one at the end of the choice.
+
+        Token ids and log probabilities are in the first of the chunks. They wait if there is no event.
+        """
+        assert self._messages is not None
+        deltas = [b',"delta":' + _encode(self._messages.delta(choice.index, event)) for event in events]
+        if choice.finish_reason is not None and not deltas and (choice.token_ids or choice.logprobs):
+            deltas = [_NO_DELTA]
+        parts: list[bytes] = []
+        for delta in deltas:
+            token_ids = b""
+            if choice.token_ids:
+                token_ids, choice.token_ids = b',"token_ids":' + _encode(choice.token_ids), []
+            parts += (self._starts[choice.index], token_ids, delta, b',"logprobs":', self._logprobs(choice), _CONTINUES)
+            parts.append(self._close)
+        if choice.finish_reason is not None:
+            parts += (self._starts[choice.index], _NO_DELTA, b',"logprobs":null', self._finish(choice))
+        return b"".join(parts)
+
     def usage(self, accumulator: ChoiceAccumulator, num_prompt_tokens: int) -> bytes:
         """Returns the chunk with the token counts."""
         return self._base + b',"choices":[],"usage":' + _encode(accumulator.usage(num_prompt_tokens)) + b"}" + sse.END
@@ -83,10 +110,10 @@ class ChunkEncoder:
 
     def _with_logprobs(self, choice: Choice, head: bytes, text: str) -> bytes:
         start = head + _encode(text) + self._after
-        return start + b',"logprobs":' + self._logprobs(choice) + b',"finish_reason":null}]' + self._close
+        return start + b',"logprobs":' + self._logprobs(choice) + _CONTINUES + self._close
 
     def _finish(self, choice: Choice) -> bytes:
-        reason, stop = _encode(choice.finish_reason), _encode(choice.stop_reason)
+        reason, stop = _encode(finish_reason(self._context, choice)), _encode(choice.stop_reason)
         told = b',"finish_reason":' + reason + b',"stop_reason":' + stop
         length = choice.num_characters + len(self._context.echo(choice.index))
         return (

@@ -29,8 +29,6 @@ NO_EFFECT = frozenset(
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
-        # has no effect without tools, which are refused
-        "parallel_tool_calls",
     }
 )
 """Fields that are accepted and ignored, because the answer is the same without them."""
@@ -68,7 +66,6 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "detokenize": _ON,
     "spaces_between_special_tokens": _ON,
     "reasoning_effort": Unsupported((None, "none")),
-    "include_reasoning": _ON,
     "verbosity": Unsupported((None, "medium")),
     "audio": _NULL,
     "modalities": Unsupported((None, [], ["text"])),

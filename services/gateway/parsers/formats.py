@@ -9,6 +9,7 @@ from services.gateway.parsers.json_formats import DeepseekV3Parser, HermesParser
 from services.gateway.parsers.pythonic import PythonicParser
 from services.gateway.parsers.tagged_arguments import Glm45Parser, Qwen3CoderParser
 from services.gateway.parsers.tool_parser import ToolParser
+from shared.text.reasoning import CLOSING, OPENING
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,18 @@ class ReasoningFormat:
     `is_implied`: the output begins within the reasoning, unless the prompt ends with the closing mark.
     """
 
-    opening: str = "<think>"
-    closing: str = "</think>"
+    opening: str = OPENING
+    closing: str = CLOSING
     is_implied: bool = False
 
     def begins_inside(self, prompt_tail: str) -> bool:
         """Whether the output continues reasoning that has begun in the prompt, of which this is the end."""
         tail = prompt_tail.rstrip()
         return tail.endswith(self.opening) or (self.is_implied and not tail.endswith(self.closing))
+
+    def is_open_after(self, text: str) -> bool:
+        """Whether the output continues the reasoning in this text, the beginning of an answer."""
+        return text.rfind(self.opening) > text.rfind(self.closing) or (self.is_implied and self.closing not in text)
 
 
 _HERMES = ToolFormat(HermesParser, ("<tool_call>", "</tool_call>"))

@@ -51,6 +51,7 @@ class RequestMessages:
             request.params.min_tokens,
             request.trace_headers.get("traceparent", ""),
             request.trace_headers.get("tracestate", ""),
+            request.shown_special_tokens,
         )
 
     def submit(self, index: int) -> Submit:

@@ -36,7 +36,6 @@ ASKED = {
     "detokenize": False,
     "spaces_between_special_tokens": False,
     "reasoning_effort": "high",
-    "include_reasoning": False,
     "verbosity": "low",
     "guided_json": {"type": "object"},
     "guided_regex": "a*",
