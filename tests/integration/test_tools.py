@@ -178,7 +178,7 @@ async def test_the_former_functions_are_answered_in_the_former_way(system: Syste
     assert "</tool_call><|tool|>sunny<|assistant|>" in system.script.prompts[-1]
 
 
-@pytest.mark.spec("S-API-075d")
+@pytest.mark.spec("S-API-075d", "S-OFF-052")
 @pytest.mark.parametrize("begun", [False, True])
 async def test_reasoning_has_both_names_and_its_tokens_are_counted(system: System, begun: bool) -> None:
     system.script.says = "Hm. Rome…\n</think>\n\nSunny." if begun else "<think>\nHm. Rome…\n</think>\n\nSunny."

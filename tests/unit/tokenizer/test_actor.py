@@ -265,6 +265,18 @@ async def test_the_service_serves_the_tokenizer_and_template_that_its_settings_n
     assert await chat_text(settings) == "given"
 
 
+async def test_the_service_announces_the_formats_that_the_template_shows(tmp_path: Path) -> None:
+    shown = "{% if tools %}<tool_call>{% endif %}{{ message.content.split('</think>') }}"
+    for template, expected in ((shown, ("hermes", "qwen3")), (CHATML, ("", ""))):
+        directory = str(write_tokenizer_files(tmp_path, byte_level(), chat_template=template))
+        service = TokenizerService(TokenizerSettings(model=directory, served_model_name="served"))
+        host = Host(MemoryBus().connect("t"), Subjects(), SystemClock(), "t", "b")
+        await service.start(host)
+        status = service.status()
+        assert (status.tool_format, status.reasoning_format) == expected
+        await service.drain()
+
+
 async def test_a_model_without_a_template_serves_prompts_and_explains_itself_to_chats(tmp_path: Path) -> None:
     directory = str(write_tokenizer_files(tmp_path, byte_level()))
     settings = TokenizerSettings(model=directory, served_model_name="served")
