@@ -5,6 +5,8 @@ Used by the gateway, for whole and streamed answers, and by the offline `LLM`.
 
 from typing import Literal, NamedTuple
 
+from shared.text.marks import num_begun
+
 OPENING, CLOSING = "<think>", "</think>"
 """What most models write around their reasoning."""
 
@@ -76,7 +78,7 @@ class ReasoningSplitter:
         if closed:
             self._text, self._state = after, "gap"
         else:
-            held = 0 if ended else _num_begun(before, self._closing)
+            held = 0 if ended else num_begun(before, self._closing)
             before = before[: len(before) - held]
         shown = before.rstrip("\n")
         if not closed:
@@ -85,8 +87,3 @@ class ReasoningSplitter:
             shown = shown.lstrip("\n")
             self._begun = bool(shown)
         return shown
-
-
-def _num_begun(text: str, mark: str) -> int:
-    """Returns the length of the longest end of the text that is the beginning of the mark."""
-    return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0)

@@ -15,6 +15,7 @@ import msgspec
 
 from services.gateway.parsers.events import CallArguments, CallStart, Content, Event, joined
 from shared.request.tools import tool_name
+from shared.text.marks import num_begun
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -94,7 +95,7 @@ class ToolParser(ABC):
                 self._read(found.end() - self._position)
                 return found[0]
             rest = self._text[self._position :]
-            self._say(len(rest[: len(rest) - _num_begun(rest, marks)].rstrip()))
+            self._say(len(rest[: len(rest) - num_begun(rest, *marks)].rstrip()))
             yield from self._more()
 
     def _begin(self, name: str) -> None:
@@ -381,12 +382,6 @@ class ToolParser(ABC):
         next(self._steps, None)
         events, self._events = joined(self._events), []
         return events
-
-
-def _num_begun(text: str, marks: Sequence[str]) -> int:
-    """Returns the length of the longest end of the text that is the beginning of a mark."""
-    longest = min(len(text), max(map(len, marks)) - 1)
-    return next((size for size in range(longest, 0, -1) if any(mark.startswith(text[-size:]) for mark in marks)), 0)
 
 
 def _string_value(text: str) -> str:
