@@ -39,6 +39,11 @@ class ReasoningSplitter:
         """Whether all further text belongs to the answer."""
         return self._state in ("gap", "answer")
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all further text is the answer's as it is."""
+        return self._state == "answer"
+
     def feed(self, text: str) -> Parts:
         """Returns what is certain after this text."""
         if self._state == "answer":

@@ -88,8 +88,9 @@ class ToolParser(ABC):
 
         Whitespace before the mark is held with it, because it is dropped before a call.
         """
+        pattern = re.compile("|".join(map(re.escape, marks)))
         while True:
-            found = re.compile("|".join(map(re.escape, marks))).search(self._text, self._position)
+            found = pattern.search(self._text, self._position)
             if found is not None:
                 self._say(len(self._text[self._position : found.start()].rstrip()))
                 self._read(found.end() - self._position)
