@@ -1,6 +1,6 @@
 """Checks the chat messages of a request and converts them to the messages that a chat template takes. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -65,7 +65,12 @@ def messages(turns: Sequence[Turn] | None, vocab_size: int) -> tuple[ChatMessage
         missing("messages")
     if not 1 <= len(turns) <= limits.MESSAGES_MAX:
         refuse("messages", f"must hold between 1 and {limits.MESSAGES_MAX} messages")
-    return tuple(_message(turn, f"messages[{number}]", vocab_size) for number, turn in enumerate(turns))
+    found: list[ChatMessage] = []
+    functions: dict[str, str] = {}
+    for number, turn in enumerate(turns):
+        found.append(_message(turn, f"messages[{number}]", vocab_size, functions))
+        functions.update({call.id: call.function.name for call in turn.tool_calls or () if call.id and call.function})
+    return tuple(found)
 
 
 def check_continuable(final: Turn, number: int) -> None:
@@ -76,14 +81,16 @@ def check_continuable(final: Turn, number: int) -> None:
         refuse(f"messages[{number}].content", "must not be empty when 'continue_final_message' is true")
 
 
-def _message(turn: Turn, path: str, vocab_size: int) -> ChatMessage:
+def _message(turn: Turn, path: str, vocab_size: int, functions: Mapping[str, str]) -> ChatMessage:
+    """Returns one message. `functions`: the names of the functions of earlier calls, by the calls' ids."""
     role = _ROLES.get(turn.role)
     if role is None:
         refuse(f"{path}.role", "must be 'system', 'developer', 'user', 'assistant', 'tool' or 'function'")
     _check_fields(turn, role, path)
     fields = _assistant_fields(turn, path) if role == "assistant" else _tool_fields(turn)
     packed = msgspec.json.encode(fields) if fields else b""
-    name, content = turn.name or "", turn.content
+    # Some templates need the function's name at its result, where OpenAI's API has only the id of the call.
+    name, content = turn.name or functions.get(turn.tool_call_id or "", ""), turn.content
     if content is None:
         if "tool_calls" not in fields:
             missing(f"{path}.content")

@@ -63,7 +63,7 @@ class ChatTemplate:
             "tools": None,
             "documents": None,
             **(variables or {}),
-            "messages": messages,
+            "messages": [_with_arguments(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -87,6 +87,31 @@ class ChatTemplate:
         text = "".join(pieces)
         text.encode()  # raises for half a surrogate pair, which a template can write but which is no valid text
         return text
+
+
+class _Arguments(dict[str, Any]):
+    """The arguments of a call. Most templates expect an object; some concatenate the arguments as JSON text."""
+
+    def __str__(self) -> str:
+        return _to_json(self)
+
+    def __add__(self, text: str) -> str:
+        return str(self) + text
+
+    def __radd__(self, text: str) -> str:
+        return text + str(self)
+
+
+def _with_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a message whose calls have arguments in the form in which every template can use them."""
+    calls: Sequence[Mapping[str, Any]] | None = message.get("tool_calls")
+    if not calls:
+        return dict(message)
+    functions = [
+        {**call["function"], "arguments": _Arguments(call["function"].get("arguments") or {})} for call in calls
+    ]
+    made = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+    return {**message, "tool_calls": made}
 
 
 class _RefusalError(TemplateError):

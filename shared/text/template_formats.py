@@ -12,7 +12,7 @@ _TOOLS: dict[str, tuple[str, ...]] = {
     "qwen3_coder": ("<tool_call>", "<function=", "<parameter="),
     "hermes": ("<tool_call>",),
     "llama3_json": ('{"name": function name, "parameters": dictionary',),
-    "pythonic": ("[func_name1(params_name1=params_value1",),
+    "pythonic": ("[func_name1(param",),
 }
 """Texts that together show a format of tool calls. A format whose texts include another's is more specific."""
 _REASONING: dict[str, tuple[str, ...]] = {

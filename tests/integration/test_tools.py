@@ -137,6 +137,19 @@ async def test_the_clients_own_assembly_of_a_stream_understands_it(system: Syste
     assert choice.message.tool_calls[0].function.arguments == ROME
 
 
+async def test_each_choice_has_its_own_calls_and_every_call_an_id_of_its_own(system: System) -> None:
+    system.script.says = CALL
+    several: Any = {"tools": [WEATHER], "n": 2, "temperature": 1}
+    choices = (await system.whole(**several)).choices
+    ids = [choice.message.tool_calls[0].id for choice in choices]
+    chunks = [choice for chunk in await system.chunks(**several) for choice in chunk.choices]
+    ids += [call.id for choice in chunks for call in choice.delta.tool_calls or () if call.id]
+    assert len({*ids}) == 4
+    for index in range(2):
+        calls = [call for one in chunks if one.index == index for call in one.delta.tool_calls or ()]
+        assert "".join(call.function.arguments for call in calls) == ROME
+
+
 async def test_length_wins_over_calls_and_only_the_first_call_is_kept_on_request(system: System) -> None:
     system.script.says = CALL + CALL
     for ask in (system.whole, system.chunks):

@@ -64,6 +64,13 @@ def test_a_tools_result_names_its_call() -> None:
     refused("missing_required_parameter", "messages[1].content", role="tool", tool_call_id="c")
 
 
+def test_a_result_gets_the_name_of_the_function_that_was_called() -> None:
+    made = {"role": "assistant", "tool_calls": [CALL, {**CALL, "id": "call_2", "function": {"name": "sub"}}]}
+    results = [{"role": "tool", "content": "3", "tool_call_id": name} for name in ("call_2", "call_1", "call_3")]
+    assert [message.name for message in read(made, *results)][1:] == ["sub", "add", ""]
+    assert read(made, {**results[0], "name": "own"})[1].name == "own"
+
+
 def test_the_former_form_of_calls_and_results_is_read() -> None:
     [call] = fields(role="assistant", content=None, function_call={"name": "add", "arguments": "{}"})["tool_calls"]
     assert call == {"type": "function", "function": {"name": "add", "arguments": {}}}

@@ -70,6 +70,25 @@ def test_variables_of_a_request_reach_the_template_and_cannot_replace_the_messag
     assert template.render(MESSAGES, True) == "null4<s>"
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ call.arguments | tojson }}",
+        "{{ '' + call.arguments + '' }}",
+        "{{ call.arguments }}",
+        "{{ call.arguments ~ '' }}",
+        "{{ call.arguments if call.arguments is string else call.arguments | tojson }}",
+        '{"{% for key, value in call.arguments | items %}{{ key }}": {{ value | tojson }}{% endfor %}}',
+        '{"{% for key in call.arguments %}{{ key }}": {{ call.arguments[key] | tojson }}{% endfor %}}',
+    ],
+)
+def test_templates_may_take_arguments_as_an_object_or_as_text(source: str) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"é": ["Rome", 1.0, None]}}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    template = ChatTemplate("{% set call = messages[0].tool_calls[0].function %}" + source, CONSTANTS, 1000)
+    assert template.render([message], True) == '{"é": ["Rome", 1.0, null]}'
+
+
 @pytest.mark.parametrize("end", ["Hello.", "Hello. ", "<|im_end|>", "{"])
 def test_the_final_message_can_be_left_open(end: str) -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": end}]

@@ -75,6 +75,7 @@ HERMES = "{% if tools %}<tools>{{ tools | tojson }}</tools> Answer with <tool_ca
         ("{{ tools }}'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'", "deepseek_v3"),
         ('{{ tools }}{\\"name\\": function name, \\"parameters\\": dictionary of argument', "llama3_json"),
         ("{{ tools }}[func_name1(params_name1=params_value1, params_name2=", "pythonic"),
+        ("{{ tools }}[func_name1(param1=value1), func_name2(...)]", "pythonic"),
         ("{{ tools }}[TOOL_CALLS] or <tool_call>", ""),
     ],
 )  # fmt: skip
