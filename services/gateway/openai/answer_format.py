@@ -5,10 +5,12 @@
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 from services.gateway.generation import ModelCard
+from services.gateway.openai.forced_calls import forced_calls_schema
 from services.gateway.openai.schemas import ChatBody
-from services.gateway.openai.tool_choice import ToolChoice, tool_choice
+from services.gateway.openai.tool_choice import FORCED, ToolChoice, tool_choice
 from services.gateway.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat, ToolFormat
 from services.gateway.parsers.json_formats import Llama3JsonParser
 from services.gateway.parsers.named_call import NamedCallParser
@@ -43,6 +45,11 @@ class AnswerFormat:
         tools = self.tool_format.special_tokens if self.tool_format is not None else ()
         reasoning = self.reasoning_format
         return tools if reasoning is None else (*tools, reasoning.opening, reasoning.closing)
+
+    @property
+    def output_schema(self) -> dict[str, Any] | None:
+        """The JSON Schema that the output has to match because the request forces calls; None if it does not."""
+        return forced_calls_schema(self.choice, parallel=self.parallel_calls) if self.choice.mode in FORCED else None
 
     def parser(self, prompt_tail: str) -> OutputParser:
         """Returns the parser of one output. `prompt_tail`: the last characters of the prompt."""
@@ -90,10 +97,12 @@ def answer_format(body: ChatBody, card: ModelCard, settings: GatewaySettings) ->
     The fields of the body are checked as far as `parameters.chat` checks them.
     """
     choice = tool_choice(body)
+    if choice.mode in FORCED:
+        param = "function_call" if choice.legacy else "tool_choice"
+        unsupported(param, f"A '{param}' that forces a call is")
     tool_format = _tool_format(choice, card, settings)
-    name = card.reasoning_format if settings.reasoning_parser == "auto" else settings.reasoning_parser
-    reasoning_format = REASONING_FORMATS.get(name)
-    if tool_format is None and reasoning_format is None:
+    reasoning_format = _reasoning_format(choice, card, settings)
+    if tool_format is None and reasoning_format is None and choice.mode not in FORCED:
         return None
     return AnswerFormat(
         choice=choice,
@@ -106,11 +115,9 @@ def answer_format(body: ChatBody, card: ModelCard, settings: GatewaySettings) ->
 
 
 def _tool_format(choice: ToolChoice, card: ModelCard, settings: GatewaySettings) -> ToolFormat | None:
-    param = "function_call" if choice.legacy else "tool_choice"
-    if choice.mode in ("required", "named"):
-        unsupported(param, f"A '{param}' that forces a call is")
-    if choice.mode == "none":
+    if choice.mode != "auto":
         return None
+    param = "function_call" if choice.legacy else "tool_choice"
     if not settings.enable_auto_tool_choice:
         refuse(param, "cannot be 'auto' on this server, which was started with --enable-auto-tool-choice=false")
     name = card.tool_format if settings.tool_call_parser == "auto" else settings.tool_call_parser
@@ -123,6 +130,14 @@ def _tool_format(choice: ToolChoice, card: ModelCard, settings: GatewaySettings)
         )
         raise ServiceError("unsupported_parameter", message, param="functions" if choice.legacy else "tools")
     return TOOL_FORMATS.get(name)
+
+
+def _reasoning_format(choice: ToolChoice, card: ModelCard, settings: GatewaySettings) -> ReasoningFormat | None:
+    """Returns the format of the reasoning; None for forced calls, whose output is JSON from its first token on."""
+    if choice.mode in FORCED:
+        return None
+    name = card.reasoning_format if settings.reasoning_parser == "auto" else settings.reasoning_parser
+    return REASONING_FORMATS.get(name)
 
 
 def _continued(body: ChatBody) -> str:

@@ -7,7 +7,7 @@ of objects with `name` and `parameters`. `answer_format.AnswerFormat.parser` rea
 from collections.abc import Mapping
 from typing import Any
 
-from services.gateway.openai.tool_choice import ToolChoice
+from services.gateway.openai.tool_choice import FORCED, ToolChoice
 from shared import limits
 from shared.request.checks import refuse
 from shared.request.tools import tool_name, tool_parameters
@@ -17,7 +17,7 @@ _DEFINITIONS = ("$defs", "definitions")
 
 def forced_calls_schema(choice: ToolChoice, *, parallel: bool = True) -> dict[str, Any]:
     """Returns the schema of the output for the modes `named` and `required`. `parallel`: several calls are allowed."""
-    assert choice.mode in ("named", "required"), choice.mode
+    assert choice.mode in FORCED, choice.mode
     if choice.mode == "named":
         return next(tool_parameters(tool) for tool in choice.tools if tool_name(tool) == choice.name)
     calls = {"type": "array", "minItems": 1, "maxItems": limits.TOOLS_MAX if parallel else 1}

@@ -11,6 +11,8 @@ from shared.request.checks import missing, refuse, unsupported
 from shared.request.tools import checked_functions, checked_tools, tool_name
 
 Mode = Literal["none", "auto", "required", "named"]
+FORCED: tuple[Mode, ...] = ("required", "named")
+"""Modes in which the model has to call a tool."""
 _MODES: dict[str, Mode] = {"none": "none", "auto": "auto", "required": "required"}
 
 

@@ -136,6 +136,10 @@ def test_output_of_forced_calls_is_read() -> None:
     parser = required.parser("")
     assert collect(_Calls(parser), '[{"name": "now", "parameters": {}}]') == Output(calls=[("now", "{}")])
     assert required.finish_reason("stop", parser) == "tool_calls"
+    schema = required.output_schema
+    assert schema is not None
+    assert (schema["type"], schema["maxItems"]) == ("array", 128)
+    assert AnswerFormat(choice=ToolChoice(mode="auto")).output_schema is None
     named = AnswerFormat(choice=ToolChoice(mode="named", tools=(tool("now"),), name="now"))
     parser = named.parser("")
     assert collect(_Calls(parser), "{", "}") == Output(calls=[("now", "{}")])
