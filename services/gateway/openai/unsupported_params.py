@@ -138,7 +138,8 @@ def known_fields(body: type[msgspec.Struct]) -> list[str]:
 def _check_messages(messages: msgspec.Raw) -> None:
     try:
         found = _MESSAGES.decode(messages)
-    except msgspec.ValidationError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        read_any(messages)  # raises ServiceError for text that is no JSON
         return  # Messages that are not a list of objects are refused when the body is decoded.
     known = [*Turn.__struct_fields__, *MESSAGE_FIELDS]
     for number, message in enumerate(found):

@@ -2,8 +2,9 @@ from typing import Any
 
 import pytest
 
+from services.gateway.openai.body import read_fields
 from services.gateway.openai.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from services.gateway.openai.unsupported_params import NO_EFFECT, UNSUPPORTED
+from services.gateway.openai.unsupported_params import NO_EFFECT, UNSUPPORTED, check
 from shared import limits
 from shared.errors import ServiceError
 from tests.unit.gateway.bodies import chat, completion, refusal
@@ -138,6 +139,14 @@ def test_a_field_of_a_message_that_nobody_knows_is_refused_by_name(fields: dict[
     hello = {"role": "user", "content": "hi"}
     error = refusal(chat, "unsupported_parameter", param, messages=[hello, {**hello, **fields}])
     assert param in error.message
+
+
+def test_a_message_whose_field_names_are_no_text_is_no_json():
+    body = b'{"messages": [{"\xff": 1, "role": "user", "content": "x"}]}'
+    with pytest.raises(ServiceError) as raised:
+        check(read_fields(body), ChatBody)
+    assert raised.value.code == "invalid_json"
+    check(read_fields(b'{"messages": [1]}'), ChatBody)
 
 
 def test_an_answer_can_be_sent_back_as_a_message():
