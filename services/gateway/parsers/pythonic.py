@@ -91,7 +91,9 @@ def _arguments_json(text: str) -> str:
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             raise NotACallError
         values = {_keyword(item): _literal(item.value) for item in call.keywords}
-        return json.dumps(values, ensure_ascii=False, allow_nan=False)
+        arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        arguments.encode()  # raises ValueError for half a surrogate pair, which Python's literals may hold
+        return arguments
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise NotACallError from None
 

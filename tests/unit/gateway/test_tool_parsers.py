@@ -115,6 +115,9 @@ NONE: list[tuple[str, str]] = [
     ("pythonic", "[get_weather(city=open('x'))]"),
     ("pythonic", "[get_weather(**{})]"),
     ("pythonic", "[get_weather(days=1e999)]"),
+    ("pythonic", "[get_weather(city='\\ud800')]"),
+    ("pythonic", "[get_weather(city='\x00')]"),
+    ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}'),
     ("pythonic", "[get_weather(days=" + "-" * 5000 + "1)]"),
     ("pythonic", "[get_weather(city="),
 ]
