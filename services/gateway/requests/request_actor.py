@@ -91,6 +91,11 @@ class RequestActor:
         placed_at = min((one.placed_at for one in self.sequences if one.placed_at is not None), default=None)
         return PhaseTimes(self._since_start(self._tokenized_at), self._since_start(placed_at))
 
+    @property
+    def prompt_tail(self) -> str:
+        """See Generation."""
+        return self.prompts[0].tail if self.prompts else ""
+
     async def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         """See Generation."""
         while True:
