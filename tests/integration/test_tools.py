@@ -109,7 +109,7 @@ async def test_a_tool_is_called_and_its_result_is_sent_back(system: System) -> N
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("It is sunny.", "stop")
     assert answer.choices[0].message.tool_calls is None
     written = f'<tool_call>{{"name": "get_weather", "arguments": {json.dumps(json.loads(ROME), ensure_ascii=False)}}}'
-    assert f"<|assistant|>{written}</tool_call><|tool|>sunny({made.id})<|assistant|>" in system.script.prompts[1]
+    assert f"<|assistant|>{written}</tool_call><|tool|>sunny({made.id})<|assistant|>" in system.script.prompts[-1]
 
 
 async def test_a_stream_gives_the_same_calls_in_pieces(system: System) -> None:
@@ -199,6 +199,7 @@ async def test_reasoning_has_both_names_and_its_tokens_are_counted(system: Syste
     answer = await system.whole(**asked)
     expected = {"role": "assistant", "content": "Sunny.", "reasoning": "Hm. Rome…", "reasoning_content": "Hm. Rome…"}
     assert answer.choices[0].message.to_dict() == expected
+    assert answer.choices[0].to_dict()["sentence_length"] == len("Sunny.")
     [*_, last] = chunks = await system.chunks(**asked)
     deltas = [chunk.choices[0].delta.to_dict() for chunk in chunks[:-1]]
     assert "".join(delta.get("reasoning", "") for delta in deltas) == "Hm. Rome…"

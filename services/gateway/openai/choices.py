@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.gateway.generation import SequenceUpdate
-from services.gateway.parsers.events import Event, joined
+from services.gateway.parsers.events import Content, Event, joined
 from services.gateway.parsers.output_parser import OutputParser
 from shared.errors import ServiceError
 from shared.messages import FinishReason, PositionLogprobs
@@ -20,7 +20,7 @@ class Choice:
     num_cached_tokens: int = 0
     cumulative_logprob: float = 0.0
     num_characters: int = 0
-    """Number of Unicode characters of the text generated so far."""
+    """Number of Unicode characters of the text generated so far, without reasoning and calls if they are separated."""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     logprobs_offset: int = 0
@@ -37,7 +37,8 @@ class Choice:
     def add(self, update: SequenceUpdate) -> None:
         """Adds an update, except its text, which a stream sends at once."""
         self.num_tokens += len(update.token_ids)
-        self.num_characters += len(update.text)
+        if self.parser is None:
+            self.num_characters += len(update.text)
         if update.token_ids or update.finish_reason is not None:
             self.cumulative_logprob = update.cumulative_logprob
         if update.num_cached_tokens > self.num_cached_tokens:
@@ -54,7 +55,10 @@ class Choice:
         """Returns what the parser separates after this update, and at the end of the output the rest."""
         assert self.parser is not None
         events = self.parser.feed(update.text, len(update.token_ids))
-        return events if update.finish_reason is None else joined([*events, *self.parser.finish()])
+        if update.finish_reason is not None:
+            events = joined([*events, *self.parser.finish()])
+        self.num_characters += sum(len(event.text) for event in events if isinstance(event, Content))
+        return events
 
 
 class ChoiceAccumulator:

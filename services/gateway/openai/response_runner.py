@@ -77,7 +77,7 @@ class ResponseRunner:
         parts, self._opening = [self._opening], b""
         for update in merge(batch):
             choice = self._take(update)
-            if choice.parser is None or choice.parser.only_content_follows:
+            if choice.parser is None:
                 parts.append(self._chunks.chunk(choice, update.text))
             else:
                 parts.append(self._chunks.events(choice, choice.parsed(update)))

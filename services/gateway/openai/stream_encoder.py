@@ -22,7 +22,7 @@ from services.gateway.openai.choices import Choice, ChoiceAccumulator
 from services.gateway.openai.full_response import finish_reason
 from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs
 from services.gateway.openai.request_context import RequestContext, system_fingerprint
-from services.gateway.parsers.events import Event
+from services.gateway.parsers.events import Content, Event
 
 OBJECT = {"completion": "text_completion", "chat": "chat.completion.chunk"}
 _BEFORE_TEXT = {"completion": b',"text":', "chat": b',"delta":{"content":'}
@@ -83,6 +83,12 @@ class ChunkEncoder:
         Token ids and log probabilities are in the first of the chunks. They wait if there is no event.
         """
         assert self._messages is not None
+        if (
+            len(events) == 1
+            and isinstance(events[0], Content)
+            and not (choice.token_ids or choice.logprobs or choice.finish_reason)
+        ):
+            return self._plain(choice.index, events[0].text)
         deltas = [b',"delta":' + _encode(self._messages.delta(choice.index, event)) for event in events]
         if choice.finish_reason is not None and not deltas and (choice.token_ids or choice.logprobs):
             deltas = [_NO_DELTA]
