@@ -30,6 +30,7 @@ WEATHER: Any = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
+NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 ASK: Any = [{"role": "user", "content": "Weather in Rome?"}]
 ROME = '{"city": "Rome", "note": "{\\"é\\": []}"}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>'
@@ -109,7 +110,7 @@ async def test_a_tool_is_called_and_its_result_is_sent_back(system: System) -> N
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("It is sunny.", "stop")
     assert answer.choices[0].message.tool_calls is None
     written = f'<tool_call>{{"name": "get_weather", "arguments": {json.dumps(json.loads(ROME), ensure_ascii=False)}}}'
-    assert f"<|assistant|>{written}</tool_call><|tool|>sunny({made.id})<|assistant|>" in system.script.prompts[1]
+    assert f"<|assistant|>{written}</tool_call><|tool|>sunny({made.id})<|assistant|>" in system.script.prompts[-1]
 
 
 async def test_a_stream_gives_the_same_calls_in_pieces(system: System) -> None:
@@ -199,6 +200,7 @@ async def test_reasoning_has_both_names_and_its_tokens_are_counted(system: Syste
     answer = await system.whole(**asked)
     expected = {"role": "assistant", "content": "Sunny.", "reasoning": "Hm. Rome…", "reasoning_content": "Hm. Rome…"}
     assert answer.choices[0].message.to_dict() == expected
+    assert answer.choices[0].to_dict()["sentence_length"] == len("Sunny.")
     [*_, last] = chunks = await system.chunks(**asked)
     deltas = [chunk.choices[0].delta.to_dict() for chunk in chunks[:-1]]
     assert "".join(delta.get("reasoning", "") for delta in deltas) == "Hm. Rome…"
@@ -250,9 +252,9 @@ async def test_the_final_message_is_continued_within_its_reasoning(system: Syste
 @pytest.mark.parametrize(
     ("fields", "param", "said"),
     [
-        ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice", "not supported yet"),
-        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}}, "tool_choice",
-         "not supported yet"),
+        ({"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice",
+         "response_format"),
+        ({"tools": [WEATHER], "tool_choice": NAMED, "guided_regex": "a"}, "tool_choice", "guided_regex"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "not in"),
         ({"tools": [WEATHER], "tool_choice": "any"}, "tool_choice", "'required'"),
         ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
@@ -270,6 +272,20 @@ async def test_a_wrong_request_is_refused_where_it_is_wrong(
     assert (reply.status, reply.error["param"]) == (400, param)
     assert said in reply.error["message"]
     assert not system.script.prompts
+
+
+async def test_forced_calls_are_read_from_the_output_that_their_schema_gives(system: System) -> None:
+    system.script.says = f'[{{"name": "get_weather", "parameters": {ROME}}}]'
+    [choice] = (await system.whole(tools=[WEATHER], tool_choice="required")).choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert [call.function.arguments for call in choice.message.tool_calls] == [ROME]
+    system.script.says = ROME
+    [choice] = (await system.whole(tools=[WEATHER], tool_choice=NAMED)).choices
+    assert (choice.finish_reason, choice.message.content) == ("stop", None)
+    assert [call.function.arguments for call in choice.message.tool_calls] == [ROME]
+    deltas = await system.deltas(tools=[WEATHER], tool_choice=NAMED)
+    assert deltas[0]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": ""}
+    assert "".join(delta["tool_calls"][0]["function"]["arguments"] for delta in deltas) == ROME
 
 
 async def test_tokenize_counts_tools_like_the_request_itself(system: System) -> None:

@@ -66,9 +66,10 @@ class ScriptedWorker:
         for row in plan.freed_rows:
             del self._left[row]
         for new in plan.new:
-            prompt = self._tokenizer.decode(list(new.token_ids), skip_special_tokens=False)
+            prompt = self._tokenizer.decode(list(new.token_ids[: new.num_prompt_tokens]), skip_special_tokens=False)
             said = self._tokenizer.encode(self._say(prompt), add_special_tokens=False).ids
-            self._left[new.row] = said + self._end
+            # On a busy machine a sequence may be placed anew, with its output so far behind the prompt.
+            self._left[new.row] = (said + self._end)[len(new.token_ids) - new.num_prompt_tokens :]
         sampled = tuple((self._left[one.row].pop(0),) for one in plan.scheduled if one.samples)
         return StepResult(plan.step, sampled, tuple((SampledLogprobs(-1.0),) for _ in sampled))
 

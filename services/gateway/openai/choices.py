@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.gateway.generation import SequenceUpdate
-from services.gateway.parsers.events import Event, joined
+from services.gateway.parsers.events import Content, Event, joined
 from services.gateway.parsers.output_parser import OutputParser
 from shared.errors import ServiceError
 from shared.messages import FinishReason, PositionLogprobs
@@ -20,7 +20,7 @@ class Choice:
     num_cached_tokens: int = 0
     cumulative_logprob: float = 0.0
     num_characters: int = 0
-    """Number of Unicode characters of the text generated so far."""
+    """Number of Unicode characters of the text generated so far, without reasoning and calls if they are separated."""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     logprobs_offset: int = 0
@@ -32,12 +32,13 @@ class Choice:
     parser: OutputParser | None = None
     """Separates the parts of the answer; None if the whole output is its text."""
     events: list[Event] = field(default_factory=list[Event])
-    """What the parser has separated. It comes before `text`, which is then content behind everything else."""
+    """What the parser has separated. Then `text` is empty."""
 
     def add(self, update: SequenceUpdate) -> None:
         """Adds an update, except its text, which a stream sends at once."""
         self.num_tokens += len(update.token_ids)
-        self.num_characters += len(update.text)
+        if self.parser is None:
+            self.num_characters += len(update.text)
         if update.token_ids or update.finish_reason is not None:
             self.cumulative_logprob = update.cumulative_logprob
         if update.num_cached_tokens > self.num_cached_tokens:
@@ -51,11 +52,14 @@ class Choice:
             self.stop_reason = update.stop_reason
 
     def separate(self, update: SequenceUpdate) -> str:
-        """Parses the text of an update into `events`, or returns it if it is content that needs no parsing."""
-        if self.parser is None or self.parser.only_content_follows:
+        """Parses the text of an update into `events`; without a parser, returns it as it is."""
+        if self.parser is None:
             return update.text
         events = self.parser.feed(update.text, len(update.token_ids))
-        self.events += events if update.finish_reason is None else joined([*events, *self.parser.finish()])
+        if update.finish_reason is not None:
+            events = joined([*events, *self.parser.finish()])
+        self.num_characters += sum(len(event.text) for event in events if isinstance(event, Content))
+        self.events += events
         return ""
 
 

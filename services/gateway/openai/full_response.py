@@ -10,7 +10,6 @@ from services.gateway.openai.chat_message import MessageEncoder
 from services.gateway.openai.choices import Choice, ChoiceAccumulator
 from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs
 from services.gateway.openai.request_context import RequestContext, system_fingerprint
-from services.gateway.parsers.events import Content
 
 OBJECT = {"completion": "text_completion", "chat": "chat.completion"}
 
@@ -72,7 +71,7 @@ def _output(context: RequestContext, choice: Choice) -> dict[str, Any]:
     echo = context.echo(choice.index)
     if context.answer_format is not None:
         encoder = MessageEncoder(context.answer_format, context.request.request_id)
-        return {"message": encoder.message(choice.index, [*choice.events, *map(Content, choice.text)], echo)}
+        return {"message": encoder.message(choice.index, choice.events, echo)}
     text = echo + "".join(choice.text)
     return {"text": text} if context.kind == "completion" else {"message": {"role": "assistant", "content": text}}
 

@@ -94,8 +94,7 @@ class ResponseRunner:
             self._start_parsing(generation)
             for update in batch:
                 choice, text = self._take(update)
-                if text:
-                    choice.text.append(text)
+                choice.text.append(text)
         self._complete(generation)
 
     async def _pump(self, generation: Generation, sink: Sink) -> None:
@@ -130,7 +129,7 @@ class ResponseRunner:
                 choice.parser = answer.parser(generation.prompt_tail)
 
     def _take(self, update: SequenceUpdate) -> tuple[Choice, str]:
-        """Adds an update to its choice. Returns the choice, and the new text that needs no parsing."""
+        """Adds an update to its choice. Returns the choice, and the new text if no parser takes it."""
         choice = self._accumulator.choices[update.index]
         choice.add(update)
         self._meter.saw(update)

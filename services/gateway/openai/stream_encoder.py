@@ -26,6 +26,7 @@ from services.gateway.openai.choices import Choice
 from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs
 from services.gateway.openai.request_context import RequestContext, system_fingerprint
 from services.gateway.openai.timings import timings
+from services.gateway.parsers.events import Content
 from shared.errors import ServiceError
 
 OBJECT = {"completion": "text_completion", "chat": "chat.completion.chunk"}
@@ -75,7 +76,7 @@ class ChunkEncoder:
 
         Removes the token ids, log probabilities and events that it encodes from the choice.
         """
-        if choice.parser is not None and not text:
+        if choice.parser is not None:
             return self._events(choice)
         head = self._head_with_ids(choice) if choice.token_ids else self._heads[choice.index]
         something = text or head is not self._heads[choice.index]
@@ -101,6 +102,12 @@ class ChunkEncoder:
         """
         assert self._messages is not None
         events, choice.events = choice.events, []
+        if (
+            len(events) == 1
+            and isinstance(events[0], Content)
+            and not (choice.token_ids or choice.logprobs or choice.finish_reason)
+        ):
+            return self._plain(choice.index, events[0].text)
         deltas = [b',"delta":' + _encode(self._messages.delta(choice.index, event)) for event in events]
         if choice.finish_reason is not None and not deltas and (choice.token_ids or choice.logprobs):
             deltas = [_NO_DELTA]

@@ -60,17 +60,10 @@ class OutputParser:
         """Whether the output has calls, and its end did not cut the last one. Valid after `finish`."""
         return self._calls is not None and self._calls.num_calls > 0 and not self._calls.is_cut
 
-    @property
-    def only_content_follows(self) -> bool:
-        """Whether all further text is content, so that it need not be parsed."""
-        return self._calls is None and (self._reasoning is None or self._reasoning.is_over)
-
     def feed(self, text: str, num_tokens: int = 0) -> list[Event]:
         """Returns what is certain after this text, which has `num_tokens` tokens."""
-        if self._reasoning is None:
+        if self._reasoning is None or self._reasoning.is_over:
             return self._content(text)
-        if self._reasoning.in_answer:
-            return self._shown(self._reasoning.feed(text))
         parts = self._reasoning.feed(text)
         in_answer = round(num_tokens * len(parts.answer) / len(text)) if parts.answer and text else 0
         self._num_before_answer += num_tokens - min(in_answer, num_tokens)
