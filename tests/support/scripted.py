@@ -22,6 +22,7 @@ from shared.actors.host import Host, Service
 from shared.actors.presence import HeartbeatTask, interval_of
 from shared.clock import SystemClock
 from shared.config import DetokenizerSettings, EngineSettings, TokenizerSettings
+from shared.grammar import Grammar
 from shared.subjects import Subjects, new_instance_id
 from tests.integration.edge import serving
 from tests.sim.society import Gateway
@@ -72,6 +73,9 @@ class ScriptedWorker:
             self._left[new.row] = (said + self._end)[len(new.token_ids) - new.num_prompt_tokens :]
         sampled = tuple((self._left[one.row].pop(0),) for one in plan.scheduled if one.samples)
         return StepResult(plan.step, sampled, tuple((SampledLogprobs(-1.0),) for _ in sampled))
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """Accepts every grammar: what the script says is the test's choice."""
 
     def close(self) -> None:
         self._left.clear()

@@ -132,6 +132,13 @@ def test_a_field_of_a_message_that_nobody_knows_is_refused_by_name(fields: dict[
     assert param in error.message
 
 
+def test_fields_of_the_messages_of_several_conversations_are_known_by_their_place():
+    body = b'{"messages": [[{"role": "user", "content": "x"}], [{"role": "user", "contents": "x"}]]}'
+    with pytest.raises(ServiceError) as raised:
+        check(read_fields(body), ChatBody)
+    assert (raised.value.code, raised.value.param) == ("unsupported_parameter", "messages[1][0].contents")
+
+
 def test_a_message_whose_field_names_are_no_text_is_no_json():
     body = b'{"messages": [{"\xff": 1, "role": "user", "content": "x"}]}'
     with pytest.raises(ServiceError) as raised:
