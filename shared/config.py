@@ -73,6 +73,22 @@ USAGE_SINK = Rule(
 LOGPROBS = Rule(f"between 0 and {limits.LOGPROBS_MAX}", lambda value: 0 <= value <= limits.LOGPROBS_MAX)
 
 
+TOOL_CALL_PARSERS = (
+    "auto",
+    "none",
+    "hermes",
+    "qwen",
+    "qwen3_coder",
+    "llama3_json",
+    "mistral",
+    "deepseek_v3",
+    "glm45",
+    "glm",
+    "pythonic",
+)
+REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3", "glm45", "mistral", "granite")
+
+
 @dataclass(frozen=True, kw_only=True)
 class BusSettings:
     """Settings of every service: the bus, the service's own id, logging and tracing."""
@@ -409,6 +425,21 @@ class GatewaySettings(BusSettings):
     return_tokens_as_token_ids: bool = flag(
         False,
         "tokens in log probabilities are written as token_id:7, not only when a request asks for it",
+        group="http",
+    )
+    tool_call_parser: str = flag(
+        "auto",
+        "how the model writes calls of tools: auto recognises it from the chat template, none leaves calls in the text",
+        choices=TOOL_CALL_PARSERS,
+        group="http",
+    )
+    enable_auto_tool_choice: bool = flag(
+        True, "requests may leave it to the model whether it calls a tool ('tool_choice' auto)", group="http"
+    )
+    reasoning_parser: str = flag(
+        "auto",
+        "how the model marks its reasoning: auto recognises it from the chat template, none leaves it in the text",
+        choices=REASONING_PARSERS,
         group="http",
     )
     default_chat_temperature: float = flag(

@@ -21,6 +21,13 @@ FIELD_NAME_CHARS_MAX = 64
 longer."""
 MESSAGES_MAX = 1024
 """Messages in one chat request. Bounds the work of checking them and of rendering the chat template."""
+TOOLS_MAX = 128
+"""Tools in one chat request, and calls in one message, as many as in OpenAI's API."""
+TOOL_NAME_CHARS_MAX = 64
+"""Characters in the name of a tool, as many as in OpenAI's API."""
+JSON_DEPTH_MAX = 64
+"""Nesting of tools, of a call's arguments and of template variables. Tools of real programs are nested a few levels
+ deep; deeper values could exhaust the stack of a process that walks through them."""
 PROMPTS_MAX = 1024
 """Prompts in one completions request. Each prompt is a sequence at least."""
 CONVERSATIONS_MAX = 64
@@ -255,6 +262,9 @@ EARLY_EVENT_S = 1.0
 `OpenBatch`."""
 CLOSED_STREAMS_MAX = 4096
 """Closed streams that a detokenizer remembers, so that it does not hold their late tokens as early ones."""
+PROMPT_TAIL_CHARS = 64
+"""Last characters of a rendered conversation that the gateway gets, to see whether the model continues inside its
+reasoning. Longer than any tag that begins or ends the reasoning."""
 PROMPT_TAIL_TOKENS = 8
 """Last tokens of the prompt that a stream gets as context, in which its first output tokens are decoded."""
 

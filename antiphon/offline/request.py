@@ -17,7 +17,7 @@ from shared.errors import ServiceError
 from shared.messages import OpenStream, PositionLogprobs, TextEvent
 from shared.request.outputs import CompletionOutput, RequestMetrics, RequestOutput, logprobs_by_token
 from shared.request.rules import choice_params
-from shared.text.reasoning import split_reasoning
+from shared.text.reasoning import CLOSING, OPENING, Parts, ReasoningSplitter
 from shared.text.stream import TextStream
 from shared.text.vocabulary import Vocabulary
 
@@ -61,7 +61,7 @@ class LiveRequest:
         self._room = max_model_len - len(submitted.token_ids)
         self.sequence_ids = [f"{submitted.request_id}-{choice}" for choice in range(submitted.params.n)]
         self._streams: dict[int, TextStream] = {}
-        self._outputs = [_Output(index) for index in range(submitted.params.n)]
+        self._outputs = [_Output(index, _splitter(submitted)) for index in range(submitted.params.n)]
         self.error: ServiceError | None = None
         self._began_at: Times | None = None
         self._first_at = self._last_at = 0.0
@@ -163,6 +163,7 @@ class LiveRequest:
             min_tokens=params.min_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
             detokenize=params.detokenize,
+            shown_special_tokens=(OPENING, CLOSING) if submitted.is_chat else (),
         )
         stream = self._streams[choice] = TextStream(message, self._vocabulary)
         return stream
@@ -192,13 +193,16 @@ class _Output:
     """The output of one sequence so far."""
 
     __slots__ = (
-        "cumulative_logprob", "finish_reason", "index", "logprobs", "num_cached_tokens", "stop_reason", "text",
-        "token_ids",
+        "_splitter", "cumulative_logprob", "finish_reason", "index", "logprobs", "num_cached_tokens", "reasoning",
+        "stop_reason", "text", "token_ids",
     )  # fmt: skip
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, splitter: ReasoningSplitter | None) -> None:
+        """`splitter`: separates the reasoning; None if it stays in the text."""
         self.index = index
+        self._splitter = splitter
         self.text = ""
+        self.reasoning: str | None = None
         self.token_ids: list[int] = []
         self.logprobs: list[PositionLogprobs] = []
         self.cumulative_logprob = 0.0
@@ -208,7 +212,10 @@ class _Output:
 
     def add(self, event: TextEvent) -> None:
         """Appends the text, tokens and log probabilities of the next text event."""
-        self.text += event.text
+        if self._splitter is None:
+            self.text += event.text
+        else:
+            self._show(self._splitter.feed(event.text))
         self.token_ids += event.token_ids
         self.logprobs += event.logprobs
         self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
@@ -219,19 +226,31 @@ class _Output:
 
     def shown(self, submitted: Submitted, vocabulary: Vocabulary) -> CompletionOutput:
         """Returns the output in the form of the public API, with the model's reasoning separated for chat requests."""
-        text, reasoning = self.text, None
-        if submitted.is_chat:
-            reasoning, text = split_reasoning(text, submitted.prompt or "", ended=self.finish_reason is not None)
+        if self._splitter is not None and self.finish_reason is not None:
+            self._show(self._splitter.finish())
         return CompletionOutput(
             index=self.index,
             token_ids=list(self.token_ids),
-            text=text,
-            reasoning_content=reasoning,
+            text=self.text,
+            reasoning_content=self.reasoning,
             cumulative_logprob=self.cumulative_logprob,
             logprobs=None if submitted.params.logprobs is None else [logprobs_by_token(one) for one in self.logprobs],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
+
+    def _show(self, parts: Parts) -> None:
+        assert self._splitter is not None
+        self.text += parts.answer
+        if self._splitter.found:
+            self.reasoning = (self.reasoning or "") + parts.reasoning
+
+
+def _splitter(submitted: Submitted) -> ReasoningSplitter | None:
+    """Returns what separates the reasoning from the text of a chat; None for other requests."""
+    if not submitted.is_chat:
+        return None
+    return ReasoningSplitter(inside=(submitted.prompt or "").rstrip().endswith(OPENING))
 
 
 def choice_of(sequence_id: str) -> tuple[str, int]:

@@ -53,8 +53,13 @@ class GenerationRequest:
     """Whether the output has text; if not, it has only token ids."""
     truncate_prompt_tokens: int = 0
     """Number of last tokens that are kept of each prompt; 0: all, -1: as many as fit before `max_tokens`."""
+    shown_special_tokens: tuple[str, ...] = ()
+    """Texts of special tokens that the output has although `skip_special_tokens` is set."""
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_variables: bytes = b""
+    """A JSON object: further variables of the chat template; b"" for none."""
     cache_salt: bytes = b""
     priority: int = 0
     """Order among the requests of the same client: lower first."""
@@ -136,6 +141,11 @@ class Generation(Protocol):
         """The tokens of the request so far; after its end, of the whole request."""
         ...
 
+    @property
+    def prompt_tail(self) -> str:
+        """The last characters of the rendered conversation. Valid like `num_prompt_tokens`; "" without messages."""
+        ...
+
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         """Yields batches of updates; those of one sequence are in order. Raises ServiceError if the request fails."""
         ...
@@ -160,6 +170,10 @@ class ModelCard:
     aliases: tuple[str, ...] = ()
     """Other names that requests may use for the model."""
     configuration: tuple[str, ...] = ()
+    tool_format: str = ""
+    """How the model writes calls of tools, by its chat template; a key of `parsers.formats.TOOL_FORMATS` or ""."""
+    reasoning_format: str = ""
+    """How the model marks its reasoning, by its chat template; a key of REASONING_FORMATS or ""."""
 
 
 class Backend(Protocol):

@@ -47,12 +47,13 @@ def good_day(request: GenerationRequest) -> list[Step]:
 class ScriptedGeneration:
     """Plays what is put into it; ends when told to."""
 
-    def __init__(self, request: GenerationRequest, num_prompt_tokens: int) -> None:
+    def __init__(self, request: GenerationRequest, num_prompt_tokens: int, prompt_tail: str = "") -> None:
         self.request = request
         self.cancelled: list[str] = []
         self.stopped = asyncio.Event()
         self.generated = 0
         self._num_prompt_tokens = num_prompt_tokens
+        self._prompt_tail = prompt_tail
         self._steps: asyncio.Queue[Step | None] = asyncio.Queue()
 
     @property
@@ -66,6 +67,10 @@ class ScriptedGeneration:
     @property
     def times(self) -> RequestTimes:
         return RequestTimes(0.0, 0.0)
+
+    @property
+    def prompt_tail(self) -> str:
+        return self._prompt_tail
 
     @property
     def waiting(self) -> int:
@@ -103,6 +108,7 @@ class ScriptedBackend:
     manual: bool = False
     missing: str = ""
     num_prompt_tokens: int = 3
+    prompt_tail: str = ""
     requests: list[GenerationRequest] = field(default_factory=list)
     generations: "asyncio.Queue[ScriptedGeneration]" = field(default_factory=asyncio.Queue)
 
@@ -120,7 +126,7 @@ class ScriptedBackend:
         self.requests.append(request)
         if self.refusal is not None:
             raise self.refusal
-        generation = ScriptedGeneration(request, self.num_prompt_tokens)
+        generation = ScriptedGeneration(request, self.num_prompt_tokens, self.prompt_tail)
         if not self.manual:
             generation.put(*self.reply(request), None)
         self.generations.put_nowait(generation)

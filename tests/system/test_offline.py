@@ -105,7 +105,16 @@ def test_sampling_parameters_are_for_all_or_paired(llm: LLM) -> None:
         (lambda llm: llm.generate("a", GREEDY, guided_options_request={"guided_regex": "(("}), "cannot be used"),
         (lambda llm: llm.generate("a", SamplingParams(logit_bias={10**6: 1})), "outside the vocabulary"),
         (lambda llm: llm.generate("a", inputs="b"), "give one of them"),
-        (lambda llm: llm.chat([{"role": "tool", "content": "x"}], GREEDY), "The role 'tool' is not supported"),
+        (lambda llm: llm.chat([{"role": "tool", "content": "x"}], GREEDY), "tool_call_id"),
+        (lambda llm: llm.chat([{"role": "user", "contents": "x"}], GREEDY), "unknown field: 'contents'"),
+        (
+            lambda llm: llm.chat([{"role": "user", "content": "x"}], GREEDY, tools=[{"type": "function"}]),
+            r"tools\[0\].function",
+        ),
+        (
+            lambda llm: llm.chat([{"role": "user", "content": "x"}], GREEDY, continue_final_message=True),
+            "add_generation_prompt=False",
+        ),
         (lambda llm: llm.chat([{"role": "user"}], GREEDY), "content"),
         (lambda llm: llm.chat([], GREEDY), "'messages' must hold between 1 and"),
         (lambda llm: llm.chat([{"role": "user", "content": "x"}], GREEDY, chat_template="{% nope %}"), "not valid"),
@@ -130,6 +139,13 @@ def test_a_conversation_is_rendered_by_the_template_and_generated_from(llm: LLM)
     assert open_end.prompt == rendered
     (own,) = llm.chat(messages, GREEDY, False, chat_template="{{ messages[0].content }}\\n!")
     assert own.prompt == "S\n!"
+    (open_turn,) = llm.chat(messages, GREEDY, False, add_generation_prompt=False, continue_final_message=True)
+    assert open_turn.prompt == rendered.removesuffix("<|im_end|>\n")
+    template = "{{ tools[0].function.name }} {{ mood }} {{ documents[0].title }}"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    given: Any = {"tools": tools, "documents": [{"title": "T"}], "chat_template_kwargs": {"mood": "good"}}
+    (varied,) = llm.chat(messages, GREEDY, False, chat_template=template, **given)
+    assert varied.prompt == "f good T"
     several = llm.chat([messages, messages[1:]], GREEDY, use_tqdm=False)
     assert [one.prompt for one in several] == [
         result.prompt,

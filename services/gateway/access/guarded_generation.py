@@ -58,6 +58,11 @@ class GuardedGeneration:
         return self._inner.times if self._inner is not None else RequestTimes()
 
     @property
+    def prompt_tail(self) -> str:
+        """See Generation."""
+        return self._inner.prompt_tail if self._inner is not None else ""
+
+    @property
     def token_counts(self) -> TokenCounts:
         """See Generation."""
         return self._inner.token_counts if self._inner is not None else TokenCounts()

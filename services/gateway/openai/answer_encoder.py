@@ -41,7 +41,7 @@ class AnswerEncoder(Protocol):
         ...
 
     def whole(self, state: GenerationState) -> bytes:
-        """Returns the body of the whole answer. The choices hold their text."""
+        """Returns the body of the whole answer. The choices hold their text and events."""
         ...
 
     def opening(self, state: GenerationState) -> bytes:
@@ -49,7 +49,11 @@ class AnswerEncoder(Protocol):
         ...
 
     def chunk(self, choice: Choice, text: str) -> bytes:
-        """Returns the new output of a choice, b"" if nothing is to be sent. `text` is not in `choice.text`."""
+        """Returns the new output of a choice, b"" if nothing is to be sent. `text` is not in `choice.text`.
+
+        Output that a parser has separated is in `choice.events` and not in `text`. Only a request with an
+        `answer_format` has parsers; its encoder takes the events from the choice.
+        """
         ...
 
     def closing(self, state: GenerationState) -> bytes:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.openai.answer_format import AnswerFormat
 
 Kind = Literal["completion", "chat"]
 ID_PREFIX: dict[Kind, str] = {"completion": "cmpl-", "chat": "chatcmpl-"}
@@ -47,6 +48,8 @@ class RequestContext:
     """Whether the answer has the times of the request's phases."""
     id_prefix: str = ""
     """Prefix of the response's id; if empty, the prefix of the kind."""
+    answer_format: AnswerFormat | None = None
+    """How the answer is separated from the output; None if the whole output is the answer's text."""
 
     @property
     def id(self) -> str:

@@ -92,12 +92,15 @@ class ResponseRunner:
 
     async def _collect(self, generation: Generation) -> None:
         async for batch in generation.updates():
+            self._start_parsing(generation)
             for update in batch:
-                self._take(update).text.append(update.text)
+                choice, text = self._take(update)
+                choice.text.append(text)
         self._complete(generation)
 
     async def _pump(self, generation: Generation, sink: Sink) -> None:
         async for batch in generation.updates():
+            self._start_parsing(generation)
             # One write for each batch of updates, whatever the number of choices and tokens in the batch.
             if data := self._encode(batch, generation):
                 await sink.write(data)
@@ -107,7 +110,7 @@ class ResponseRunner:
         await sink.end(last)
 
     def _encode(self, batch: list[SequenceUpdate], generation: Generation) -> bytes:
-        taken = [(self._take(update), update.text) for update in merge(batch)]
+        taken = [self._take(update) for update in merge(batch)]
         opening = self._opening(generation)
         chunks = b"".join([self.encoder.chunk(choice, text) for choice, text in taken])
         return opening + chunks + (self._snapshots.flush(self._state(generation)) if self._snapshots else b"")
@@ -119,11 +122,19 @@ class ResponseRunner:
         self._opened = True
         return self.encoder.opening(self._state(generation))
 
-    def _take(self, update: SequenceUpdate) -> Choice:
+    def _start_parsing(self, generation: Generation) -> None:
+        """Makes the parsers of the choices, which need the end of the prompt, when the first output has arrived."""
+        answer, choices = self._context.answer_format, self._accumulator.choices
+        if answer is not None and choices[0].parser is None:
+            for choice in choices:
+                choice.parser = answer.parser(generation.prompt_tail)
+
+    def _take(self, update: SequenceUpdate) -> tuple[Choice, str]:
+        """Adds an update to its choice. Returns the choice, and the new text if no parser takes it."""
         choice = self._accumulator.choices[update.index]
         choice.add(update)
         self._meter.saw(update)
-        return choice
+        return choice, choice.separate(update)
 
     def _state(self, generation: Generation) -> GenerationState:
         return GenerationState(

@@ -55,6 +55,7 @@ class RequestMessages:
             request.trace_headers.get("tracestate", ""),
             request.spaces_between_special_tokens,
             request.detokenize,
+            request.shown_special_tokens,
         )
 
     def submit(self, index: int) -> Submit:

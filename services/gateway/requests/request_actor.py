@@ -108,6 +108,11 @@ class RequestActor:
             generated=sum(len(one.token_ids) for one in self.sequences),
         )
 
+    @property
+    def prompt_tail(self) -> str:
+        """See Generation."""
+        return self.prompts[0].tail if self.prompts else ""
+
     async def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         """See Generation."""
         while True:
