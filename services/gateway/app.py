@@ -1,10 +1,15 @@
-"""Builds the gateway's HTTP application: its routes and middleware. The endpoints are in `openai`."""
+"""Builds the gateway's HTTP application: its routes and middleware.
+
+The endpoints are in one package for each API: `openai`, `anthropic`.
+"""
 
 from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
+from services.gateway import anthropic
+from services.gateway.anthropic.endpoints import MessageEndpoints
 from services.gateway.engine_metrics import EngineCollector
 from services.gateway.generation import Backend
 from services.gateway.http import errors as http_errors
@@ -14,6 +19,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import openapi
 from services.gateway.openai.endpoints import GenerationEndpoints
 from services.gateway.openai.service_endpoints import ServiceEndpoints
+from services.gateway.openai.serving import Serving
 from shared.config import GatewaySettings
 from shared.flags import json_words
 from shared.messages import Heartbeat
@@ -21,6 +27,12 @@ from shared.version import __version__
 
 EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms")
 """Response headers that web pages of other origins may read (CORS)."""
+
+
+BODIES = {**openapi.BODIES, **anthropic.BODIES}
+"""The body of each POST route that has one, by its path."""
+ERROR_FORMATS = {**anthropic.ERROR_FORMATS}
+"""The format of error objects under the paths of APIs other than OpenAI's."""
 
 
 def _no_heartbeats() -> Sequence[Heartbeat]:
@@ -43,12 +55,16 @@ def create_app(
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
     )
-    http_errors.install(app, metrics.count_error)
-    app.add_middleware(Edge, keys=ApiKeys(settings.api_keys), metrics=metrics, prefix=settings.root_path.rstrip("/"))
+    formats = http_errors.ErrorFormats(ERROR_FORMATS)
+    http_errors.install(app, metrics.count_error, formats)
+    prefix = settings.root_path.rstrip("/")
+    app.add_middleware(Edge, keys=ApiKeys(settings.api_keys), metrics=metrics, formats=formats, prefix=prefix)
     _allow_pages(app, settings)
-    _add_generation(app, GenerationEndpoints(backend, metrics, settings))
+    serving = Serving(backend, metrics, settings)
+    _add_generation(app, GenerationEndpoints(serving))
     _add_service(app, ServiceEndpoints(backend, metrics))
-    openapi.add_schemas(app)
+    _add_anthropic(app, MessageEndpoints(serving))
+    openapi.add_schemas(app, BODIES.values())
     return app
 
 
@@ -70,6 +86,11 @@ def _add_generation(app: FastAPI, endpoints: GenerationEndpoints) -> None:
     _post(app, "/v1/chat/completions", endpoints.chat_completions)
 
 
+def _add_anthropic(app: FastAPI, endpoints: MessageEndpoints) -> None:
+    _post(app, "/v1/messages", endpoints.messages)
+    _post(app, "/v1/messages/count_tokens", endpoints.count_tokens)
+
+
 def _add_service(app: FastAPI, endpoints: ServiceEndpoints) -> None:
     _post(app, "/tokenize", endpoints.tokenize)
     _post(app, "/detokenize", endpoints.detokenize)
@@ -88,7 +109,7 @@ def _post(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
         path,
         endpoint,
         methods=["POST"],
-        openapi_extra=openapi.request_body(path),
+        openapi_extra=openapi.request_body(BODIES[path]) if path in BODIES else None,
         responses=openapi.error_responses(),
         response_model=None,
     )

@@ -9,7 +9,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.http.auth import ApiKeys
-from services.gateway.http.errors import as_service_error, error_response
+from services.gateway.http.errors import ErrorFormats, as_service_error, error_response, route_path
 from services.gateway.http.request_id import new_id
 from services.gateway.metrics import GatewayMetrics
 
@@ -22,17 +22,20 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 class Edge:
     """Wraps an application. `prefix`: path under which a proxy serves it; requests may have the prefix or not."""
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys, metrics: GatewayMetrics, prefix: str = "") -> None:
+    def __init__(
+        self, app: ASGIApp, *, keys: ApiKeys, metrics: GatewayMetrics, formats: ErrorFormats, prefix: str = ""
+    ) -> None:
         self.app = app
         self._keys = keys
         self._metrics = metrics
+        self._formats = formats
         self._prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers with an error, or passes the request to the application."""
         if scope["type"] == "http":
             scope = {**scope, "root_path": self._prefix}
-            await _Passage(self.app, self._keys, self._metrics, scope, send).run(receive)
+            await _Passage(self.app, self._keys, self._metrics, self._formats, scope, send).run(receive)
         elif scope["type"] == "websocket":
             # There are no WebSocket routes, and a connection must not bypass the API keys.
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
@@ -40,19 +43,22 @@ class Edge:
             await self.app(scope, receive, send)
 
 
-def _route_path(scope: Scope) -> str:
-    """Returns the path without the prefix under which a proxy serves the application, as routes are defined."""
-    path, prefix = scope["path"], scope.get("root_path", "")
-    return path.removeprefix(prefix) if prefix and path.startswith(f"{prefix}/") else path
-
-
 class _Passage:
     """Handles one request."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, metrics: GatewayMetrics, scope: Scope, send: Send) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        metrics: GatewayMetrics,
+        formats: ErrorFormats,
+        scope: Scope,
+        send: Send,
+    ) -> None:
         self._app = app
         self._keys = keys
         self._metrics = metrics
+        self._formats = formats
         self._scope = scope
         self._send = send
         self._status = _CLIENT_CLOSED_REQUEST
@@ -71,14 +77,15 @@ class _Passage:
 
     async def _guarded(self, receive: Receive) -> None:
         try:
-            self._keys.check(_route_path(self._scope), self._scope["headers"])
+            self._keys.check(route_path(self._scope), self._scope["headers"])
             await self._app(self._scope, receive, self._forward)
         except Exception as error:
             failure = as_service_error(error)
             self._metrics.count_error(failure.code)
             if self._started:
                 raise
-            await error_response(failure)(self._scope, receive, self._forward)
+            body = self._formats.body(failure, self._scope)
+            await error_response(failure, body=body)(self._scope, receive, self._forward)
 
     async def _forward(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,4 +1,7 @@
-"""Converts failures to OpenAI's error object `{"error": {"message", "type", "param", "code"}}`; no stack traces."""
+"""Converts failures to error objects; no stack traces.
+
+The format is OpenAI's, `{"error": {"message", "type", "param", "code"}}`, except under the paths of other APIs.
+"""
 
 import logging
 import math
@@ -10,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from shared.errors import CODES, ServiceError
 
@@ -32,10 +36,36 @@ def error_body(error: ServiceError) -> bytes:
     return msgspec.json.encode({"error": inner})
 
 
-def error_response(error: ServiceError, headers: Mapping[str, str] | None = None) -> Response:
-    """Returns the HTTP response of a failure. `headers` are added to the headers of the error."""
+ErrorFormat = Callable[[ServiceError, str], bytes]
+"""Returns the JSON of an error object in an API's format, from the failure and the id of the request."""
+
+
+class ErrorFormats:
+    """The format of error objects by path. `by_prefix`: formats of APIs by the beginning of their paths."""
+
+    def __init__(self, by_prefix: Mapping[str, ErrorFormat] | None = None) -> None:
+        self._by_prefix = dict(by_prefix or {})
+
+    def body(self, error: ServiceError, scope: Scope) -> bytes:
+        """Returns the JSON of the error object for a request. OpenAI's format, unless its path has another one."""
+        path = route_path(scope)
+        found = next((self._by_prefix[one] for one in self._by_prefix if path.startswith(one)), None)
+        return error_body(error) if found is None else found(error, scope["state"]["request_id"])
+
+
+def error_response(
+    error: ServiceError, headers: Mapping[str, str] | None = None, body: bytes | None = None
+) -> Response:
+    """Returns the HTTP response of a failure. `headers` are added to its own; `body` replaces OpenAI's error object."""
     every = {**_own_headers(error), **(headers or {})}
-    return Response(error_body(error), status_code=error.status, headers=every, media_type="application/json")
+    data = error_body(error) if body is None else body
+    return Response(data, status_code=error.status, headers=every, media_type="application/json")
+
+
+def route_path(scope: Scope) -> str:
+    """Returns the path without the prefix under which a proxy serves the application, as routes are defined."""
+    path, prefix = scope["path"], scope.get("root_path", "")
+    return path.removeprefix(prefix) if prefix and path.startswith(f"{prefix}/") else path
 
 
 def as_service_error(error: Exception) -> ServiceError:
@@ -50,13 +80,13 @@ def as_service_error(error: Exception) -> ServiceError:
     return ServiceError("internal_error", "The server had an error while processing the request.")
 
 
-def install(app: FastAPI, count: Callable[[str], None]) -> None:
+def install(app: FastAPI, count: Callable[[str], None], formats: ErrorFormats) -> None:
     """Makes the application answer with error objects. Calls `count` with the code of each error."""
 
     async def answer(request: Request, error: Exception) -> Response:
         failure = _unknown_route(request, error) if isinstance(error, HTTPException) else as_service_error(error)
         count(failure.code)
-        return error_response(failure, getattr(error, "headers", None))
+        return error_response(failure, getattr(error, "headers", None), formats.body(failure, request.scope))
 
     for kind in (ServiceError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, answer)

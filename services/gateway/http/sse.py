@@ -18,8 +18,8 @@ DATA = b"data: "
 END = b"\n\n"
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+CONTENT_TYPE = b"text/event-stream; charset=utf-8"
 HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -30,13 +30,34 @@ def event(data: bytes) -> bytes:
     return DATA + data + END
 
 
-class EventChannel:
-    """A stream of events to one client."""
+def named_event(name: bytes, data: bytes) -> bytes:
+    """Returns one event with a name. `name` and `data` must have no line breaks."""
+    return b"event: " + name + b"\n" + DATA + data + END
 
-    def __init__(self, send: Send, *, keep_alive_s: float, stall_s: float = limits.CLIENT_STALL_S) -> None:
-        """`keep_alive_s`: silence after which a comment is sent; 0: never. `stall_s`: longest time for a write."""
+
+def split_events(data: bytes) -> list[bytes]:
+    """Returns the events of which `data` consists, each with its end."""
+    return [one + END for one in data.split(END)[:-1]]
+
+
+class EventChannel:
+    """A stream of events, or of another content type, to one client."""
+
+    def __init__(
+        self,
+        send: Send,
+        *,
+        keep_alive_s: float,
+        stall_s: float = limits.CLIENT_STALL_S,
+        content_type: bytes = CONTENT_TYPE,
+    ) -> None:
+        """`keep_alive_s`: silence after which a comment is sent; 0: never. `stall_s`: longest time for a write.
+
+        Only event streams have comments; a stream of another content type must have `keep_alive_s` 0.
+        """
         self.started = False
         self._send = send
+        self._headers = [(b"content-type", content_type), *HEADERS]
         self._keep_alive_s = keep_alive_s if keep_alive_s > 0 else math.inf
         self._stall_s = stall_s
         self._written_s = time.monotonic()
@@ -78,6 +99,6 @@ class EventChannel:
         self._writing += 1
         if not self.started:
             self.started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self._writing -= 1

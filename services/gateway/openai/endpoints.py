@@ -3,41 +3,30 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.generation import Backend, GenerationRequest, ModelCard
+from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.http import request_body
-from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import parameters, schemas, unsupported_params
 from services.gateway.openai.body import SamplingFields, read_body, read_fields
-from services.gateway.openai.parameters import RequestDefaults
 from services.gateway.openai.request_context import Arrival, Kind, RequestContext
-from services.gateway.openai.response_runner import ResponseRunner, StreamedAnswer
-from services.gateway.openai.tracing import RequestTrace
+from services.gateway.openai.serving import Serving
+from services.gateway.openai.stream_encoder import OpenAIEncoder
 from shared import codec
-from shared.config import GatewaySettings
 from shared.request.checks import given
-from shared.request.seed_source import seeds_of
 
 
 class GenerationEndpoints:
     """The two endpoints that generate text."""
 
-    def __init__(self, backend: Backend, metrics: GatewayMetrics, settings: GatewaySettings) -> None:
-        self._backend = backend
-        self._metrics = metrics
-        self._settings = settings
-        self._defaults = RequestDefaults(
-            draw_seed=seeds_of(settings.seed),
-            chat_temperature=settings.default_chat_temperature,
-            max_logprobs=settings.max_logprobs,
-        )
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
 
     async def completions(self, request: Request) -> Response:
         """Continues a text, or each of several texts."""
         arrival = Arrival.now()
         data = await _checked(request, schemas.CompletionBody)
         body = read_body(data, schemas.COMPLETION_DECODER)
-        card = self._backend.resolve_model(body.model)
-        wanted = parameters.completion(body, card, request.state.request_id, self._defaults)
+        card = self._serving.resolve_model(body.model)
+        wanted = parameters.completion(body, card, request.state.request_id, self._serving.defaults)
         echoes = await self._echoes(wanted) if body.echo else _no_echoes(wanted)
         return await self._answer(request, self._context("completion", arrival, card, wanted, body, echoes))
 
@@ -46,17 +35,13 @@ class GenerationEndpoints:
         arrival = Arrival.now()
         data = await _checked(request, schemas.ChatBody)
         body = read_body(data, schemas.CHAT_DECODER)
-        card = self._backend.resolve_model(body.model)
-        wanted = parameters.chat(body, card, request.state.request_id, self._defaults)
+        card = self._serving.resolve_model(body.model)
+        wanted = parameters.chat(body, card, request.state.request_id, self._serving.defaults)
         echoes = await self._echoes(wanted) if body.echo else _no_echoes(wanted)
         return await self._answer(request, self._context("chat", arrival, card, wanted, body, echoes))
 
     async def _answer(self, request: Request, context: RequestContext) -> Response:
-        trace = RequestTrace(context, request.headers)
-        run = ResponseRunner(self._backend, context, self._metrics, trace)
-        if context.stream:
-            return StreamedAnswer(run, self._settings.keep_alive_s)
-        return Response(await run.whole(request.receive), media_type="application/json")
+        return await self._serving.answer(request, context, OpenAIEncoder(context))
 
     async def _echoes(self, wanted: GenerationRequest) -> tuple[str, ...]:
         """Returns the text to echo for each prompt. For a conversation this is its last message."""
@@ -65,7 +50,7 @@ class GenerationEndpoints:
         if wanted.messages and not wanted.messages[-1].token_ids:
             return (wanted.messages[-1].content,)
         last = [tuple(codec.unpack_ids(message.token_ids)) for message in wanted.messages[-1:]]
-        return tuple([await self._backend.detokenize(wanted.model, ids) for ids in wanted.token_ids or last])
+        return tuple([await self._serving.backend.detokenize(wanted.model, ids) for ids in wanted.token_ids or last])
 
     def _context(
         self,
@@ -85,7 +70,7 @@ class GenerationEndpoints:
             stream=bool(body.stream),
             include_usage=options is not None and bool(options.include_usage),
             echoes=echoes,
-            return_token_ids=given(body.return_token_ids, self._settings.return_token_ids),
+            return_token_ids=given(body.return_token_ids, self._serving.settings.return_token_ids),
         )
 
 

@@ -1,19 +1,27 @@
 """Adds the request bodies to `/openapi.json`: endpoints decode bodies themselves, so FastAPI does not know them."""
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import FastAPI
 
 from services.gateway.openai.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
-_BODIES: dict[str, type[msgspec.Struct]] = {
-    "/v1/completions": CompletionBody,
-    "/v1/chat/completions": ChatBody,
-    "/tokenize": TokenizeBody,
-    "/detokenize": DetokenizeBody,
+
+class Body(NamedTuple):
+    """The body of a route. `required`: fields that must be given although the struct has a default for them."""
+
+    type: type[msgspec.Struct]
+    required: tuple[str, ...] = ()
+
+
+BODIES: Mapping[str, Body] = {
+    "/v1/completions": Body(CompletionBody, ("prompt",)),
+    "/v1/chat/completions": Body(ChatBody, ("messages",)),
+    "/tokenize": Body(TokenizeBody),
+    "/detokenize": Body(DetokenizeBody),
 }
-_REQUIRED = {CompletionBody: ["prompt"], ChatBody: ["messages"]}
 _ERROR: dict[str, Any] = {
     "type": "object",
     "required": ["error"],
@@ -32,9 +40,9 @@ _ERROR: dict[str, Any] = {
 }
 
 
-def request_body(path: str) -> dict[str, Any]:
+def request_body(body: Body) -> dict[str, Any]:
     """Returns the request body's part of the description of a POST route."""
-    return {"requestBody": {"required": True, "content": _json_of(_BODIES[path].__name__)}}
+    return {"requestBody": {"required": True, "content": _json_of(body.type.__name__)}}
 
 
 def error_responses() -> dict[int | str, dict[str, Any]]:
@@ -42,23 +50,26 @@ def error_responses() -> dict[int | str, dict[str, Any]]:
     return {"default": {"description": "Error", "content": _json_of("Error")}}
 
 
-def add_schemas(app: FastAPI) -> None:
+def add_schemas(app: FastAPI, bodies: Iterable[Body]) -> None:
     """Adds the schemas of the bodies to the OpenAPI document that the application generates."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = generate()
-        document.setdefault("components", {}).setdefault("schemas", {}).update(_schemas())
+        document.setdefault("components", {}).setdefault("schemas", {}).update(_schemas(bodies))
         return document
 
     app.openapi = openapi
 
 
-def _schemas() -> dict[str, Any]:
-    _, components = msgspec.json.schema_components(_BODIES.values(), ref_template="#/components/schemas/{name}")
+def _schemas(bodies: Iterable[Body]) -> dict[str, Any]:
+    every = list(bodies)
+    types = [body.type for body in every]
+    _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schemas: dict[str, Any] = {**components, "Error": _ERROR}
-    for body, names in _REQUIRED.items():
-        schemas[body.__name__]["required"] = names
+    for body in every:
+        if body.required:
+            schemas[body.type.__name__]["required"] = list(body.required)
     return schemas
 
 

@@ -39,11 +39,13 @@ class RequestContext:
     include_usage: bool
     echoes: tuple[str, ...]
     return_token_ids: bool = False
+    id_prefix: str = ""
+    """Prefix of the response's id; if empty, the prefix of the kind."""
 
     @property
     def id(self) -> str:
         """The id of the response: a prefix and the request id."""
-        return ID_PREFIX[self.kind] + self.request.request_id
+        return (self.id_prefix or ID_PREFIX[self.kind]) + self.request.request_id
 
     @property
     def num_sequences(self) -> int:

@@ -32,6 +32,11 @@ class RequestMeter:
         """Seconds from the arrival of the request to its first token; 0 before the first token."""
         return self._first_s - self._started_s if self._first_s else 0.0
 
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the arrival of the request."""
+        return time.perf_counter() - self._started_s
+
     def saw(self, update: SequenceUpdate) -> None:
         """Records an update of a sequence. An update without tokens is ignored."""
         if not update.token_ids:
@@ -48,7 +53,7 @@ class RequestMeter:
     def completed(self, accumulator: ChoiceAccumulator, num_prompt_tokens: int) -> None:
         """Records a complete answer. Not called for a request that fails."""
         metrics, model = self._metrics, self._model
-        metrics.latency.labels(model).observe(time.perf_counter() - self._started_s)
+        metrics.latency.labels(model).observe(self.elapsed_s)
         metrics.prompt_tokens.labels(model).inc(num_prompt_tokens)
         metrics.cached_tokens.labels(model).inc(accumulator.num_cached_tokens)
         metrics.request_prompt_tokens.labels(model).observe(num_prompt_tokens)

@@ -1,11 +1,12 @@
-"""Runs one generation for one HTTP request and answers the request, whole or as a stream.
+"""Runs one generation for one request and answers the request, whole or as a stream, in the format of its encoder.
 
 The generation is always cancelled at the end (success, error, client disconnected, shutdown). This has no effect on a
 generation that has already ended.
 """
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -13,42 +14,80 @@ from starlette.types import Receive, Scope, Send
 from services.gateway.generation import Backend, Generation, SequenceUpdate
 from services.gateway.http import sse
 from services.gateway.http.disconnect import ClientGoneError, unless_gone
-from services.gateway.http.errors import as_service_error, error_body
+from services.gateway.http.errors import as_service_error
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai import full_response as responses
+from services.gateway.openai.answer_encoder import AnswerEncoder, GenerationState
 from services.gateway.openai.choices import Choice, ChoiceAccumulator, merge
 from services.gateway.openai.request_context import RequestContext
 from services.gateway.openai.request_meter import RequestMeter
-from services.gateway.openai.stream_encoder import ChunkEncoder
 from services.gateway.openai.tracing import RequestTrace
 from shared.errors import ServiceError
 
 
-class ResponseRunner:
-    """Runs one generation, from the request to the last byte of its answer."""
+class Sink(Protocol):
+    """Takes the bytes of a stream: `sse.EventChannel`, or a store of events that clients read later."""
 
-    def __init__(self, backend: Backend, context: RequestContext, metrics: GatewayMetrics, trace: RequestTrace) -> None:
+    async def write(self, data: bytes) -> None:
+        """Takes the next bytes. Returns when there is room for more."""
+        ...
+
+    async def end(self, data: bytes) -> None:
+        """Takes the last bytes."""
+        ...
+
+
+BeforeEnd = Callable[[], Awaitable[None]]
+
+
+async def nothing() -> None:
+    """Does nothing: the default of `before_end`."""
+
+
+class ResponseRunner:
+    """Runs one generation, from the request to the last byte of its answer.
+
+    `before_end` is awaited when the answer is complete and encoded, before its last bytes are sent. So what it stores
+    is there when the client asks for it.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        context: RequestContext,
+        encoder: AnswerEncoder,
+        metrics: GatewayMetrics,
+        trace: RequestTrace,
+        before_end: BeforeEnd = nothing,
+    ) -> None:
         self.metrics = metrics
+        self.encoder = encoder
         self._backend = backend
         self._context = context
         self._trace = trace
+        self._before_end = before_end
         self._accumulator = ChoiceAccumulator(
             len(context.echoes), context.request.n, keep_token_ids=context.return_token_ids
         )
         self._meter = RequestMeter(metrics, context)
-        self._chunks = ChunkEncoder(context)
-        self._opening = self._chunks.opening()
+        self._opened = False
 
     async def whole(self, receive: Receive) -> bytes:
         """Returns the body of the whole answer. Raises ServiceError."""
         async with self._generating() as generation:
             await unless_gone(receive, self._collect(generation))
-            return responses.answer(self._context, self._accumulator, generation.num_prompt_tokens)
+            data = self.encoder.whole(self._state(generation))
+            await self._before_end()
+            return data
 
     async def stream(self, receive: Receive, channel: sse.EventChannel) -> None:
         """Writes the answer while it is generated. Raises ServiceError, before or after the first byte."""
         async with self._generating() as generation:
             await unless_gone(receive, self._pump(generation, channel), channel.mind())
+
+    async def detached(self, sink: Sink) -> None:
+        """Writes the streamed answer to `sink`, without a client that could disconnect. Raises ServiceError."""
+        async with self._generating() as generation:
+            await self._pump(generation, sink)
 
     async def _collect(self, generation: Generation) -> None:
         async for batch in generation.updates():
@@ -56,29 +95,40 @@ class ResponseRunner:
                 self._take(update).text.append(update.text)
         self._complete(generation)
 
-    async def _pump(self, generation: Generation, channel: sse.EventChannel) -> None:
+    async def _pump(self, generation: Generation, sink: Sink) -> None:
         async for batch in generation.updates():
             # One write for each batch of updates, whatever the number of choices and tokens in the batch.
-            if data := self._encode(batch):
-                await channel.write(data)
+            if data := self._encode(batch, generation):
+                await sink.write(data)
         self._complete(generation)
-        usage = (
-            self._chunks.usage(self._accumulator, generation.num_prompt_tokens) if self._context.include_usage else b""
-        )
-        await channel.end(usage + sse.DONE)
+        last = self._opening(generation) + self.encoder.closing(self._state(generation))
+        await self._before_end()
+        await sink.end(last)
 
-    def _encode(self, batch: list[SequenceUpdate]) -> bytes:
-        parts, self._opening = [self._opening], b""
-        for update in merge(batch):
-            choice = self._take(update)
-            parts.append(self._chunks.chunk(choice, update.text))
-        return b"".join(parts)
+    def _encode(self, batch: list[SequenceUpdate], generation: Generation) -> bytes:
+        taken = [(self._take(update), update.text) for update in merge(batch)]
+        return self._opening(generation) + b"".join([self.encoder.chunk(choice, text) for choice, text in taken])
+
+    def _opening(self, generation: Generation) -> bytes:
+        """Returns the beginning of the stream at the first call, then b""."""
+        if self._opened:
+            return b""
+        self._opened = True
+        return self.encoder.opening(self._state(generation))
 
     def _take(self, update: SequenceUpdate) -> Choice:
         choice = self._accumulator.choices[update.index]
         choice.add(update)
         self._meter.saw(update)
         return choice
+
+    def _state(self, generation: Generation) -> GenerationState:
+        return GenerationState(
+            accumulator=self._accumulator,
+            num_prompt_tokens=generation.num_prompt_tokens,
+            time_to_first_token_s=self._meter.time_to_first_token_s,
+            elapsed_s=self._meter.elapsed_s,
+        )
 
     def _complete(self, generation: Generation) -> None:
         self._accumulator.check_complete()
@@ -111,7 +161,7 @@ def _num_prompt_tokens(generation: Generation | None) -> int:
 
 
 class StreamedAnswer(Response):
-    """An ASGI response that writes server-sent events while tokens are generated."""
+    """An ASGI response that is written while tokens are generated."""
 
     def __init__(self, run: ResponseRunner, keep_alive_s: float) -> None:
         # The constructor of Response is not called, because it would render a body.
@@ -121,7 +171,9 @@ class StreamedAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Writes the stream. Raises a failure before the first byte; sends a later failure as an event."""
-        channel = sse.EventChannel(send, keep_alive_s=self._keep_alive_s)
+        content_type = self._run.encoder.content_type
+        keep_alive_s = self._keep_alive_s if content_type == sse.CONTENT_TYPE else 0.0
+        channel = sse.EventChannel(send, keep_alive_s=keep_alive_s, content_type=content_type)
         try:
             await self._run.stream(receive, channel)
         except ClientGoneError as gone:
@@ -131,7 +183,6 @@ class StreamedAnswer(Response):
                 raise
             failure = as_service_error(error)
             self._run.metrics.count_error(failure.code)
-            # Without [DONE], so that an aborted stream does not look complete.
-            last_words = channel.end(sse.event(error_body(failure)))
+            last_words = channel.end(self._run.encoder.failure(failure))
             with contextlib.suppress(ClientGoneError):
                 await unless_gone(receive, last_words, channel.mind())

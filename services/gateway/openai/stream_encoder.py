@@ -16,9 +16,13 @@ from typing import Any
 import msgspec
 
 from services.gateway.http import sse
+from services.gateway.http.errors import error_body
+from services.gateway.openai import full_response
+from services.gateway.openai.answer_encoder import GenerationState
 from services.gateway.openai.choices import Choice, ChoiceAccumulator
 from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs
 from services.gateway.openai.request_context import RequestContext, system_fingerprint
+from shared.errors import ServiceError
 
 OBJECT = {"completion": "text_completion", "chat": "chat.completion.chunk"}
 _BEFORE_TEXT = {"completion": b',"text":', "chat": b',"delta":{"content":'}
@@ -116,3 +120,36 @@ def _constants(context: RequestContext) -> dict[str, Any]:
         "model": context.card.name,
         "system_fingerprint": system_fingerprint(context.card),
     }
+
+
+class OpenAIEncoder:
+    """Encodes the answers of completions and chat. Implements `AnswerEncoder`."""
+
+    content_type = sse.CONTENT_TYPE
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._chunks = ChunkEncoder(context)
+
+    def whole(self, state: GenerationState) -> bytes:
+        """See AnswerEncoder."""
+        return full_response.answer(self._context, state.accumulator, state.num_prompt_tokens)
+
+    def opening(self, state: GenerationState) -> bytes:
+        """See AnswerEncoder."""
+        return self._chunks.opening()
+
+    def chunk(self, choice: Choice, text: str) -> bytes:
+        """See AnswerEncoder."""
+        return self._chunks.chunk(choice, text)
+
+    def closing(self, state: GenerationState) -> bytes:
+        """See AnswerEncoder."""
+        counts = b""
+        if self._context.include_usage:
+            counts = self._chunks.usage(state.accumulator, state.num_prompt_tokens)
+        return counts + sse.DONE
+
+    def failure(self, error: ServiceError) -> bytes:
+        """See AnswerEncoder. Without [DONE], so that an aborted stream does not look complete."""
+        return sse.event(error_body(error))

@@ -115,22 +115,37 @@ _STREAM_OPTIONS_NO_EFFECT = frozenset({"include_obfuscation"})
 _NOTHING: msgspec.Raw = msgspec.Raw(b"null")
 
 
-def check(fields: RawFields, body: type[msgspec.Struct], no_effect: Iterable[str] = ()) -> None:
+class FieldRules(NamedTuple):
+    """The field names of one API, besides those in the schemas of its bodies."""
+
+    no_effect: frozenset[str]
+    unsupported: Mapping[str, Unsupported]
+    prefixes: Mapping[str, Unsupported] = {}
+    elsewhere: Mapping[str, str] = {}
+
+
+OPENAI = FieldRules(NO_EFFECT, UNSUPPORTED, _PREFIXES, _ELSEWHERE)
+"""The rules of completions, chat, tokenize and detokenize."""
+
+
+def check(
+    fields: RawFields, body: type[msgspec.Struct], no_effect: Iterable[str] = (), rules: FieldRules = OPENAI
+) -> None:
     """Raises ServiceError('unsupported_parameter') for the first field that the endpoint of `body` does not support.
 
-    `no_effect`: fields without effect at this endpoint, in addition to those of NO_EFFECT.
+    `no_effect`: fields without effect at this endpoint, in addition to those of the rules.
     """
     acting = {*body.__struct_fields__, *no_effect}
     for name, raw in fields.items():
-        if name not in acting and name not in NO_EFFECT:
-            _check_one(name, raw, UNSUPPORTED, known_fields(body))
-    if "stream_options" in acting and fields.get("stream_options", _NOTHING) != _NOTHING:
+        if name not in acting and name not in rules.no_effect:
+            _check_one(name, raw, rules, known_fields(body, rules))
+    if rules is OPENAI and "stream_options" in acting and fields.get("stream_options", _NOTHING) != _NOTHING:
         _check_stream_options(read_any(fields["stream_options"]))
 
 
-def known_fields(body: type[msgspec.Struct]) -> list[str]:
+def known_fields(body: type[msgspec.Struct], rules: FieldRules = OPENAI) -> list[str]:
     """Returns all field names that are not refused as unknown."""
-    return [*body.__struct_fields__, *NO_EFFECT, *UNSUPPORTED]
+    return [*body.__struct_fields__, *rules.no_effect, *rules.unsupported]
 
 
 def _check_stream_options(options: Any) -> None:
@@ -138,16 +153,17 @@ def _check_stream_options(options: Any) -> None:
     for name, value in options.items() if isinstance(options, dict) else ():
         if name not in StreamOptions.__struct_fields__ and name not in _STREAM_OPTIONS_NO_EFFECT:
             path, raw = f"stream_options.{name}", msgspec.Raw(msgspec.json.encode(value))
-            known = {f"stream_options.{key}": value for key, value in _STREAM_OPTIONS.items()}
-            _check_one(path, raw, known, [f"stream_options.{key}" for key in StreamOptions.__struct_fields__])
+            rules = FieldRules(frozenset(), {f"stream_options.{key}": rule for key, rule in _STREAM_OPTIONS.items()})
+            _check_one(path, raw, rules, [f"stream_options.{key}" for key in StreamOptions.__struct_fields__])
 
 
-def _check_one(name: str, raw: msgspec.Raw, table: Mapping[str, Unsupported], known: Iterable[str]) -> None:
+def _check_one(name: str, raw: msgspec.Raw, rules: FieldRules, known: Iterable[str]) -> None:
     if raw == _NOTHING:
         return
-    unsupported = table.get(name) or next((_PREFIXES[start] for start in _PREFIXES if name.startswith(start)), None)
+    prefixes = rules.prefixes
+    unsupported = rules.unsupported.get(name) or next((prefixes[one] for one in prefixes if name.startswith(one)), None)
     if unsupported is None:
-        raise _unknown(name, known)
+        raise _unknown(name, known, rules.elsewhere)
     value = read_any(raw)
     if any(_same(value, other) for other in unsupported.asks_nothing):
         return
@@ -155,13 +171,13 @@ def _check_one(name: str, raw: msgspec.Raw, table: Mapping[str, Unsupported], kn
     raise ServiceError("unsupported_parameter", message, param=_short(name))
 
 
-def _unknown(name: str, known: Iterable[str]) -> ServiceError:
+def _unknown(name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> ServiceError:
     if not name:
         return ServiceError("unsupported_parameter", "The request body has a field whose name is empty.")
     shown = _short(name)
     near = difflib.get_close_matches(shown, known, n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    hint = f" {_ELSEWHERE[name]}" if name in _ELSEWHERE else hint
+    hint = f" {elsewhere[name]}" if name in elsewhere else hint
     return ServiceError(
         "unsupported_parameter", f"Unrecognized request argument supplied: '{shown}'.{hint}", param=shown
     )

@@ -1,0 +1,57 @@
+"""The interface between the runner of a generation and the format of an API's answers. Pure; has no code of its own.
+
+`response_runner` runs a generation and calls an encoder. Each API has an encoder: OpenAI's is at the end of
+`stream_encoder`; the other rooms of the gateway have their own.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.gateway.openai.choices import Choice, ChoiceAccumulator
+from shared.errors import ServiceError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationState:
+    """What a generation has produced so far, as an encoder needs it.
+
+    Times are in seconds since the arrival of the request. `time_to_first_token_s` is 0 before the first token.
+    """
+
+    accumulator: ChoiceAccumulator
+    num_prompt_tokens: int
+    time_to_first_token_s: float
+    elapsed_s: float
+
+
+class AnswerEncoder(Protocol):
+    """Encodes the answer to one request, either whole (`whole`) or as a stream (all other methods).
+
+    A stream is `opening`, then `chunk` for the new output of each choice, then `closing`; or, if the request fails
+    after the first byte, `failure` at any point.
+    """
+
+    @property
+    def content_type(self) -> bytes:
+        """Content type of the stream. The runner sends comments to keep a connection alive only in event streams."""
+        ...
+
+    def whole(self, state: GenerationState) -> bytes:
+        """Returns the body of the whole answer. The choices hold their text."""
+        ...
+
+    def opening(self, state: GenerationState) -> bytes:
+        """Returns the beginning of the stream. Called once, when the first output is in `state`, before its chunk."""
+        ...
+
+    def chunk(self, choice: Choice, text: str) -> bytes:
+        """Returns the new output of a choice, b"" if nothing is to be sent. `text` is not in `choice.text`."""
+        ...
+
+    def closing(self, state: GenerationState) -> bytes:
+        """Returns the end of the stream. Called once, after the last chunk of every choice."""
+        ...
+
+    def failure(self, error: ServiceError) -> bytes:
+        """Returns the end of a stream whose request has failed. It must not look like a complete answer."""
+        ...
