@@ -46,6 +46,20 @@ GATEWAY_SEQUENCES_MAX = 65536
 503. Bounds memory, because one request may have many sequences."""
 CACHE_SALT_CHARS_MAX = 256
 """Characters in `cache_salt`. The salt is part of the `Submit` of each sequence, so this bounds its size."""
+METADATA_PAIRS_MAX = 16
+"""Pairs in the `metadata` of a response or a batch, as many as in OpenAI's API. Metadata is stored and returned."""
+METADATA_KEY_CHARS_MAX = 64
+"""Characters in a key of `metadata`, as many as in OpenAI's API."""
+METADATA_VALUE_CHARS_MAX = 512
+"""Characters in a value of `metadata`, as many as in OpenAI's API."""
+RESPONSES_BYTES_MAX = 256 * 2**20
+"""Memory of the responses that one gateway keeps for `/v1/responses`. When it is full, the least recently used ones are
+dropped."""
+RESPONSE_TTL_S = 24 * 3600.0
+"""How long a stored response can be retrieved and continued: a working day and the night after it."""
+BACKGROUND_RESPONSES_MAX = 256
+"""Responses that run in the background of one gateway; further ones are refused with 503. Nobody waits for them, so
+nothing else would bound the memory of their events."""
 BODY_READ_S = 60.0
 """Longest time for a request's body to arrive. Ends requests whose client stops sending."""
 IDLE_CONNECTION_S = 75.0

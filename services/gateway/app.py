@@ -1,6 +1,6 @@
 """Builds the gateway's HTTP application: its routes and middleware.
 
-The endpoints are in one package for each API: `openai`, `anthropic`.
+The endpoints are in one package for each API: `openai`, `anthropic`, `responses`.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from services.gateway import anthropic
+from services.gateway import anthropic, responses
 from services.gateway.anthropic.endpoints import MessageEndpoints
 from services.gateway.engine_metrics import EngineCollector
 from services.gateway.generation import Backend
@@ -20,6 +20,7 @@ from services.gateway.openai import openapi
 from services.gateway.openai.endpoints import GenerationEndpoints
 from services.gateway.openai.service_endpoints import ServiceEndpoints
 from services.gateway.openai.serving import Serving
+from services.gateway.responses.endpoints import ResponseEndpoints
 from shared.config import GatewaySettings
 from shared.flags import json_words
 from shared.messages import Heartbeat
@@ -29,7 +30,7 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms")
 """Response headers that web pages of other origins may read (CORS)."""
 
 
-BODIES = {**openapi.BODIES, **anthropic.BODIES}
+BODIES = {**openapi.BODIES, **anthropic.BODIES, **responses.BODIES}
 """The body of each POST route that has one, by its path."""
 ERROR_FORMATS = {**anthropic.ERROR_FORMATS}
 """The format of error objects under the paths of APIs other than OpenAI's."""
@@ -64,6 +65,7 @@ def create_app(
     _add_generation(app, GenerationEndpoints(serving))
     _add_service(app, ServiceEndpoints(backend, metrics))
     _add_anthropic(app, MessageEndpoints(serving))
+    _add_responses(app, ResponseEndpoints(serving))
     openapi.add_schemas(app, BODIES.values())
     return app
 
@@ -89,6 +91,14 @@ def _add_generation(app: FastAPI, endpoints: GenerationEndpoints) -> None:
 def _add_anthropic(app: FastAPI, endpoints: MessageEndpoints) -> None:
     _post(app, "/v1/messages", endpoints.messages)
     _post(app, "/v1/messages/count_tokens", endpoints.count_tokens)
+
+
+def _add_responses(app: FastAPI, endpoints: ResponseEndpoints) -> None:
+    _post(app, "/v1/responses", endpoints.create)
+    _get(app, "/v1/responses/{response_id}", endpoints.retrieve)
+    _delete(app, "/v1/responses/{response_id}", endpoints.delete)
+    _post(app, "/v1/responses/{response_id}/cancel", endpoints.cancel)
+    _get(app, "/v1/responses/{response_id}/input_items", endpoints.input_items)
 
 
 def _add_service(app: FastAPI, endpoints: ServiceEndpoints) -> None:
@@ -118,3 +128,7 @@ def _post(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
 def _get(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
     app.add_api_route(path, endpoint, methods=["GET"], responses=openapi.error_responses(), response_model=None)
     app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)
+
+
+def _delete(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
+    app.add_api_route(path, endpoint, methods=["DELETE"], responses=openapi.error_responses(), response_model=None)

@@ -1,0 +1,74 @@
+"""Converts the body of a response to the body of a chat request. Pure.
+
+Every error names the parameter of the Responses API.
+"""
+
+from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.openai import parameters
+from services.gateway.openai.parameter_names import renamed
+from services.gateway.openai.parameters import RequestDefaults
+from services.gateway.openai.schemas import ChatBody
+from services.gateway.responses.schemas import ResponsesBody
+from shared import limits
+from shared.errors import ServiceError
+from shared.request.checks import refuse
+from shared.request.conversation import Turn
+
+_NAMES = {"max_tokens": "max_output_tokens", "messages": "input"}
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "priority",
+    "cache_salt",
+)
+"""Fields that have the same name and meaning in a chat body."""
+
+
+def generation_request(
+    body: ResponsesBody, turns: list[Turn], card: ModelCard, request_id: str, defaults: RequestDefaults
+) -> GenerationRequest:
+    """Returns the request of a response. `turns`: the whole conversation. Raises ServiceError."""
+    chat = ChatBody(
+        messages=turns,
+        max_tokens=body.max_output_tokens,
+        **{name: getattr(body, name) for name in _SAMPLING},
+    )
+    with renamed(_NAMES):
+        return parameters.chat(chat, card, request_id, defaults)
+
+
+def check(body: ResponsesBody) -> None:
+    """Raises ServiceError for fields that only this API has: `text`, `metadata`, `background` without `store`."""
+    if body.background and body.store is False:
+        refuse("background", "needs 'store' to be true: a background response is read from the store")
+    _check_text(body)
+    check_metadata(body.metadata)
+
+
+def check_metadata(metadata: dict[str, str] | None) -> None:
+    """Raises ServiceError if metadata has too many pairs, or a key or a value that is too long."""
+    pairs = metadata or {}
+    if len(pairs) > limits.METADATA_PAIRS_MAX:
+        refuse("metadata", f"must hold at most {limits.METADATA_PAIRS_MAX} pairs")
+    for key, value in pairs.items():
+        if len(key) > limits.METADATA_KEY_CHARS_MAX or len(value) > limits.METADATA_VALUE_CHARS_MAX:
+            rule = f"of at most {limits.METADATA_KEY_CHARS_MAX} and {limits.METADATA_VALUE_CHARS_MAX} characters"
+            refuse("metadata", f"must hold keys and values {rule}")
+
+
+def _check_text(body: ResponsesBody) -> None:
+    for name, value in (body.text or {}).items():
+        if name not in ("format", "verbosity"):
+            raise ServiceError("unsupported_parameter", f"'text' has an unknown field '{name}'.", param="text")
+        if value not in ((None, {"type": "text"}) if name == "format" else (None, "medium")):
+            message = f"The value of 'text.{name}' is not supported yet."
+            raise ServiceError("unsupported_parameter", message, param=f"text.{name}")
