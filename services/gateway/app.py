@@ -1,6 +1,6 @@
 """Builds the gateway's HTTP application: its routes and middleware.
 
-The endpoints are in one package for each API: `openai`, `anthropic`, `responses`.
+The endpoints are in one package for each API: `openai`, `anthropic`, `responses`, `ollama`.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from services.gateway import anthropic, responses
+from services.gateway import anthropic, ollama, responses
 from services.gateway.anthropic.endpoints import MessageEndpoints
 from services.gateway.engine_metrics import EngineCollector
 from services.gateway.generation import Backend
@@ -16,6 +16,7 @@ from services.gateway.http import errors as http_errors
 from services.gateway.http.auth import ApiKeys
 from services.gateway.http.edge import Edge
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.ollama.endpoints import OllamaEndpoints
 from services.gateway.openai import openapi
 from services.gateway.openai.endpoints import GenerationEndpoints
 from services.gateway.openai.service_endpoints import ServiceEndpoints
@@ -30,9 +31,9 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms")
 """Response headers that web pages of other origins may read (CORS)."""
 
 
-BODIES = {**openapi.BODIES, **anthropic.BODIES, **responses.BODIES}
+BODIES = {**openapi.BODIES, **anthropic.BODIES, **responses.BODIES, **ollama.BODIES}
 """The body of each POST route that has one, by its path."""
-ERROR_FORMATS = {**anthropic.ERROR_FORMATS}
+ERROR_FORMATS = {**anthropic.ERROR_FORMATS, **ollama.ERROR_FORMATS}
 """The format of error objects under the paths of APIs other than OpenAI's."""
 
 
@@ -66,6 +67,7 @@ def create_app(
     _add_service(app, ServiceEndpoints(backend, metrics))
     _add_anthropic(app, MessageEndpoints(serving))
     _add_responses(app, ResponseEndpoints(serving))
+    _add_ollama(app, OllamaEndpoints(serving))
     openapi.add_schemas(app, BODIES.values())
     return app
 
@@ -99,6 +101,14 @@ def _add_responses(app: FastAPI, endpoints: ResponseEndpoints) -> None:
     _delete(app, "/v1/responses/{response_id}", endpoints.delete)
     _post(app, "/v1/responses/{response_id}/cancel", endpoints.cancel)
     _get(app, "/v1/responses/{response_id}/input_items", endpoints.input_items)
+
+
+def _add_ollama(app: FastAPI, endpoints: OllamaEndpoints) -> None:
+    _post(app, "/api/chat", endpoints.chat)
+    _post(app, "/api/generate", endpoints.generate)
+    _post(app, "/api/show", endpoints.show)
+    _get(app, "/api/tags", endpoints.tags)
+    _get(app, "/api/version", endpoints.version)
 
 
 def _add_service(app: FastAPI, endpoints: ServiceEndpoints) -> None:

@@ -1,0 +1,10 @@
+"""Encodes failures as Ollama's error object `{"error": MESSAGE}`. Pure."""
+
+import msgspec
+
+from shared.errors import ServiceError
+
+
+def error_body(error: ServiceError, request_id: str) -> bytes:
+    """Returns the JSON of the error object, which has no place for the request id."""
+    return msgspec.json.encode({"error": error.message})
