@@ -1,6 +1,6 @@
 """Builds the gateway's HTTP application: its routes and middleware.
 
-The endpoints are in one package for each API: `openai`, `anthropic`, `responses`, `ollama`.
+The endpoints are in one package for each API: `openai`, `anthropic`, `responses`, `ollama`, `files`, `batches`.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,13 +8,19 @@ from collections.abc import Callable, Sequence
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from services.gateway import anthropic, ollama, responses
+from services.gateway import anthropic, batches, ollama, responses
 from services.gateway.anthropic.endpoints import MessageEndpoints
+from services.gateway.batches.batches import Batches
+from services.gateway.batches.endpoints import BatchEndpoints
+from services.gateway.batches.store import BatchStore
 from services.gateway.engine_metrics import EngineCollector
+from services.gateway.files.endpoints import FileEndpoints
+from services.gateway.files.store import FileStore
 from services.gateway.generation import Backend
 from services.gateway.http import errors as http_errors
 from services.gateway.http.auth import ApiKeys
 from services.gateway.http.edge import Edge
+from services.gateway.http.in_process import InProcessClient
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ollama.endpoints import OllamaEndpoints
 from services.gateway.openai import openapi
@@ -31,7 +37,7 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms")
 """Response headers that web pages of other origins may read (CORS)."""
 
 
-BODIES = {**openapi.BODIES, **anthropic.BODIES, **responses.BODIES, **ollama.BODIES}
+BODIES = {**openapi.BODIES, **anthropic.BODIES, **responses.BODIES, **ollama.BODIES, **batches.BODIES}
 """The body of each POST route that has one, by its path."""
 ERROR_FORMATS = {**anthropic.ERROR_FORMATS, **ollama.ERROR_FORMATS}
 """The format of error objects under the paths of APIs other than OpenAI's."""
@@ -68,6 +74,9 @@ def create_app(
     _add_anthropic(app, MessageEndpoints(serving))
     _add_responses(app, ResponseEndpoints(serving))
     _add_ollama(app, OllamaEndpoints(serving))
+    files = FileStore(settings.files_directory)
+    _add_files(app, FileEndpoints(files))
+    _add_batches(app, BatchEndpoints(Batches(BatchStore(files), InProcessClient(lambda: app))))
     openapi.add_schemas(app, BODIES.values())
     return app
 
@@ -109,6 +118,21 @@ def _add_ollama(app: FastAPI, endpoints: OllamaEndpoints) -> None:
     _post(app, "/api/show", endpoints.show)
     _get(app, "/api/tags", endpoints.tags)
     _get(app, "/api/version", endpoints.version)
+
+
+def _add_files(app: FastAPI, endpoints: FileEndpoints) -> None:
+    _post(app, "/v1/files", endpoints.upload)
+    _get(app, "/v1/files", endpoints.list)
+    _get(app, "/v1/files/{file_id}", endpoints.retrieve)
+    _get(app, "/v1/files/{file_id}/content", endpoints.content)
+    _delete(app, "/v1/files/{file_id}", endpoints.delete)
+
+
+def _add_batches(app: FastAPI, endpoints: BatchEndpoints) -> None:
+    _post(app, "/v1/batches", endpoints.create)
+    _get(app, "/v1/batches", endpoints.list)
+    _get(app, "/v1/batches/{batch_id}", endpoints.retrieve)
+    _post(app, "/v1/batches/{batch_id}/cancel", endpoints.cancel)
 
 
 def _add_service(app: FastAPI, endpoints: ServiceEndpoints) -> None:

@@ -7,5 +7,6 @@ The gateway and the offline `LLM` use this package, so both accept the same requ
 | `checks`       | raises the errors that name a wrong parameter                        |
 | `rules`        | checks `n` and stop strings; sampling parameters of each choice      |
 | `seed_source`  | draws the seed of a request that has none                            |
+| `batch_lines`  | reads and makes the lines of batch files                             |
 | `conversation` | converts a client's chat messages to the chat template's messages    |
 """

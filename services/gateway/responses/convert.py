@@ -5,11 +5,11 @@ Every error names the parameter of the Responses API.
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.openai import parameters
+from services.gateway.openai.metadata import check_metadata
 from services.gateway.openai.parameter_names import renamed
 from services.gateway.openai.parameters import RequestDefaults
 from services.gateway.openai.schemas import ChatBody
 from services.gateway.responses.schemas import ResponsesBody
-from shared import limits
 from shared.errors import ServiceError
 from shared.request.checks import refuse
 from shared.request.conversation import Turn
@@ -52,17 +52,6 @@ def check(body: ResponsesBody) -> None:
         refuse("background", "needs 'store' to be true: a background response is read from the store")
     _check_text(body)
     check_metadata(body.metadata)
-
-
-def check_metadata(metadata: dict[str, str] | None) -> None:
-    """Raises ServiceError if metadata has too many pairs, or a key or a value that is too long."""
-    pairs = metadata or {}
-    if len(pairs) > limits.METADATA_PAIRS_MAX:
-        refuse("metadata", f"must hold at most {limits.METADATA_PAIRS_MAX} pairs")
-    for key, value in pairs.items():
-        if len(key) > limits.METADATA_KEY_CHARS_MAX or len(value) > limits.METADATA_VALUE_CHARS_MAX:
-            rule = f"of at most {limits.METADATA_KEY_CHARS_MAX} and {limits.METADATA_VALUE_CHARS_MAX} characters"
-            refuse("metadata", f"must hold keys and values {rule}")
 
 
 def _check_text(body: ResponsesBody) -> None:
