@@ -4,6 +4,7 @@ The endpoints are in one package for each API: `openai`, `anthropic`, `responses
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -41,6 +42,14 @@ BODIES = {**openapi.BODIES, **anthropic.BODIES, **responses.BODIES, **ollama.BOD
 """The body of each POST route that has one, by its path."""
 ERROR_FORMATS = {**anthropic.ERROR_FORMATS, **ollama.ERROR_FORMATS}
 """The format of error objects under the paths of APIs other than OpenAI's."""
+ERROR_SCHEMAS = {**anthropic.ERROR_SCHEMAS, **ollama.ERROR_SCHEMAS}
+"""The schemas of those error objects."""
+
+
+async def continue_batches(app: FastAPI) -> None:
+    """Continues the batches of gateways that have ended. Called when the application can answer requests."""
+    running: Batches = app.state.batches
+    await running.continue_all()
 
 
 def _no_heartbeats() -> Sequence[Heartbeat]:
@@ -76,8 +85,9 @@ def create_app(
     _add_ollama(app, OllamaEndpoints(serving))
     files = FileStore(settings.files_directory)
     _add_files(app, FileEndpoints(files))
-    _add_batches(app, BatchEndpoints(Batches(BatchStore(files), InProcessClient(lambda: app))))
-    openapi.add_schemas(app, BODIES.values())
+    app.state.batches = Batches(BatchStore(files), InProcessClient(lambda: app))
+    _add_batches(app, BatchEndpoints(app.state.batches))
+    openapi.add_schemas(app, [*BODIES.values()], [*ERROR_SCHEMAS.values()])
     return app
 
 
@@ -148,21 +158,26 @@ def _add_service(app: FastAPI, endpoints: ServiceEndpoints) -> None:
     _get(app, "/version", endpoints.version)
 
 
+def _error_responses(path: str) -> dict[int | str, dict[str, Any]]:
+    found = next((ERROR_SCHEMAS[one] for one in ERROR_SCHEMAS if path.startswith(one)), openapi.ERROR)
+    return openapi.error_responses(found)
+
+
 def _post(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
     app.add_api_route(
         path,
         endpoint,
         methods=["POST"],
         openapi_extra=openapi.request_body(BODIES[path]) if path in BODIES else None,
-        responses=openapi.error_responses(),
+        responses=_error_responses(path),
         response_model=None,
     )
 
 
 def _get(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
-    app.add_api_route(path, endpoint, methods=["GET"], responses=openapi.error_responses(), response_model=None)
+    app.add_api_route(path, endpoint, methods=["GET"], responses=_error_responses(path), response_model=None)
     app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)
 
 
 def _delete(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
-    app.add_api_route(path, endpoint, methods=["DELETE"], responses=openapi.error_responses(), response_model=None)
+    app.add_api_route(path, endpoint, methods=["DELETE"], responses=_error_responses(path), response_model=None)

@@ -9,7 +9,7 @@
 | `errors`    | encodes error objects                                              |
 """
 
-from services.gateway.anthropic.errors import error_body
+from services.gateway.anthropic.errors import SCHEMA, error_body
 from services.gateway.anthropic.schemas import CountTokensBody, MessagesBody
 from services.gateway.openai.openapi import Body
 
@@ -18,3 +18,4 @@ BODIES = {
     "/v1/messages/count_tokens": Body(CountTokensBody, ("messages",)),
 }
 ERROR_FORMATS = {"/v1/messages": error_body}
+ERROR_SCHEMAS = {"/v1/messages": SCHEMA}

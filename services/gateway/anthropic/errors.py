@@ -6,8 +6,25 @@ balancers know 503, and Anthropic's clients retry after it as well.
 
 import msgspec
 
+from services.gateway.openai.openapi import ErrorSchema
 from shared.errors import ServiceError
 
+SCHEMA = ErrorSchema(
+    "AnthropicError",
+    {
+        "type": "object",
+        "required": ["type", "error", "request_id"],
+        "properties": {
+            "type": {"const": "error"},
+            "error": {
+                "type": "object",
+                "required": ["type", "message"],
+                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            },
+            "request_id": {"type": "string"},
+        },
+    },
+)
 _TYPE_OF_STATUS = {
     401: "authentication_error",
     403: "permission_error",

@@ -1,9 +1,10 @@
 """The batches of one gateway: starts new ones, and continues those whose gateway has ended.
 
-A batch is continued when somebody asks for it: clients poll the batches that they wait for.
+A batch is continued when a gateway starts, or when a client asks any gateway for the batch.
 """
 
 import asyncio
+import logging
 
 from services.gateway.batches.record import BatchRecord
 from services.gateway.batches.runner import BatchRun
@@ -15,6 +16,7 @@ from shared import limits
 from shared.errors import ServiceError
 from shared.request.checks import refuse
 
+log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 30.0
 _INPUT_PURPOSE = "batch"
 
@@ -28,6 +30,15 @@ class Batches:
         self._slots = asyncio.Semaphore(limits.BATCH_CONCURRENCY)
         self._runs: dict[str, BatchRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    async def continue_all(self) -> None:
+        """Continues all batches that nobody runs. Called once, when the gateway can answer requests."""
+        if not self._store.files.may_have_files():
+            return
+        try:
+            await self.all()
+        except (OSError, ServiceError) as error:
+            log.warning("batches of an earlier gateway are not continued: %s", error)
 
     async def create(self, input_file_id: str, endpoint: str, metadata: dict[str, str]) -> BatchRecord:
         """Starts a batch. Raises ServiceError if the file is no input file, or if too many batches run."""

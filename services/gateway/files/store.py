@@ -129,6 +129,10 @@ class FileStore:
             self._directory = self._make()
         return self._directory
 
+    def may_have_files(self) -> bool:
+        """Whether there may be files of an earlier process. Does not make the directory."""
+        return bool(self._given) and Path(self._given).is_dir()
+
     def now(self) -> int:
         """Returns the time in Unix seconds."""
         return int(self._clock())

@@ -11,7 +11,7 @@
 | `errors`    | encodes error objects                                                               |
 """
 
-from services.gateway.ollama.errors import error_body
+from services.gateway.ollama.errors import SCHEMA, error_body
 from services.gateway.ollama.schemas import OllamaChatBody, OllamaGenerateBody, OllamaShowBody
 from services.gateway.openai.openapi import Body
 
@@ -21,3 +21,4 @@ BODIES = {
     "/api/show": Body(OllamaShowBody, ("model",)),
 }
 ERROR_FORMATS = {"/api/": error_body}
+ERROR_SCHEMAS = {"/api/": SCHEMA}

@@ -2,7 +2,12 @@
 
 import msgspec
 
+from services.gateway.openai.openapi import ErrorSchema
 from shared.errors import ServiceError
+
+SCHEMA = ErrorSchema(
+    "OllamaError", {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+)
 
 
 def error_body(error: ServiceError, request_id: str) -> bytes:

@@ -123,6 +123,21 @@ async def test_another_gateway_continues_where_one_has_ended(tmp_path: Path, clo
     assert names(tmp_path, ".lock", ".part", ".cancel") == []
 
 
+async def test_a_gateway_that_starts_continues_batches_unasked(tmp_path: Path, clock: Clock):
+    first = Gateway(tmp_path, Client("a"), clock)
+    batch_id = await first.start("a")
+    await first.until(batch_id, lambda record: record.status == "in_progress")
+    await first.end()
+    second = Gateway(tmp_path, Client(), clock)
+    await second.batches.continue_all()
+    async with asyncio.timeout(20):
+        while not (await second.store.get(batch_id)).is_final:
+            await asyncio.sleep(0.01)
+    missing = tmp_path / "missing"
+    await Gateway(missing, Client(), clock).batches.continue_all()
+    assert "missing" not in names(tmp_path, "")
+
+
 async def test_unanswered_requests_expire_with_the_window(tmp_path: Path, clock: Clock):
     gateway = Gateway(tmp_path, Client("b", "c"), clock)
     batch_id = await gateway.start("a", "b", "c")
