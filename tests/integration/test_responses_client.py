@@ -8,6 +8,7 @@ import pytest
 
 from services.gateway.generation import GenerationRequest, SequenceUpdate
 from shared.errors import ServiceError
+from shared.messages import PositionLogprobs, TokenText
 from tests.integration.edge import ScriptedBackend, call, serving, text_batches
 from tests.integration.test_openai_client import client
 
@@ -101,6 +102,33 @@ async def test_a_stream_has_numbered_events_in_order():
         assert (await api.responses.retrieve(last.id)).output_text == "Good day"
         async with api.responses.stream(model="org/toy", input="Hi") as stream:
             assert (await stream.get_final_response()).output_text == "Good day"
+
+
+async def test_log_probabilities_come_with_the_text():
+    def reply(request: GenerationRequest) -> list[Any]:
+        tokens = [TokenText(1, text, text.encode(), -0.5) for text in ("Good", " day", "<end>")]
+        first, second, end = (PositionLogprobs(token, (token,)) for token in tokens)
+        return [
+            [SequenceUpdate(0, "Good", (1,), (first,))],
+            [SequenceUpdate(0, " day", (2,), (second,))],
+            [SequenceUpdate(0, "", (3,), (end,), finish_reason="stop")],
+        ]
+
+    backend = ScriptedBackend(reply=reply)
+    async with serving(backend) as port, client(port) as api:
+        settings: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 1, "input": "Hi"}
+        whole = await api.responses.create(model="org/toy", **settings)
+        part = whole.output[0].content[0]  # type: ignore[union-attr]
+        assert [one.token for one in part.logprobs] == ["Good", " day", "<end>"]  # type: ignore[union-attr]
+        assert (whole.top_logprobs, backend.requests[-1].params.logprobs) == (1, 1)
+        events = [event async for event in await api.responses.create(model="org/toy", stream=True, **settings)]
+        deltas = [event for event in events if event.type == "response.output_text.delta"]
+        assert [(one.delta, one.logprobs[0].token) for one in deltas] == [
+            ("Good", "Good"),
+            (" day", " day"),
+            ("", "<end>"),
+        ]
+        assert events[-1].response.output[0].content == whole.output[0].content  # type: ignore[union-attr]
 
 
 async def test_a_cut_off_response_is_incomplete():
@@ -252,6 +280,9 @@ async def test_a_failure_in_a_stream_is_its_last_event():
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"truncation": "auto"}, "truncation"),
+        ({"include": ["reasoning.encrypted_content"]}, "include[0]"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 99, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"messages": []}, "messages"),
         ({"max_tokens": 5}, "max_tokens"),
     ],

@@ -9,12 +9,12 @@ from services.gateway.openai.metadata import check_metadata
 from services.gateway.openai.parameter_names import renamed
 from services.gateway.openai.parameters import RequestDefaults
 from services.gateway.openai.schemas import ChatBody
-from services.gateway.responses.schemas import ResponsesBody
+from services.gateway.responses.schemas import LOGPROBS, ResponsesBody
 from shared.errors import ServiceError
-from shared.request.checks import refuse
+from shared.request.checks import refuse, unsupported
 from shared.request.conversation import Turn
 
-_NAMES = {"max_tokens": "max_output_tokens", "messages": "input"}
+_NAMES = {"max_tokens": "max_output_tokens", "messages": "input", "logprobs": "include"}
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -40,6 +40,8 @@ def generation_request(
     chat = ChatBody(
         messages=turns,
         max_tokens=body.max_output_tokens,
+        logprobs=LOGPROBS in (body.include or ()),
+        top_logprobs=body.top_logprobs,
         **{name: getattr(body, name) for name in _SAMPLING},
     )
     with renamed(_NAMES):
@@ -47,9 +49,12 @@ def generation_request(
 
 
 def check(body: ResponsesBody) -> None:
-    """Raises ServiceError for fields that only this API has: `text`, `metadata`, `background` without `store`."""
+    """Raises ServiceError for fields that only this API has: `text`, `include`, `metadata`, `background`."""
     if body.background and body.store is False:
         refuse("background", "needs 'store' to be true: a background response is read from the store")
+    for number, name in enumerate(body.include or ()):
+        if name != LOGPROBS:
+            unsupported(f"include[{number}]", f"Including '{name}' in a response is")
     _check_text(body)
     check_metadata(body.metadata)
 

@@ -12,9 +12,12 @@ import msgspec
 from services.gateway.http import sse
 from services.gateway.openai.answer_encoder import GenerationState
 from services.gateway.openai.choices import Choice
+from services.gateway.openai.logprobs import chat_logprobs
 from services.gateway.responses.response_object import FINAL, ResponseObject, Status, usage
 from shared.errors import ServiceError
 
+Logprobs = list[dict[str, Any]]
+"""Log probabilities in OpenAI's format, one object for each token."""
 _encode = msgspec.json.Encoder().encode
 _DELTA = b"response.output_text.delta"
 
@@ -30,9 +33,10 @@ class EventEncoder:
         data = {"type": kind, "sequence_number": self._number(), **fields}
         return sse.named_event(kind.encode(), _encode(data))
 
-    def delta(self, head: bytes, text: str) -> bytes:
-        """Returns a text delta. `head`: the event's data up to the text, from `text_head`."""
-        return sse.named_event(_DELTA, head + _encode(text) + b',"sequence_number":%d}' % self._number())
+    def delta(self, head: bytes, text: str, logprobs: Logprobs) -> bytes:
+        """Returns a text delta. `head`: the event's data up to the text."""
+        told = _encode(text) + b',"logprobs":' + (_encode(logprobs) if logprobs else b"[]")
+        return sse.named_event(_DELTA, head + told + b',"sequence_number":%d}' % self._number())
 
     def _number(self) -> int:
         number, self._next = self._next, self._next + 1
@@ -48,37 +52,43 @@ class OutputItems:
         self._done: list[dict[str, Any]] = []
         self._text: list[str] | None = None
         """Text of the open message; None if no item is open."""
+        self._logprobs: Logprobs = []
+        """Of the open message."""
         self._head = b""
 
     @property
     def items(self) -> list[dict[str, Any]]:
         """The items so far; the open one is `in_progress`."""
-        return self._done if self._text is None else [*self._done, self._message("in_progress", "".join(self._text))]
+        if self._text is None:
+            return self._done
+        return [*self._done, self._message("in_progress", "".join(self._text), self._logprobs)]
 
     @property
     def text(self) -> str:
         """The text of all messages."""
         return "".join(part["text"] for item in self.items for part in item["content"])
 
-    def add_text(self, text: str) -> bytes:
+    def add_text(self, text: str, logprobs: Logprobs) -> bytes:
         """Returns the events that append to a message, which begins if none is open."""
         begun = b""
         if self._text is None:
             begun = self._begin_message()
             self._text = []
         self._text.append(text)
-        return begun + self._events.delta(self._head, text)
+        self._logprobs += logprobs
+        return begun + self._events.delta(self._head, text, logprobs)
 
     def close(self, status: str) -> bytes:
         """Returns the events that end the open item; b"" if none is open. `status`: `completed` or `incomplete`."""
         if self._text is None:
             return b""
         text, self._text = "".join(self._text), None
-        item = self._message(status, text)
+        logprobs, self._logprobs = self._logprobs, []
+        item = self._message(status, text, logprobs)
         place = {"item_id": item["id"], "output_index": len(self._done), "content_index": 0}
         emit = self._events.event
         ended = [
-            emit("response.output_text.done", **place, text=text, logprobs=[]),
+            emit("response.output_text.done", **place, text=text, logprobs=logprobs),
             emit("response.content_part.done", **place, part=item["content"][0]),
             emit("response.output_item.done", output_index=len(self._done), item=item),
         ]
@@ -87,20 +97,20 @@ class OutputItems:
 
     def _begin_message(self) -> bytes:
         index = len(self._done)
-        item = {**self._message("in_progress", ""), "content": []}
+        item = {**self._message("in_progress", "", []), "content": []}
         place = {"item_id": item["id"], "output_index": index, "content_index": 0}
-        self._head = _encode({"type": _DELTA.decode(), **place, "logprobs": []})[:-1] + b',"delta":'
+        self._head = _encode({"type": _DELTA.decode(), **place})[:-1] + b',"delta":'
         return self._events.event("response.output_item.added", output_index=index, item=item) + self._events.event(
-            "response.content_part.added", **place, part=_part("")
+            "response.content_part.added", **place, part=_part("", [])
         )
 
-    def _message(self, status: str, text: str) -> dict[str, Any]:
+    def _message(self, status: str, text: str, logprobs: Logprobs) -> dict[str, Any]:
         return {
             "id": f"msg_{self._request_id}_out{len(self._done)}",
             "type": "message",
             "role": "assistant",
             "status": status,
-            "content": [_part(text)],
+            "content": [_part(text, logprobs)],
         }
 
 
@@ -153,7 +163,13 @@ class ResponseEncoder:
 
     def chunk(self, choice: Choice, text: str) -> bytes:
         """See AnswerEncoder."""
-        return self._output.add_text(text) if text else b""
+        # Log probabilities wait for the text of their tokens; the last tokens may have none.
+        ended = choice.finish_reason is not None
+        if not text and not (ended and choice.logprobs):
+            return b""
+        logprobs: Logprobs = chat_logprobs(choice.logprobs)["content"] if choice.logprobs else []
+        choice.logprobs.clear()
+        return self._output.add_text(text, logprobs)
 
     def closing(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""
@@ -181,5 +197,5 @@ class ResponseEncoder:
         return self._events.event(kind, response=self.response)
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, logprobs: Logprobs) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

@@ -6,6 +6,8 @@ import msgspec
 
 from services.gateway.openai.unsupported_params import FieldRules, Unsupported
 
+LOGPROBS = "message.output_text.logprobs"
+
 
 class ResponsesBody(msgspec.Struct, kw_only=True):
     """Body of `POST /v1/responses`. None means the default."""
@@ -21,6 +23,9 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     text: dict[str, Any] | None = None
     """Format of the output text; `{"format": {"type": "text"}}` is the only one that is supported."""
+    include: list[str] | None = None
+    """Additional content of the output: LOGPROBS is the only one that is supported."""
+    top_logprobs: int | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     background: bool | None = None
@@ -52,8 +57,6 @@ RULES = FieldRules(
         "tool_choice": Unsupported((None, "auto", "none")),
         "max_tool_calls": _NULL,
         "reasoning": Unsupported((None, {}, {"effort": None}, {"effort": "none"})),
-        "include": _EMPTY,
-        "top_logprobs": Unsupported((None, 0)),
         "truncation": Unsupported((None, "disabled"), "An input that is too long is refused, never cut."),
         "conversation": Unsupported((None,), "Continue a response with 'previous_response_id'."),
         "prompt": Unsupported((None,), "Send the text in 'input'."),
