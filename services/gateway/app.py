@@ -36,20 +36,12 @@ from shared.version import __version__
 
 EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms")
 """Response headers that web pages of other origins may read (CORS)."""
-
-
 BODIES = {**openapi.BODIES, **anthropic.BODIES, **responses.BODIES, **ollama.BODIES, **batches.BODIES}
 """The body of each POST route that has one, by its path."""
 ERROR_FORMATS = {**anthropic.ERROR_FORMATS, **ollama.ERROR_FORMATS}
 """The format of error objects under the paths of APIs other than OpenAI's."""
 ERROR_SCHEMAS = {**anthropic.ERROR_SCHEMAS, **ollama.ERROR_SCHEMAS}
 """The schemas of those error objects."""
-
-
-async def continue_batches(app: FastAPI) -> None:
-    """Continues the batches of gateways that have ended. Called when the application can answer requests."""
-    running: Batches = app.state.batches
-    await running.continue_all()
 
 
 def _no_heartbeats() -> Sequence[Heartbeat]:
@@ -89,6 +81,12 @@ def create_app(
     _add_batches(app, BatchEndpoints(app.state.batches))
     openapi.add_schemas(app, [*BODIES.values()], [*ERROR_SCHEMAS.values()])
     return app
+
+
+async def continue_batches(app: FastAPI) -> None:
+    """Continues the batches of gateways that have ended. Called when the application can answer requests."""
+    running: Batches = app.state.batches
+    await running.continue_all()
 
 
 def _allow_pages(app: FastAPI, settings: GatewaySettings) -> None:

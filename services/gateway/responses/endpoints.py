@@ -1,7 +1,6 @@
 """The endpoints of the Responses API."""
 
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -191,8 +190,7 @@ class LoggedAnswer(Response):
             return
 
     async def _write(self, channel: sse.EventChannel) -> None:
-        events: AsyncIterator[bytes] = self._events.read(self._first)
-        async for data in events:
+        async for data in self._events.read(self._first):
             await channel.write(data)
         await channel.end(b"")
 

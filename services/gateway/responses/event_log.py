@@ -17,11 +17,6 @@ class EventLog:
         self._ended = ended
         self._changed = asyncio.Event()
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of all events."""
-        return sum(map(len, self.events))
-
     async def write(self, data: bytes) -> None:
         """Appends events."""
         self._append(data)
