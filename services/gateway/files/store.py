@@ -5,10 +5,12 @@ A file is two files there: `ID` with the data, and `ID.json`, which describes it
 """
 
 import asyncio
+import atexit
 import contextlib
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from io import FileIO
@@ -117,17 +119,22 @@ class FileStore:
     """The files in one directory."""
 
     def __init__(self, directory: str = "", clock: Callable[[], float] = time.time) -> None:
-        """`directory` is made when the first file is written; "" means a temporary one that ends with the process."""
+        """`directory` is made when the first file is written; "" means a temporary one that ends with the process.
+
+        `clock` returns Unix seconds.
+        """
         self._given = directory
         self._clock = clock
         self._directory: Path | None = None
+        self._making = threading.Lock()
 
     @property
     def directory(self) -> Path:
         """The directory. Made at the first call; raises ServiceError if it cannot be made."""
-        if self._directory is None:
-            self._directory = self._make()
-        return self._directory
+        with self._making:
+            if self._directory is None:
+                self._directory = self._make()
+            return self._directory
 
     def may_have_files(self) -> bool:
         """Whether there may be files of an earlier process. Does not make the directory."""
@@ -169,9 +176,9 @@ class FileStore:
     def _make(self) -> Path:
         try:
             if not self._given:
-                # The object is kept, because the directory is removed with it.
-                self._temporary = tempfile.TemporaryDirectory(prefix="antiphon-files-", ignore_cleanup_errors=True)
-                return Path(self._temporary.name)
+                temporary = tempfile.mkdtemp(prefix="antiphon-files-")
+                atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+                return Path(temporary)
             path = Path(self._given)
             path.mkdir(parents=True, exist_ok=True)
             return path
