@@ -55,6 +55,8 @@ class FileWriter:
         self._store = store
         self._file: FileIO | None = None
         self._aborted = False
+        self._lock = threading.Lock()
+        """Held by the thread that writes, so that pieces which are written at the same time do not mix."""
 
     @property
     def path(self) -> Path:
@@ -78,14 +80,15 @@ class FileWriter:
         await asyncio.to_thread(self._abort)
 
     def _write(self, data: bytes) -> None:
-        if self._aborted:
-            # The write was cancelled while it waited for a thread.
-            return
-        if self._file is None:
-            # Without a buffer, so that what is written survives the process.
-            self._file = self.path.open("ab", buffering=0)
-        while data:
-            data = data[self._file.write(data) :]
+        with self._lock:
+            if self._aborted:
+                # The write was cancelled while it waited for a thread.
+                return
+            if self._file is None:
+                # Without a buffer, so that what is written survives the process.
+                self._file = self.path.open("ab", buffering=0)
+            while data:
+                data = data[self._file.write(data) :]
 
     def _commit(self, filename: str, purpose: str, ttl_s: int) -> StoredFile:
         self._write(b"")
@@ -110,9 +113,10 @@ class FileWriter:
         self.path.unlink(missing_ok=True)
 
     def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
 
 class FileStore:
