@@ -159,10 +159,11 @@ class BatchRun:
                 request = self._pending.pop(0)
             line = await self._send(request)
             good = is_good(line)
-            await (self._output if good else self._errors).write(_encode(line))
+            # Counted first: a write that is cancelled is still done.
             self._answered.add(request.custom_id)
             self.record.completed += good
             self.record.failed += not good
+            await (self._output if good else self._errors).write(_encode(line))
 
     async def _send(self, request: BatchRequest) -> dict[str, Any]:
         """Sends a request, again and again while the server is overloaded. Returns the line of its answer."""
@@ -203,7 +204,11 @@ class BatchRun:
 
 
 def _read_part(writer: FileWriter) -> set[str]:
-    """Returns the custom ids in an output file that is not complete, and removes an incomplete last line."""
+    """Returns the custom ids in the output file of an earlier run, and removes an incomplete last line.
+
+    The earlier run may have ended before it could record that the file is complete.
+    """
+    writer.reopen()
     try:
         data = writer.path.read_bytes()
     except FileNotFoundError:

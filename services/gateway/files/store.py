@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
@@ -22,6 +23,8 @@ from services.gateway.http.request_id import new_id
 from shared import limits
 from shared.errors import ServiceError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 ID_PREFIX = "file-"
 _ID = re.compile(r"file-[A-Za-z0-9]{22}")
 _PART, _DESCRIPTION = ".part", ".json"
@@ -45,7 +48,10 @@ _DECODER = msgspec.json.Decoder(StoredFile)
 
 
 class FileWriter:
-    """Writes one file, or continues to write it. The file exists for clients after `commit`."""
+    """Writes one file, or continues to write it. The file exists for clients after `commit`.
+
+    A method that is cancelled ends when its work on the disk has ended, so the next method finds the file as it is.
+    """
 
     def __init__(self, store: "FileStore", file_id: str, max_bytes: int) -> None:
         self.id = file_id
@@ -54,7 +60,6 @@ class FileWriter:
         self._max_bytes = max_bytes
         self._store = store
         self._file: FileIO | None = None
-        self._aborted = False
         self._lock = threading.Lock()
         """Held by the thread that writes, so that pieces which are written at the same time do not mix."""
 
@@ -63,27 +68,31 @@ class FileWriter:
         """Where the data is until it is committed."""
         return self._store.directory / f"{self.id}{_PART}"
 
+    def reopen(self) -> None:
+        """Makes a file that was committed incomplete again. Does nothing if it was not. Blocks."""
+        committed = self._store.directory / self.id
+        if committed.exists():
+            (self._store.directory / f"{self.id}{_DESCRIPTION}").unlink(missing_ok=True)
+            committed.replace(self.path)
+
     async def write(self, data: bytes) -> None:
         """Appends data. Raises ServiceError('request_too_large') if the file or all files become too large."""
         self.num_bytes += len(data)
         if self.num_bytes > self._max_bytes:
             message = f"The file is larger than {self._max_bytes} bytes."
             raise ServiceError("request_too_large", message, param="file")
-        await asyncio.to_thread(self._write, data)
+        await _to_the_end(self._write, data)
 
     async def commit(self, filename: str, purpose: str, ttl_s: int = limits.FILE_TTL_S) -> StoredFile:
         """Makes the file exist and returns its description. `ttl_s`: seconds after which it is deleted."""
-        return await asyncio.to_thread(self._commit, filename, purpose, ttl_s)
+        return await _to_the_end(self._commit, filename, purpose, ttl_s)
 
     async def abort(self) -> None:
         """Removes what was written."""
-        await asyncio.to_thread(self._abort)
+        await _to_the_end(self._abort)
 
     def _write(self, data: bytes) -> None:
         with self._lock:
-            if self._aborted:
-                # The write was cancelled while it waited for a thread.
-                return
             if self._file is None:
                 # Without a buffer, so that what is written survives the process.
                 self._file = self.path.open("ab", buffering=0)
@@ -108,7 +117,6 @@ class FileWriter:
         return described
 
     def _abort(self) -> None:
-        self._aborted = True
         self._close()
         self.path.unlink(missing_ok=True)
 
@@ -227,6 +235,16 @@ class FileStore:
     def _delete(self, file_id: str) -> None:
         for name in (f"{file_id}{_DESCRIPTION}", file_id):
             (self.directory / name).unlink(missing_ok=True)
+
+
+async def _to_the_end(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """Returns the result of a function that runs in a thread. If cancelled, waits until the function has returned."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *args, **named))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
 
 
 def write_atomically(path: Path, data: bytes) -> None:

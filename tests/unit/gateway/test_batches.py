@@ -67,6 +67,8 @@ class Gateway:
         async with asyncio.timeout(20):
             while not condition(record := await self.batches.get(batch_id)):
                 await asyncio.sleep(0.01)
+            while record.is_final and batch_id in self.batches._runs:
+                await asyncio.sleep(0.01)
         return record
 
     def lines(self, file_id: str) -> dict[str, Any]:
@@ -121,6 +123,20 @@ async def test_another_gateway_continues_where_one_has_ended(tmp_path: Path, clo
     assert second_client.asked == ["b"]
     assert not record.has_errors
     assert names(tmp_path, ".lock", ".part", ".cancel") == []
+
+
+async def test_a_batch_whose_end_was_not_recorded_is_not_run_again(tmp_path: Path, clock: Clock):
+    first = Gateway(tmp_path, Client(), clock)
+    record = await first.until(await first.start("a", "b"), lambda record: record.is_final)
+    # The process ended after the output was complete, and before the record was.
+    record.status = "finalizing"
+    await first.store.put(record)
+    client = Client()
+    second = Gateway(tmp_path, client, clock)
+    record = await second.until(record.id, lambda record: record.is_final)
+    assert (record.status, record.completed, client.asked) == ("completed", 2, [])
+    assert set(second.lines(record.output_file_id)) == {"a", "b"}
+    assert len(await second.files.all()) == 2
 
 
 async def test_a_gateway_that_starts_continues_batches_unasked(tmp_path: Path, clock: Clock):
