@@ -48,6 +48,8 @@ class BatchRun:
         self._pending: list[BatchRequest] = []
         self._reading = asyncio.Lock()
         self._cancelled = asyncio.Event()
+        if record.status == "cancelling":
+            self._cancelled.set()
 
     async def run(self) -> None:
         """Runs the batch to its end and gives its lock back. A failure ends the batch as `failed`."""
