@@ -108,7 +108,8 @@ def make_plan(
         own = nats_server.environment(child_environment(environ))
         specs.append(ChildSpec("nats", "nats", argv, own, show=nats_server.worth_showing))
     sockets_of_gateways = [each.fileno() for each in listeners[: first.gateways]]
-    specs += [_gateway_spec(index, models, environ, place, fd) for index, fd in enumerate(sockets_of_gateways)]
+    files = first.files_directory or str(directory / "files")
+    specs += [_gateway_spec(index, models, environ, place, fd, files) for index, fd in enumerate(sockets_of_gateways)]
     specs += _model_specs(models, environ, place, gpus)
     host, port = listeners[0].getsockname()[:2]
     default = first.default_model
@@ -118,10 +119,16 @@ def make_plan(
 
 
 def _gateway_spec(
-    index: int, models: Sequence[ServeSettings], environ: Mapping[str, str], place: _Place, listen_fd: int
+    index: int,
+    models: Sequence[ServeSettings],
+    environ: Mapping[str, str],
+    place: _Place,
+    listen_fd: int,
+    files_directory: str,
 ) -> ChildSpec:
     settings = models[0]
-    changes: dict[str, object] = {"listen_fd": listen_fd, "api_keys": ""}
+    # All gateways have the same files, and one that is started again continues its batches.
+    changes: dict[str, object] = {"listen_fd": listen_fd, "api_keys": "", "files_directory": files_directory}
     changes |= {"default_model": settings.default_model or model_name(settings)}
     # Gateways with the same seed would derive the same seeds for their requests.
     changes |= {"seed": None if settings.seed is None else settings.seed + index}

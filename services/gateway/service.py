@@ -10,7 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from services.gateway.actor import GatewayActor
-from services.gateway.app import create_app
+from services.gateway.app import continue_batches, create_app
 from shared import limits, tls
 from shared.actors.host import Host
 from shared.config import GatewaySettings, SettingsError
@@ -38,8 +38,8 @@ class GatewayService:
         await self._actor.listen()
         self._actor_task = asyncio.create_task(self._actor.run())
         self._watch_task = asyncio.create_task(self._actor.watch())
-        app = create_app(self._actor, self._settings, heartbeats=self._actor.engines)
-        self._server = _Server(server_config(app, self._settings))
+        self._app = create_app(self._actor, self._settings, heartbeats=self._actor.engines)
+        self._server = _Server(server_config(self._app, self._settings))
         self._server_task = asyncio.create_task(self._serve(self._actor, listener))
 
     def status(self) -> GatewayStatus:
@@ -72,6 +72,7 @@ class GatewayService:
         # Connections wait in the listening socket meanwhile. Otherwise a client that connects at the gateway's start
         # would be told that a service is missing, when only its heartbeat has not arrived yet.
         await actor.first_heartbeats()
+        await continue_batches(self._app)
         await self._server.serve(sockets=[listener])
 
 

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.http.auth import ApiKeys
 from services.gateway.http.errors import ErrorFormats, as_service_error, error_response, route_path
+from services.gateway.http.in_process import INTERNAL
 from services.gateway.http.request_id import new_id
 from services.gateway.metrics import GatewayMetrics
 
@@ -77,7 +78,8 @@ class _Passage:
 
     async def _guarded(self, receive: Receive) -> None:
         try:
-            self._keys.check(route_path(self._scope), self._scope["headers"])
+            if not self._scope["state"].get(INTERNAL):
+                self._keys.check(route_path(self._scope), self._scope["headers"])
             await self._app(self._scope, receive, self._forward)
         except Exception as error:
             failure = as_service_error(error)

@@ -137,12 +137,8 @@ def _check_stream_options(options: Any) -> None:
     for name, value in options.items() if isinstance(options, dict) else ():
         if name not in StreamOptions.__struct_fields__ and name not in _STREAM_OPTIONS_NO_EFFECT:
             path, raw = f"stream_options.{name}", msgspec.Raw(msgspec.json.encode(value))
-            _check_one(
-                path,
-                raw,
-                FieldRules(frozenset(), {}),
-                [f"stream_options.{key}" for key in StreamOptions.__struct_fields__],
-            )
+            known = [f"stream_options.{key}" for key in StreamOptions.__struct_fields__]
+            _check_one(path, raw, FieldRules(frozenset(), {}), known)
 
 
 def _check_one(name: str, raw: msgspec.Raw, rules: FieldRules, known: Iterable[str]) -> None:

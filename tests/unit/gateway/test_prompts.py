@@ -25,7 +25,7 @@ class Tokenizers:
         self.asked.append(message)
         texts = message.prompts or ("".join(one.content for one in message.messages),)
         found = tuple(TokenizedPrompt(pack_ids([ord(letter) for letter in text])) for text in texts)
-        return TokenizeReply(message.request_id, found, (9,) if message.suffix else ())
+        return TokenizeReply(message.request_id, found, end_token_ids=(9,) if message.suffix else ())
 
 
 def request(**fields: Any) -> GenerationRequest:
@@ -33,7 +33,7 @@ def request(**fields: Any) -> GenerationRequest:
 
 
 async def prepared(asked: GenerationRequest, tokenizers: Tokenizers | None = None) -> list[Prompt]:
-    return await prepare(cast(ServiceClients, tokenizers or Tokenizers()), asked, CARD, 0)
+    return (await prepare(cast(ServiceClients, tokenizers or Tokenizers()), asked, CARD, 0)).prompts
 
 
 async def test_each_conversation_is_rendered_by_itself_and_in_order():
