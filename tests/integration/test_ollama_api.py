@@ -7,6 +7,7 @@ import pytest
 
 from services.gateway.generation import GenerationRequest, SequenceUpdate
 from shared.errors import ServiceError
+from shared.grammar import Grammar
 from tests.integration.edge import Reply, ScriptedBackend, call, serving, text_batches
 
 HELLO = {"model": "org/toy", "messages": [{"role": "user", "content": "Hello?"}]}
@@ -86,6 +87,25 @@ async def test_options_are_sampling_parameters():
     assert second.params.seed != -1
 
 
+@pytest.mark.parametrize(
+    ("wanted", "grammar", "param"),
+    [
+        ("json", Grammar("json_object"), "format"),
+        ({"type": "integer"}, Grammar("json", '{"type": "integer"}'), "format"),
+        ("", None, ""),
+        (None, None, ""),
+    ],
+)
+async def test_the_format_is_a_grammar(wanted: Any, grammar: Grammar | None, param: str):
+    backend = ScriptedBackend()
+    async with serving(backend) as port:
+        prompt = {"model": "org/toy", "prompt": "Hello?"}
+        for path, body in (("chat", HELLO), ("generate", prompt), ("generate", {**prompt, "raw": True})):
+            assert (await call(port, "POST", f"/api/{path}", {**body, "format": wanted})).status == 200
+    for request in backend.requests:
+        assert (request.params.grammar, request.grammar_param) == (grammar, param)
+
+
 async def test_a_request_without_a_prompt_only_finds_the_model():
     backend = ScriptedBackend()
     async with serving(backend) as port:
@@ -121,7 +141,8 @@ async def test_models_are_listed_and_described():
         ({"options": {"mirostat": 2}}, "The parameter 'mirostat' is not supported yet."),
         ({"options": {"num_predct": 2}}, "Did you mean 'num_predict'?"),
         ({"options": [1]}, "must be an object"),
-        ({"format": "json"}, "The parameter 'format' is not supported yet."),
+        ({"format": "yaml"}, "'format' must be 'json' or a JSON Schema: an object."),
+        ({"format": {"enum": ["x" * 70_000]}}, "'format' must not be longer than"),
         ({"tools": [{}]}, "The parameter 'tools' is not supported yet."),
         ({"temperature": 1}, "Send it in 'options'."),
     ],

@@ -1,6 +1,7 @@
 """The Responses API with the official OpenAI client against the HTTP edge. The backend is scripted: see `edge`."""
 
 import asyncio
+import json
 from typing import Any
 
 import openai
@@ -8,6 +9,7 @@ import pytest
 
 from services.gateway.generation import GenerationRequest, SequenceUpdate
 from shared.errors import ServiceError
+from shared.grammar import Grammar
 from shared.messages import PositionLogprobs, TokenText
 from tests.integration.edge import ScriptedBackend, call, serving, text_batches
 from tests.integration.test_openai_client import client
@@ -129,6 +131,27 @@ async def test_log_probabilities_come_with_the_text():
             ("", "<end>"),
         ]
         assert events[-1].response.output[0].content == whole.output[0].content  # type: ignore[union-attr]
+
+
+async def test_the_format_of_the_text_is_a_grammar():
+    backend = ScriptedBackend()
+    schema = {"type": "object"}
+    formats: list[Any] = [
+        {"type": "text"},
+        {"type": "json_object"},
+        {"type": "json_schema", "name": "thing", "schema": schema, "strict": True, "description": "Any object."},
+    ]
+    async with serving(backend) as port, client(port) as api:
+        for wanted in formats:
+            response = await api.responses.create(model="org/toy", input="Hi", text={"format": wanted})
+            assert response.text is not None
+            assert response.text.format is not None
+            assert response.text.format.model_dump(by_alias=True, exclude_unset=True) == wanted
+    assert [(request.params.grammar, request.grammar_param) for request in backend.requests] == [
+        (None, ""),
+        (Grammar("json_object"), "text.format"),
+        (Grammar("json", json.dumps(schema)), "text.format.schema"),
+    ]
 
 
 async def test_a_cut_off_response_is_incomplete():
@@ -274,7 +297,14 @@ async def test_a_failure_in_a_stream_is_its_last_event():
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 9999}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": "json"}}, "text.format"),
+        ({"text": {"format": {}}}, "text.format.type"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": "{}"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"enum": ["x" * 70_000]}}}}, "text.format.schema"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"x": 1}}, "text"),
         ({"metadata": {"a" * 65: ""}}, "metadata"),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),

@@ -3,17 +3,22 @@
 Every error names the parameter of Ollama's API.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.ollama import options
-from services.gateway.ollama.schemas import OllamaChatBody, OllamaGenerateBody, OllamaMessage
+from services.gateway.ollama.schemas import OllamaChatBody, OllamaFields, OllamaGenerateBody, OllamaMessage
 from services.gateway.openai import parameters
 from services.gateway.openai.parameter_names import renamed
 from services.gateway.openai.parameters import RequestDefaults
 from services.gateway.openai.schemas import ChatBody, CompletionBody
-from shared.request.checks import missing, unsupported
+from shared.request.checks import missing, refuse, unsupported
 from shared.request.conversation import Turn
+
+_FORMAT = "format"
+_NAMES = {**options.NAMES, "guided_json": _FORMAT, "guided_json_object": _FORMAT}
 
 
 def chat(body: OllamaChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults) -> GenerationRequest:
@@ -40,24 +45,45 @@ def generate(
         return _chat(body, [*system, Turn(role="user", content=body.prompt)], card, request_id, defaults)
     if body.system:
         unsupported("system", "'system' with 'raw' is")
-    fields = options.sampling_fields(options.read(body.options, card.max_model_len))
-    with renamed(options.NAMES):
+    fields = _fields(body, card)
+    with renamed(_NAMES):
         request = parameters.completion(CompletionBody(prompt=body.prompt, **fields), card, request_id, defaults)
-    if fields["max_tokens"] is not None:
-        return request
-    return replace(request, params=parameters.without_limit(request.params))
+    if fields["max_tokens"] is None:
+        request = replace(request, params=parameters.without_limit(request.params))
+    return _with_format_named(request)
 
 
 def _chat(
-    body: OllamaChatBody | OllamaGenerateBody,
+    body: OllamaFields,
     turns: list[Turn],
     card: ModelCard,
     request_id: str,
     defaults: RequestDefaults,
 ) -> GenerationRequest:
-    fields = options.sampling_fields(options.read(body.options, card.max_model_len))
-    with renamed(options.NAMES):
-        return parameters.chat(ChatBody(messages=turns, **fields), card, request_id, defaults)
+    fields = _fields(body, card)
+    with renamed(_NAMES):
+        request = parameters.chat(ChatBody(messages=turns, **fields), card, request_id, defaults)
+    return _with_format_named(request)
+
+
+def _with_format_named(request: GenerationRequest) -> GenerationRequest:
+    # Tokenizers name this parameter if the grammar cannot be used.
+    return replace(request, grammar_param=_FORMAT if request.grammar_param else "")
+
+
+def _fields(body: OllamaFields, card: ModelCard) -> dict[str, Any]:
+    """Returns the options and the format as fields of a chat or completion body."""
+    return {**options.sampling_fields(options.read(body.options, card.max_model_len)), **_structure(body.format)}
+
+
+def _structure(wanted: Any) -> dict[str, Any]:
+    if wanted is None or wanted == "":
+        return {}
+    if wanted == "json":
+        return {"guided_json_object": True}
+    if not isinstance(wanted, Mapping):
+        refuse(_FORMAT, "must be 'json' or a JSON Schema: an object")
+    return {"guided_json": wanted}
 
 
 def _turn(message: OllamaMessage, path: str) -> Turn:

@@ -27,6 +27,8 @@ class OllamaFields(msgspec.Struct, kw_only=True):
     model: str | None = None
     options: dict[str, Any] | None = None
     """Sampling options. `options` reads them."""
+    format: Any = None
+    """Structure of the output: "json" for any JSON object, or a JSON Schema. `convert` reads it."""
     stream: bool | None = None
     """Whether the answer is streamed; the default is true."""
     keep_alive: str | float | None = None
@@ -66,7 +68,6 @@ RULES = FieldRules(
     no_effect=frozenset(),
     unsupported={
         "tools": _EMPTY,
-        "format": _EMPTY,
         "think": _OFF,
         "images": _EMPTY,
         "suffix": _EMPTY,

@@ -5,6 +5,7 @@
 | `endpoints`       | creates, retrieves, streams, cancels and deletes responses                |
 | `schemas`         | the body of a request, and the fields that are refused or have no effect  |
 | `input_items`     | reads the input of a request: the items, and the conversation they are    |
+| `text_format`     | reads the format of the output text                                       |
 | `convert`         | converts a body to the body of a chat request of `openai`                 |
 | `response_object` | the object that describes a response                                      |
 | `encoder`         | encodes a response, whole or as events, with its output items             |

@@ -3,18 +3,20 @@
 Every error names the parameter of the Responses API.
 """
 
+from dataclasses import replace
+
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.openai import parameters
 from services.gateway.openai.metadata import check_metadata
 from services.gateway.openai.parameter_names import renamed
 from services.gateway.openai.parameters import RequestDefaults
 from services.gateway.openai.schemas import ChatBody
+from services.gateway.responses import text_format
 from services.gateway.responses.schemas import LOGPROBS, ResponsesBody
-from shared.errors import ServiceError
 from shared.request.checks import refuse, unsupported
 from shared.request.conversation import Turn
 
-_NAMES = {"max_tokens": "max_output_tokens", "messages": "input", "logprobs": "include"}
+_NAMES = {"max_tokens": "max_output_tokens", "messages": "input", "logprobs": "include", **text_format.NAMES}
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -42,27 +44,19 @@ def generation_request(
         max_tokens=body.max_output_tokens,
         logprobs=LOGPROBS in (body.include or ()),
         top_logprobs=body.top_logprobs,
+        **text_format.structure_fields(body.text),
         **{name: getattr(body, name) for name in _SAMPLING},
     )
     with renamed(_NAMES):
-        return parameters.chat(chat, card, request_id, defaults)
+        request = parameters.chat(chat, card, request_id, defaults)
+    return replace(request, grammar_param=text_format.NAMES.get(request.grammar_param, ""))
 
 
 def check(body: ResponsesBody) -> None:
-    """Raises ServiceError for fields that only this API has: `text`, `include`, `metadata`, `background`."""
+    """Raises ServiceError for fields that only this API has: `include`, `metadata`, `background`."""
     if body.background and body.store is False:
         refuse("background", "needs 'store' to be true: a background response is read from the store")
     for number, name in enumerate(body.include or ()):
         if name != LOGPROBS:
             unsupported(f"include[{number}]", f"Including '{name}' in a response is")
-    _check_text(body)
     check_metadata(body.metadata)
-
-
-def _check_text(body: ResponsesBody) -> None:
-    for name, value in (body.text or {}).items():
-        if name not in ("format", "verbosity"):
-            raise ServiceError("unsupported_parameter", f"'text' has an unknown field '{name}'.", param="text")
-        if value not in ((None, {"type": "text"}) if name == "format" else (None, "medium")):
-            message = f"The value of 'text.{name}' is not supported yet."
-            raise ServiceError("unsupported_parameter", message, param=f"text.{name}")

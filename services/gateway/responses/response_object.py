@@ -5,6 +5,7 @@ from typing import Any, Literal
 from services.gateway.openai.answer_encoder import GenerationState
 from services.gateway.openai.request_context import RequestContext
 from services.gateway.responses.schemas import ResponsesBody
+from services.gateway.responses.text_format import output_format
 from shared.errors import ServiceError
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -75,7 +76,7 @@ def _constant_fields(body: ResponsesBody, context: RequestContext) -> dict[str, 
         "service_tier": "default",
         "store": body.store is not False,
         "temperature": params.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": output_format(body.text)},
         "tool_choice": "auto",
         "tools": [],
         "top_logprobs": body.top_logprobs or 0,

@@ -22,7 +22,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     text: dict[str, Any] | None = None
-    """Format of the output text; `{"format": {"type": "text"}}` is the only one that is supported."""
+    """Format of the output text. `text_format` checks it."""
     include: list[str] | None = None
     """Additional content of the output: LOGPROBS is the only one that is supported."""
     top_logprobs: int | None = None
