@@ -111,8 +111,10 @@ def make_plan(
     sockets_of_gateways = [each.fileno() for each in listeners[: first.gateways]]
     # With a key file alone, which may hold only digests, the launcher's own requests need a key that it knows.
     gateway_keys = first.api_keys or (secrets.token_urlsafe(24) if first.api_keys_file else "")
+    files = first.files_directory or str(directory / "files")
     specs += [
-        _gateway_spec(index, models, environ, place, fd, gateway_keys) for index, fd in enumerate(sockets_of_gateways)
+        _gateway_spec(index, models, environ, place, listen_fd=fd, keys=gateway_keys, files_directory=files)
+        for index, fd in enumerate(sockets_of_gateways)
     ]
     specs += _model_specs(models, environ, place, gpus)
     host, port = listeners[0].getsockname()[:2]
@@ -123,10 +125,19 @@ def make_plan(
 
 
 def _gateway_spec(
-    index: int, models: Sequence[ServeSettings], environ: Mapping[str, str], place: _Place, listen_fd: int, keys: str
+    index: int,
+    models: Sequence[ServeSettings],
+    environ: Mapping[str, str],
+    place: _Place,
+    *,
+    listen_fd: int,
+    keys: str,
+    files_directory: str,
 ) -> ChildSpec:
     settings = models[0]
     changes: dict[str, object] = {"listen_fd": listen_fd, "api_keys": "", "usage_sink": ""}
+    # All gateways have the same files, and one that is started again continues its batches.
+    changes |= {"files_directory": files_directory}
     changes |= {"default_model": settings.default_model or model_name(settings)}
     # Gateways with the same seed would derive the same seeds for their requests.
     changes |= {"seed": None if settings.seed is None else settings.seed + index}

@@ -455,6 +455,11 @@ class GatewaySettings(BusSettings):
         rule=LOGPROBS,
         group="http",
     )
+    files_directory: str = flag(
+        "",
+        "directory of uploaded files and batches; gateways that share it have the same ones (default: a temporary one)",
+        group="http",
+    )
     keep_alive_s: float = flag(15.0, "seconds between comments on a silent stream", group="http")
     root_path: str = flag(
         "",

@@ -14,7 +14,7 @@ from services.gateway.access.quotas import Quotas
 from services.gateway.access.usage import Receiver, UsageLedger
 from services.gateway.access.usage_sinks import BusSink, sink_of
 from services.gateway.actor import GatewayActor
-from services.gateway.app import create_app
+from services.gateway.app import continue_batches, create_app
 from services.gateway.http.auth import ApiKeys
 from shared import limits, tls
 from shared.actors.host import Host
@@ -50,7 +50,7 @@ class GatewayService:
         if self._key_file is not None:
             self._background.append(asyncio.create_task(self._key_file.watch(self._keys.replace)))
         self._usage = self._make_ledger(host)
-        app = create_app(
+        self._app = create_app(
             self._actor,
             self._settings,
             keys=self._keys,
@@ -58,7 +58,7 @@ class GatewayService:
             usage=self._usage,
             heartbeats=self._actor.engines,
         )
-        self._server = _Server(server_config(app, self._settings))
+        self._server = _Server(server_config(self._app, self._settings))
         self._server_task = asyncio.create_task(self._serve(self._actor, listener))
 
     def status(self) -> GatewayStatus:
@@ -98,6 +98,7 @@ class GatewayService:
         # Connections wait in the listening socket meanwhile. Otherwise a client that connects at the gateway's start
         # would be told that a service is missing, when only its heartbeat has not arrived yet.
         await actor.first_heartbeats()
+        await continue_batches(self._app)
         await self._server.serve(sockets=[listener])
 
 

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
-from services.gateway.app import ERROR_FORMATS, create_app
+from services.gateway.app import BODIES, ERROR_FORMATS, create_app
 from shared import limits
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
@@ -302,12 +302,16 @@ async def test_the_openapi_document_lists_the_routes_and_their_bodies():
     listed = sorted(f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item)
     golden = Path(__file__).parents[1] / "golden" / "openapi_routes.txt"
     assert listed == golden.read_text().splitlines()
-    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
-        reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-        assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
-    forms = document["paths"]["/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]["anyOf"]
-    assert {form["$ref"].rpartition("/")[2] for form in forms} == {"GenerateBody", "EngineBody"}
-    assert {"GenerateBody", "EngineBody"} <= document["components"]["schemas"].keys()
+    for path in BODIES:
+        schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        names = [form["$ref"].removeprefix("#/components/schemas/") for form in schema.get("anyOf", [schema])]
+        assert len(names) == (2 if path == "/generate" else 1)
+        assert document["components"]["schemas"].keys() >= {*names}
+    for path, name in (("/v1/messages", "AnthropicError"), ("/api/tags", "OllamaError"), ("/v1/files", "Error")):
+        [item, *_] = document["paths"][path].values()
+        reference = item["responses"]["default"]["content"]["application/json"]["schema"]["$ref"]
+        assert reference == f"#/components/schemas/{name}"
+        assert name in document["components"]["schemas"]
     assert "$defs" not in json.dumps(document)
     assert document["components"]["schemas"]["CompletionBody"]["required"] == ["prompt"]
 

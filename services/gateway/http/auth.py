@@ -18,6 +18,8 @@ _ADMIN_PREFIX = "/admin/"
 _DOCUMENTS = frozenset({"/version", "/docs", "/openapi.json"})
 """Paths that any key may read."""
 _SCHEME = b"bearer"
+_KEY_HEADER = b"x-api-key"
+"""The header in which clients of Anthropic's API send the key."""
 
 
 class ApiKeys:
@@ -55,13 +57,12 @@ class ApiKeys:
         """
         if not self._needed or path in OPEN_PATHS:
             return ANONYMOUS
-        given = next((value for name, value in headers if name == b"authorization"), b"")
-        scheme, _, token = given.partition(b" ")
-        if scheme.lower() != _SCHEME or not token.strip():
+        token = _token(headers)
+        if not token:
             raise ServiceError(
                 "invalid_api_key", "You did not provide an API key: send it as 'Authorization: Bearer KEY'."
             )
-        key = self._find(token.strip())
+        key = self._find(token)
         if key is None:
             raise ServiceError("invalid_api_key", "Incorrect API key provided.")
         scope = _scope_of(path)
@@ -89,3 +90,10 @@ def _scope_of(path: str) -> Scope | None:
     if path in _ADMIN_PATHS or path.startswith(_ADMIN_PREFIX):
         return "admin"
     return None if path in _DOCUMENTS else "inference"
+
+
+def _token(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Returns the key that a request carries, b"" if there is none. A bearer token has precedence over `x-api-key`."""
+    given = {name: value for name, value in headers if name in (b"authorization", _KEY_HEADER)}
+    scheme, _, token = given.get(b"authorization", b"").partition(b" ")
+    return token.strip() if scheme.lower() == _SCHEME and token.strip() else given.get(_KEY_HEADER, b"").strip()

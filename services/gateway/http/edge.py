@@ -13,6 +13,7 @@ from services.gateway.access.call import Call, call_of, serving
 from services.gateway.http.auth import ApiKeys
 from services.gateway.http.errors import ErrorFormats, as_service_error, error_response, route_path
 from services.gateway.http.idempotency import Idempotency
+from services.gateway.http.in_process import INTERNAL
 from services.gateway.http.request_id import new_id
 from services.gateway.metrics import GatewayMetrics
 
@@ -82,6 +83,10 @@ class _Passage:
 
     async def _guarded(self, receive: Receive) -> None:
         try:
+            if self._scope["state"].get(INTERNAL):
+                # A request of the gateway itself: it belongs to the call in whose task it was sent.
+                await self._app(self._scope, receive, self._forward)
+                return
             key = self._keys.check(route_path(self._scope), self._scope["headers"])
             self._call = call_of(key, dict(self._scope["headers"]))
             with serving(self._call):

@@ -189,7 +189,12 @@ def _params(
     )
     sampling.check(params)
     sampling.check_vocabulary(params, card.vocab_size)
-    return params if max_tokens else msgspec.structs.replace(params, max_tokens=AS_MANY_AS_FIT)
+    return params if max_tokens else without_limit(params)
+
+
+def without_limit(params: SamplingParams) -> SamplingParams:
+    """Returns the parameters of a request that generates as many tokens as fit."""
+    return msgspec.structs.replace(params, max_tokens=AS_MANY_AS_FIT)
 
 
 def _max_tokens(body: GenerationFields, card: ModelCard, default: int) -> int:

@@ -138,6 +138,24 @@ def test_the_official_client_parses_a_model_s_answer(client: openai.OpenAI) -> N
     jsonschema.validate(json.loads(text), SMALL)
 
 
+def test_the_other_apis_have_the_same_structures(client: openai.OpenAI, served: Served) -> None:
+    asked: dict[str, Any] = {"temperature": 1, "seed": 4}
+    schema: Any = {"type": "json_schema", "name": "small", "schema": SMALL}
+    response = client.responses.create(
+        model="model", input="Where?", text={"format": schema}, temperature=1, extra_body={"seed": 4}
+    )
+    jsonschema.validate(json.loads(response.output_text), SMALL)
+    body = {"model": "model", "prompt": "Where?", "options": asked, "stream": False}
+    reply = fetch(served, "POST", "/api/generate", {**body, "format": SMALL})
+    jsonschema.validate(json.loads(reply.json["response"]), SMALL)
+    wrong = fetch(served, "POST", "/api/generate", {**body, "format": {"type": "strng"}})
+    assert wrong.status == 400
+    assert "'format'" in wrong.json["error"]
+    with pytest.raises(openai.BadRequestError) as error:
+        client.responses.create(model="model", input="Where?", text={"format": {**schema, "schema": {"type": "x"}}})
+    assert error.value.param == "text.format.schema"
+
+
 def test_a_complete_output_ends_whatever_else_is_asked(client: openai.OpenAI) -> None:
     answer = complete(client, guided_choice=["left"], ignore_eos=True, min_tokens=20, max_tokens=60)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("left", "stop")

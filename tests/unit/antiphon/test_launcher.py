@@ -58,11 +58,18 @@ def test_a_child_gets_by_flags_exactly_what_the_user_chose(planned) -> None:
     for spec in planned(chosen).specs[1:]:
         parsed = settings_of(spec)
         expected = of_service(chosen, SERVICES[spec.service])
-        same = {"nats", "nats_credentials", "service_id", "listen_fd", "default_model"}
+        same = {"nats", "nats_credentials", "service_id", "listen_fd", "default_model", "files_directory"}
         assert (
             replace(parsed, **{name: getattr(expected, name) for name in same if hasattr(expected, name)}) == expected
         )
         assert parsed.service_id == spec.name
+
+
+def test_all_gateways_have_the_same_files(planned, tmp_path: Path) -> None:
+    for chosen, expected in (("", str(tmp_path / "files")), ("/data", "/data")):
+        plan = planned(ServeSettings(gateways=2, files_directory=chosen))
+        gateways = [settings_of(spec) for spec in plan.specs if spec.service == "gateway"]
+        assert [gateway.files_directory for gateway in gateways] == [expected] * 2
 
 
 def test_a_variable_cannot_undo_a_flag_that_gives_the_default(planned) -> None:
