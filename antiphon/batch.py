@@ -4,25 +4,32 @@ The requests are sent over HTTP to a server that is already running or is starte
 the order of the requests. If the output file exists, the batch is continued: requests that the file already answers are
 not sent again.
 
-A request line:  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
-An answer line:  {"id": "batch_req_…", "custom_id": "a", "response": {"status_code", "request_id", "body"}, "error"}
+The lines of both files are described in `shared.request.batch_lines`.
 """
 
 import json
-import secrets
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from shared.config import SettingsError
+from shared.request.batch_lines import (
+    RETRIED,
+    BatchLineError,
+    BatchRequest,
+    answered,
+    is_good,
+    read_answers,
+    read_request,
+    unanswered,
+)
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 CONCURRENCY = 64
@@ -32,17 +39,7 @@ TRIES, PAUSE_S = 8, 0.5
 
 The pause doubles after each try.
 """
-RETRIED = (429, 503)
 TIMEOUT_S = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
-    """One line of the input."""
-
-    custom_id: str
-    url: str
-    body: dict[str, Any]
 
 
 def run(source: Path, target: Path, server: str, token: str | None, concurrency: int, model: str) -> int:
@@ -52,12 +49,12 @@ def run(source: Path, target: Path, server: str, token: str | None, concurrency:
     for a file that cannot be read or has an invalid line.
     """
     requests = read_requests(source)
-    answered = keep_whole_lines(target)
-    left = [request for request in requests if request.custom_id not in answered]
+    done = keep_whole_lines(target)
+    left = [request for request in requests if request.custom_id not in done]
     print(f"{len(requests)} requests, {len(requests) - len(left)} answered already", file=sys.stderr)
     if not left:
-        return int(any(not ok for ok in answered.values()))
-    failed = sum(not ok for ok in answered.values())
+        return int(any(not ok for ok in done.values()))
+    failed = sum(not ok for ok in done.values())
     with _server(server, model) as url, target.open("a", encoding="utf-8") as out:
         from tqdm.auto import tqdm
 
@@ -65,7 +62,7 @@ def run(source: Path, target: Path, server: str, token: str | None, concurrency:
             for line in _answers(left, url, token, concurrency):
                 out.write(json.dumps(line, ensure_ascii=False) + "\n")
                 out.flush()
-                failed += not _is_good(line)
+                failed += not is_good(line)
                 bar.update()
     if failed:
         print(f"{failed} requests have no good answer: their lines in {target} say why", file=sys.stderr)
@@ -95,34 +92,20 @@ def keep_whole_lines(target: Path) -> dict[str, bool]:
     if not target.exists():
         return {}
     data = target.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    answered: dict[str, bool] = {}
-    for number, line in enumerate(whole.splitlines(), 1):
-        try:
-            answer = json.loads(line)
-            answered[answer["custom_id"]] = _is_good(answer)
-        except (ValueError, KeyError, TypeError):
-            raise SettingsError(f"{target}, line {number} is no answer of a batch: name another file") from None
+    try:
+        whole, done = read_answers(data)
+    except BatchLineError as error:
+        raise SettingsError(f"{target}, {error}: name another file") from None
     if len(whole) < len(data):
         target.write_bytes(whole)
-    return answered
+    return done
 
 
 def _request(line: str, where: str) -> BatchRequest:
     try:
-        found = json.loads(line)
-    except ValueError as error:
-        raise SettingsError(f"{where} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise SettingsError(f"{where} must be a JSON object")
-    custom_id, body = found.get("custom_id"), found.get("body")
-    if not isinstance(custom_id, str) or not custom_id:
-        raise SettingsError(f"{where}: 'custom_id' must be a text")
-    if found.get("method", "POST") != "POST" or found.get("url") not in ENDPOINTS:
-        raise SettingsError(f"{where}: 'method' must be POST and 'url' one of {', '.join(ENDPOINTS)}")
-    if not isinstance(body, dict) or body.get("stream"):
-        raise SettingsError(f"{where}: 'body' must be an object, without 'stream'")
-    return BatchRequest(custom_id, found["url"], body)
+        return read_request(line, ENDPOINTS)
+    except BatchLineError as error:
+        raise SettingsError(f"{where}: {error}") from None
 
 
 def _answers(
@@ -140,7 +123,6 @@ def _answers(
 
 
 def _ask(request: BatchRequest, url: str, token: str | None) -> dict[str, Any]:
-    line: dict[str, Any] = {"id": f"batch_req_{secrets.token_hex(12)}", "custom_id": request.custom_id}
     problem = ""
     for attempt in range(TRIES):
         if attempt:
@@ -152,9 +134,8 @@ def _ask(request: BatchRequest, url: str, token: str | None) -> dict[str, Any]:
             continue
         if status in RETRIED and attempt + 1 < TRIES:
             continue
-        response = {"status_code": status, "request_id": request_id, "body": body}
-        return {**line, "response": response, "error": None}
-    return {**line, "response": None, "error": {"code": "server_unreachable", "message": problem}}
+        return answered(request.custom_id, status, request_id, body)
+    return unanswered(request.custom_id, "server_unreachable", problem)
 
 
 def _post(url: str, request: BatchRequest, token: str | None) -> tuple[int, str, Any]:
@@ -173,10 +154,6 @@ def _post(url: str, request: BatchRequest, token: str | None) -> tuple[int, str,
         return response.status, response.headers.get("x-request-id", ""), body
     finally:
         connection.close()
-
-
-def _is_good(answer: dict[str, Any]) -> bool:
-    return answer.get("response") is not None and answer["response"]["status_code"] == 200
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import json
 import sys
 import urllib.parse
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from shared.config import SettingsError
 
@@ -21,6 +21,13 @@ _JSON_MAX = 1 << 20
 
 class ServerError(Exception):
     """The server answered with an error, whose body is the text of the exception, or could not be reached."""
+
+
+class Piece(NamedTuple):
+    """New text of an answer. `is_reasoning`: it belongs to the model's reasoning, which is shown and not sent back."""
+
+    text: str
+    is_reasoning: bool = False
 
 
 class Client:
@@ -44,8 +51,8 @@ class Client:
         with self._ask("GET", "/v1/models", None) as response:
             return str(json.loads(response.read(_JSON_MAX))["data"][0]["id"])
 
-    def stream(self, body: dict[str, Any]) -> Iterator[str]:
-        """Yields the pieces of text of one answer. Raises ServerError, also in the middle of the answer."""
+    def stream(self, body: dict[str, Any]) -> Iterator[Piece]:
+        """Yields the pieces of one answer. Raises ServerError, also in the middle of the answer."""
         with self._ask("POST", "/v1/chat/completions", {**body, "stream": True}) as response:
             yield from pieces(response)
 
@@ -65,8 +72,8 @@ class Client:
             connection.close()
 
 
-def pieces(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[str]:
-    """Yields the pieces of text of a server-sent event stream until `[DONE]`. Raises ServerError for an error event."""
+def pieces(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[Piece]:
+    """Yields the pieces of text in a server-sent event stream until `[DONE]`. Raises ServerError for an error event."""
     for line in lines:
         if not line.startswith(b"data:"):
             continue
@@ -77,8 +84,11 @@ def pieces(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[str]:
         if "error" in event:
             raise ServerError(readable(data))
         for choice in event.get("choices") or ():
-            if text := (choice.get("delta") or {}).get("content"):
-                yield text
+            delta = choice.get("delta") or {}
+            if text := delta.get("reasoning") or delta.get("reasoning_content"):
+                yield Piece(text, is_reasoning=True)
+            if text := delta.get("content"):
+                yield Piece(text)
 
 
 def readable(body: bytes) -> str:
@@ -120,9 +130,12 @@ def _ask_user(read: Callable[[str], str]) -> str | None:
 
 def _answer(client: Client, body: dict[str, Any]) -> str:
     print("Assistant: ", end="", flush=True)
-    answer = ""
+    answer, reasoning = "", False
     for piece in client.stream(body):
-        print(piece, end="", flush=True)
-        answer += piece
+        if piece.is_reasoning != reasoning:
+            reasoning = piece.is_reasoning
+            print("[reasoning] " if reasoning else "\n[answer] ", end="")
+        print(piece.text, end="", flush=True)
+        answer += "" if reasoning else piece.text
     print()
     return answer

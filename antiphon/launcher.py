@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import re
+import secrets
 import signal
 import socket
 import sys
@@ -108,25 +109,41 @@ def make_plan(
         own = nats_server.environment(child_environment(environ))
         specs.append(ChildSpec("nats", "nats", argv, own, show=nats_server.worth_showing))
     sockets_of_gateways = [each.fileno() for each in listeners[: first.gateways]]
-    specs += [_gateway_spec(index, models, environ, place, fd) for index, fd in enumerate(sockets_of_gateways)]
+    # With a key file alone, which may hold only digests, the launcher's own requests need a key that it knows.
+    gateway_keys = first.api_keys or (secrets.token_urlsafe(24) if first.api_keys_file else "")
+    files = first.files_directory or str(directory / "files")
+    specs += [
+        _gateway_spec(index, models, environ, place, listen_fd=fd, keys=gateway_keys, files_directory=files)
+        for index, fd in enumerate(sockets_of_gateways)
+    ]
     specs += _model_specs(models, environ, place, gpus)
     host, port = listeners[0].getsockname()[:2]
     default = first.default_model
     ordered = sorted(names, key=lambda name: bool(default) and name != default)
-    token = first.api_keys.split(",")[0].strip()
+    token = gateway_keys.split(",")[0].strip()
     return Plan(specs, host, port, ordered, token, bool(first.ssl_certfile), first.use_openai)
 
 
 def _gateway_spec(
-    index: int, models: Sequence[ServeSettings], environ: Mapping[str, str], place: _Place, listen_fd: int
+    index: int,
+    models: Sequence[ServeSettings],
+    environ: Mapping[str, str],
+    place: _Place,
+    *,
+    listen_fd: int,
+    keys: str,
+    files_directory: str,
 ) -> ChildSpec:
     settings = models[0]
-    changes: dict[str, object] = {"listen_fd": listen_fd, "api_keys": ""}
+    changes: dict[str, object] = {"listen_fd": listen_fd, "api_keys": "", "usage_sink": ""}
+    # All gateways have the same files, and one that is started again continues its batches.
+    changes |= {"files_directory": files_directory}
     changes |= {"default_model": settings.default_model or model_name(settings)}
     # Gateways with the same seed would derive the same seeds for their requests.
     changes |= {"seed": None if settings.seed is None else settings.seed + index}
     changes |= {"return_token_ids": settings.return_token_ids or any(model.skip_tokenizer_init for model in models)}
-    secret = {"OPENAI_API_KEYS": settings.api_keys} if settings.api_keys else {}
+    secret = {"OPENAI_API_KEYS": keys, "ANTIPHON_USAGE_SINK": settings.usage_sink}
+    secret = {name: value for name, value in secret.items() if value}
     spec = _service_spec("gateway", f"gateway-{index + 1}", settings, changes, {**environ}, place, secret)
     return replace(spec, pass_fds=(listen_fd,))
 
@@ -163,8 +180,8 @@ def _service_spec(
     secret: Mapping[str, str] | None = None,
 ) -> ChildSpec:
     member_id = safe_token(place.prefix + name, limits.MEMBER_ID_CHARS_MAX)
-    # API keys, and a URL with a password, are passed in the environment, because every user of the machine can read
-    # command lines.
+    # API keys, and URLs that may have a password, are passed in the environment, because every user of the machine can
+    # read command lines.
     where: dict[str, object] = {"service_id": member_id, "nats": "", "nats_credentials": place.credentials}
     flags = to_argv(of_service(settings, SERVICES[service], **where, **changes))
     argv = [sys.executable, "-m", f"services.{service}", *flags]

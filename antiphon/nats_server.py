@@ -25,7 +25,10 @@ LIMITS = {
     "write_deadline": '"2s"',
     "ping_interval": '"5s"',
 }
-"""Limits of the server. JetStream is off: tokens can be computed again, so no message needs to be stored on disk."""
+"""Limits of the server."""
+JETSTREAM = {"max_memory_store": "64MB", "max_file_store": "1MB"}
+"""Limits of JetStream, whose key-value store holds the state of API keys' limits in memory. Nothing is stored on disk:
+tokens can be computed again. (0 would mean most of the disk.)"""
 SMALL_PROCESSORS_MAX = 4
 _LOUD = ("[WRN]", "[ERR]", "[FTL]")
 _KNOWN = ("Plaintext passwords detected", "Maximum payloads over")
@@ -55,17 +58,19 @@ def prepare(directory: Path) -> Bus:
     """Chooses a free port and a password, and writes configuration and credentials into `directory`."""
     port, user, password = _free_port(), "antiphon", secrets.token_urlsafe(24)
     config, credentials = directory / "nats.conf", directory / "nats.credentials"
-    _write_private(config, render(port, user, password))
+    _write_private(config, render(port, user, password, directory / "jetstream"))
     _write_private(credentials, f"{user}:{password}")
     return Bus(f"nats://127.0.0.1:{port}", config, credentials)
 
 
-def render(port: int, user: str, password: str) -> str:
-    """Returns the text of the server's configuration file."""
+def render(port: int, user: str, password: str, store: Path) -> str:
+    """Returns the text of the server's configuration file. `store`: a directory that the server may create."""
+    stored = ", ".join(f"{name}: {value}" for name, value in {"store_dir": f'"{store}"', **JETSTREAM}.items())
     lines = [
         f'listen: "127.0.0.1:{port}"',
         'server_name: "antiphon"',
         *(f"{name}: {value}" for name, value in LIMITS.items()),
+        f"jetstream {{ {stored} }}",
         f'authorization {{ user: "{user}", password: "{password}" }}',
     ]
     return "\n".join(lines) + "\n"

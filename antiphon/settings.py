@@ -7,9 +7,11 @@ have other defaults. Called by the command line and the launcher.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from shared import tls
+from shared.api_keys import read_keys
 from shared.config import (
     BusSettings,
     DetokenizerSettings,
@@ -177,7 +179,7 @@ _COUNTS = {name: f"--{name}s" for name in SERVICES} | {"engine": "--engines (--w
 def check(serve: ServeSettings) -> None:
     """Checks the settings before any process starts. Raises SettingsError.
 
-    Covers the number of processes, the port, the engine's settings, NATS credentials and TLS files.
+    Covers the number of processes, the port, the engine's settings, NATS credentials, TLS files and API keys.
     """
     for name in SERVICES:
         count = getattr(serve, f"{name}s")
@@ -189,6 +191,8 @@ def check(serve: ServeSettings) -> None:
     if serve.nats_credentials and not serve.nats:
         raise SettingsError("--nats-credentials needs --nats: the server that is started here has its own")
     tls.check(serve)
+    if serve.api_keys_file:
+        read_keys(Path(serve.api_keys_file))
 
 
 def child_environment(environ: Mapping[str, str], **extra: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ start-up. `shared.flags` turns fields into flags; its names are re-exported here
 import.
 """
 
+import re
 from dataclasses import dataclass
 
 from shared import limits
@@ -66,7 +67,26 @@ CONV_TEMPLATES = (
 """The names of conversation templates. Each has a file in `shared/text/templates`, except `shennong_chat`, whose layout
 is not public."""
 CONV_TEMPLATE = Rule(f"one of {', '.join(CONV_TEMPLATES)}", lambda value: value in ("", *CONV_TEMPLATES))
+USAGE_SINK = Rule(
+    "file:PATH or a URL like https://host/path", lambda value: bool(re.match(r"$|file:.|https?://[^/]", value))
+)
 LOGPROBS = Rule(f"between 0 and {limits.LOGPROBS_MAX}", lambda value: 0 <= value <= limits.LOGPROBS_MAX)
+
+
+TOOL_CALL_PARSERS = (
+    "auto",
+    "none",
+    "hermes",
+    "qwen",
+    "qwen3_coder",
+    "llama3_json",
+    "mistral",
+    "deepseek_v3",
+    "glm45",
+    "glm",
+    "pythonic",
+)
+REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3", "glm45", "mistral", "granite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,6 +387,26 @@ class GatewaySettings(BusSettings):
         env="USE_OPENAI",
         group="http",
     )
+    api_keys_file: str = flag(
+        "",
+        "TOML or JSON file of keys with names, models, scopes, limits and weights; read again when it changes",
+        env="ANTIPHON_API_KEYS_FILE",
+        group="http",
+    )
+    request_timeout: float = flag(
+        0.0,
+        "longest time of a request, seconds, which a request may shorten with 'timeout' (0: no limit)",
+        rule=NOT_NEGATIVE,
+        group="http",
+    )
+    usage_sink: str = flag(
+        "",
+        "where a record of each request's use goes besides the bus: file:PATH (a line of JSON each), or a URL to which "
+        "such lines are posted",
+        env="ANTIPHON_USAGE_SINK",
+        rule=USAGE_SINK,
+        group="http",
+    )
     default_model: str = flag(
         "",
         "served name that requests without a 'model' mean (default: the first model that is started here, else the "
@@ -387,6 +427,21 @@ class GatewaySettings(BusSettings):
         "tokens in log probabilities are written as token_id:7, not only when a request asks for it",
         group="http",
     )
+    tool_call_parser: str = flag(
+        "auto",
+        "how the model writes calls of tools: auto recognises it from the chat template, none leaves calls in the text",
+        choices=TOOL_CALL_PARSERS,
+        group="http",
+    )
+    enable_auto_tool_choice: bool = flag(
+        True, "requests may leave it to the model whether it calls a tool ('tool_choice' auto)", group="http"
+    )
+    reasoning_parser: str = flag(
+        "auto",
+        "how the model marks its reasoning: auto recognises it from the chat template, none leaves it in the text",
+        choices=REASONING_PARSERS,
+        group="http",
+    )
     default_chat_temperature: float = flag(
         1.0,
         "temperature of chat requests that name none",
@@ -398,6 +453,11 @@ class GatewaySettings(BusSettings):
         "most candidates whose log probabilities a request may ask for with each token "
         f"(at most {limits.LOGPROBS_MAX}; {limits.COMPLETION_LOGPROBS_MAX} on /v1/completions)",
         rule=LOGPROBS,
+        group="http",
+    )
+    files_directory: str = flag(
+        "",
+        "directory of uploaded files and batches; gateways that share it have the same ones (default: a temporary one)",
         group="http",
     )
     keep_alive_s: float = flag(15.0, "seconds between comments on a silent stream", group="http")

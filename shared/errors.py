@@ -23,9 +23,11 @@ CODES: dict[str, Code] = {
     "unsupported_parameter": Code(400, "invalid_request_error"),
     "context_length_exceeded": Code(400, "invalid_request_error"),
     "invalid_api_key": Code(401, "authentication_error"),
+    "permission_denied": Code(403, "permission_error"),
     "model_not_found": Code(404, "invalid_request_error"),
     "not_found": Code(404, "invalid_request_error"),
     "method_not_allowed": Code(405, "invalid_request_error"),
+    "idempotency_conflict": Code(409, "conflict_error"),
     "request_too_large": Code(413, "invalid_request_error"),
     "rate_limit_exceeded": Code(429, "rate_limit_error", retryable=True),
     "client_closed_request": Code(499, "client_closed_request"),
@@ -39,6 +41,7 @@ CODES: dict[str, Code] = {
     "draining": Code(503, "service_unavailable_error", retryable=True),
     "actor_stopped": Code(503, "service_unavailable_error", retryable=True),
     "timeout": Code(504, "timeout_error", retryable=True),
+    "deadline_exceeded": Code(504, "timeout_error"),
 }
 
 

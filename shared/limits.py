@@ -21,6 +21,13 @@ FIELD_NAME_CHARS_MAX = 64
 longer."""
 MESSAGES_MAX = 1024
 """Messages in one chat request. Bounds the work of checking them and of rendering the chat template."""
+TOOLS_MAX = 128
+"""Tools in one chat request, and calls in one message, as many as in OpenAI's API."""
+TOOL_NAME_CHARS_MAX = 64
+"""Characters in the name of a tool, as many as in OpenAI's API."""
+JSON_DEPTH_MAX = 64
+"""Nesting of tools, of a call's arguments and of template variables. Tools of real programs are nested a few levels
+ deep; deeper values could exhaust the stack of a process that walks through them."""
 PROMPTS_MAX = 1024
 """Prompts in one completions request, and in one `TokenizeRequest`. Each prompt is a sequence at least."""
 EMBEDDING_INPUTS_MAX = 2048
@@ -69,6 +76,93 @@ GATEWAY_SEQUENCES_MAX = 65536
 503. Bounds memory, because one request may have many sequences."""
 CACHE_SALT_CHARS_MAX = 256
 """Characters in `cache_salt`. The salt is part of the `Submit` of each sequence, so this bounds its size."""
+KEY_NAME_CHARS_MAX = 64
+"""Characters in the name of an API key. The name is part of usage records and of keys in the store of limits."""
+API_KEYS_MAX = 10_000
+"""Keys in a key file. Bounds the time to read it and the memory for the state of each key."""
+REQUEST_ID_HEADER_CHARS_MAX = 128
+"""Characters in an `X-Request-Id` of a client, which is repeated in the response and in the usage record."""
+QUOTA_LEASE_S = 1.0
+"""How long a gateway keeps the share of a key's limits that it has taken from the store for its next requests. The
+share is what the key gets in this time: most requests need no round trip, and an unused share soon goes back."""
+QUOTA_HOLD_S = 10.0
+"""How long the requests in progress of a gateway count towards a key's limit after the gateway has last confirmed
+them. Frees the places of a gateway that has died."""
+QUOTA_ENTRY_S = 3600.0
+"""How long the store keeps the state of a key's limits that nobody uses. An unused limit is whole again after a minute,
+or later if answers were longer than estimated."""
+QUOTA_STORE_TIMEOUT_S = 0.25
+"""Time limit of one operation of the store of limits. A request waits for it."""
+QUOTA_STORE_RETRY_S = 5.0
+"""Pause after a failure of the store of limits, in which each gateway counts alone."""
+OUTPUT_ESTIMATE_TOKENS = 256
+"""Output tokens that are reserved from a key's limit for a choice without `max_tokens`, until its length is known."""
+USAGE_QUEUE_MAX = 10_000
+"""Usage records that wait for one receiver; further ones are dropped and counted. Bounds memory while it is down."""
+USAGE_BATCH_MAX = 500
+"""Usage records that are delivered together. Keeps one delivery below 500 KiB."""
+USAGE_FLUSH_S = 5.0
+"""How long a gateway that ends waits for a receiver to take the last usage records."""
+IDEMPOTENCY_S = 600.0
+"""How long an answer is kept for repetitions of its request (`Idempotency-Key`). Longer than clients try again."""
+IDEMPOTENCY_ANSWERS_MAX = 1024
+"""Answers that a gateway keeps for repetitions; the oldest are dropped. Also the requests with a key in progress."""
+IDEMPOTENCY_BYTES_MAX = 64 * 2**20
+"""Size of the answers that a gateway keeps for repetitions. Bounds memory."""
+METADATA_PAIRS_MAX = 16
+"""Pairs in the `metadata` of a response or a batch, as many as in OpenAI's API. Metadata is stored and returned."""
+METADATA_KEY_CHARS_MAX = 64
+"""Characters in a key of `metadata`, as many as in OpenAI's API."""
+METADATA_VALUE_CHARS_MAX = 512
+"""Characters in a value of `metadata`, as many as in OpenAI's API."""
+RESPONSES_BYTES_MAX = 256 * 2**20
+"""Memory of the responses that one gateway keeps for `/v1/responses`. When it is full, the least recently used ones are
+dropped."""
+RESPONSE_TTL_S = 24 * 3600.0
+"""How long a stored response can be retrieved and continued: a working day and the night after it."""
+BACKGROUND_RESPONSES_MAX = 256
+"""Responses that run in the background of one gateway; further ones are refused with 503. Nobody waits for them, so
+nothing else would bound the memory of their events."""
+FILE_BYTES_MAX = 200 * 2**20
+"""Size of one uploaded file, as in OpenAI's API for batches. Files are on disk; a gateway holds a piece in memory."""
+UPLOAD_BYTES_MAX = FILE_BYTES_MAX + 2**20
+"""Size of the body of an upload: a file and the rest of the form."""
+FILES_MAX = 4096
+"""Files in the directory of files. Listing them reads the description of each."""
+FILES_BYTES_MAX = 8 * 2**30
+"""Size of all files in the directory, besides the file that is being written."""
+FILE_NAME_CHARS_MAX = 255
+"""Characters of a file's name that are kept, the last ones. The name is only shown; it is never a path."""
+FILE_TTL_MIN_S = 3600
+"""Shortest time after which a client may let a file expire, in seconds, as in OpenAI's API."""
+FILE_TTL_S = 30 * 24 * 3600
+"""How long files are kept, in seconds, unless their clients want them to expire earlier; as in OpenAI's API."""
+FILE_ABANDONED_S = 3 * 24 * 3600
+"""Time without a write after which a file that is not complete is removed. Longer than a batch runs, whose output files
+are written until its end."""
+FORM_PARTS_MAX = 16
+"""Parts of a form. An upload has four."""
+FORM_HEADER_BYTES_MAX = 4096
+"""Size of the headers of one part of a form: room for the longest file name in any encoding."""
+FORM_FIELD_CHARS_MAX = 256
+"""Characters in a field of a form that is not a file."""
+BATCH_WINDOW_S = 24 * 3600
+"""Time in which a batch must be finished, in seconds: the only `completion_window` of OpenAI's API. Its requests that
+are not answered then expire."""
+BATCH_REQUESTS_MAX = 50_000
+"""Requests in one batch, as many as in OpenAI's API."""
+BATCH_CONCURRENCY = 64
+"""Requests of all batches of a gateway that run at the same time. More than an engine's batch slots gains little."""
+BATCH_PRIORITY = 1_000_000
+"""Priority of the requests of batches. It is far behind 0, the priority of other requests, so that batches only use
+what those leave."""
+BATCHES_RUNNING_MAX = 64
+"""Batches that are not finished in one gateway; further ones are refused with 503. Each holds the ids of its requests
+in memory."""
+BATCH_OUTPUT_BYTES_MAX = 2 * 2**30
+"""Size of one output file of a batch. A batch whose answers are larger fails."""
+BATCH_ERRORS_MAX = 100
+"""Lines of an input file that the errors of a batch name."""
 BODY_READ_S = 60.0
 """Longest time for a request's body to arrive. Ends requests whose client stops sending."""
 IDLE_CONNECTION_S = 75.0
@@ -231,6 +325,9 @@ EARLY_EVENT_S = 1.0
 `OpenBatch`."""
 CLOSED_STREAMS_MAX = 4096
 """Closed streams that a detokenizer remembers, so that it does not hold their late tokens as early ones."""
+PROMPT_TAIL_CHARS = 64
+"""Last characters of a rendered conversation that the gateway gets, to see whether the model continues inside its
+reasoning. Longer than any tag that begins or ends the reasoning."""
 PROMPT_TAIL_TOKENS = 8
 """Last tokens of the prompt that a stream gets as context, in which its first output tokens are decoded."""
 

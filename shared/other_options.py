@@ -48,7 +48,6 @@ _ADAPTERS = "adapters are not served; merge the adapter into the model's weights
 _IMAGES = "models are served for text alone"
 _DRAFTS = "drafts come from the request's own text; use --use-lookahead with --num-speculative-tokens"
 _GRAMMARS = "output cannot be bound to a grammar or schema yet"
-_TOOLS = "tools and reasoning are not parsed out of the text yet"
 _SHAPE = "positions are computed as config.json of the model says; edit it there (rope_scaling, rope_theta)"
 _CLIENTS = "certificates of clients are not checked; put a proxy that does in front of the server"
 _LOGS = "requests are not logged; metrics are at /metrics, and --log-level chooses what is printed"
@@ -64,6 +63,7 @@ OPTIONS: tuple[Other, ...] = (
     _no_effect("--max-log-len --uvicorn-log-level", "value", _LOGS),
     _no_effect("--engine-use-ray --worker-use-ray --ray-workers-use-nsight", "flag", _RAY),
     _no_effect("--tokenizer-pool-size --tokenizer-pool-type --tokenizer-pool-extra-config", "value", _TOKENIZERS),
+    _no_effect("--enable-reasoning", "flag", "reasoning is separated without it (--reasoning-parser)"),
     _no_effect("--max-parallel-loading-workers", "value", "an engine loads its weights alone"),
     _no_effect("--num-lookahead-slots", "value", "drafted tokens need no slots of their own"),
     _no_effect("--preemption-mode", "value", "blocks of preempted requests are kept where --swap-space has room"),
@@ -126,8 +126,7 @@ OPTIONS: tuple[Other, ...] = (
     _not_here("--disable-image-processor", "flag", _IMAGES),
     _not_here("--guided-decoding-backend", "value", _GRAMMARS, ("auto", *_NONE)),
     _not_here("--logits-processor-pattern", "value", "requests cannot bring code", _NONE),
-    _not_here("--enable-auto-tool-choice --enable-reasoning", "flag", _TOOLS),
-    _not_here("--tool-call-parser --tool-parser-plugin --reasoning-parser", "value", _TOOLS, _NONE),
+    _not_here("--tool-parser-plugin", "value", "the formats of tool calls are those of --tool-call-parser", _NONE),
     # speculation
     _not_here("--speculative-model --speculative-config", "value", _DRAFTS, _NONE),
     _not_here("--speculative-model-quantization --speculative-max-model-len", "value", _DRAFTS, _NONE),

@@ -62,7 +62,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     logprobs: int | None = None
     """Number of candidates to report with each token; None means no log probabilities."""
     eos_token_ids: tuple[int, ...] = ()
-    """End tokens of this request, in place of the model's own. Empty means the model's own."""
+    """End tokens of this request, in place of all others. Empty means the model's own and `end_token_ids`."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, value added to its logit before the penalties)"""
     allowed_token_ids: tuple[int, ...] | None = None
@@ -72,20 +72,17 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     grammar: Grammar | None = None
     """What the output must follow. A complete output ends the sequence, also with `ignore_eos` and `min_tokens`."""
     end_token_ids: tuple[int, ...] = ()
-    """End tokens of the conversation template, beside the model's own or the request's."""
+    """End tokens of the prompt's form, beside the model's own. Set by the tokenizer, not by requests."""
     beam: BeamParams | None = None
     """Beam search instead of sampling. Needs `temperature` 0 and no other parameter that changes probabilities."""
     prompt_logprobs: int | None = None
     """Number of candidates to report for each token of the prompt; None means no log probabilities of the prompt."""
 
-    def ending(self, of_model: frozenset[int]) -> frozenset[int]:
-        """Returns the end tokens that apply.
-
-        None with `ignore_eos`; else the template's, and the request's own or, if it has none, the model's.
-        """
+    def effective_end_ids(self, of_model: frozenset[int]) -> frozenset[int]:
+        """Returns the end tokens that apply to a sequence. `of_model`: the model's own ones."""
         if self.ignore_eos:
             return frozenset()
-        return (frozenset(self.eos_token_ids) or of_model).union(self.end_token_ids)
+        return frozenset(self.eos_token_ids) or of_model.union(self.end_token_ids)
 
 
 def check(params: SamplingParams) -> None:

@@ -16,6 +16,7 @@ is `model_token` of the model's served name.
 | `gw.<id>.<instance_id>.tok`  | engine               | TokenEvents of pooling sequences, which have no text         |
 | `gw.<id>.<instance_id>.ctl`  | engine, detokenizer  | ProgressReply, OwnershipQuery                                |
 | `hb.<service>.<id>`          | every service        | Heartbeat                                                    |
+| `usage`                      | gateway              | UsageRecord                                                  |
 """
 
 import hashlib
@@ -90,12 +91,24 @@ class Subjects:
         """Prefix of the reply subjects of one member."""
         return self._join("inbox", member_id)
 
+    def usage(self) -> str:
+        """Usage records of all gateways. Nothing in the deployment listens to them."""
+        return self._join("usage")
+
     def everything(self) -> str:
         """Every subject of the deployment."""
         return self._join(">")
 
     def _join(self, *tokens: str) -> str:
         return ".".join((self.namespace, f"v{PROTOCOL_VERSION}", *tokens))
+
+
+def bucket_name(namespace: str, name: str) -> str:
+    """Returns the name of a key-value store of one deployment.
+
+    For a store NATS uses the subjects `$KV.<bucket name>.>`, `$JS.API.>` and, for reading, `$JS.API.DIRECT.>`.
+    """
+    return f"{namespace}-v{PROTOCOL_VERSION}-{name}"
 
 
 def model_token(name: str) -> str:

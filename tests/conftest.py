@@ -63,6 +63,7 @@ class NatsServer:
     permissions: str = ""
     """Appended to the user in the configuration."""
     max_payload: int = limits.BUS_PAYLOAD_BYTES
+    jetstream: bool = True
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -81,6 +82,8 @@ class NatsServer:
         # Quoted: without quotes the server reads a password that happens to be all digits as a number, and refuses it.
         user = f'{{ user: "{self.user}", password: "{self.password}"{self.permissions} }}'
         config = f"listen: 127.0.0.1:{self.port}\nauthorization {{ users: [{user}] }}\n"
+        if self.jetstream:
+            config += f'jetstream {{ store_dir: "{self.directory / "jetstream"}", max_memory_store: 16MB }}\n'
         config += f"max_payload: {self.max_payload}\nmax_pending: {4 * self.max_payload}\n"
         (self.directory / "nats.conf").write_text(config)
 

@@ -26,6 +26,7 @@ class Delta(msgspec.Struct):
     """The new part of a chat message in a stream event."""
 
     content: str | None = None
+    reasoning: str | None = None
 
 
 class Choice(msgspec.Struct):
@@ -173,9 +174,14 @@ async def _events(reader: asyncio.StreamReader, result: Result, sent: float) -> 
             result.errors.append(f"an error event: {chunk.error}"[:ERROR_CHARS])
             return
         usage = chunk.usage or usage
-        if any(choice.text or (choice.delta and choice.delta.content) for choice in chunk.choices):
+        if any(_has_text(choice) for choice in chunk.choices):
             arrivals.append(now)
     result.take(sent, arrivals, usage)
+
+
+def _has_text(choice: Choice) -> bool:
+    delta = choice.delta
+    return bool(choice.text or (delta is not None and (delta.content or delta.reasoning)))
 
 
 async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:

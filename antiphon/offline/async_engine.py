@@ -9,12 +9,12 @@ import asyncio
 import itertools
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from antiphon.offline.engine_args import EngineArgs, engine_args, refuse_extensions
 from antiphon.offline.inputs import Prompt, PromptInput, prompts_of
-from antiphon.offline.prompt_text import Message
+from antiphon.offline.prompt_text import Message, TemplateOptions
 from antiphon.offline.request import Submitted
 from antiphon.offline.runner import Runner, now
 from antiphon.offline.sampling_params import SamplingParams
@@ -85,9 +85,21 @@ class AsyncLLMEngine:
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         priority: int = 0,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Yields results like `generate`, for the next message of a conversation."""
-        prompt = self._runner.text.rendered(messages, chat_template, add_generation_prompt)
+        """Yields results like `generate`, for the next message of a conversation. Arguments: see `LLM.chat`."""
+        options = TemplateOptions(
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            documents=documents,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        prompt = self._runner.text.rendered(messages, options)
         return self._outputs(prompt, sampling_params, request_id, priority, is_chat=True)
 
     async def abort(self, request_id: str) -> None:

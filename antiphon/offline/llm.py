@@ -2,7 +2,7 @@
 
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ from antiphon.offline.guided import GuidedDecodingRequest, LLMGuidedOptions, wit
 from antiphon.offline.inputs import Prompt, PromptInput, TokenIds, paired, prompts_of
 from antiphon.offline.pooling import EmbeddingRequestOutput, PoolingParams, ScoringRequestOutput, pairs, scored
 from antiphon.offline.progress import progress_bar
-from antiphon.offline.prompt_text import Message
+from antiphon.offline.prompt_text import Message, TemplateOptions
 from antiphon.offline.runner import Runner
 from antiphon.offline.sampling_params import SamplingParams
 from shared.request.outputs import RequestOutput
@@ -124,14 +124,30 @@ class LLM:
         lora_request: Any = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        *,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Generates the next message of one conversation or of each of several; returns the results in their order.
 
-        A message has `role` and `content` (a text, or a list of parts of type `text`). `chat_template` is a file or the
-        template itself; None selects the model's own template. All else is as in `generate`.
+        A message has `role` and `content` (a text, or a list of parts of type `text`), and the further fields of the
+        HTTP API, such as `tool_calls`. `chat_template` is a file or the template itself; None selects the model's own
+        template. `tools` and `documents` are given to the template, as are `chat_template_kwargs`, its further
+        variables. With `continue_final_message`, which needs `add_generation_prompt=False`, the output continues the
+        last message. Calls of tools are not separated from the text. All else is as in `generate`.
         """
         refuse_extensions(lora_request=lora_request)
-        prompts = self._runner.conversations(messages, chat_template, add_generation_prompt)
+        options = TemplateOptions(
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            documents=documents,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        prompts = self._runner.conversations(messages, options)
         return self._run(prompts, sampling_params, use_tqdm, None, is_chat=True)
 
     def embed(

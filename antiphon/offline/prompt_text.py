@@ -6,6 +6,7 @@ chose the model and therefore its template.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from shared.errors import ServiceError
 from shared.model_files import model_directory, tokenizer_directory
 from shared.request import conversation
 from shared.request.checks import check_token_ids
+from shared.request.tools import checked_documents, checked_template_kwargs, checked_tools
 from shared.text.bad_words import bad_word_ids
 from shared.text.chat_template import ChatTemplate, TemplateFailedError
 from shared.text.codec import NoCodec, choose_codec, given_template
@@ -29,6 +31,18 @@ from shared.text.vocabulary import choose_vocabulary
 Message = Mapping[str, Any]
 _NO_TOKENIZER = "There is no tokenizer ('skip_tokenizer_init'): give prompt_token_ids, and no text."
 _NO_TEMPLATE = "This model has no chat template: give 'chat_template' or (to LLM) 'conv_template', or use generate()."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateOptions:
+    """What a call gives to the chat template besides the messages; see `LLM.chat`."""
+
+    chat_template: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: Sequence[Mapping[str, Any]] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
 
 
 class PromptText:
@@ -81,23 +95,35 @@ class PromptText:
             raise ValueError(_NO_TOKENIZER)
         return bad_word_ids(self._codec, words)
 
-    def rendered(self, messages: Sequence[Message], chat_template: str | None, add_generation_prompt: bool) -> Prompt:
+    def rendered(self, messages: Sequence[Message], options: TemplateOptions) -> Prompt:
         """Returns a conversation rendered to text by the chat template, including special tokens. Raises ValueError.
 
-        `chat_template` None selects the model's own, which may have further end tokens.
+        Without a template in the options, the model's own is used, which may have further end tokens.
         """
         if not self._has_tokenizer or self._facts is None:
             raise ValueError(_NO_TOKENIZER)
-        turns = _as_value_error(conversation.messages, _turns(messages), self._vocab_size)
-        source = self._facts.chat_template if chat_template is None else given_template(chat_template)
+        turns = _turns(messages)
+        checked = _as_value_error(conversation.messages, turns, self._vocab_size)
+        variables = _as_value_error(_variables, options)
+        if options.continue_final_message:
+            if options.add_generation_prompt:
+                raise ValueError("'continue_final_message' needs add_generation_prompt=False.")
+            _as_value_error(conversation.check_continuable, turns[-1], len(turns) - 1)
+        given = options.chat_template
+        source = self._facts.template(bool(options.tools)) if given is None else given_template(given)
         if source is None:
             raise ValueError(_NO_TEMPLATE)
-        plain = _as_value_error(plain_messages, self._codec, turns)
+        plain = _as_value_error(plain_messages, self._codec, checked)
         try:
-            text = self._compiled(source).render(plain, add_generation_prompt)
+            text = self._compiled(source).render(
+                plain,
+                options.add_generation_prompt,
+                variables,
+                continue_final_message=options.continue_final_message,
+            )
         except TemplateFailedError as error:
             raise ValueError(str(error)) from None
-        return Prompt(text, end_token_ids=self._facts.end_token_ids if chat_template is None else ())
+        return Prompt(text, end_token_ids=self._facts.end_token_ids if given is None else ())
 
     def transformers_tokenizer(self) -> Any:
         """Returns the tokenizer as a transformers object. Raises ValueError if there is no tokenizer."""
@@ -112,7 +138,20 @@ class PromptText:
         return ChatTemplate(source, self._facts.named_tokens, limits.TEMPLATE_OUTPUT_CHARS_MAX)
 
 
+def _variables(options: TemplateOptions) -> dict[str, Any]:
+    variables = checked_template_kwargs(options.chat_template_kwargs)
+    if options.tools:
+        variables["tools"] = checked_tools(options.tools)
+    if options.documents:
+        variables["documents"] = checked_documents(options.documents)
+    return variables
+
+
 def _turns(messages: Sequence[Message]) -> list[conversation.Turn]:
+    for number, message in enumerate(messages):
+        for name, value in message.items():
+            if name not in conversation.Turn.__struct_fields__ and value is not None:
+                raise ValueError(f"messages[{number}] has an unknown field: {name!r}.")
     try:
         return msgspec.convert([dict(message) for message in messages], list[conversation.Turn])
     except msgspec.ValidationError as error:

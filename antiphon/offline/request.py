@@ -25,7 +25,7 @@ from shared.request.outputs import (
     prompt_logprobs_by_token,
 )
 from shared.request.rules import choice_params
-from shared.text.reasoning import split_reasoning
+from shared.text.reasoning import CLOSING, OPENING, Parts, ReasoningSplitter
 from shared.text.stream import TextStream
 from shared.text.vocabulary import Vocabulary
 
@@ -70,7 +70,7 @@ class LiveRequest:
         count = submitted.params.choices.num_sequences
         self.sequence_ids = [f"{submitted.request_id}-{choice}" for choice in range(count)]
         self._streams: dict[int, TextStream] = {}
-        self._outputs = [_Output() for _ in range(count)]
+        self._outputs = [_Output(_splitter(submitted)) for _ in range(count)]
         self._prompt_logprobs: list[PositionLogprobs] = []
         self.error: ServiceError | None = None
         self._began_at: Times | None = None
@@ -189,6 +189,7 @@ class LiveRequest:
             min_tokens=params.min_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
             detokenize=params.detokenize,
+            shown_special_tokens=(OPENING, CLOSING) if submitted.is_chat else (),
         )
         stream = self._streams[choice] = TextStream(message, self._vocabulary)
         return stream
@@ -218,11 +219,15 @@ class _Output:
     """The output of one sequence so far."""
 
     __slots__ = (
-        "cumulative_logprob", "finish_reason", "logprobs", "num_cached_tokens", "stop_reason", "text", "token_ids",
+        "_splitter", "cumulative_logprob", "finish_reason", "logprobs", "num_cached_tokens", "reasoning", "stop_reason",
+        "text", "token_ids",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, splitter: ReasoningSplitter | None) -> None:
+        """`splitter`: separates the reasoning; None if it stays in the text."""
+        self._splitter = splitter
         self.text = ""
+        self.reasoning: str | None = None
         self.token_ids: list[int] = []
         self.logprobs: list[PositionLogprobs] = []
         self.cumulative_logprob = 0.0
@@ -232,7 +237,10 @@ class _Output:
 
     def add(self, event: TextEvent) -> None:
         """Appends the text, tokens and log probabilities of the next text event."""
-        self.text += event.text
+        if self._splitter is None:
+            self.text += event.text
+        else:
+            self._show(self._splitter.feed(event.text))
         self.token_ids += event.token_ids
         self.logprobs += event.logprobs
         self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
@@ -243,19 +251,31 @@ class _Output:
 
     def shown(self, index: int, submitted: Submitted, vocabulary: Vocabulary) -> CompletionOutput:
         """Returns the output in the form of the public API, with the model's reasoning separated for chat requests."""
-        text, reasoning = self.text, None
-        if submitted.is_chat:
-            reasoning, text = split_reasoning(text, submitted.prompt or "", ended=self.finish_reason is not None)
+        if self._splitter is not None and self.finish_reason is not None:
+            self._show(self._splitter.finish())
         return CompletionOutput(
             index=index,
             token_ids=list(self.token_ids),
-            text=text,
-            reasoning_content=reasoning,
+            text=self.text,
+            reasoning_content=self.reasoning,
             cumulative_logprob=self.cumulative_logprob,
             logprobs=None if submitted.params.logprobs is None else [logprobs_by_token(one) for one in self.logprobs],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
+
+    def _show(self, parts: Parts) -> None:
+        assert self._splitter is not None
+        self.text += parts.answer
+        if self._splitter.found:
+            self.reasoning = (self.reasoning or "") + parts.reasoning
+
+
+def _splitter(submitted: Submitted) -> ReasoningSplitter | None:
+    """Returns what separates the reasoning from the text of a chat; None for other requests."""
+    if not submitted.is_chat:
+        return None
+    return ReasoningSplitter(inside=(submitted.prompt or "").rstrip().endswith(OPENING))
 
 
 def choice_of(sequence_id: str) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from typing import cast
 from antiphon.offline.engine_args import EngineArgs
 from antiphon.offline.inputs import Prompt
 from antiphon.offline.pooling import EmbeddingRequestOutput, PoolingParams, checked, embedding_output, pooling_spec
-from antiphon.offline.prompt_text import Message, PromptText
+from antiphon.offline.prompt_text import Message, PromptText, TemplateOptions
 from antiphon.offline.request import LiveRequest, Submitted, Times, choice_of
 from antiphon.offline.sampling_params import SamplingParams
 from services.engine.core.request import SequenceSpec
@@ -134,13 +134,12 @@ class Runner:
     def conversations(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        chat_template: str | None,
-        add_generation_prompt: bool,
+        options: TemplateOptions,
     ) -> list[Prompt]:
         """Renders a conversation, or each of a list of conversations, to a prompt. Raises ValueError."""
         several = bool(messages) and not isinstance(messages[0], Mapping)
         found = cast(Sequence[Sequence[Message]], messages if several else [messages])
-        return [self.text.rendered(one, chat_template, add_generation_prompt) for one in found]
+        return [self.text.rendered(one, options) for one in found]
 
     def add(self, submitted: Submitted) -> None:
         """Adds a request to the engine. Raises RuntimeError if the engine has failed, ValueError for an id in use."""

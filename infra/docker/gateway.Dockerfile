@@ -7,7 +7,8 @@ RUN python /build/group_requirements.py /build/pyproject.toml gateway > /build/r
  && pip install -q --no-cache-dir --root-user-action=ignore \
     -c /build/constraints.txt -r /build/requirements.txt \
  && rm -r /build \
- && useradd --uid 10001 --home-dir /tmp antiphon
+ && useradd --uid 10001 --home-dir /tmp antiphon \
+ && install -d -o antiphon /files
 COPY shared shared
 COPY services/__init__.py services/
 COPY services/gateway services/gateway

@@ -260,6 +260,9 @@ class EngineActor(Actor):
             submit.priority,
             self._arrivals,
             submit.family,
+            submit.client,
+            submit.client_weight,
+            submit.client_priority,
             submit.pooling,
         )
         self._arrivals += 1

@@ -105,7 +105,7 @@ class GatewayActor(Actor):
             raise ServiceError(
                 "server_is_overloaded",
                 "The server has too many requests. Try again later.",
-                retry_after_s=RETRY_AFTER_S,
+                retry_after_s=self._parts.dispatcher.retry_after_s(),
             )
         if not self._host.transport.connected:
             raise ServiceError(

@@ -1,42 +1,68 @@
 """Builds the gateway's HTTP application: its routes and middleware.
 
-The endpoints are in one package for each API.
+The endpoints are in one package for each API: `openai`, `native`, `anthropic`, `responses`, `ollama`, `files`,
+`batches`.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
+from services.gateway import anthropic, batches, native, ollama, responses
+from services.gateway.access.guard import GuardedBackend
+from services.gateway.access.quotas import Quotas
+from services.gateway.access.usage import UsageLedger
+from services.gateway.access.usage_metrics import UsageCollector
+from services.gateway.anthropic.endpoints import MessageEndpoints
+from services.gateway.batches.batches import Batches
+from services.gateway.batches.endpoints import BatchEndpoints
+from services.gateway.batches.store import BatchStore
 from services.gateway.engine_metrics import EngineCollector
+from services.gateway.files.endpoints import FileEndpoints
+from services.gateway.files.store import FileStore
 from services.gateway.generation import Backend
 from services.gateway.http import errors as http_errors
 from services.gateway.http.auth import ApiKeys
 from services.gateway.http.edge import Edge
+from services.gateway.http.in_process import InProcessClient
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.native.endpoint import GenerateEndpoint
-from services.gateway.native.schemas import EngineBody, GenerateBody
+from services.gateway.ollama.endpoints import OllamaEndpoints
 from services.gateway.openai import openapi
 from services.gateway.openai.endpoints import GenerationEndpoints
 from services.gateway.openai.pooling.endpoints import PoolingEndpoints
 from services.gateway.openai.service_endpoints import ServiceEndpoints
 from services.gateway.openai.serving import Serving
+from services.gateway.responses.endpoints import ResponseEndpoints
+from shared.clock import SystemClock
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.flags import json_words
 from shared.messages import Heartbeat
 from shared.version import __version__
 
-EXPOSED_HEADERS = ("x-request-id", "retry-after", "retry-after-ms")
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "retry-after",
+    "retry-after-ms",
+    *(f"x-ratelimit-{fact}-{what}" for fact in ("limit", "remaining", "reset") for what in ("requests", "tokens")),
+)
 """Response headers that web pages of other origins may read (CORS)."""
-
-
-BODIES = {**openapi.BODIES, "/generate": openapi.Body(GenerateBody, ("prompt",), EngineBody)}
+BODIES = {
+    **openapi.BODIES,
+    **native.BODIES,
+    **anthropic.BODIES,
+    **responses.BODIES,
+    **ollama.BODIES,
+    **batches.BODIES,
+}
 """The body of each POST route that has one, by its path."""
-ERROR_FORMATS: dict[str, http_errors.ErrorFormat] = {}
+ERROR_FORMATS = {**anthropic.ERROR_FORMATS, **ollama.ERROR_FORMATS}
 """The format of error objects under the paths of APIs other than OpenAI's."""
-
-
+ERROR_SCHEMAS = {**anthropic.ERROR_SCHEMAS, **ollama.ERROR_SCHEMAS}
+"""The schemas of those error objects."""
 _ANY_METHOD = ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"]
 
 
@@ -45,13 +71,23 @@ def _no_heartbeats() -> Sequence[Heartbeat]:
 
 
 def create_app(
-    backend: Backend, settings: GatewaySettings, *, heartbeats: Callable[[], Sequence[Heartbeat]] = _no_heartbeats
+    backend: Backend,
+    settings: GatewaySettings,
+    *,
+    keys: ApiKeys | None = None,
+    quotas: Quotas | None = None,
+    usage: UsageLedger | None = None,
+    heartbeats: Callable[[], Sequence[Heartbeat]] = _no_heartbeats,
 ) -> FastAPI:
     """Returns the ASGI application.
 
-    `heartbeats` returns the last heartbeat of each engine; it is called at each scrape of `/metrics`.
+    `keys`: the accepted API keys, by default those of `--api-keys`. `quotas`: their limits, by default counted by this
+    gateway alone. `usage` takes the usage records, which by default go nowhere. `heartbeats` returns the last heartbeat
+    of each engine; it is called at each scrape of `/metrics`.
     """
-    metrics = GatewayMetrics(EngineCollector(heartbeats))
+    usage = usage or UsageLedger()
+    backend = GuardedBackend(backend, quotas or Quotas(SystemClock()), usage, settings.request_timeout)
+    metrics = GatewayMetrics(EngineCollector(heartbeats), UsageCollector(usage))
     app = FastAPI(
         title="Antiphon",
         description="Language models behind the OpenAI API.",
@@ -62,20 +98,39 @@ def create_app(
     )
     formats = http_errors.ErrorFormats(ERROR_FORMATS)
     http_errors.install(app, metrics.count_error, formats)
-    prefix = settings.root_path.rstrip("/")
-    app.add_middleware(Edge, keys=ApiKeys(settings.api_keys), metrics=metrics, formats=formats, prefix=prefix)
+    keys, prefix = keys or ApiKeys(settings.api_keys), settings.root_path.rstrip("/")
+    app.add_middleware(Edge, keys=keys, metrics=metrics, formats=formats, prefix=prefix)
     _allow_pages(app, settings)
     serving = Serving(backend, metrics, settings)
     _post(app, "/generate", GenerateEndpoint(serving).generate)
     _add_probes(app, ServiceEndpoints(backend, metrics))
-    if settings.use_openai:
-        _add_generation(app, GenerationEndpoints(serving))
-        _add_pooling(app, PoolingEndpoints(backend, metrics))
-        _add_service(app, ServiceEndpoints(backend, metrics))
-    else:
-        app.add_api_route("/v1/{path:path}", _without_openai, methods=_ANY_METHOD, include_in_schema=False)
-    openapi.add_schemas(app, BODIES.values())
+    app.state.batches = _add_apis(app, serving) if settings.use_openai else None
+    if not settings.use_openai:
+        _refuse_apis(app)
+    openapi.add_schemas(app, [*BODIES.values()], [*ERROR_SCHEMAS.values()])
     return app
+
+
+def _add_apis(app: FastAPI, serving: Serving) -> Batches:
+    """Adds the APIs besides `/generate`. Returns the batches, which run requests of their own."""
+    _add_generation(app, GenerationEndpoints(serving))
+    _add_pooling(app, PoolingEndpoints(serving.backend, serving.metrics))
+    _add_service(app, ServiceEndpoints(serving.backend, serving.metrics))
+    _add_anthropic(app, MessageEndpoints(serving))
+    _add_responses(app, ResponseEndpoints(serving))
+    _add_ollama(app, OllamaEndpoints(serving))
+    files = FileStore(serving.settings.files_directory)
+    _add_files(app, FileEndpoints(files))
+    running = Batches(BatchStore(files), InProcessClient(lambda: app))
+    _add_batches(app, BatchEndpoints(running))
+    return running
+
+
+async def continue_batches(app: FastAPI) -> None:
+    """Continues the batches of gateways that have ended. Called when the application can answer requests."""
+    running: Batches | None = app.state.batches
+    if running is not None:
+        await running.continue_all()
 
 
 def _allow_pages(app: FastAPI, settings: GatewaySettings) -> None:
@@ -105,6 +160,42 @@ def _add_pooling(app: FastAPI, endpoints: PoolingEndpoints) -> None:
         _post(app, path, endpoints.rerank)
 
 
+def _add_anthropic(app: FastAPI, endpoints: MessageEndpoints) -> None:
+    _post(app, "/v1/messages", endpoints.messages)
+    _post(app, "/v1/messages/count_tokens", endpoints.count_tokens)
+
+
+def _add_responses(app: FastAPI, endpoints: ResponseEndpoints) -> None:
+    _post(app, "/v1/responses", endpoints.create)
+    _get(app, "/v1/responses/{response_id}", endpoints.retrieve)
+    _delete(app, "/v1/responses/{response_id}", endpoints.delete)
+    _post(app, "/v1/responses/{response_id}/cancel", endpoints.cancel)
+    _get(app, "/v1/responses/{response_id}/input_items", endpoints.input_items)
+
+
+def _add_ollama(app: FastAPI, endpoints: OllamaEndpoints) -> None:
+    _post(app, "/api/chat", endpoints.chat)
+    _post(app, "/api/generate", endpoints.generate)
+    _post(app, "/api/show", endpoints.show)
+    _get(app, "/api/tags", endpoints.tags)
+    _get(app, "/api/version", endpoints.version)
+
+
+def _add_files(app: FastAPI, endpoints: FileEndpoints) -> None:
+    _post(app, "/v1/files", endpoints.upload)
+    _get(app, "/v1/files", endpoints.list)
+    _get(app, "/v1/files/{file_id}", endpoints.retrieve)
+    _get(app, "/v1/files/{file_id}/content", endpoints.content)
+    _delete(app, "/v1/files/{file_id}", endpoints.delete)
+
+
+def _add_batches(app: FastAPI, endpoints: BatchEndpoints) -> None:
+    _post(app, "/v1/batches", endpoints.create)
+    _get(app, "/v1/batches", endpoints.list)
+    _get(app, "/v1/batches/{batch_id}", endpoints.retrieve)
+    _post(app, "/v1/batches/{batch_id}/cancel", endpoints.cancel)
+
+
 def _add_service(app: FastAPI, endpoints: ServiceEndpoints) -> None:
     _post(app, "/tokenize", endpoints.tokenize)
     _post(app, "/detokenize", endpoints.detokenize)
@@ -121,12 +212,21 @@ def _add_probes(app: FastAPI, endpoints: ServiceEndpoints) -> None:
     _get(app, "/metrics", endpoints.metrics)
 
 
-def _without_openai() -> None:
+def _refuse_apis(app: FastAPI) -> None:
+    for path in ("/v1/{path:path}", "/api/{path:path}"):
+        app.add_api_route(path, _without_apis, methods=_ANY_METHOD, include_in_schema=False)
+
+
+def _without_apis() -> None:
     raise ServiceError(
         "not_found",
-        "This server has no OpenAI API, because it was started with USE_OPENAI=0 (--use-openai=false). "
-        "Send prompts to POST /generate.",
+        "This server has no API but POST /generate, because it was started with USE_OPENAI=0 (--use-openai=false).",
     )
+
+
+def _error_responses(path: str) -> dict[int | str, dict[str, Any]]:
+    found = next((ERROR_SCHEMAS[one] for one in ERROR_SCHEMAS if path.startswith(one)), openapi.ERROR)
+    return openapi.error_responses(found)
 
 
 def _post(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
@@ -135,11 +235,15 @@ def _post(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
         endpoint,
         methods=["POST"],
         openapi_extra=openapi.request_body(BODIES[path]) if path in BODIES else None,
-        responses=openapi.error_responses(),
+        responses=_error_responses(path),
         response_model=None,
     )
 
 
 def _get(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
-    app.add_api_route(path, endpoint, methods=["GET"], responses=openapi.error_responses(), response_model=None)
+    app.add_api_route(path, endpoint, methods=["GET"], responses=_error_responses(path), response_model=None)
     app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)
+
+
+def _delete(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
+    app.add_api_route(path, endpoint, methods=["DELETE"], responses=_error_responses(path), response_model=None)

@@ -14,6 +14,18 @@ from shared.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
+class Client:
+    """On whose behalf a request runs: the name of an API key, empty without keys, and its claim on the engines.
+
+    `weight`: share in comparison with other clients. `priority`: clients with a lower number go first.
+    """
+
+    name: str = ""
+    weight: float = 1.0
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One accepted HTTP request. Exactly one of `texts`, `token_ids`, `messages` and `conversations` is set.
 
@@ -48,15 +60,24 @@ class GenerationRequest:
     """Whether the output has text; if not, it has only token ids."""
     truncate_prompt_tokens: int = 0
     """Number of last tokens that are kept of each prompt; 0: all, -1: as many as fit before `max_tokens`."""
+    shown_special_tokens: tuple[str, ...] = ()
+    """Texts of special tokens that the output has although `skip_special_tokens` is set."""
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_variables: bytes = b""
+    """A JSON object: further variables of the chat template; b"" for none."""
     cache_salt: bytes = b""
     priority: int = 0
+    """Order among the requests of the same client: lower first."""
     trace_headers: dict[str, str] = field(default_factory=dict)
     bad_word_texts: tuple[str, ...] = ()
     """Words of `bad_words` as texts; tokenizers convert them to `params.bad_words`."""
     grammar_param: str = ""
     """Name of the request's field that `params.grammar` comes from, for errors."""
+    client: Client = field(default_factory=Client)
+    timeout_s: float = 0.0
+    """Time after which the request fails with `deadline_exceeded`, seconds; 0: never."""
     pooling: PoolingParams | None = None
     prompt_names: tuple[str, ...] = ()
     """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
@@ -74,6 +95,21 @@ class GenerationRequest:
     def prompt_name(self, index: int) -> str:
         """Returns the name of a prompt in the user's request."""
         return self.prompt_names[index] if self.prompt_names else "prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of a request so far.
+
+    `prompt`: of all prompts. `cached`: prompt tokens taken from the prefix cache. `computed`: tokens that engines have
+    computed, including those computed again after the loss of an engine. `generated`: output tokens that have reached
+    the gateway.
+    """
+
+    prompt: int = 0
+    cached: int = 0
+    computed: int = 0
+    generated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +133,7 @@ class SequenceUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseTimes:
+class RequestTimes:
     """When the first phases of a request ended, in seconds since the call of `Backend.generate`. None: not yet."""
 
     tokenized_s: float | None = None
@@ -120,8 +156,18 @@ class Generation(Protocol):
         ...
 
     @property
-    def times(self) -> PhaseTimes:
+    def times(self) -> RequestTimes:
         """When the request was tokenized and placed."""
+        ...
+
+    @property
+    def token_counts(self) -> TokenCounts:
+        """The tokens of the request so far; after its end, of the whole request."""
+        ...
+
+    @property
+    def prompt_tail(self) -> str:
+        """The last characters of the rendered conversation. Valid like `num_prompt_tokens`; "" without messages."""
         ...
 
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
@@ -148,6 +194,10 @@ class ModelCard:
     aliases: tuple[str, ...] = ()
     """Other names that requests may use for the model."""
     configuration: tuple[str, ...] = ()
+    tool_format: str = ""
+    """How the model writes calls of tools, by its chat template; a key of `parsers.formats.TOOL_FORMATS` or ""."""
+    reasoning_format: str = ""
+    """How the model marks its reasoning, by its chat template; a key of REASONING_FORMATS or ""."""
     embedding_size: int = 0
     """See `EngineStatus.embedding_size`."""
 

@@ -13,7 +13,7 @@ from shared import limits
 from shared.actors.presence import Members
 from shared.clock import Clock
 from shared.errors import ServiceError
-from shared.messages import EngineStatus, Heartbeat
+from shared.messages import EngineStatus, Heartbeat, PoolStatus
 
 SERVICES = ("engine", "tokenizer", "detokenizer")
 """The services of which a model needs at least one member each."""
@@ -38,9 +38,13 @@ class ModelCatalog:
         self._default = default_model
         self._ready_at: dict[tuple[str, str], float] = {}
         self._created: dict[str, int] = {}
+        self._formats: dict[str, tuple[str, str]] = {}
+        """Of each model, the formats of tool calls and reasoning that its tokenizer announced last."""
 
     def observe(self, beat: Heartbeat) -> None:
         """Records a heartbeat of a member of one of SERVICES."""
+        if isinstance(beat.status, PoolStatus) and beat.state == "ready":
+            self._formats[beat.status.model] = (beat.status.tool_format, beat.status.reasoning_format)
         if beat.state == "ready":
             self._ready_at[beat.service, model_of(beat)] = self._now()
 
@@ -118,6 +122,7 @@ class ModelCatalog:
 
     def _card(self, name: str, status: EngineStatus, configuration: tuple[str, ...]) -> ModelCard:
         created = self._created.setdefault(name, self._clock.time_ns() // 1_000_000_000)
+        tool_format, reasoning_format = self._formats.get(name, ("", ""))
         return ModelCard(
             name,
             status.model_path,
@@ -126,6 +131,8 @@ class ModelCatalog:
             created,
             aliases=status.model_aliases,
             configuration=configuration,
+            tool_format=tool_format,
+            reasoning_format=reasoning_format,
             embedding_size=status.embedding_size,
         )
 

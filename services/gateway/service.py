@@ -9,12 +9,18 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
+from services.gateway.access.key_file import KeyFile
+from services.gateway.access.quotas import Quotas
+from services.gateway.access.usage import Receiver, UsageLedger
+from services.gateway.access.usage_sinks import BusSink, sink_of
 from services.gateway.actor import GatewayActor
-from services.gateway.app import create_app
+from services.gateway.app import continue_batches, create_app
+from services.gateway.http.auth import ApiKeys
 from shared import limits, tls
 from shared.actors.host import Host
 from shared.config import GatewaySettings, SettingsError
 from shared.messages import GatewayStatus, ServiceName
+from shared.subjects import bucket_name
 
 BACKLOG = 2048
 TICKS_A_SECOND = 10
@@ -22,7 +28,7 @@ TICKS_A_SECOND = 10
 
 
 class GatewayService:
-    """One gateway. Raises SettingsError if the certificate or key file for HTTPS cannot be used."""
+    """One gateway. Raises SettingsError if the files for HTTPS or the file of API keys cannot be used."""
 
     name: ServiceName = "gateway"
 
@@ -30,6 +36,9 @@ class GatewayService:
         tls.check(settings)
         self._settings = settings
         self._actor: GatewayActor | None = None
+        self._key_file = KeyFile(settings.api_keys_file) if settings.api_keys_file else None
+        self._keys = ApiKeys(settings.api_keys, self._key_file.read() if self._key_file else None)
+        self._sink = sink_of(settings.usage_sink) if settings.usage_sink else None
 
     async def start(self, host: Host) -> None:
         """See Service."""
@@ -37,9 +46,19 @@ class GatewayService:
         listener = _listen(self._settings)
         await self._actor.listen()
         self._actor_task = asyncio.create_task(self._actor.run())
-        self._watch_task = asyncio.create_task(self._actor.watch())
-        app = create_app(self._actor, self._settings, heartbeats=self._actor.engines)
-        self._server = _Server(server_config(app, self._settings))
+        self._background = [asyncio.create_task(self._actor.watch())]
+        if self._key_file is not None:
+            self._background.append(asyncio.create_task(self._key_file.watch(self._keys.replace)))
+        self._usage = self._make_ledger(host)
+        self._app = create_app(
+            self._actor,
+            self._settings,
+            keys=self._keys,
+            quotas=_make_quotas(host),
+            usage=self._usage,
+            heartbeats=self._actor.engines,
+        )
+        self._server = _Server(server_config(self._app, self._settings))
         self._server_task = asyncio.create_task(self._serve(self._actor, listener))
 
     def status(self) -> GatewayStatus:
@@ -49,7 +68,7 @@ class GatewayService:
 
     async def run(self) -> None:
         """See Service."""
-        tasks = {self._actor_task, self._watch_task, self._server_task}
+        tasks = {self._actor_task, self._server_task, *self._background}
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             await task
@@ -61,17 +80,25 @@ class GatewayService:
         try:
             await self._actor.drain()
             await self._server_task
+            await self._usage.close()
         finally:
             await self._actor.stop()
             await self._actor_task
-            self._watch_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watch_task
+            for task in self._background:
+                task.cancel()
+            await asyncio.gather(*self._background, return_exceptions=True)
+
+    def _make_ledger(self, host: Host) -> UsageLedger:
+        receivers = [Receiver("bus", BusSink(host.transport, host.subjects.usage()).deliver)]
+        if self._sink is not None:
+            receivers.append(Receiver("sink", self._sink.deliver))
+        return UsageLedger(host.id, receivers)
 
     async def _serve(self, actor: GatewayActor, listener: socket.socket) -> None:
         # Connections wait in the listening socket meanwhile. Otherwise a client that connects at the gateway's start
         # would be told that a service is missing, when only its heartbeat has not arrived yet.
         await actor.first_heartbeats()
+        await continue_batches(self._app)
         await self._server.serve(sockets=[listener])
 
 
@@ -102,6 +129,15 @@ class _Server(uvicorn.Server):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     await self._leave.wait()
+
+
+def _make_quotas(host: Host) -> Quotas:
+    store = host.transport.key_value_store(
+        bucket_name(host.subjects.namespace, "limits"),
+        ttl_s=limits.QUOTA_ENTRY_S,
+        timeout_s=limits.QUOTA_STORE_TIMEOUT_S,
+    )
+    return Quotas(host.clock, f"{host.id}.{host.instance_id}", store)
 
 
 def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:

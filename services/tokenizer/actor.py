@@ -35,7 +35,7 @@ from shared.messages import DetokenizeReply, DetokenizeRequest, Message, Tokeniz
 from shared.subjects import TOKENIZER_QUEUE
 from shared.telemetry import Names
 from shared.text.codec import Codec, TextFacts
-from shared.text.turns import plain_messages
+from shared.text.turns import json_object, plain_messages
 
 log = logging.getLogger(__name__)
 THREADS_MAX = 4
@@ -127,7 +127,12 @@ class TokenizerActor(Actor):
         with self._span(envelope) as span:
             await self._check_grammar(request)
             messages = plain_messages(self._codec, request.messages)
-            text = await self._renderer.render(messages, request.add_generation_prompt)
+            text = await self._renderer.render(
+                messages,
+                request.add_generation_prompt,
+                json_object(request.template_variables, "chat_template_kwargs"),
+                continue_final_message=request.continue_final_message,
+            )
             if self._bos_token and text.startswith(self._bos_token):
                 # The template has added the BOS token, so the tokenizer must not add it again.
                 request = msgspec.structs.replace(request, add_special_tokens=False)

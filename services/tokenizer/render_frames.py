@@ -13,13 +13,20 @@ class RenderSetup(msgspec.Struct, frozen=True, array_like=True):
     constants: dict[str, str]
     output_chars_max: int
     wall_s: float
+    tool_template: str | None = None
+    """The template for conversations with tools, if that is another one."""
 
 
 class RenderJob(msgspec.Struct, frozen=True, array_like=True):
-    """One conversation to render. Answered by `Rendered`."""
+    """One conversation to render. Answered by `Rendered`.
 
-    messages: list[dict[str, str]]
+    `messages` is a JSON list of objects and `variables` a JSON object: msgpack has no integers beyond 64 bits.
+    """
+
+    messages: bytes
     add_generation_prompt: bool
+    variables: bytes = b"{}"
+    continue_final_message: bool = False
 
 
 class Rendered(msgspec.Struct, frozen=True, array_like=True):

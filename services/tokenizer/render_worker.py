@@ -29,7 +29,11 @@ def main() -> int:
     limit_worker(ADDRESS_SPACE_BYTES)
     allow_processor_time(setup.wall_s)
     try:
-        template = ChatTemplate(setup.template, setup.constants, setup.output_chars_max)
+        templates = [
+            ChatTemplate(source, setup.constants, setup.output_chars_max)
+            for source in (setup.template, setup.tool_template)
+            if source is not None
+        ]
     except TemplateFailedError as failure:
         write_frame(sink, Rendered(error=str(failure)))
         return 0
@@ -37,13 +41,21 @@ def main() -> int:
     jobs = msgspec.msgpack.Decoder(RenderJob)
     while (job := read_frame(source, jobs)) is not None:
         allow_processor_time(setup.wall_s)
-        write_frame(sink, _render(template, job))
+        write_frame(sink, _render(templates, job))
     return 0
 
 
-def _render(template: ChatTemplate, job: RenderJob) -> Rendered:
+def _render(templates: list[ChatTemplate], job: RenderJob) -> Rendered:
+    """Renders a conversation, if it has tools with the last of the templates."""
+    variables = msgspec.json.decode(job.variables)
     try:
-        return Rendered(text=template.render(job.messages, job.add_generation_prompt))
+        text = templates[-1 if variables.get("tools") else 0].render(
+            msgspec.json.decode(job.messages),
+            job.add_generation_prompt,
+            variables,
+            continue_final_message=job.continue_final_message,
+        )
+        return Rendered(text=text)
     except TemplateFailedError as failure:
         return Rendered(error=str(failure))
 

@@ -9,7 +9,9 @@ killed, and the next request starts a new one.
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgspec
 
 from services.tokenizer.render_frames import Rendered, RenderJob, RenderSetup
 from services.tokenizer.worker_process import WorkerLostError, WorkerProcess
@@ -20,6 +22,7 @@ log = logging.getLogger(__name__)
 NO_TEMPLATE = (
     "This model has no chat template. Start the server with --conv-template or --chat-template, or use /v1/completions."
 )
+NO_VARIABLES: Mapping[str, Any] = {}
 WORKER = "services.tokenizer.render_worker"
 FRAME_BYTES_MAX = 4 * limits.TEMPLATE_OUTPUT_CHARS_MAX + 1024
 
@@ -27,8 +30,18 @@ FRAME_BYTES_MAX = 4 * limits.TEMPLATE_OUTPUT_CHARS_MAX + 1024
 class Renderer(Protocol):
     """Converts a conversation to the text of a prompt."""
 
-    async def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-        """Returns the text of the prompt. Raises ServiceError('invalid_value', param='messages') if rendering fails."""
+    async def render(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+        *,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Returns the text of the prompt. Raises ServiceError('invalid_value', param='messages') if rendering fails.
+
+        `variables` and `continue_final_message` are those of `ChatTemplate.render`.
+        """
         ...
 
     async def close(self) -> None:
@@ -42,7 +55,14 @@ class NoTemplate:
     def __init__(self, reason: str = NO_TEMPLATE) -> None:
         self._reason = reason
 
-    async def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    async def render(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+        *,
+        continue_final_message: bool = False,
+    ) -> str:
         """See Renderer."""
         raise _refusal(self._reason)
 
@@ -51,17 +71,18 @@ class NoTemplate:
 
 
 class WorkerPool:
-    """Up to `workers_max` worker processes for one template."""
+    """Up to `workers_max` worker processes for one template, or for two if `tool_template` is that for tools."""
 
     def __init__(
         self,
         template: str,
         constants: Mapping[str, str],
+        tool_template: str | None = None,
         *,
         workers_max: int = limits.TEMPLATE_WORKERS_MAX,
         wall_s: float = limits.TEMPLATE_WALL_S,
     ) -> None:
-        self._setup = RenderSetup(template, dict(constants), limits.TEMPLATE_OUTPUT_CHARS_MAX, wall_s)
+        self._setup = RenderSetup(template, dict(constants), limits.TEMPLATE_OUTPUT_CHARS_MAX, wall_s, tool_template)
         self._places = asyncio.Semaphore(workers_max)
         self._idle: list[WorkerProcess[Rendered]] = []
         self._busy: set[WorkerProcess[Rendered]] = set()
@@ -78,13 +99,26 @@ class WorkerPool:
         except ServiceError as error:
             log.warning("%s", error.message)
 
-    async def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    async def render(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+        *,
+        continue_final_message: bool = False,
+    ) -> str:
         """See Renderer. Waits for a free worker; the time limit begins when the worker gets the job."""
+        job = RenderJob(
+            msgspec.json.encode(messages),
+            add_generation_prompt,
+            msgspec.json.encode(variables),
+            continue_final_message,
+        )
         async with self._places:
             worker = await self._take()
             self._busy.add(worker)
             try:
-                answer = await worker.ask(RenderJob(messages, add_generation_prompt), self._setup.wall_s)
+                answer = await worker.ask(job, self._setup.wall_s)
             except WorkerLostError as lost:
                 self.killed += 1
                 raise _refusal(f"The chat template {lost} on these messages.") from None

@@ -37,9 +37,10 @@ def field(request: TokenizeRequest) -> str:
 
 
 def num_characters(request: TokenizeRequest) -> int:
-    """Returns the number of characters to tokenize."""
-    texts = (*request.prompts, *request.bad_words, *(message.content for message in request.messages))
-    return sum(map(len, texts)) + len(request.suffix) * len(request.prompts)
+    """Returns the number of characters to tokenize, with the fields and variables that a chat template may write."""
+    conversation = sum(len(message.content) + len(message.fields) for message in request.messages)
+    texts = sum(map(len, (*request.prompts, *request.bad_words))) + len(request.suffix) * len(request.prompts)
+    return texts + conversation + len(request.template_variables)
 
 
 def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> TokenizeReply:
@@ -57,7 +58,8 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
     for index, token_ids in enumerate(token_lists):
         name = request.prompt_names[index] if request.prompt_names else field(request)
         check_context(len(token_ids), request.max_tokens, request.max_model_len, name, generates=request.generates)
-    prompts = [_tokenized(codec, request, token_ids) for token_ids in token_lists]
+    tail = texts[0][-limits.PROMPT_TAIL_CHARS :] if request.messages else ""
+    prompts = [_tokenized(codec, request, token_ids, tail) for token_ids in token_lists]
     bad_words = tuple(map(pack_ids, bad_word_ids(codec, request.bad_words)))
     return TokenizeReply(request.request_id, tuple(prompts), bad_words, codec.infill_end_ids if request.suffix else ())
 
@@ -75,8 +77,8 @@ def num_tokens(reply: TokenizeReply) -> int:
     return sum(len(prompt.token_ids) for prompt in reply.prompts) // 4
 
 
-def _tokenized(codec: Codec, request: TokenizeRequest, token_ids: list[int]) -> TokenizedPrompt:
+def _tokenized(codec: Codec, request: TokenizeRequest, token_ids: list[int], tail: str) -> TokenizedPrompt:
     packed = pack_ids(token_ids)
     hashes = chain_hashes(packed, request.block_size, request.cache_salt) if request.block_size > 0 else b""
     texts = tuple(map(codec.token_text, token_ids)) if request.return_tokens else ()
-    return TokenizedPrompt(packed, hashes, texts)
+    return TokenizedPrompt(packed, hashes, texts, tail)

@@ -12,6 +12,7 @@ from shared.messages import PoolStatus, ServiceName
 from shared.model_files import described, located, model_name, tokenizer_directory
 from shared.text.codec import NO_TOKENIZER, Codec, TextFacts, choose_codec
 from shared.text.conversation_templates import choose_template
+from shared.text.template_formats import reasoning_format, tool_format
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +31,16 @@ class TokenizerService:
         self._directory = tokenizer_directory(self._settings)
         self._actor: TokenizerActor | None = None
         self._warming: asyncio.Task[None] | None = None
+        self._tool_format = self._reasoning_format = ""
 
     async def start(self, host: Host) -> None:
         """See Service. Raises SettingsError if the directory has no usable tokenizer."""
         codec, facts = await asyncio.to_thread(self._load)
-        pool = WorkerPool(facts.chat_template, facts.named_tokens) if facts.chat_template is not None else None
+        self._tool_format = tool_format(facts.template(True) or "")
+        self._reasoning_format = reasoning_format(facts.template(False) or "")
+        pool = None
+        if facts.chat_template is not None:
+            pool = WorkerPool(facts.chat_template, facts.named_tokens, facts.tool_template)
         none = NoTemplate(NO_TOKENIZER) if self._settings.skip_tokenizer_init else NoTemplate()
         if facts.conv_template:
             log.info("conversations have the layout of the template %s", facts.conv_template)
@@ -47,7 +53,8 @@ class TokenizerService:
     def status(self) -> PoolStatus:
         """See Service."""
         actor, model = self._actor, model_name(self._settings)
-        return PoolStatus(actor.num_requests, actor.num_tokens, model) if actor else PoolStatus(model=model)
+        counts = (actor.num_requests, actor.num_tokens) if actor else (0, 0)
+        return PoolStatus(*counts, model, self._tool_format, self._reasoning_format)
 
     async def run(self) -> None:
         """See Service."""

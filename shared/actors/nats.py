@@ -1,4 +1,4 @@
-"""The bus over a NATS server. This is the only file that imports nats-py.
+"""The bus over a NATS server. Only this file and `nats_key_value` import nats-py.
 
 The library alone does not give the guarantees of `transport`. This module adds:
 
@@ -29,6 +29,8 @@ from nats.aio.subscription import Subscription as ClientSubscription
 
 from shared import limits
 from shared.actors.credentials import read_credentials, without_credentials
+from shared.actors.key_value import KeyValueStore
+from shared.actors.nats_key_value import NatsKeyValueStore
 from shared.actors.payload import too_large
 from shared.actors.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError, Subscription
 from shared.config import SettingsError
@@ -219,6 +221,10 @@ class NatsTransport:
                     await self._reconnected()
         except TimeoutError:
             raise ServiceError("bus_unavailable", "The message bus does not answer.", retry_after_s=1.0) from None
+
+    def key_value_store(self, bucket: str, *, ttl_s: float, timeout_s: float) -> KeyValueStore:
+        """See Transport. Needs a server with JetStream."""
+        return NatsKeyValueStore(self._client, bucket, ttl_s, timeout_s)
 
     async def close(self) -> None:
         """See Transport. Waits at most `CLOSE_TIMEOUT_S` for the server, and as long again for the client to close."""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from shared.actors.key_value import KeyValueStore
+
 Headers = Mapping[str, str]
 
 
@@ -76,6 +78,13 @@ class Transport(Protocol):
 
     async def barrier(self) -> None:
         """Returns when the bus has processed every subscription and message sent before the call."""
+        ...
+
+    def key_value_store(self, bucket: str, *, ttl_s: float, timeout_s: float) -> KeyValueStore:
+        """Returns the store with this name, which is created at its first use.
+
+        `ttl_s`: how long an entry lives that nobody writes; `timeout_s`: time limit of one operation.
+        """
         ...
 
     async def close(self) -> None:

@@ -45,7 +45,7 @@ from shared.messages.engine import (
     TokenLogprobs,
     TopLogprob,
 )
-from shared.messages.gateway import OwnershipQuery, OwnershipReply
+from shared.messages.gateway import OwnershipQuery, OwnershipReply, UsageOutcome, UsageRecord
 from shared.messages.presence import (
     EngineStatus,
     GatewayStatus,
@@ -110,4 +110,6 @@ __all__ = [
     "TokenizeRequest",
     "TokenizedPrompt",
     "TopLogprob",
+    "UsageOutcome",
+    "UsageRecord",
 ]

@@ -32,6 +32,8 @@ class OpenStream(Message, frozen=True, array_like=True, tag=True):
     """Whether special tokens that follow each other may be separated by a space, if the tokenizer does so."""
     detokenize: bool = True
     """Whether the tokens are converted to text; if not, all text is empty."""
+    shown_special_tokens: tuple[str, ...] = ()
+    """Texts of special tokens that the text has although `skip_special_tokens` is set."""
 
 
 class OpenBatch(Message, frozen=True, array_like=True, tag=True):

@@ -33,6 +33,11 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     traceparent: str = ""
     """W3C trace context of the request; empty without tracing. A field, not a header: a batch has one per sequence."""
     tracestate: str = ""
+    client: str = ""
+    """Name of the API key, empty without keys. Clients share an engine by their weights. `priority` is then the order
+    among the sequences of one client, `client_priority` the order among clients; lower numbers go first."""
+    client_weight: float = 1.0
+    client_priority: int = 0
     pooling: PoolingParams | None = None
     """If set, the sequence generates no tokens: its only event has the vector of the prompt. `params` has no effect."""
 

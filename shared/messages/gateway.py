@@ -1,4 +1,6 @@
-"""Queries of engines and detokenizers to a gateway about the sequences that they hold. See the package."""
+"""Queries of engines and detokenizers to a gateway about their sequences, and usage records. See the package."""
+
+from typing import Literal
 
 from shared.messages.base import Message, SequenceRef
 
@@ -29,3 +31,43 @@ class OwnershipReply(Message, frozen=True, array_like=True, tag=True):
     gateway_id: str
     gateway_instance_id: str
     released: tuple[SequenceRef, ...]
+
+
+UsageOutcome = Literal["completed", "cancelled", "failed"]
+
+
+class UsageRecord(Message, frozen=True, array_like=True, tag=True):
+    """What one generation request has used. Sent once, at its end, however it ends; nobody answers.
+
+    A request that is refused before it starts has no record, and those of a gateway that dies are lost. Tokens that an
+    engine has computed but that have not reached the gateway (because the engine died) are not known.
+    """
+
+    request_id: str
+    """The server's own id, which is also in the answer's `id`. Unique: whoever gets a record twice can tell by it."""
+    gateway_id: str
+    key: str
+    """Name of the API key; `anonymous` without keys."""
+    model: str
+    outcome: UsageOutcome
+    """`cancelled`: the client has left."""
+    error_code: str = ""
+    """Code of `shared.errors` if the request has failed."""
+    finish_reasons: tuple[str, ...] = ()
+    """Of the sequences that have ended, in the order of their ends."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache."""
+    computed_tokens: int = 0
+    """Tokens that engines have computed: prompts without cached tokens, output, and what was computed again."""
+    completion_tokens: int = 0
+    """Output tokens that were passed to the client."""
+    discarded_tokens: int = 0
+    """Output tokens that were computed and not passed on, because the client had left or the request failed."""
+    received_at: float = 0.0
+    """Unix time in seconds."""
+    time_to_first_token_s: float = 0.0
+    """Seconds from the acceptance of the request to its first token; 0 if it had none."""
+    duration_s: float = 0.0
+    client_request_id: str = ""
+    """`X-Request-Id` of the client, empty if it gave none."""

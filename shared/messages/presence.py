@@ -66,6 +66,10 @@ class PoolStatus(Part, frozen=True, array_like=True, tag=True):
     num_tokens: int = 0
     model: str = ""
     """Served name of the model for which the tokenizer works."""
+    tool_format: str = ""
+    """How the model writes calls of tools, by its chat template (`shared.text.template_formats`); empty: unknown."""
+    reasoning_format: str = ""
+    """How the model marks its reasoning, in the same way."""
 
 
 class GatewayStatus(Part, frozen=True, array_like=True, tag=True):

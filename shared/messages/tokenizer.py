@@ -11,6 +11,8 @@ class ChatMessage(Part, frozen=True, array_like=True):
     content: str
     name: str = ""
     token_ids: bytes = b""
+    fields: bytes = b""
+    """A JSON object: the message's other fields for the chat template, such as `tool_calls`. Empty: none."""
 
 
 class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
@@ -44,6 +46,10 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     """Number of last tokens to keep of each prompt; 0: all, -1: as many as fit before `max_tokens`."""
     suffix: str = ""
     """Text after the output: the prompts then ask for the text between each of `prompts` and the suffix."""
+    continue_final_message: bool = False
+    """Whether the prompt ends inside the last message, which the output then continues."""
+    template_variables: bytes = b""
+    """A JSON object: further variables of the chat template, such as `tools`. Empty: none."""
     generates: bool = True
     """Whether the context must have room for output. False for embeddings: the prompt may fill the whole context."""
     prompt_names: tuple[str, ...] = ()
@@ -56,6 +62,8 @@ class TokenizedPrompt(Part, frozen=True, array_like=True):
     token_ids: bytes
     block_hashes: bytes = b""
     tokens: tuple[str, ...] = ()
+    tail: str = ""
+    """The last `limits.PROMPT_TAIL_CHARS` characters of a rendered conversation; empty for other prompts."""
 
 
 class TokenizeReply(Message, frozen=True, array_like=True, tag=True):

@@ -1,8 +1,9 @@
 """Checks that several kinds of request bodies share. Pure."""
 
-from collections.abc import Sequence
-from typing import NoReturn, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, TypeVar, cast
 
+from shared import limits
 from shared.errors import ServiceError
 
 T = TypeVar("T")
@@ -29,6 +30,22 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> No
         refuse(param, "must not be an empty list of token ids")
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
         refuse(param, f"has a token id outside the vocabulary of {vocab_size} tokens")
+
+
+def check_nesting(value: Any, param: str) -> None:
+    """Raises ServiceError('invalid_value') if a decoded JSON value is nested deeper than `limits.JSON_DEPTH_MAX`."""
+    level: list[Any] = [value]
+    for _ in range(limits.JSON_DEPTH_MAX):
+        level = [inner for outer in level for inner in _members(outer)]
+        if not level:
+            return
+    refuse(param, f"must not be nested deeper than {limits.JSON_DEPTH_MAX} levels")
+
+
+def _members(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return cast(dict[str, Any], value).values()
+    return cast(list[Any], value) if isinstance(value, list) else ()
 
 
 def given(value: T | None, default: T) -> T:

@@ -1,13 +1,13 @@
-"""Checks the chat messages of a request and flattens their content to the text that a chat template takes. Pure."""
+"""Checks the chat messages of a request and converts them to the messages that a chat template takes. Pure."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 
 from shared import codec, limits
 from shared.messages import ChatMessage
-from shared.request.checks import check_token_ids, missing, refuse, unsupported
+from shared.request.checks import check_nesting, check_token_ids, missing, refuse, unsupported
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -17,18 +17,46 @@ class ContentPart(msgspec.Struct, kw_only=True):
     text: str | None = None
 
 
+class FunctionCall(msgspec.Struct, kw_only=True):
+    """The name of a called function, and its arguments: the text of a JSON object, or the object itself."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call that the assistant has made in an earlier message. Only the type `function` is supported."""
+
+    function: FunctionCall | None = None
+    id: str | None = None
+    type: str = "function"
+
+
 class Turn(msgspec.Struct, kw_only=True):
     """One message of a conversation. `content` may also be a list of token ids: text that is already tokenized."""
 
     role: str
     content: str | list[int | ContentPart] | None = None
     name: str | None = None
-    tool_calls: Any = None
-    function_call: Any = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    """In a message of a tool: the id of the call whose result it is."""
+    function_call: FunctionCall | None = None
+    """The former way to write a single call."""
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    """Another name of `reasoning`."""
 
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_ROLES_TO_COME = frozenset({"tool", "function"})
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+_ONLY_ASSISTANT = ("tool_calls", "function_call", "reasoning", "reasoning_content")
 
 
 def messages(turns: Sequence[Turn] | None, vocab_size: int) -> tuple[ChatMessage, ...]:
@@ -37,33 +65,104 @@ def messages(turns: Sequence[Turn] | None, vocab_size: int) -> tuple[ChatMessage
         missing("messages")
     if not 1 <= len(turns) <= limits.MESSAGES_MAX:
         refuse("messages", f"must hold between 1 and {limits.MESSAGES_MAX} messages")
-    return tuple(_message(turn, number, vocab_size) for number, turn in enumerate(turns))
+    found: list[ChatMessage] = []
+    functions: dict[str, str] = {}
+    for number, turn in enumerate(turns):
+        found.append(_message(turn, f"messages[{number}]", vocab_size, functions))
+        functions.update({call.id: call.function.name for call in turn.tool_calls or () if call.id and call.function})
+    return tuple(found)
 
 
-def _message(turn: Turn, number: int, vocab_size: int) -> ChatMessage:
-    path = f"messages[{number}]"
-    role = _role(turn.role, number)
-    for field, value in (("tool_calls", turn.tool_calls), ("function_call", turn.function_call)):
-        if value:
-            unsupported(f"{path}.{field}", "Calling tools is")
-    if turn.content is None:
-        missing(f"{path}.content")
-    if isinstance(turn.content, str):
-        return ChatMessage(role, turn.content, turn.name or "")
-    if turn.content and isinstance(turn.content[0], int):
-        return ChatMessage(role, "", turn.name or "", _token_ids(turn.content, f"{path}.content", vocab_size))
-    return ChatMessage(role, _text(turn.content, f"{path}.content"), turn.name or "")
+def check_continuable(final: Turn, number: int) -> None:
+    """Raises ServiceError if the output cannot continue this message, the last one of a conversation."""
+    if final.tool_calls or final.function_call is not None:
+        refuse(f"messages[{number}]", "cannot be continued ('continue_final_message'): it ends with calls of tools")
+    if not final.content:
+        refuse(f"messages[{number}].content", "must not be empty when 'continue_final_message' is true")
 
 
-def _role(role: str, number: int) -> str:
-    param = f"messages[{number}].role"
-    if role in _ROLES_TO_COME:
-        unsupported(param, f"The role '{role}' is")
-    if role not in _ROLES:
-        refuse(param, "must be 'system', 'developer', 'user' or 'assistant'")
-    if _ROLES[role] == "system" and number > 0:
-        refuse(param, "must not be 'system' after the first message")
-    return _ROLES[role]
+def _message(turn: Turn, path: str, vocab_size: int, functions: Mapping[str, str]) -> ChatMessage:
+    """Returns one message. `functions`: the names of the functions of earlier calls, by the calls' ids."""
+    role = _ROLES.get(turn.role)
+    if role is None:
+        refuse(f"{path}.role", "must be 'system', 'developer', 'user', 'assistant', 'tool' or 'function'")
+    _check_fields(turn, role, path)
+    fields = _assistant_fields(turn, path) if role == "assistant" else _tool_fields(turn)
+    packed = msgspec.json.encode(fields) if fields else b""
+    # Some templates need the function's name at its result, where OpenAI's API has only the id of the call.
+    name, content = turn.name or functions.get(turn.tool_call_id or "", ""), turn.content
+    if content is None:
+        if "tool_calls" not in fields:
+            missing(f"{path}.content")
+        # Templates write the content of each message, so a call without text has the empty text.
+        return ChatMessage(role, "", name, fields=packed)
+    if isinstance(content, str):
+        return ChatMessage(role, content, name, fields=packed)
+    if content and isinstance(content[0], int):
+        return ChatMessage(role, "", name, _token_ids(content, f"{path}.content", vocab_size), packed)
+    return ChatMessage(role, _text(content, f"{path}.content"), name, fields=packed)
+
+
+def _check_fields(turn: Turn, role: str, path: str) -> None:
+    """Raises ServiceError for a field that messages of this role do not have, and for one that is missing."""
+    for field in _ONLY_ASSISTANT if role != "assistant" else ():
+        if getattr(turn, field):
+            refuse(f"{path}.{field}", "is a field of messages with the role 'assistant'")
+    if role != "tool":
+        if turn.tool_call_id is not None:
+            refuse(f"{path}.tool_call_id", "is a field of messages with the role 'tool'")
+    elif turn.role == "function" and not turn.name:
+        missing(f"{path}.name")
+    elif turn.role == "tool" and turn.tool_call_id is None:
+        missing(f"{path}.tool_call_id")
+
+
+def _tool_fields(turn: Turn) -> dict[str, Any]:
+    return {} if turn.tool_call_id is None else {"tool_call_id": turn.tool_call_id}
+
+
+def _assistant_fields(turn: Turn, path: str) -> dict[str, Any]:
+    """Returns the fields of an assistant's message besides its text. Templates know reasoning under either name."""
+    fields: dict[str, Any] = {}
+    reasoning = turn.reasoning if turn.reasoning is not None else turn.reasoning_content
+    if reasoning is not None:
+        fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
+    if turn.tool_calls and turn.function_call is not None:
+        refuse(f"{path}.function_call", "cannot be given together with 'tool_calls'")
+    if turn.tool_calls:
+        if len(turn.tool_calls) > limits.TOOLS_MAX:
+            refuse(f"{path}.tool_calls", f"must hold at most {limits.TOOLS_MAX} calls")
+        fields["tool_calls"] = [
+            _call(call, f"{path}.tool_calls[{number}]") for number, call in enumerate(turn.tool_calls)
+        ]
+    elif turn.function_call is not None:
+        fields["tool_calls"] = [_call(ToolCall(function=turn.function_call), path, "function_call")]
+    return fields
+
+
+def _call(call: ToolCall, path: str, field: str = "function") -> dict[str, Any]:
+    if call.type != "function":
+        unsupported(f"{path}.type", f"Tools of type '{call.type}' are")
+    if call.function is None:
+        missing(f"{path}.{field}")
+    function = {"name": call.function.name, "arguments": _arguments(call.function, f"{path}.{field}.arguments")}
+    identified = {} if call.id is None else {"id": call.id}
+    return {**identified, "type": "function", "function": function}
+
+
+def _arguments(function: FunctionCall, path: str) -> dict[str, Any]:
+    """Returns the arguments of a call as an object, the form in which templates expect them."""
+    arguments = function.arguments
+    value: Any = arguments or {}
+    if isinstance(arguments, str):
+        try:
+            value = msgspec.json.decode(arguments) if arguments.strip() else {}
+        except (msgspec.MsgspecError, RecursionError):
+            value = None
+    if not isinstance(value, dict):
+        refuse(path, "must be the text of a JSON object")
+    check_nesting(value, path)
+    return cast(dict[str, Any], value)
 
 
 def _token_ids(content: Sequence[int | ContentPart], path: str, vocab_size: int) -> bytes:

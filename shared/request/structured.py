@@ -61,6 +61,11 @@ def constraint_of(fields: object) -> Constraint | None:
     return _checked(_with_whitespace(found[0], pattern, "guided_whitespace_pattern"))
 
 
+def json_constraint(schema: Mapping[str, Any], param: str) -> Constraint:
+    """Returns the constraint to JSON that matches a schema, for the field `param`. Raises ServiceError."""
+    return _checked(Constraint(Grammar("json", _schema_text(schema, param)), param))
+
+
 def _reader(kind: GrammarKind) -> Callable[[Any, str], Constraint | None]:
     return lambda value, param: _constraint(kind, value, param)
 

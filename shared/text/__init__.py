@@ -17,7 +17,9 @@ text for the same tokens.
 | `stop_strings`      | finds the stop string that ends a text                           |
 | `sequencer`         | puts the token events of a sequence in order                     |
 | `stream`            | one sequence: token events in, text events out                   |
+| `marks`             | finds the beginning of a tag at the end of growing text          |
 | `reasoning`         | separates a reasoning model's thoughts from its answer           |
+| `template_formats`  | recognises the formats of tool calls and reasoning               |
 
 This file imports nothing, so that a process loads only the modules that it uses.
 """

@@ -6,7 +6,7 @@ globals, block trimming, loop controls, the `generation` tag) is that of transfo
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
@@ -16,6 +16,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+_CUT = "\ue000end of the final message\ue001"
+"""Marks the end of a message that is to be continued. The characters are from Unicode's private use area."""
 
 
 class TemplateFailedError(Exception):
@@ -40,17 +43,32 @@ class ChatTemplate:
         except (TemplateError, RecursionError, MemoryError, OverflowError) as error:
             raise TemplateFailedError(f"The chat template cannot be compiled: {_describe(error)}.") from None
 
-    def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-        """Returns the conversation as the text of the model's prompt. Raises TemplateFailedError."""
-        variables: dict[str, Any] = {
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None = None,
+        *,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Returns the conversation as the text of the model's prompt. Raises TemplateFailedError.
+
+        `variables` are further variables of the template, such as `tools`. With `continue_final_message` the text ends
+        with the content of the last message, without what the template writes after it.
+        """
+        if continue_final_message:
+            messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _CUT}]
+        every: dict[str, Any] = {
             **self._constants,
-            "messages": messages,
-            "add_generation_prompt": add_generation_prompt,
             "tools": None,
             "documents": None,
+            **(variables or {}),
+            "messages": [_with_arguments(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._generate(variables)
+            text = self._generate(every)
+            return _up_to_cut(text) if continue_final_message else text
         except _RefusalError as refusal:
             raise TemplateFailedError(f"The chat template refuses these messages: {refusal.message}") from None
         except TemplateFailedError:
@@ -69,6 +87,31 @@ class ChatTemplate:
         text = "".join(pieces)
         text.encode()  # raises for half a surrogate pair, which a template can write but which is no valid text
         return text
+
+
+class _Arguments(dict[str, Any]):
+    """The arguments of a call. Most templates expect an object; some concatenate the arguments as JSON text."""
+
+    def __str__(self) -> str:
+        return _to_json(self)
+
+    def __add__(self, text: str) -> str:
+        return str(self) + text
+
+    def __radd__(self, text: str) -> str:
+        return text + str(self)
+
+
+def _with_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a message whose calls have arguments in the form in which every template can use them."""
+    calls: Sequence[Mapping[str, Any]] | None = message.get("tool_calls")
+    if not calls:
+        return dict(message)
+    functions = [
+        {**call["function"], "arguments": _Arguments(call["function"].get("arguments") or {})} for call in calls
+    ]
+    made = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+    return {**message, "tool_calls": made}
 
 
 class _RefusalError(TemplateError):
@@ -129,6 +172,13 @@ def _to_json(
 ) -> str:
     # Jinja's own `tojson` escapes characters for HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _up_to_cut(text: str) -> str:
+    before, mark, _ = text.rpartition(_CUT)
+    if not mark:
+        raise TemplateFailedError("The chat template does not write the final message, so it cannot be continued.")
+    return before
 
 
 def _raise_exception(message: object) -> None:

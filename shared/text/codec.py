@@ -19,6 +19,8 @@ from shared.text.tokenizer_adapter import AnyTokenizer, load_adapter
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 NO_TOKENIZER = "This server has no tokenizer (--skip-tokenizer-init). Give the 'prompt' as token ids, and no text."
+_FOR_TOOLS = "tool_use"
+"""Name that transformers has for the template of requests with tools."""
 _TEMPLATE_MARKS = ("{{", "{%", "{#", "\n")
 
 
@@ -28,13 +30,19 @@ class TextFacts:
 
     `named_tokens`: the texts of `bos_token`, `eos_token` etc. by name, for use in chat templates. `chat_template`: the
     template's text, or None if there is no template. `conv_template`: its name, if it is one of the named ones.
-    `end_token_ids`: tokens that end an answer in this template, beside the model's own end tokens.
+    `end_token_ids`: tokens that end an answer in this template, beside the model's own end tokens. `tool_template`: the
+    template for requests with tools, if the tokenizer has another one for them.
     """
 
     named_tokens: dict[str, str]
     chat_template: str | None
     conv_template: str = ""
     end_token_ids: tuple[int, ...] = ()
+    tool_template: str | None = None
+
+    def template(self, with_tools: bool) -> str | None:
+        """Returns the template for a request, which may have tools."""
+        return self.tool_template if with_tools and self.tool_template is not None else self.chat_template
 
 
 class Codec(Protocol):
@@ -188,8 +196,10 @@ def load_facts(directory: Path, chat_template: str = "") -> TextFacts:
     """
     config = _read_object(directory / "tokenizer_config.json")
     named = {**_named_tokens(_read_object(directory / "special_tokens_map.json")), **_named_tokens(config)}
-    template = given_template(chat_template) if chat_template else _own_template(directory, config)
-    return TextFacts(named, template)
+    if chat_template:
+        return TextFacts(named, given_template(chat_template))
+    own, for_tools = _own_templates(directory, config)
+    return TextFacts(named, own, tool_template=for_tools)
 
 
 def _no_tokenizer() -> ServiceError:
@@ -218,17 +228,20 @@ def given_template(chat_template: str) -> str:
     return _read_text(path)
 
 
-def _own_template(directory: Path, config: Mapping[str, Any]) -> str | None:
+def _own_templates(directory: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Returns a directory's chat template, and the one for requests with tools if that is another one."""
     if (directory / "chat_template.jinja").is_file():
-        return _read_text(directory / "chat_template.jinja")
+        for_tools = directory / "additional_chat_templates" / f"{_FOR_TOOLS}.jinja"
+        return _read_text(directory / "chat_template.jinja"), _read_text(for_tools) if for_tools.is_file() else None
     for source in (_read_object(directory / "chat_template.json"), config):
         template: Any = source.get("chat_template")
         if isinstance(template, list):  # several named templates
-            named = cast(list[dict[str, Any]], template)
-            template = {item["name"]: item["template"] for item in named}.get("default")
+            items = cast(list[dict[str, Any]], template)
+            named: dict[str, Any] = {item["name"]: item["template"] for item in items}
+            return named.get("default"), named.get(_FOR_TOOLS)
         if isinstance(template, str):
-            return template
-    return None
+            return template, None
+    return None, None
 
 
 def _read_object(path: Path) -> dict[str, Any]:

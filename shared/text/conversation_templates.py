@@ -52,6 +52,7 @@ def choose_template(settings: ModelSettings, directory: Path, codec: Codec) -> T
     return replace(
         facts,
         chat_template=template_text(name),
+        tool_template=None,
         conv_template=name,
         end_token_ids=tuple(i for i, text in end_tokens.items() if codec.has_token(i, text)),
     )

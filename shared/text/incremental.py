@@ -39,15 +39,19 @@ def start_detokenizer(
     prompt_tail: Sequence[int],
     skip_special_tokens: bool,
     spaces_between_special_tokens: bool = True,
+    shown_special_tokens: tuple[str, ...] = (),
 ) -> Detokenizer:
     """Returns a detokenizer for the text after `prompt_tail`, the last few prompt tokens. Raises UnknownTokenError.
 
     Without `spaces_between_special_tokens` there is no space between special tokens that follow each other. Only the
-    tokenizers of WindowDetokenizer write such spaces.
+    tokenizers of WindowDetokenizer write such spaces. With `skip_special_tokens` the text has no special tokens but
+    those with the texts `shown_special_tokens`.
     """
     if vocabulary.rule is not None:
-        return ByteDetokenizer(vocabulary, prompt_tail, skip_special_tokens)
-    return WindowDetokenizer(vocabulary, prompt_tail, skip_special_tokens, spaces_between_special_tokens)
+        return ByteDetokenizer(vocabulary, prompt_tail, skip_special_tokens, shown_special_tokens)
+    return WindowDetokenizer(
+        vocabulary, prompt_tail, skip_special_tokens, spaces_between_special_tokens, shown_special_tokens
+    )
 
 
 class ByteDetokenizer:
@@ -55,9 +59,18 @@ class ByteDetokenizer:
 
     __slots__ = ("_at_start", "_first_pieces", "_pieces", "_utf8")
 
-    def __init__(self, vocabulary: Vocabulary, prompt_tail: Sequence[int], skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        prompt_tail: Sequence[int],
+        skip_special_tokens: bool,
+        shown_special_tokens: tuple[str, ...] = (),
+    ) -> None:
         assert vocabulary.rule is not None
-        self._pieces = vocabulary.visible_pieces if skip_special_tokens else vocabulary.pieces
+        self._pieces: dict[int, bytes] = vocabulary.pieces
+        if skip_special_tokens:
+            shown = shown_special_tokens
+            self._pieces = vocabulary.pieces_with(shown) if shown else vocabulary.visible_pieces
         self._first_pieces = vocabulary.first_pieces
         self._utf8 = codecs.getincrementaldecoder("utf-8")(vocabulary.rule.errors)
         self._at_start = True
@@ -95,7 +108,8 @@ class WindowDetokenizer:
     """
 
     __slots__ = (
-        "_after_special", "_ids", "_num_context", "_num_held", "_shown", "_skip", "_special_ids", "_vocabulary"
+        "_after_special", "_hidden", "_ids", "_num_context", "_num_held", "_shown", "_skip", "_special_ids",
+        "_vocabulary",
     )  # fmt: skip
 
     def __init__(
@@ -104,8 +118,13 @@ class WindowDetokenizer:
         prompt_tail: Sequence[int],
         skip_special_tokens: bool,
         spaces_between_special_tokens: bool = True,
+        shown_special_tokens: tuple[str, ...] = (),
     ) -> None:
         self._vocabulary = vocabulary
+        self._hidden: frozenset[int] = frozenset()
+        if skip_special_tokens and shown_special_tokens:
+            # The library skips all special tokens or none, so those that are not shown are left out here.
+            self._hidden, skip_special_tokens = vocabulary.hidden_ids(shown_special_tokens), False
         self._skip = skip_special_tokens
         self._special_ids = frozenset[int]() if spaces_between_special_tokens else vocabulary.special_ids
         """Tokens before which no space is written if another of them precedes."""
@@ -142,7 +161,7 @@ class WindowDetokenizer:
     def _move_window(self, shown: int) -> None:
         """Drops the old context. The tokens that gave new text become the context, if they have text by themselves."""
         latest = self._ids[self._num_context :]
-        text = self._vocabulary.decode(latest, self._skip)
+        text = self._decoded(latest)
         if text:
             self._ids, self._shown = latest, len(text)
         else:
@@ -150,4 +169,9 @@ class WindowDetokenizer:
         self._num_context = len(self._ids)
 
     def _text(self) -> str:
-        return self._vocabulary.decode(self._ids, self._skip)
+        return self._decoded(self._ids)
+
+    def _decoded(self, token_ids: Sequence[int]) -> str:
+        if self._hidden:
+            token_ids = [token_id for token_id in token_ids if token_id not in self._hidden]
+        return self._vocabulary.decode(token_ids, self._skip)

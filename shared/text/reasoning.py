@@ -1,29 +1,94 @@
-"""Separates a reasoning model's thoughts, the text in `<think>…</think>` at the start, from its answer. Pure."""
+"""Separates a reasoning model's thoughts, the text in `<think>…</think>` at the start, from its answer. Pure.
 
-OPEN, CLOSE = "<think>", "</think>"
+Used by the gateway, for whole and streamed answers, and by the offline `LLM`.
+"""
+
+from typing import Literal, NamedTuple
+
+from shared.text.marks import num_begun
+
+OPENING, CLOSING = "<think>", "</think>"
+"""What most models write around their reasoning."""
 
 
-def split_reasoning(text: str, prompt: str, *, ended: bool) -> tuple[str | None, str]:
-    """Returns (thoughts, answer) of the output so far. Thoughts are None if the output does not begin with thoughts.
+class Parts(NamedTuple):
+    """New text: of the reasoning, and of the answer behind it."""
 
-    The prompts of some models end with the opening tag, so that the output begins inside the thoughts. While the output
-    has not `ended`, characters at its end that may belong to a tag are in neither part.
+    reasoning: str
+    answer: str
+
+
+class ReasoningSplitter:
+    """Splits one output that arrives in pieces. How it is cut into pieces does not change the result.
+
+    `opening` and `closing` mark the reasoning. `inside`: the output begins within the reasoning, because the prompt
+    ends with the opening mark. Whitespace before the opening mark and line breaks at the edges of both parts are
+    dropped. Without reasoning at its beginning, the output is the answer as it is.
     """
-    if prompt.rstrip().endswith(OPEN):
-        thoughts = text
-    else:
-        start = text.lstrip()
-        if not start.startswith(OPEN):
-            may_begin = not ended and OPEN.startswith(start)
-            return None, "" if may_begin else text
-        thoughts = start[len(OPEN) :]
-    thoughts, closed, answer = thoughts.partition(CLOSE)
-    if not closed and not ended:
-        thoughts = _without_part_of(CLOSE, thoughts)
-    return thoughts.strip("\n"), answer.lstrip("\n")
 
+    def __init__(self, opening: str = OPENING, closing: str = CLOSING, *, inside: bool = False) -> None:
+        self.found = inside
+        """Whether the output has reasoning, even an empty one."""
+        self._opening, self._closing, self._inside = opening, closing, inside
+        self._state: Literal["start", "reasoning", "gap", "answer"] = "start"
+        self._text = ""
+        self._begun = False
 
-def _without_part_of(tag: str, text: str) -> str:
-    """Returns the text without its end, if that end is the beginning of the tag."""
-    held = next((size for size in range(len(tag) - 1, 0, -1) if text.endswith(tag[:size])), 0)
-    return text[: len(text) - held]
+    @property
+    def in_answer(self) -> bool:
+        """Whether all further text belongs to the answer."""
+        return self._state in ("gap", "answer")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all further text is the answer's as it is."""
+        return self._state == "answer"
+
+    def feed(self, text: str) -> Parts:
+        """Returns what is certain after this text."""
+        if self._state == "answer":
+            return Parts("", text)
+        self._text += text
+        return self._split(ended=False)
+
+    def finish(self) -> Parts:
+        """Returns the rest of the output."""
+        return self._split(ended=True)
+
+    def _split(self, *, ended: bool) -> Parts:
+        if self._state == "start" and not self._leave_start(ended):
+            return Parts("", "")
+        reasoning = self._reasoning(ended) if self._state == "reasoning" else ""
+        answer = ""
+        if self._state == "gap":
+            self._text = self._text.lstrip("\n")
+            self._state = "answer" if self._text else "gap"
+        if self._state == "answer":
+            answer, self._text = self._text, ""
+        return Parts(reasoning, answer)
+
+    def _leave_start(self, ended: bool) -> bool:
+        """Determines whether the output begins with reasoning. Returns False if that is not certain yet."""
+        start = self._text.lstrip()
+        if start.startswith(self._opening):
+            self._text, self._state, self.found = start[len(self._opening) :], "reasoning", True
+        elif not ended and self._opening.startswith(start):
+            return False
+        else:
+            self._state = "reasoning" if self._inside else "answer"
+        return True
+
+    def _reasoning(self, ended: bool) -> str:
+        before, closed, after = self._text.partition(self._closing)
+        if closed:
+            self._text, self._state = after, "gap"
+        else:
+            held = 0 if ended else num_begun(before, self._closing)
+            before = before[: len(before) - held]
+        shown = before.rstrip("\n")
+        if not closed:
+            self._text = "" if ended else self._text[len(shown) :]
+        if not self._begun:
+            shown = shown.lstrip("\n")
+            self._begun = bool(shown)
+        return shown

@@ -51,7 +51,11 @@ class TextStream:
         self.sequencer = Sequencer(output)
         self._vocabulary = vocabulary
         self._detokenizer: Detokenizer = start_detokenizer(
-            vocabulary, tail, message.skip_special_tokens, message.spaces_between_special_tokens
+            vocabulary,
+            tail,
+            message.skip_special_tokens,
+            message.spaces_between_special_tokens,
+            message.shown_special_tokens,
         )
         self._stops = StopStrings(message.stop, message.include_stop_str_in_output) if message.stop else None
         self._min_tokens = message.min_tokens

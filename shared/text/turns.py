@@ -1,12 +1,16 @@
 """Converts chat turns to the input of a chat template: pre-tokenized content becomes text. Pure."""
 
+from typing import Any
+
+import msgspec
+
 from shared.codec import DecodeError, unpack_ids
 from shared.errors import ServiceError
 from shared.messages import ChatMessage
 from shared.text.codec import Codec
 
 
-def plain_messages(codec: Codec, messages: tuple[ChatMessage, ...]) -> list[dict[str, str]]:
+def plain_messages(codec: Codec, messages: tuple[ChatMessage, ...]) -> list[dict[str, Any]]:
     """Returns the conversation as the input of a chat template.
 
     A pre-tokenized turn is decoded first, including special tokens, because a template works on text and the
@@ -15,11 +19,23 @@ def plain_messages(codec: Codec, messages: tuple[ChatMessage, ...]) -> list[dict
     return [_plain_message(codec, message) for message in messages]
 
 
-def _plain_message(codec: Codec, message: ChatMessage) -> dict[str, str]:
+def json_object(data: bytes, param: str) -> dict[str, Any]:
+    """Returns a JSON object of a message between services; {} for no bytes. Raises ServiceError naming `param`."""
+    if not data:
+        return {}
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        raise ServiceError("invalid_value", f"'{param}' is not a JSON object.", param=param) from None
+
+
+def _plain_message(codec: Codec, message: ChatMessage) -> dict[str, Any]:
     token_ids = message.token_ids
     content = codec.decode(known_ids(codec, token_ids, "messages")) if token_ids else message.content
-    plain = {"role": message.role, "content": content}
-    return {**plain, "name": message.name} if message.name else plain
+    plain: dict[str, Any] = {"role": message.role, "content": content}
+    if message.name:
+        plain["name"] = message.name
+    return {**plain, **json_object(message.fields, "messages")}
 
 
 def known_ids(codec: Codec, packed: bytes, param: str) -> list[int]:

@@ -5,7 +5,7 @@ tables are filled when tokens first occur, so that start-up only has to read the
 """
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from tokenizers.models import BPE
 from shared.config import ModelSettings, SettingsError
 from shared.text.pieces import PieceRule, piece_rule
 from shared.text.tokenizer_adapter import AnyTokenizer, load_adapter
+
+_TABLES_MAX = 16
+"""Sets of shown special tokens for which tables are kept. There is one for each format of tool calls and reasoning."""
 
 
 class UnknownTokenError(ValueError):
@@ -55,6 +58,10 @@ class Vocabulary:
         """The bytes of each token as the first token of a text."""
         self.token_bytes = self.pieces if self.rule else _Table(self._decoded_bytes)
         """The exact bytes of each token, independent of its place in a text."""
+        self.pieces_with = lru_cache(maxsize=_TABLES_MAX)(self._pieces_with)
+        """The bytes that each token adds to a text if special tokens are skipped, except those with these texts."""
+        self.hidden_ids = lru_cache(maxsize=_TABLES_MAX)(self._hidden_ids)
+        """The ids of the special tokens, except those with these texts."""
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
 
@@ -84,6 +91,13 @@ class Vocabulary:
         if 0 <= token_id < self.size:
             return ""
         raise UnknownTokenError(f"token id {token_id} is outside the vocabulary of {self.size}")
+
+    def _hidden_ids(self, shown: tuple[str, ...]) -> frozenset[int]:
+        return frozenset(i for i in self.special_ids if self._tokenizer.id_to_token(i) not in shown)
+
+    def _pieces_with(self, shown: tuple[str, ...]) -> dict[int, bytes]:
+        hidden = self.hidden_ids(shown)
+        return _Table(lambda i: b"" if i in hidden else self._piece(i))
 
     def _piece(self, token_id: int) -> bytes:
         assert self.rule is not None

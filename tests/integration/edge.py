@@ -14,8 +14,10 @@ from typing import Any
 
 import uvicorn
 
+from services.gateway.access.usage import UsageLedger
 from services.gateway.app import create_app
-from services.gateway.generation import GenerationRequest, ModelCard, PhaseTimes, SequenceUpdate
+from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, TokenCounts
+from services.gateway.http.auth import ApiKeys
 from services.gateway.model_catalog import find_model, unknown_model, wanted_name
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
@@ -45,11 +47,13 @@ def good_day(request: GenerationRequest) -> list[Step]:
 class ScriptedGeneration:
     """Plays what is put into it; ends when told to."""
 
-    def __init__(self, request: GenerationRequest, num_prompt_tokens: int) -> None:
+    def __init__(self, request: GenerationRequest, num_prompt_tokens: int, prompt_tail: str = "") -> None:
         self.request = request
         self.cancelled: list[str] = []
         self.stopped = asyncio.Event()
+        self.generated = 0
         self._num_prompt_tokens = num_prompt_tokens
+        self._prompt_tail = prompt_tail
         self._steps: asyncio.Queue[Step | None] = asyncio.Queue()
 
     @property
@@ -61,8 +65,12 @@ class ScriptedGeneration:
         return [list(range(self._num_prompt_tokens))] * self.request.num_prompts
 
     @property
-    def times(self) -> PhaseTimes:
-        return PhaseTimes(0.0, 0.0)
+    def times(self) -> RequestTimes:
+        return RequestTimes(0.0, 0.0)
+
+    @property
+    def prompt_tail(self) -> str:
+        return self._prompt_tail
 
     @property
     def waiting(self) -> int:
@@ -74,10 +82,15 @@ class ScriptedGeneration:
         for step in steps:
             self._steps.put_nowait(step)
 
+    @property
+    def token_counts(self) -> TokenCounts:
+        return TokenCounts(self.num_prompt_tokens, 0, self.num_prompt_tokens + self.generated, self.generated)
+
     async def updates(self) -> AsyncIterator[Batch]:
         while (step := await self._steps.get()) is not None:
             if isinstance(step, Exception):
                 raise step
+            self.generated += sum(len(update.token_ids) for update in step)
             yield step
 
     async def cancel(self, reason: str) -> None:
@@ -95,6 +108,7 @@ class ScriptedBackend:
     manual: bool = False
     missing: str = ""
     num_prompt_tokens: int = 3
+    prompt_tail: str = ""
     requests: list[GenerationRequest] = field(default_factory=list)
     generations: "asyncio.Queue[ScriptedGeneration]" = field(default_factory=asyncio.Queue)
 
@@ -112,7 +126,7 @@ class ScriptedBackend:
         self.requests.append(request)
         if self.refusal is not None:
             raise self.refusal
-        generation = ScriptedGeneration(request, self.num_prompt_tokens)
+        generation = ScriptedGeneration(request, self.num_prompt_tokens, self.prompt_tail)
         if not self.manual:
             generation.put(*self.reply(request), None)
         self.generations.put_nowait(generation)
@@ -132,10 +146,14 @@ class ScriptedBackend:
 
 @contextlib.asynccontextmanager
 async def serving(
-    backend: ScriptedBackend, heartbeats: Callable[[], list[Heartbeat]] = list, **settings: Any
+    backend: ScriptedBackend,
+    heartbeats: Callable[[], list[Heartbeat]] = list,
+    keys: ApiKeys | None = None,
+    usage: UsageLedger | None = None,
+    **settings: Any,
 ) -> AsyncIterator[int]:
     """A real server on a free port. At the end every request must be over; a leak would show as a hanging test."""
-    app = create_app(backend, GatewaySettings(**settings), heartbeats=heartbeats)
+    app = create_app(backend, GatewaySettings(**settings), keys=keys, usage=usage, heartbeats=heartbeats)
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http="httptools", ws="none")
     config.load()
     server = uvicorn.Server(config)

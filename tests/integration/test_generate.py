@@ -177,6 +177,7 @@ async def test_a_stream_of_an_engines_request_is_one_object_a_line_with_the_outp
     assert [line["outputs"][0]["text"] for line in lines] == ["Good ", "Good day"]
     assert [line["outputs"][0]["token_ids"] for line in lines] == [[1], [1, 2]]
     assert [line["finished"] for line in lines] == [False, True]
+    assert [(line["prompt"], line["prompt_token_ids"]) for line in lines] == [(None, None), ("Hi", [0, 1, 2])]
     assert lines[0]["metrics"]["model_execute_time"] is None
 
 
@@ -331,11 +332,13 @@ async def test_two_running_requests_cannot_have_the_same_id(stream: bool) -> Non
 
 @pytest.mark.spec("S-API-003")
 async def test_without_openais_api_only_generate_and_the_probes_are_there() -> None:
+    paths = [("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/v1/models")]
+    others = [("POST", "/v1/messages"), ("POST", "/v1/responses"), ("GET", "/v1/files"), ("GET", "/api/tags")]
     async with serving(ScriptedBackend(), use_openai=False) as port:
-        for method, path in (("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/v1/models")):
+        for method, path in paths + others:
             reply = await call(port, method, path, {"prompt": "a"})
             assert reply.status == 404
-            assert "USE_OPENAI=0" in reply.error["message"]
+            assert "USE_OPENAI=0" in reply.body.decode()
         for path in ("/tokenize", "/detokenize", "/version"):
             assert (await call(port, "POST", path, {})).status == 404
         for path in ("/health", "/livez", "/readyz", "/metrics"):

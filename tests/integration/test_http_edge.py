@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
-from services.gateway.app import ERROR_FORMATS, create_app
+from services.gateway.app import BODIES, ERROR_FORMATS, create_app
 from shared import limits
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
@@ -121,11 +121,21 @@ async def test_every_route_but_the_probes_needs_a_key():
 
 async def test_the_server_draws_each_request_s_id():
     async with serving(ScriptedBackend()) as port:
-        reply = await call(port, "POST", "/v1/completions", {"prompt": "x"}, {"x-request-id": "mine"})
+        reply = await call(port, "POST", "/v1/completions", {"prompt": "x"})
         assert reply.json["id"] == "cmpl-" + reply.headers["x-request-id"]
         assert len(reply.headers["x-request-id"]) == 22
         other = await call(port, "GET", "/nothing")
         assert other.headers["x-request-id"] != reply.headers["x-request-id"]
+
+
+async def test_a_client_s_own_id_is_repeated_beside_the_server_s():
+    async with serving(ScriptedBackend()) as port:
+        ids: set[str] = set()
+        for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/completions", {"prompt": "x"}), ("/no", {})):
+            reply = await call(port, "POST", path, body, {"x-request-id": "mine-1"})
+            assert reply.headers["x-request-id"] == "mine-1"
+            ids.add(reply.json.get("id", ""))
+        assert len(ids) == 3, "ids of answers are unique whatever clients send"
 
 
 @pytest.mark.spec("S-API-006", "S-API-079")
@@ -292,12 +302,16 @@ async def test_the_openapi_document_lists_the_routes_and_their_bodies():
     listed = sorted(f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item)
     golden = Path(__file__).parents[1] / "golden" / "openapi_routes.txt"
     assert listed == golden.read_text().splitlines()
-    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
-        reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-        assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
-    forms = document["paths"]["/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]["anyOf"]
-    assert {form["$ref"].rpartition("/")[2] for form in forms} == {"GenerateBody", "EngineBody"}
-    assert {"GenerateBody", "EngineBody"} <= document["components"]["schemas"].keys()
+    for path in BODIES:
+        schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        names = [form["$ref"].removeprefix("#/components/schemas/") for form in schema.get("anyOf", [schema])]
+        assert len(names) == (2 if path == "/generate" else 1)
+        assert document["components"]["schemas"].keys() >= {*names}
+    for path, name in (("/v1/messages", "AnthropicError"), ("/api/tags", "OllamaError"), ("/v1/files", "Error")):
+        [item, *_] = document["paths"][path].values()
+        reference = item["responses"]["default"]["content"]["application/json"]["schema"]["$ref"]
+        assert reference == f"#/components/schemas/{name}"
+        assert name in document["components"]["schemas"]
     assert "$defs" not in json.dumps(document)
     assert document["components"]["schemas"]["CompletionBody"]["required"] == ["prompt"]
 

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.integration.edge import CARD, Reply, ScriptedBackend, call, serving
+from services.gateway.http.auth import ApiKeys
+from shared.api_keys import keys_of_text
+from shared.messages import PositionLogprobs, TokenText
+from tests.integration.edge import CARD, Reply, ScriptedBackend, call, serving, text_batches
 
 HELLO = [{"role": "user", "content": "hi"}]
 PAGE = "https://page.example"
@@ -75,6 +78,17 @@ async def test_the_server_bounds_how_many_candidates_a_request_may_ask_for():
         assert (await ask(port, "/v1/chat/completions", logprobs=True, top_logprobs=2)).status == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_the_server_can_write_tokens_of_log_probabilities_as_ids_unless_a_request_refuses(path: str):
+    chosen = TokenText(7, "a", b"a", -0.5)
+    steps = text_batches("a", logprobs=(PositionLogprobs(chosen),))
+    backend = ScriptedBackend(reply=lambda _: list(steps))
+    async with serving(backend, return_tokens_as_token_ids=True) as port:
+        for fields, named in (({}, True), ({"return_tokens_as_token_ids": False}, False)):
+            reply = await ask(port, path, logprobs=1, **fields)
+            assert (b"token_id:7" in reply.body) == named
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
 async def test_no_endpoint_ignores_a_field_in_silence(path: str):
     body = {"/detokenize": {"tokens": [65]}, "/v1/chat/completions": {"messages": HELLO}}.get(path, {"prompt": "hi"})
@@ -111,3 +125,43 @@ async def test_a_model_is_found_by_any_of_its_names_and_listed_under_the_first()
         assert listed["id"] == CARD.name
         assert (await call(port, "GET", "/v1/models/other")).json == listed
         assert (await call(port, "GET", "/v1/models/third")).status == 404
+
+
+KEY_FILE = """
+[[keys]]
+name = "toy"
+key = "sk-toy"
+models = ["org/toy"]
+
+[[keys]]
+name = "ops"
+key = "sk-ops"
+scopes = ["admin"]
+"""
+
+
+async def test_a_key_uses_its_own_models_and_routes_and_no_others():
+    cards = [CARD, replace(CARD, name="org/other", path="/models/other")]
+    keys = ApiKeys("sk-all", keys_of_text(KEY_FILE, is_json=False, source=""))
+    async with serving(ScriptedBackend(cards=cards), keys=keys) as port:
+
+        def ask_as(key: str, method: str, path: str, body: Any = b""):
+            return call(port, method, path, body, {"authorization": f"Bearer {key}"})
+
+        for key, names in (("sk-toy", ["org/toy"]), ("sk-all", ["org/toy", "org/other"])):
+            assert [card["id"] for card in (await ask_as(key, "GET", "/v1/models")).json["data"]] == names
+        for path, fields in (
+            ("/v1/chat/completions", {"messages": HELLO}),
+            ("/v1/completions", {"prompt": "hi"}),
+            ("/tokenize", {"prompt": "hi"}),
+            ("/detokenize", {"tokens": [65]}),
+        ):
+            assert (await ask_as("sk-toy", "POST", path, {**fields, "model": "org/toy"})).status == 200
+            for model in ("org/other", "/models/other"):
+                refused = await ask_as("sk-toy", "POST", path, {**fields, "model": model})
+                assert (refused.status, refused.error["type"]) == (403, "permission_error")
+                assert (refused.error["code"], refused.error["param"]) == ("permission_denied", "model")
+            assert (await ask_as("sk-ops", "POST", path, fields)).status == 403
+        assert (await ask_as("sk-toy", "GET", "/v1/models/org/other")).status == 403
+        for key, status in (("sk-ops", 200), ("sk-toy", 403), ("sk-all", 200), ("sk-none", 401)):
+            assert (await ask_as(key, "GET", "/metrics")).status == status

@@ -101,6 +101,18 @@ def test_the_joined_deltas_are_the_librarys_text_for_any_split(kind: str, skip: 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @few
+def test_single_special_tokens_can_be_shown_while_the_others_are_skipped(kind: str, data: st.DataObject) -> None:
+    ids = data.draw(token_ids(kind))
+    shown, hidden = (tokenizer_of(kind).token_to_id(text) for text in ("<s>", "<|end|>"))
+    ids = [data.draw(st.sampled_from([one, shown, hidden])) for one in ids]
+    rest = [one for one in ids if one == shown or one not in vocabulary_of(kind).special_ids]
+    text = "".join(deltas(start_detokenizer(vocabulary_of(kind), [], True, ("<s>", "none")), data.draw(split(ids))))
+    assert text == "".join(deltas(start_detokenizer(vocabulary_of(kind), [], False), singles(rest)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@few
 def test_text_behind_a_prompt_is_what_the_library_adds_to_the_prompts_text(kind: str, data: st.DataObject) -> None:
     tokenizer = tokenizer_of(kind)
     prompt = tokenizer.encode(data.draw(st.sampled_from(HARD_TEXTS[:4])), add_special_tokens=False).ids[-8:]

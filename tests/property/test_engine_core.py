@@ -131,6 +131,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         choices=st.sampled_from([1, 1, 2, 3]),
         spread=st.sampled_from([0, 0, 1, -1]),
         clamped=st.sampled_from([True, True, True, False]),
+        client=st.sampled_from([("", 0), ("", 0), ("a", 0), ("b", 1)]),
         width=st.sampled_from([0, 0, 0, 2, 3]),
         reports=st.sampled_from([False, False, True]),
     )
@@ -151,6 +152,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         choices: int,
         spread: int,
         clamped: bool,
+        client: tuple[str, int],
         width: int,
         reports: bool,
     ) -> None:
@@ -187,9 +189,9 @@ class EngineCoreMachine(RuleBasedStateMachine):
             rank = priority + number * spread
             if width:
                 params = msgspec.structs.replace(params, beam=BeamParams(width, number, early_stopping=spread > 0))
-            self.enter(
-                SequenceSpec(sequence_id, prompt, params, tuple(output), given, salt, rank, arrival, related), forked
-            )
+            name, client_rank = client
+            carried, place = tuple(output), (rank, arrival, related, name, 1.0 + client_rank, client_rank)
+            self.enter(SequenceSpec(sequence_id, prompt, params, carried, given, salt, *place), forked)
 
     @rule(
         length=st.integers(1, 40),

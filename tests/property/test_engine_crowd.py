@@ -55,6 +55,7 @@ def submit_something(machine: EngineCoreMachine, draw: random.Random) -> None:
         choices=draw.choice([1, 2, 3, 4]),
         spread=draw.choice([0, 0, 1, -1]),
         clamped=True,
+        client=draw.choice([("", 0), ("", 0), ("a", 0), ("b", 1)]),
         width=draw.choice([0, 0, 2, 3]),
         reports=draw.random() < 0.2,
     )

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.requests.prompts import Prompt, sequence_params
-from shared.codec import pack_ids
+from services.gateway.generation import Client, GenerationRequest, ModelCard
+from services.gateway.requests.prompts import sequence_params
 from shared.pooling import PoolingParams
 from shared.sampling import BeamParams, SamplingParams
 from tests.sim.model import HashModel, Reference, beam_references, pooled_reference, reference
@@ -80,6 +79,9 @@ class Fault:
         return f"{what} for {self.seconds:.2f} s"
 
 
+CLIENTS = (Client(), Client("a"), Client("b", 2.0), Client("c", 1.0, -1))
+
+
 @dataclass(frozen=True)
 class Load:
     """One client's request."""
@@ -113,6 +115,7 @@ class Load:
             include_stop_str_in_output=self.include_stop,
             cache_salt=self.cache_salt,
             priority=self.priority,
+            client=CLIENTS[self.number % len(CLIENTS)],
             pooling=self.pooling,
         )
 
@@ -129,7 +132,7 @@ class Load:
                 found += beam_references(model, tokens, self.params.beam.width, self.params.max_tokens)[: self.n]
                 continue
             for choice in range(self.n):
-                params = sequence_params(self.params, choice, Prompt(pack_ids(tokens), b""), card)
+                params = sequence_params(self.params, choice, len(tokens), card)
                 salt = params.seed if params.temperature else 0
                 most = min(params.max_tokens, MAX_MODEL_LEN - len(tokens))
                 found.append(reference(model, tokens, salt, most, self.stop, self.include_stop))

@@ -14,6 +14,7 @@ from shared import limits
 from shared.actors.payload import too_large
 from shared.actors.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError
 from shared.errors import ServiceError
+from tests.support.memory_key_value import Bucket, MemoryKeyValueStore
 
 if TYPE_CHECKING:
     from tests.support.memory import MemoryBus
@@ -138,6 +139,10 @@ class MemoryTransport:
             if wait_s <= 0:
                 return
             await asyncio.sleep(wait_s)
+
+    def key_value_store(self, bucket: str, *, ttl_s: float, timeout_s: float) -> MemoryKeyValueStore:
+        """See Transport."""
+        return MemoryKeyValueStore(self, self.bus.buckets.setdefault(bucket, Bucket()), ttl_s, timeout_s)
 
     async def close(self) -> None:
         """See Transport."""

@@ -62,7 +62,7 @@ def test_a_refused_request_has_the_servers_error_and_the_command_says_so(served:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "line 1 is not JSON"),
+        ("{", "line 1: the line is not JSON"),
         ('{"custom_id": "a", "url": "/v1/nope", "body": {}}', "line 1: 'method' must be POST and 'url' one of"),
         ('{"url": "/v1/completions", "body": {}}', "line 1: 'custom_id' must be a text"),
         ('{"custom_id": "a", "url": "/v1/completions", "body": {"stream": true}}', "without 'stream'"),

@@ -57,6 +57,26 @@ def test_requests_at_once_all_get_their_answers(served: Served) -> None:
     assert lines[-1].startswith("16 answers, ")
 
 
+def test_a_message_is_printed_with_its_token_counts(served: Served) -> None:
+    text, _, summary = run(served, "messages.py").rpartition("\n  (")
+    assert text
+    assert summary.startswith("end_turn; ")
+    assert summary.endswith(" output tokens)\n")
+
+
+def test_a_dropped_stream_of_a_background_response_is_continued(served: Served) -> None:
+    streamed, _, stored = run(served, "background_response.py").partition("\n")
+    before, _, after = streamed.partition("|")
+    assert before
+    assert f"{before}{after}\n" == stored
+
+
+def test_a_batch_answers_every_request(served: Served) -> None:
+    lines = run(served, "batch.py").splitlines()
+    assert "completed: 8 of 8 requests" in lines
+    assert [line.partition(":")[0] for line in lines[-8:]] == [f"{number} + {number}" for number in range(8)]
+
+
 def test_curl_alone_reaches_every_part_of_the_api(served: Served) -> None:
     answers = [line for line in run(served, "curl.sh").splitlines() if line and not line.startswith("#")]
     health, models, chat = map(json.loads, answers[:3])

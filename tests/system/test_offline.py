@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,16 @@ def test_sampling_parameters_are_for_all_or_paired(llm: LLM) -> None:
         (lambda llm: llm.generate("a", GREEDY, guided_options_request={"guided_regex": "(("}), "cannot be used"),
         (lambda llm: llm.generate("a", SamplingParams(logit_bias={10**6: 1})), "outside the vocabulary"),
         (lambda llm: llm.generate("a", inputs="b"), "give one of them"),
-        (lambda llm: llm.chat([{"role": "tool", "content": "x"}], GREEDY), "The role 'tool' is not supported"),
+        (lambda llm: llm.chat([{"role": "tool", "content": "x"}], GREEDY), "tool_call_id"),
+        (lambda llm: llm.chat([{"role": "user", "contents": "x"}], GREEDY), "unknown field: 'contents'"),
+        (
+            lambda llm: llm.chat([{"role": "user", "content": "x"}], GREEDY, tools=[{"type": "function"}]),
+            r"tools\[0\].function",
+        ),
+        (
+            lambda llm: llm.chat([{"role": "user", "content": "x"}], GREEDY, continue_final_message=True),
+            "add_generation_prompt=False",
+        ),
         (lambda llm: llm.chat([{"role": "user"}], GREEDY), "content"),
         (lambda llm: llm.chat([], GREEDY), "'messages' must hold between 1 and"),
         (lambda llm: llm.chat([{"role": "user", "content": "x"}], GREEDY, chat_template="{% nope %}"), "not valid"),
@@ -129,6 +139,13 @@ def test_a_conversation_is_rendered_by_the_template_and_generated_from(llm: LLM)
     assert open_end.prompt == rendered
     (own,) = llm.chat(messages, GREEDY, False, chat_template="{{ messages[0].content }}\\n!")
     assert own.prompt == "S\n!"
+    (open_turn,) = llm.chat(messages, GREEDY, False, add_generation_prompt=False, continue_final_message=True)
+    assert open_turn.prompt == rendered.removesuffix("<|im_end|>\n")
+    template = "{{ tools[0].function.name }} {{ mood }} {{ documents[0].title }}"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    given: Any = {"tools": tools, "documents": [{"title": "T"}], "chat_template_kwargs": {"mood": "good"}}
+    (varied,) = llm.chat(messages, GREEDY, False, chat_template=template, **given)
+    assert varied.prompt == "f good T"
     several = llm.chat([messages, messages[1:]], GREEDY, use_tqdm=False)
     assert [one.prompt for one in several] == [
         result.prompt,
@@ -189,6 +206,31 @@ def test_what_ends_an_output(llm: LLM) -> None:
         )
         > 200
     )
+
+
+def test_an_output_ends_at_the_end_tokens_of_its_parameters(llm: LLM) -> None:
+    (whole,) = generate(llm, LONG, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
+    tokens = whole.outputs[0].token_ids
+    (ended,) = generate(llm, LONG, SamplingParams(temperature=0, max_tokens=24, eos_token_ids=[tokens[5]]))
+    assert ended.outputs[0].token_ids == tokens[: tokens.index(tokens[5]) + 1]
+    assert (ended.outputs[0].finish_reason, ended.outputs[0].stop_reason) == ("stop", None)
+
+
+def test_a_prompt_is_truncated_to_its_last_tokens(llm: LLM) -> None:
+    (whole,) = generate(llm, LONG, GREEDY)
+    assert whole.prompt_token_ids is not None
+    (cut,) = generate(llm, LONG, replace(GREEDY, truncate_prompt_tokens=5))
+    assert cut.prompt_token_ids == whole.prompt_token_ids[-5:]
+    assert cut.outputs == generate(llm, {"prompt_token_ids": cut.prompt_token_ids}, GREEDY)[0].outputs
+    (fits,) = generate(llm, "word " * 1000, replace(GREEDY, truncate_prompt_tokens=-1))
+    assert fits.prompt_token_ids is not None
+    assert len(fits.prompt_token_ids) + 8 == llm._runner.engine.max_model_len  # pyright: ignore[reportPrivateUsage]
+
+
+def test_an_output_without_text_has_the_same_tokens(llm: LLM) -> None:
+    (with_text,), (without,) = (generate(llm, LONG, replace(GREEDY, detokenize=one)) for one in (True, False))
+    assert without.outputs[0].text == ""
+    assert without.outputs[0].token_ids == with_text.outputs[0].token_ids
 
 
 @pytest.mark.spec("S-OFF-046")

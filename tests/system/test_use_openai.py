@@ -38,7 +38,7 @@ def served(coder: Path) -> Iterator[Served]:
         yield started
 
 
-@pytest.mark.spec("S-API-003", "S-DIS-035")
+@pytest.mark.spec("S-API-003")
 def test_only_generate_and_the_probes_are_served_and_models_are_not_named(served: Served) -> None:
     for path in ("/v1/completions", "/v1/chat/completions"):
         reply = fetch(served, "POST", path, {"prompt": "A"})
@@ -54,6 +54,7 @@ def test_only_generate_and_the_probes_are_served_and_models_are_not_named(served
     assert "antiphon chat" not in served.output
 
 
+@pytest.mark.spec("S-API-028")
 def test_a_suffix_asks_for_the_text_between(served: Served, coder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(coder / "tokenizer.json"))
     first, second, third = map(tokenizer.token_to_id, NAMES.values())

@@ -183,6 +183,10 @@ def further_beams(group: BeamGroup) -> list[Sequence]:
             family="",
             block_hashes=[],
             beams=group.beams,
+            priority=leader.priority,
+            client=leader.client,
+            client_weight=leader.client_weight,
+            client_priority=leader.client_priority,
         )
         for offset in range(1, group.params.width)
     ]

@@ -29,6 +29,11 @@ class SequenceSpec:
     arrival: int = 0
     family: str = ""
     """Sequences of one family and cache salt share the KV of their common prefix while they run. Empty: no family."""
+    client: str = ""
+    """Clients share the engine by their weights, see `waiting`; empty: no client. With clients `priority` is the order
+    among the sequences of one client only."""
+    client_weight: float = 1.0
+    client_priority: int = 0
     pooling: PoolingParams | None = None
     """If set, the sequence generates no tokens: it ends with one outcome that has the vector of its prompt."""
 

@@ -21,6 +21,7 @@ Elsewhere: stop conditions and results (`core`), block hashes (`prefix_cache`), 
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -32,6 +33,7 @@ from services.engine.core.counters import Tally
 from services.engine.core.delay import AdmissionDelay
 from services.engine.core.payoff import Payoff
 from services.engine.core.plan import CoreLimits, NewSequence, ScheduledSequence, StepPlan
+from services.engine.core.prefill_shares import divide
 from services.engine.core.prefix_cache import PrefixCache
 from services.engine.core.reuse import Reusable, find_reusable
 from services.engine.core.rows import RowTable
@@ -40,6 +42,10 @@ from services.engine.core.swap import SwapSpace
 from services.engine.core.waiting import WaitingQueue
 
 _AGE = attrgetter("age")
+RESERVED_SHARE = 64
+"""One row, and one more for each this many, are kept for clients without a running sequence."""
+RESERVING_ROWS_MIN = 16
+"""With fewer rows none is kept, because a single client would lose too large a part of them."""
 
 
 @dataclass(slots=True)
@@ -136,6 +142,8 @@ class Scheduler:
         self._swap = swap
         ratio = limits.kv_cache_ratio
         self._reserve = 0 if ratio is None else pool.num_blocks - int(ratio * pool.num_blocks)
+        rows = limits.max_num_seqs
+        self._reserved_rows = 1 + rows // RESERVED_SHARE if rows >= RESERVING_ROWS_MIN else 0
         self._delay = AdmissionDelay(limits.scheduler_delay_factor)
         self._payoff = Payoff()
         self.batches = BatchGate(limits.max_batch_size, limits.batch_wait_timeout)
@@ -163,7 +171,7 @@ class Scheduler:
         may_join = self._may_join(now_s)
         if may_join:
             self._schedule_large_head(draft)
-        if self._schedule_running(draft) and may_join:
+        if self._schedule_running(draft, self._prefill_shares(draft.budget, may_join)) and may_join:
             self._schedule_waiting(draft)
         return self._close(draft)
 
@@ -220,6 +228,7 @@ class Scheduler:
         for beam in further:
             self.rows.take_vacant(beam)
             beam.move_to(Status.RUNNING)
+            self.waiting.passed_by(beam)
             insort(self.running, beam, key=_AGE)
         beams += further
 
@@ -231,14 +240,20 @@ class Scheduler:
 
     # --- running sequences --------------------------------------------------------------------------------------------
 
-    def _schedule_running(self, draft: _Draft) -> bool:
-        """Schedules the running sequences, oldest first. Returns False if blocks ran out; then no sequence may join."""
+    def _schedule_running(self, draft: _Draft, shares: dict[str, int] | None) -> bool:
+        """Schedules the running sequences, oldest first. Returns False if blocks ran out; then no sequence may join.
+
+        `shares`: how many prompt tokens of each client to schedule, if they are divided.
+        """
         num_running = len(self.running)
         index = 0
         # Preemption removes sequences from the end of the list, so the index stays valid.
         while index < len(self.running) and draft.budget > 0:
             sequence = self.running[index]
             num_tokens = draft.limited(sequence, min(sequence.num_unscheduled_tokens, draft.budget))
+            if shares is not None and num_tokens > 1:
+                num_tokens = min(num_tokens, shares[sequence.client])
+                shares[sequence.client] -= num_tokens
             if num_tokens > 0:
                 guesses = (
                     self._guess(sequence, draft.budget - (len(self.running) - index)) if draft.num_guessers else ()
@@ -252,6 +267,32 @@ class Scheduler:
                 draft.add(sequence, num_tokens, new_blocks, guesses)
             index += 1
         return len(self.running) == num_running
+
+    def _prefill_shares(self, budget: int, may_join: bool) -> dict[str, int] | None:
+        """Returns how many prompt tokens of each client to schedule in a step; None if they need not be divided.
+
+        A client that has nothing running and whose first waiting sequence can join has a share too.
+        """
+        newcomer = self.waiting.head(newcomers_only=True) if may_join and self.rows.num_free else None
+        if newcomer is not None and (not newcomer.client or self._cannot_join(newcomer)):
+            newcomer = None
+        if not self._limits.enable_chunked_prefill or self.waiting.num_running_clients + (newcomer is not None) < 2:
+            return None
+        demands = Counter[str]()
+        num_decoding = 0
+        for sequence in self.running:
+            if (count := sequence.num_unscheduled_tokens) > 1:
+                demands[sequence.client] += count
+            else:
+                num_decoding += count
+        if newcomer is not None:
+            demands[newcomer.client] += newcomer.num_tokens
+        return divide(budget - num_decoding, demands)
+
+    def _cannot_join(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence is known to lack rows or blocks."""
+        is_short = self._shortage is not None and self._shortage.sequence is sequence
+        return is_short or sequence.num_rows > self.rows.num_free
 
     def _guess(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
         """Returns draft tokens for a sequence with one token to compute, else none.
@@ -344,7 +385,7 @@ class Scheduler:
         return self._delay.passed(now_s) or not self.running
 
     def _schedule_waiting(self, draft: _Draft) -> None:
-        while draft.budget > 0 and (sequence := self.waiting.head()) and self.rows.num_free >= sequence.num_rows:
+        while draft.budget > 0 and (sequence := self._next_to_join()):
             if not self.batches.admits(sequence, len(draft.joined)) or not draft.limited(sequence, 1):
                 return
             alone = not self.running and not draft.joined
@@ -352,6 +393,17 @@ class Scheduler:
             if found is None:
                 return
             self._join(sequence, found, draft)
+
+    def _next_to_join(self) -> Sequence | None:
+        """Returns the waiting sequence that joins next if it fits; None if there is no row for any.
+
+        The last rows are kept for clients that have no running sequence, which would otherwise have to wait until a
+        sequence of another client ends. Sequences without a client may use all rows, and so may a beam search, which
+        waits until there are rows for all its beams.
+        """
+        num_free = self.rows.num_free
+        head = self.waiting.head(newcomers_only=num_free <= self._reserved_rows) if num_free else None
+        return head if head is not None and head.num_rows <= num_free else None
 
     def _schedule_large_head(self, draft: _Draft) -> None:
         """Without chunked prefill: schedules the head of the queue before the running sequences if it needs that.
@@ -361,8 +413,8 @@ class Scheduler:
         progress too, and only if none of them would have to be preempted for it.
         """
         went_first, self._head_went_first = self._head_went_first and bool(self.running), False
-        head = None if self._limits.enable_chunked_prefill or went_first else self.waiting.head()
-        if head is None or self.rows.num_free < head.num_rows or head.num_tokens + len(self.running) <= draft.budget:
+        head = None if self._limits.enable_chunked_prefill or went_first else self._next_to_join()
+        if head is None or head.num_tokens + len(self.running) <= draft.budget:
             return
         tokens, blocks = self._demand_of_running()
         spare = blocks + (self._reserve if self.running else 0)
@@ -416,7 +468,7 @@ class Scheduler:
     def _join(self, head: Sequence, found: Reusable, draft: _Draft) -> None:
         """Gives the head of the queue a row and blocks and schedules its tokens (chunked prefill: up to the budget)."""
         self._shortage = None
-        self.waiting.pop()
+        self.waiting.pop(head, head.num_tokens - found.num_tokens)
         start, num_shared = found.num_tokens, len(found.shared)
         num_tokens = head.num_tokens - start
         if self._limits.enable_chunked_prefill:
@@ -478,6 +530,7 @@ class Scheduler:
         index = bisect_left(self.running, sequence.age, key=_AGE)
         assert self.running[index] is sequence, f"{sequence.sequence_id} is not among the running sequences"
         del self.running[index]
+        self.waiting.stopped(sequence)
 
     def _release_unless_in_flight(self, sequence: Sequence) -> None:
         if sequence.num_in_flight:

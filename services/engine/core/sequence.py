@@ -56,11 +56,21 @@ class Sequence:
     num_carried_tokens: int
     """Number of output tokens that came with the spec (`SequenceSpec.output_token_ids`)."""
     age: tuple[int, int, int]
-    """Priority, arrival, order of `add`. The sequence with the smaller tuple runs first and is preempted last."""
+    """Priority, arrival, order of `add`. The sequence with the smaller tuple runs first and is preempted last.
+
+    The priority is the client's, because clients choose the priorities of their own sequences.
+    """
     cache_salt: bytes
     family: str
     block_hashes: list[bytes]
     """Hashes of the leading full blocks, as many as have been needed so far."""
+    priority: int = 0
+    """Order among the waiting sequences of the same client."""
+    client: str = ""
+    client_weight: float = 1.0
+    client_priority: int = 0
+    num_charged_tokens: int = 0
+    """Output tokens with which the client was charged when the sequence began to run (`waiting`)."""
     status: Status = Status.WAITING
     row: int = -1
     block_table: list[int] = field(default_factory=list[int])
@@ -165,10 +175,14 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
         tokens=tokens,
         num_prompt_tokens=len(spec.prompt_token_ids),
         num_carried_tokens=len(spec.output_token_ids),
-        age=(spec.priority, spec.arrival, number),
+        age=(spec.client_priority if spec.client else spec.priority, spec.arrival, number),
         cache_salt=spec.cache_salt,
         family=spec.family,
         block_hashes=list(spec.block_hashes[: len(tokens) // block_size]),
+        priority=spec.priority,
+        client=spec.client,
+        client_weight=spec.client_weight,
+        client_priority=spec.client_priority,
         has_prompt_logprobs=spec.params.prompt_logprobs is None or len(spec.prompt_token_ids) == 1,
         pooling=spec.pooling,
     )

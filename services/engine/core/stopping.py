@@ -26,7 +26,7 @@ class StopRules:
     """The stop conditions of one sequence."""
 
     eos_token_ids: frozenset[int]
-    """The end tokens that apply (see `SamplingParams.ending`); empty if the request ignores them."""
+    """The end tokens that apply to the sequence; empty if the request ignores them."""
     stop_token_ids: frozenset[int]
     min_tokens: int
     """Number of output tokens that must come before an end or stop token takes effect."""
@@ -65,7 +65,7 @@ def rules_for(
     """
     has_grammar = params.grammar is not None
     return StopRules(
-        eos_token_ids=params.ending(eos_token_ids) | (eos_token_ids if has_grammar else frozenset[int]()),
+        eos_token_ids=params.effective_end_ids(eos_token_ids) | (eos_token_ids if has_grammar else frozenset[int]()),
         stop_token_ids=frozenset(params.stop_token_ids),
         min_tokens=0 if has_grammar else params.min_tokens,
         max_tokens=min(params.max_tokens, max_model_len - num_prompt_tokens),

@@ -1,16 +1,31 @@
-"""The queue of sequences without a row: by priority (lower first), preempted before new, then by arrival.
+"""The queue of sequences without a row. Clients take turns by the tokens that they get (`shared.fair_order`).
 
-The queue is a heap. Aborted sequences stay in it until they reach the top or outnumber the waiting ones, so that every
-operation takes O(log n) time on average. Used only by `scheduler`.
+The order of the sequences of one client is priority (lower first), preempted before new, then arrival. All sequences
+without a client count as those of one client.
+
+Each client's sequences are a heap. Aborted sequences stay in it until they reach the top or outnumber the waiting ones,
+so that every operation takes O(log n) time on average; `head` takes O(c) time for c clients. Used only by `scheduler`.
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from services.engine.core.sequence import Sequence, Status
+from shared import limits
+from shared.fair_order import FairOrder
 
 _Entry = tuple[int, bool, int, int, Sequence]
 _DEAD_ENTRIES_MIN = 64
+
+
+@dataclass(slots=True)
+class _Line:
+    """The sequences of one client."""
+
+    heap: list[_Entry] = field(default_factory=list[_Entry])
+    num_waiting: int = 0
 
 
 class WaitingQueue:
@@ -20,40 +35,86 @@ class WaitingQueue:
         self.num_waiting = 0
         self.num_tokens = 0
         """Number of known tokens of all waiting sequences."""
-        self._heap: list[_Entry] = []
+        self._lines: dict[str, _Line] = {}
+        self._order = FairOrder()
+        self._running: Counter[str] = Counter()
+        """Sequences that were taken from the queue and run, by client."""
 
     def __iter__(self) -> Iterator[Sequence]:
         """Returns the waiting sequences in no particular order."""
-        return (entry[-1] for entry in self._heap if _alive(entry))
+        return (entry[-1] for line in self._lines.values() for entry in line.heap if _alive(entry))
 
     def push(self, sequence: Sequence) -> None:
         """Adds a new or preempted sequence."""
-        priority, arrival, number = sequence.age
+        _, arrival, number = sequence.age
         is_new = sequence.status is not Status.PREEMPTED
-        heapq.heappush(self._heap, (priority, is_new, arrival, number, sequence))
+        line = self._lines.setdefault(sequence.client, _Line())
+        heapq.heappush(line.heap, (sequence.priority, is_new, arrival, number, sequence))
+        line.num_waiting += 1
         self._count(sequence, 1)
+        self._order.activate(sequence.client, sequence.client_weight, sequence.client_priority)
 
-    def head(self) -> Sequence | None:
-        """Returns the next sequence to run; None if the queue is empty."""
-        while self._heap and not _alive(self._heap[0]):
-            heapq.heappop(self._heap)
-        return self._heap[0][-1] if self._heap else None
+    def head(self, *, newcomers_only: bool = False) -> Sequence | None:
+        """Returns the next sequence to run; None if there is none.
 
-    def pop(self) -> Sequence:
-        """Removes and returns the head. The queue must not be empty."""
-        sequence = self.head()
-        assert sequence is not None, "the queue is empty"
-        heapq.heappop(self._heap)
-        self._count(sequence, -1)
-        return sequence
+        `newcomers_only`: of the clients that have no running sequence. Sequences without a client count as such.
+        """
+        name = self._order.first(self._is_newcomer if newcomers_only else None)
+        if name is None:
+            return None
+        heap = self._lines[name].heap
+        while not _alive(heap[0]):
+            heapq.heappop(heap)
+        return heap[0][-1]
+
+    def pop(self, sequence: Sequence, num_tokens: int) -> None:
+        """Removes a sequence that `head` returned and that runs now. `num_tokens`: what it has to compute first."""
+        heap = self._lines[sequence.client].heap
+        assert heap[0][-1] is sequence, f"{sequence.sequence_id} is not first"
+        heapq.heappop(heap)
+        if sequence.status is not Status.PREEMPTED:
+            left = sequence.rules.max_tokens - sequence.num_carried_tokens
+            sequence.num_charged_tokens = min(left, limits.OUTPUT_ESTIMATE_TOKENS)
+            self._order.serve(sequence.client, num_tokens + sequence.num_charged_tokens)
+        self._running[sequence.client] += 1
+        self._leave(sequence)
+
+    def passed_by(self, beam: Sequence) -> None:
+        """Records that a further beam of a search runs, which has never waited. Its client pays for it at its end."""
+        self._running[beam.client] += 1
+
+    @property
+    def num_running_clients(self) -> int:
+        """Number of clients with running sequences; sequences without a client count as those of one."""
+        return len(self._running)
+
+    def stopped(self, sequence: Sequence) -> None:
+        """Records that a running sequence has ended or was preempted."""
+        self._running[sequence.client] -= 1
+        if not self._running[sequence.client]:
+            del self._running[sequence.client]
+        if sequence.status is Status.FINISHED:
+            output = sequence.num_output_tokens - sequence.num_carried_tokens
+            self._order.adjust(sequence.client, output - sequence.num_charged_tokens)
 
     def forget(self, sequence: Sequence) -> None:
         """Removes a waiting sequence whose status has just become finished."""
         assert sequence.status is Status.FINISHED, sequence.sequence_id
+        self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
         self._count(sequence, -1)
-        if len(self._heap) - self.num_waiting > max(self.num_waiting, _DEAD_ENTRIES_MIN):
-            self._heap = [entry for entry in self._heap if _alive(entry)]
-            heapq.heapify(self._heap)
+        line = self._lines[sequence.client]
+        line.num_waiting -= 1
+        if not line.num_waiting:
+            del self._lines[sequence.client]
+            self._order.deactivate(sequence.client)
+        elif len(line.heap) - line.num_waiting > max(line.num_waiting, _DEAD_ENTRIES_MIN):
+            line.heap = [entry for entry in line.heap if _alive(entry)]
+            heapq.heapify(line.heap)
+
+    def _is_newcomer(self, client: str) -> bool:
+        return not client or client not in self._running
 
     def _count(self, sequence: Sequence, change: int) -> None:
         self.num_waiting += change

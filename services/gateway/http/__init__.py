@@ -6,7 +6,9 @@
 | `auth`         | checks API keys                                                |
 | `request_id`   | draws request ids                                              |
 | `request_body` | reads a body within its limits                                 |
-| `errors`       | converts failures to OpenAI's error objects                    |
+| `errors`       | converts failures to error objects                             |
+| `in_process`   | sends the gateway's own requests to the application            |
 | `sse`          | writes server-sent events to a client that may be slow         |
+| `idempotency`  | answers a repeated request with the first answer               |
 | `disconnect`   | notices that a client has disconnected                         |
 """

@@ -1,44 +1,99 @@
-"""Checks API keys. Pure; called by `edge` before any other work for a request.
+"""Finds the API key of a request and checks that it may use the route. Called by `edge` before any other work.
 
 If keys are set, every route needs a key, except the probes in `OPEN_PATHS`. So a new route is protected by default.
 """
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Sequence
 
+from shared.api_keys import ANONYMOUS, ApiKey, Scope, digest, listed_keys
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
+_ADMIN_PATHS = frozenset({"/metrics"})
+_ADMIN_PREFIX = "/admin/"
+_DOCUMENTS = frozenset({"/version", "/docs", "/openapi.json"})
+"""Paths that any key may read."""
 _SCHEME = b"bearer"
+_KEY_HEADER = b"x-api-key"
+"""The header in which clients of Anthropic's API send the key."""
 
 
 class ApiKeys:
-    """The accepted keys, kept as digests of equal length."""
+    """The accepted keys: those of a list, which may do everything, and those of a key file."""
 
-    def __init__(self, listed: str) -> None:
-        """`listed`: keys separated by commas. Spaces around a key and empty items are ignored."""
-        keys = [key.strip() for key in listed.split(",")]
-        self._digests = [_digest(key.encode()) for key in keys if key]
+    def __init__(self, listed: str, file_keys: Sequence[ApiKey] | None = None) -> None:
+        """`listed`: keys separated by commas. `file_keys`: keys of a key file; None: there is no key file.
 
-    def check(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Raises ServiceError('invalid_api_key') if keys are set, the path is not open, and the headers have no key."""
-        if not self._digests or path in OPEN_PATHS:
-            return
-        given = next((value for name, value in headers if name == b"authorization"), b"")
-        scheme, _, token = given.partition(b" ")
-        if scheme.lower() != _SCHEME or not token.strip():
+        Raises SettingsError if a key of the file has the name or the value of a listed one.
+        """
+        self._listed = listed_keys(listed)
+        self._secret = secrets.token_bytes(32)
+        self._needed = bool(self._listed) or file_keys is not None
+        self._keys: dict[bytes, ApiKey] = {}
+        self.replace(file_keys or ())
+
+    def replace(self, file_keys: Sequence[ApiKey]) -> None:
+        """Replaces the keys of the key file. Raises SettingsError, and changes nothing, as the constructor does."""
+        names = {key.name for key in self._listed}
+        keys = {self._slot(value): key for key in self._listed for value in key.digests}
+        for key in file_keys:
+            slots = {self._slot(value) for value in key.digests}
+            if key.name in names or not keys.keys().isdisjoint(slots):
+                raise SettingsError(
+                    f"--api-keys-file: the key {key.name!r} has the name or the value of a key of --api-keys"
+                )
+            keys |= dict.fromkeys(slots, key)
+        self._keys = keys
+
+    def check(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> ApiKey:
+        """Returns the key of a request; ANONYMOUS if no keys are set or the path is open.
+
+        Raises ServiceError: 'invalid_api_key' without a known key, 'permission_denied' if the key's scopes do not
+        include the route.
+        """
+        if not self._needed or path in OPEN_PATHS:
+            return ANONYMOUS
+        token = _token(headers)
+        if not token:
             raise ServiceError(
                 "invalid_api_key", "You did not provide an API key: send it as 'Authorization: Bearer KEY'."
             )
-        if not self._known(token.strip()):
+        key = self._find(token)
+        if key is None:
             raise ServiceError("invalid_api_key", "Incorrect API key provided.")
+        scope = _scope_of(path)
+        if scope is not None and scope not in key.scopes:
+            raise ServiceError(
+                "permission_denied", f"The API key {key.name!r} may not use {path}: it lacks the scope {scope!r}."
+            )
+        return key
 
-    def _known(self, token: bytes) -> bool:
-        # Compares all keys, each in constant time, so that timing reveals neither a key nor its position in the list.
-        digest = _digest(token)
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+    def _find(self, token: bytes) -> ApiKey | None:
+        value = digest(token)
+        key = self._keys.get(self._slot(value))
+        # The table is searched by a hash under a secret of this process, so the time of the search tells nothing about
+        # the keys; the digests are then compared in constant time.
+        if key is None or sum(hmac.compare_digest(value, known) for known in key.digests) == 0:
+            return None
+        return key
+
+    def _slot(self, value: bytes) -> bytes:
+        return hashlib.blake2b(value, key=self._secret, digest_size=32).digest()
 
 
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+def _scope_of(path: str) -> Scope | None:
+    """Returns the scope that a route needs; None: any key will do."""
+    if path in _ADMIN_PATHS or path.startswith(_ADMIN_PREFIX):
+        return "admin"
+    return None if path in _DOCUMENTS else "inference"
+
+
+def _token(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Returns the key that a request carries, b"" if there is none. A bearer token has precedence over `x-api-key`."""
+    given = {name: value for name, value in headers if name in (b"authorization", _KEY_HEADER)}
+    scheme, _, token = given.get(b"authorization", b"").partition(b" ")
+    return token.strip() if scheme.lower() == _SCHEME and token.strip() else given.get(_KEY_HEADER, b"").strip()

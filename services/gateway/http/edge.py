@@ -5,11 +5,15 @@ has disconnected.
 """
 
 import time
+from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.gateway.access.call import Call, call_of, serving
 from services.gateway.http.auth import ApiKeys
 from services.gateway.http.errors import ErrorFormats, as_service_error, error_response, route_path
+from services.gateway.http.idempotency import Idempotency
+from services.gateway.http.in_process import INTERNAL
 from services.gateway.http.request_id import new_id
 from services.gateway.metrics import GatewayMetrics
 
@@ -26,6 +30,7 @@ class Edge:
         self, app: ASGIApp, *, keys: ApiKeys, metrics: GatewayMetrics, formats: ErrorFormats, prefix: str = ""
     ) -> None:
         self.app = app
+        self._repeatable = Idempotency(app)
         self._keys = keys
         self._metrics = metrics
         self._formats = formats
@@ -35,7 +40,7 @@ class Edge:
         """Answers with an error, or passes the request to the application."""
         if scope["type"] == "http":
             scope = {**scope, "root_path": self._prefix}
-            await _Passage(self.app, self._keys, self._metrics, self._formats, scope, send).run(receive)
+            await _Passage(self._repeatable, self._keys, self._metrics, self._formats, scope, send).run(receive)
         elif scope["type"] == "websocket":
             # There are no WebSocket routes, and a connection must not bypass the API keys.
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
@@ -63,6 +68,7 @@ class _Passage:
         self._send = send
         self._status = _CLIENT_CLOSED_REQUEST
         self._started = False
+        self._call = Call()
         self._request_id = scope.setdefault("state", {}).setdefault("request_id", new_id())
 
     async def run(self, receive: Receive) -> None:
@@ -77,8 +83,14 @@ class _Passage:
 
     async def _guarded(self, receive: Receive) -> None:
         try:
-            self._keys.check(route_path(self._scope), self._scope["headers"])
-            await self._app(self._scope, receive, self._forward)
+            if self._scope["state"].get(INTERNAL):
+                # A request of the gateway itself: it belongs to the call in whose task it was sent.
+                await self._app(self._scope, receive, self._forward)
+                return
+            key = self._keys.check(route_path(self._scope), self._scope["headers"])
+            self._call = call_of(key, dict(self._scope["headers"]))
+            with serving(self._call):
+                await self._app(self._scope, receive, self._forward)
         except Exception as error:
             failure = as_service_error(error)
             self._metrics.count_error(failure.code)
@@ -91,9 +103,13 @@ class _Passage:
         if message["type"] == "http.response.start":
             self._started = True
             self._status = message["status"]
-            named = (REQUEST_ID_HEADER, self._request_id.encode())
-            message = {**message, "headers": [*message.get("headers", ()), named]}
+            message = {**message, "headers": [*message.get("headers", ()), *self._own_headers()]}
         await self._send(message)
+
+    def _own_headers(self) -> Iterator[tuple[bytes, bytes]]:
+        yield REQUEST_ID_HEADER, (self._call.client_request_id or self._request_id).encode()
+        for name, value in self._call.response_headers.items():
+            yield name.encode(), value.encode()
 
     def _handler(self) -> str:
         # The route's pattern, not the path: clients must not be able to create new label values.

@@ -1,8 +1,8 @@
-"""Reads the body of a request, up to the allowed size and time."""
+"""Reads the body of a request, up to the allowed size and time: whole, or piece by piece."""
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 
 from starlette.types import Receive
 
@@ -28,6 +28,28 @@ async def read(headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> byte
         raise ServiceError(
             "timeout", f"The request body did not arrive within {limits.BODY_READ_S:g} seconds."
         ) from None
+
+
+async def pieces(headers: Iterable[tuple[bytes, bytes]], receive: Receive, max_bytes: int) -> AsyncIterator[bytes]:
+    """Yields a body piece by piece, so that it may be larger than memory.
+
+    Raises ServiceError if the body is larger than `max_bytes`, or if its next piece does not arrive in time;
+    ClientGoneError if the client disconnects.
+    """
+    size, more = 0, True
+    too_large = ServiceError("request_too_large", f"The request body is larger than {max_bytes} bytes.")
+    if _announced(headers) > max_bytes:
+        raise too_large
+    while more:
+        try:
+            async with asyncio.timeout(limits.BODY_READ_S):
+                piece, more = await _next(receive)
+        except TimeoutError:
+            raise ServiceError("timeout", f"No data arrived for {limits.BODY_READ_S:g} seconds.") from None
+        size += len(piece)
+        if size > max_bytes:
+            raise too_large
+        yield piece
 
 
 async def _read(announced: int, receive: Receive) -> bytes:

@@ -1,4 +1,8 @@
-"""Draws request ids: 22 letters and digits (130 bits). The server never uses an id that a client sends."""
+"""Draws request ids: 22 letters and digits (130 bits).
+
+An id that a client sends (`X-Request-Id`) is repeated in the response and in the usage record. The server itself never
+uses it, because ids of sequences must be unique.
+"""
 
 import secrets
 import string

@@ -11,3 +11,8 @@ no other API.
 | 3    | `convert`  | converts the body to a body of OpenAI's API, and that to `GenerationRequest`          |
 | 4    | `encoders` | encodes the answers of both forms, whole or as a stream                               |
 """
+
+from services.gateway.native.schemas import EngineBody, GenerateBody
+from services.gateway.openai.openapi import Body
+
+BODIES = {"/generate": Body(GenerateBody, ("prompt",), EngineBody)}

@@ -25,7 +25,7 @@ Conversation = list[Turn]
 
 
 @dataclass(frozen=True, slots=True)
-class EngineFacts:
+class ClientFacts:
     """What the answer to an engine's request repeats or is measured by, besides the generation.
 
     `received_at` is the Unix time at which this server got the request. `preprocess_s` is the time that the client
@@ -64,12 +64,12 @@ def engine_request(body: EngineBody, card: ModelCard, request_id: str, defaults:
     return parameters.completion(CompletionBody(prompt=body.prompt, **fields), card, request_id, defaults)
 
 
-def engine_facts(body: EngineBody, request_id: str, received_at: float) -> EngineFacts:
+def client_facts(body: EngineBody, request_id: str, received_at: float) -> ClientFacts:
     """Returns what the answer needs besides the generation. `request_id` is the id to answer with."""
     arrived = given(body.arrival_time, received_at)
     if arrived < 0:
         refuse("arrival_time", "must not be negative")
-    return EngineFacts(request_id, body.prompt, received_at, arrived, _preprocess_s(body))
+    return ClientFacts(request_id, body.prompt, received_at, arrived, _preprocess_s(body))
 
 
 def check_request_id(request_id: str) -> None:

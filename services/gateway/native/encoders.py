@@ -4,13 +4,12 @@ text form      {"text": ["prompt and output", …]}     one object for each upda
 engine form    a RequestOutput                        one object a line, for each prompt with new output
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from services.gateway.http.errors import error_body
-from services.gateway.native.convert import EngineFacts
+from services.gateway.native.convert import ClientFacts
 from services.gateway.openai.answer_encoder import GenerationState
 from services.gateway.openai.choices import Choice
 from services.gateway.openai.request_context import RequestContext
@@ -30,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TextEncoder:
-    """Encodes answers to a `GenerateBody`. Implements `AnswerEncoder`."""
+    """Encodes answers to a `GenerateBody`. Implements `SnapshotEncoder`."""
 
     content_type = b"text/plain; charset=utf-8"
 
@@ -57,7 +56,7 @@ class TextEncoder:
         return b""
 
     def flush(self, state: GenerationState) -> bytes:
-        """See AnswerEncoder."""
+        """See SnapshotEncoder."""
         if not self._changed:
             return b""
         self._changed = False
@@ -73,20 +72,20 @@ class TextEncoder:
 
 
 class RequestOutputEncoder:
-    """Encodes answers to an `EngineBody`. Implements `AnswerEncoder`."""
+    """Encodes answers to an `EngineBody`. Implements `SnapshotEncoder`."""
 
     content_type = b"application/x-ndjson"
 
-    def __init__(self, context: RequestContext, facts: EngineFacts) -> None:
+    def __init__(self, context: RequestContext, facts: ClientFacts) -> None:
         self._context = context
         self._facts = facts
         self._changed: dict[int, None] = {}
         """Indexes of prompts with output that is not sent yet, in the order of their updates."""
+        self._prompts: list[list[int]] | None = None
 
     def whole(self, state: GenerationState) -> bytes:
         """See AnswerEncoder. The answer is one object, or a list of them for several conversations."""
-        prompts = state.generation.prompt_token_ids
-        outputs = [self._output(state, index, prompts) for index in range(len(prompts))]
+        outputs = [self._output(state, index) for index in range(self._context.request.num_prompts)]
         return _encode(outputs if len(outputs) > 1 else outputs[0])
 
     def opening(self, state: GenerationState) -> bytes:
@@ -100,10 +99,9 @@ class RequestOutputEncoder:
         return b""
 
     def flush(self, state: GenerationState) -> bytes:
-        """See AnswerEncoder."""
+        """See SnapshotEncoder."""
         changed, self._changed = list(self._changed), {}
-        prompts = state.generation.prompt_token_ids
-        return b"".join(_encode(self._output(state, index, prompts)) + b"\n" for index in changed)
+        return b"".join(_encode(self._output(state, index)) + b"\n" for index in changed)
 
     def closing(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""
@@ -113,20 +111,27 @@ class RequestOutputEncoder:
         """See AnswerEncoder."""
         return engine_error(error, self._facts.request_id, self._facts.prompt) + b"\n"
 
-    def _output(self, state: GenerationState, index: int, prompts: Sequence[list[int]]) -> RequestOutput:
-        n, facts = self._context.request.n, self._facts
+    def _output(self, state: GenerationState, index: int) -> RequestOutput:
+        """Returns the result of one prompt so far. The prompt itself may be long, so only the last line repeats it."""
+        request, facts = self._context.request, self._facts
+        n = request.n
         choices = state.accumulator.choices[index * n : (index + 1) * n]
         finished = all(choice.finish_reason is not None for choice in choices)
         return RequestOutput(
-            request_id=facts.request_id if len(prompts) == 1 else f"{facts.request_id}-{index}",
-            prompt=facts.prompt,
-            prompt_token_ids=prompts[index],
+            request_id=facts.request_id if request.num_prompts == 1 else f"{facts.request_id}-{index}",
+            prompt=facts.prompt if finished else None,
+            prompt_token_ids=self._prompt_ids(state)[index] if finished else None,
             prompt_logprobs=self._prompt_logprobs(state.accumulator.prompts[index]),
             outputs=[self._completion(number, choice) for number, choice in enumerate(choices)],
             finished=finished,
             num_cached_tokens=min((one.num_cached_tokens for one in choices if one.num_tokens), default=0),
             metrics=_metrics(state, facts, finished=finished),
         )
+
+    def _prompt_ids(self, state: GenerationState) -> list[list[int]]:
+        if self._prompts is None:
+            self._prompts = state.generation.prompt_token_ids
+        return self._prompts
 
     def _prompt_logprobs(self, positions: list[PositionLogprobs]) -> list[dict[int, Logprob] | None] | None:
         num_asked = self._context.request.params.prompt_logprobs
@@ -165,7 +170,7 @@ def _text(choice: Choice) -> str:
     return text
 
 
-def _metrics(state: GenerationState, facts: EngineFacts, *, finished: bool) -> RequestMetrics:
+def _metrics(state: GenerationState, facts: ClientFacts, *, finished: bool) -> RequestMetrics:
     times = state.generation.times
     metrics = RequestMetrics(arrival_time=facts.arrival_time, preprocess_cost_time=facts.preprocess_s)
     if times.tokenized_s is not None:

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.http import request_body
 from services.gateway.http.errors import as_service_error, error_response
-from services.gateway.native.convert import check_request_id, engine_facts, engine_request, text_request
+from services.gateway.native.convert import check_request_id, client_facts, engine_request, text_request
 from services.gateway.native.encoders import RequestOutputEncoder, TextEncoder, engine_error
 from services.gateway.native.schemas import (
     ENGINE_DECODER,
@@ -33,12 +33,10 @@ from shared.request.checks import refuse
 
 _RULES = unsupported_params.OPENAI._replace(
     no_effect=frozenset({"user"}),
-    elsewhere={
-        "logprobs": "Give it in 'sampling_params': the answer of this form is text alone.",
-        **dict.fromkeys(
-            (*EngineSampling.__struct_fields__, "return_token_ids"), "Give sampling parameters in 'sampling_params'."
-        ),
-    },
+    elsewhere=dict.fromkeys(
+        (*EngineSampling.__struct_fields__, "return_token_ids"),
+        "Give it in 'sampling_params'; the answer then has token ids and log probabilities too.",
+    ),
 )
 
 
@@ -80,7 +78,7 @@ class GenerateEndpoint:
         _check_names(fields)
         body = read_body(data, ENGINE_DECODER)
         card = self._card(body.model)
-        facts = engine_facts(body, request_id, received_at)
+        facts = client_facts(body, request_id, received_at)
         wanted = engine_request(body, card, request.state.request_id, self._serving.defaults)
         context = _context(arrival, card, wanted, stream=bool(body.stream), echoes=("",) * wanted.num_prompts)
         run = self._serving.runner(request, context, RequestOutputEncoder(context, facts))

@@ -9,5 +9,6 @@
 | 5    | `choices`                               | collects the output of each choice                       |
 | 6    | `full_response`, `stream_encoder`       | encodes a whole answer, or each chunk, as JSON           |
 
-Other APIs use steps 3 to 5 as well; each has an encoder of its own (`answer_encoder`) for step 6.
+The other APIs (`native`, `anthropic`, `responses`, `ollama`) convert their bodies to the bodies of this package, so
+steps 3 to 5 are the same for all; each has an encoder of its own (`answer_encoder`) for step 6.
 """

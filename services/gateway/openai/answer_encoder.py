@@ -5,7 +5,7 @@
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from services.gateway.generation import Generation
 from services.gateway.openai.choices import Choice, ChoiceAccumulator
@@ -31,8 +31,8 @@ class GenerationState:
 class AnswerEncoder(Protocol):
     """Encodes the answer to one request, either whole (`whole`) or as a stream (all other methods).
 
-    A stream is `opening`, then `chunk` for the new output of each choice and `flush` after those that arrived together,
-    then `closing`; or, if the request fails after the first byte, `failure` at any point.
+    A stream is `opening`, then `chunk` for the new output of each choice, then `closing`; or, if the request fails
+    after the first byte, `failure` at any point.
     """
 
     @property
@@ -41,7 +41,7 @@ class AnswerEncoder(Protocol):
         ...
 
     def whole(self, state: GenerationState) -> bytes:
-        """Returns the body of the whole answer. The choices hold their text."""
+        """Returns the body of the whole answer. The choices hold their text and events."""
         ...
 
     def opening(self, state: GenerationState) -> bytes:
@@ -49,11 +49,11 @@ class AnswerEncoder(Protocol):
         ...
 
     def chunk(self, choice: Choice, text: str) -> bytes:
-        """Returns the new output of a choice, b"" if nothing is to be sent. `text` is not in `choice.text`."""
-        ...
+        """Returns the new output of a choice, b"" if nothing is to be sent. `text` is not in `choice.text`.
 
-    def flush(self, state: GenerationState) -> bytes:
-        """Returns what follows the chunks of output that arrived together; b"" if each chunk was complete."""
+        Output that a parser has separated is in `choice.events` and not in `text`. Only a request with an
+        `answer_format` has parsers; its encoder takes the events from the choice.
+        """
         ...
 
     def closing(self, state: GenerationState) -> bytes:
@@ -62,4 +62,13 @@ class AnswerEncoder(Protocol):
 
     def failure(self, error: ServiceError) -> bytes:
         """Returns the end of a stream whose request has failed. It must not look like a complete answer."""
+        ...
+
+
+@runtime_checkable
+class SnapshotEncoder(AnswerEncoder, Protocol):
+    """An encoder whose streams repeat the whole output so far, once for all output that arrived together."""
+
+    def flush(self, state: GenerationState) -> bytes:
+        """Returns the output so far. Called after the chunks of output that arrived together."""
         ...

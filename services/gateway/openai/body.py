@@ -103,6 +103,8 @@ class GenerationFields(SamplingFields, kw_only=True):
     guided_json_object: bool | None = None
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
+    timeout: float | None = None
+    """Seconds after which the request fails."""
 
 
 def read_fields(body: bytes) -> RawFields:

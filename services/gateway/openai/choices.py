@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from services.gateway.generation import SequenceUpdate
+from services.gateway.parsers.events import Content, Event, joined
+from services.gateway.parsers.output_parser import OutputParser
 from shared.errors import ServiceError
 from shared.messages import FinishReason, PositionLogprobs
 from shared.request.choices import best_first
@@ -12,14 +14,14 @@ from shared.request.choices import best_first
 
 @dataclass(slots=True)
 class Choice:
-    """One sequence. `text`, `logprobs` and `token_ids` hold output until it is put into the answer."""
+    """One sequence. `text`, `events`, `logprobs` and `token_ids` hold output until it is put into the answer."""
 
     index: int
     num_tokens: int = 0
     num_cached_tokens: int = 0
     cumulative_logprob: float = 0.0
     num_characters: int = 0
-    """Number of Unicode characters of the text generated so far."""
+    """Number of Unicode characters of the text generated so far, without reasoning and calls if they are separated."""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     logprobs_offset: int = 0
@@ -28,11 +30,16 @@ class Choice:
     logprobs: list[PositionLogprobs] = field(default_factory=list[PositionLogprobs])
     token_ids: list[int] | None = None
     """None if the request does not ask for token ids."""
+    parser: OutputParser | None = None
+    """Separates the parts of the answer; None if the whole output is its text."""
+    events: list[Event] = field(default_factory=list[Event])
+    """What the parser has separated. Then `text` is empty."""
 
     def add(self, update: SequenceUpdate) -> None:
         """Adds an update, except its text, which a stream sends at once."""
         self.num_tokens += len(update.token_ids)
-        self.num_characters += len(update.text)
+        if self.parser is None:
+            self.num_characters += len(update.text)
         if update.token_ids or update.finish_reason is not None:
             self.cumulative_logprob = update.cumulative_logprob
         if update.num_cached_tokens > self.num_cached_tokens:
@@ -44,6 +51,17 @@ class Choice:
         if update.finish_reason is not None:
             self.finish_reason = update.finish_reason
             self.stop_reason = update.stop_reason
+
+    def separate(self, update: SequenceUpdate) -> str:
+        """Parses the text of an update into `events`; without a parser, returns it as it is."""
+        if self.parser is None:
+            return update.text
+        events = self.parser.feed(update.text, len(update.token_ids))
+        if update.finish_reason is not None:
+            events = joined([*events, *self.parser.finish()])
+        self.num_characters += sum(len(event.text) for event in events if isinstance(event, Content))
+        self.events += events
+        return ""
 
 
 class ChoiceAccumulator:
@@ -93,8 +111,13 @@ class ChoiceAccumulator:
             "total_tokens": num_prompt_tokens + num_completion,
             "completion_tokens": num_completion,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": self.num_reasoning_tokens},
         }
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Number of output tokens that belong to the model's reasoning; 0 if it is not separated."""
+        return sum(choice.parser.num_reasoning_tokens for choice in self.choices if choice.parser is not None)
 
     @property
     def num_cached_tokens(self) -> int:

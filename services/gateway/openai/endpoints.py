@@ -1,11 +1,14 @@
 """The endpoints `POST /v1/completions` and `POST /v1/chat/completions`: decode a request and run its generation."""
 
+from dataclasses import replace
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.http import request_body
 from services.gateway.openai import parameters, schemas, unsupported_params
+from services.gateway.openai.answer_format import answer_format
 from services.gateway.openai.body import GenerationFields, StreamOptions, read_body, read_fields
 from services.gateway.openai.request_context import Arrival, Kind, RequestContext
 from services.gateway.openai.serving import Serving
@@ -38,8 +41,12 @@ class GenerationEndpoints:
         body = read_body(data, schemas.CHAT_DECODER)
         card = self._serving.resolve_model(body.model)
         wanted = parameters.chat(body, card, request.state.request_id, self._serving.defaults)
+        answer = answer_format(body, wanted, card, self._serving.settings)
+        if answer is not None:
+            wanted = replace(wanted, shown_special_tokens=answer.special_tokens)
         echoes = await self._echoes(wanted) if body.echo else _no_echoes(wanted)
-        return await self._answer(request, self._context("chat", arrival, card, wanted, body, echoes))
+        context = self._context("chat", arrival, card, wanted, body, echoes)
+        return await self._answer(request, replace(context, answer_format=answer))
 
     async def _answer(self, request: Request, context: RequestContext) -> Response:
         return await self._serving.answer(request, context, OpenAIEncoder(context))

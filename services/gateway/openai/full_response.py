@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.generation import ModelCard
+from services.gateway.openai.chat_message import MessageEncoder
 from services.gateway.openai.choices import Choice, ChoiceAccumulator
 from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs, limited, prompt_logprobs
 from services.gateway.openai.request_context import RequestContext, system_fingerprint
@@ -51,19 +52,33 @@ def model(card: ModelCard) -> bytes:
 
 def _choice(context: RequestContext, choice: Choice, accumulator: ChoiceAccumulator) -> dict[str, Any]:
     completes, prompt = context.kind == "completion", context.prompt_of(choice.index)
-    text = context.echo(choice.index) + "".join(choice.text)
-    said = {"text": text} if completes else {"message": {"role": "assistant", "content": text}}
     return {
         "index": choice.index,
-        **said,
+        **_output(context, choice),
         **({} if choice.token_ids is None else {"token_ids": choice.token_ids}),
         "logprobs": _logprobs(context, choice, accumulator.prompts[prompt]),
         **(_prompt_logprobs(context, accumulator, prompt) if completes else {}),
-        "finish_reason": choice.finish_reason,
+        "finish_reason": finish_reason(context, choice),
         "stop_reason": choice.stop_reason,
-        "sentence_length": len(text),
+        "sentence_length": len(context.echo(choice.index)) + choice.num_characters,
         "cum_log_probs": choice.cumulative_logprob,
     }
+
+
+def finish_reason(context: RequestContext, choice: Choice) -> str | None:
+    """Returns the finish reason to report for a choice that has ended."""
+    if context.answer_format is None or choice.parser is None or choice.finish_reason is None:
+        return choice.finish_reason
+    return context.answer_format.finish_reason(choice.finish_reason, choice.parser)
+
+
+def _output(context: RequestContext, choice: Choice) -> dict[str, Any]:
+    echo = context.echo(choice.index)
+    if context.answer_format is not None:
+        encoder = MessageEncoder(context.answer_format, context.request.request_id)
+        return {"message": encoder.message(choice.index, choice.events, echo)}
+    text = echo + "".join(choice.text)
+    return {"text": text} if context.kind == "completion" else {"message": {"role": "assistant", "content": text}}
 
 
 def _logprobs(context: RequestContext, choice: Choice, prompt: list[PositionLogprobs]) -> dict[str, Any] | None:

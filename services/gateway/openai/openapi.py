@@ -1,6 +1,6 @@
 """Adds the request bodies to `/openapi.json`: endpoints decode bodies themselves, so FastAPI does not know them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,22 +30,34 @@ BODIES: Mapping[str, Body] = {
     "/tokenize": Body(TokenizeBody),
     "/detokenize": Body(DetokenizeBody),
 }
-_ERROR: dict[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": "string"},
-            },
-        }
+
+
+class ErrorSchema(NamedTuple):
+    """The JSON schema of an API's error objects. `name`: its name in the document."""
+
+    name: str
+    schema: dict[str, Any]
+
+
+ERROR = ErrorSchema(
+    "Error",
+    {
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["message", "type", "param", "code"],
+                "properties": {
+                    "message": {"type": "string"},
+                    "type": {"type": "string"},
+                    "param": {"type": ["string", "null"]},
+                    "code": {"type": "string"},
+                },
+            }
+        },
     },
-}
+)
 
 
 def request_body(body: Body) -> dict[str, Any]:
@@ -54,29 +66,33 @@ def request_body(body: Body) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def error_responses() -> dict[int | str, dict[str, Any]]:
+def error_responses(error: ErrorSchema = ERROR) -> dict[int | str, dict[str, Any]]:
     """Returns the description of the error responses, which every route may give."""
-    return {"default": {"description": "Error", "content": _json_of("Error")}}
+    return {"default": {"description": "Error", "content": _json_of(error.name)}}
 
 
-def add_schemas(app: FastAPI, bodies: Iterable[Body]) -> None:
-    """Adds the schemas of the bodies to the OpenAPI document that the application generates."""
+def add_schemas(app: FastAPI, bodies: Sequence[Body], errors: Sequence[ErrorSchema] = ()) -> None:
+    """Adds the schemas of the bodies to the OpenAPI document that the application generates.
+
+    `errors`: schemas of error objects in addition to OpenAI's.
+    """
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = generate()
-        document.setdefault("components", {}).setdefault("schemas", {}).update(_schemas(bodies))
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas |= _schemas(bodies)
+        schemas |= {error.name: error.schema for error in (ERROR, *errors)}
         return document
 
     app.openapi = openapi
 
 
-def _schemas(bodies: Iterable[Body]) -> dict[str, Any]:
-    every = list(bodies)
-    types = [kind for body in every for kind in (body.type, body.other) if kind is not None]
+def _schemas(bodies: Sequence[Body]) -> dict[str, Any]:
+    types = [kind for body in bodies for kind in (body.type, body.other) if kind is not None]
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    schemas: dict[str, Any] = {**components, "Error": _ERROR}
-    for body in every:
+    schemas: dict[str, Any] = {**components}
+    for body in bodies:
         if body.required:
             schemas[body.type.__name__]["required"] = list(body.required)
     return schemas

@@ -4,6 +4,7 @@ Other APIs convert their bodies to a `ChatBody` or `CompletionBody`. If the valu
 names OpenAI's parameter; the client must read the name of the parameter that it sent.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -20,10 +21,13 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def in_names(error: ServiceError, names: Mapping[str, str]) -> ServiceError:
-    """Returns the error with other names of parameters, in `param` and where the message quotes them."""
-    message = error.message
+    """Returns the error with other names of parameters, in `param` and where the message quotes them.
+
+    A name also stands for the elements and members of the parameter, such as `messages[2].role`.
+    """
+    message, param = error.message, error.param
     for old, new in names.items():
-        message = message.replace(f"'{old}'", f"'{new}'")
-    return ServiceError(
-        error.code, message, param=names.get(error.param, error.param), retry_after_s=error.retry_after_s
-    )
+        quoted = re.compile(rf"'{re.escape(old)}(?=['\[.])")
+        message = quoted.sub(f"'{new}", message)
+        param = quoted.sub(f"'{new}", f"'{param}'").strip("'")
+    return ServiceError(error.code, message, param=param, retry_after_s=error.retry_after_s)

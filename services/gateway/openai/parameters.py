@@ -10,7 +10,9 @@ import msgspec
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.openai.body import GenerationFields
+from services.gateway.openai.forced_calls import forced_calls
 from services.gateway.openai.schemas import ChatBody, CompletionBody, TokenizeBody
+from services.gateway.openai.tool_choice import ToolChoice, tool_choice
 from shared import limits, sampling
 from shared.errors import ServiceError
 from shared.request import conversation, rules
@@ -18,8 +20,9 @@ from shared.request.checks import check_token_ids, given, missing, refuse
 from shared.request.choices import Choices, choices_of
 from shared.request.sampling_fields import sampling_params
 from shared.request.seed_source import SeedSource, random_seed
-from shared.request.structured import constraint_of
+from shared.request.structured import Constraint, constraint_of
 from shared.request.token_constraints import token_constraints
+from shared.request.tools import checked_documents, checked_template_kwargs, template_variables
 from shared.sampling import SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
@@ -63,6 +66,7 @@ def completion(
     endpoint = _Endpoint(COMPLETION_MAX_TOKENS, 1.0, may_only_echo=bool(body.echo))
     params = _params(body, card, endpoint, (logprobs, prompt_logprobs), defaults.draw_seed)
     request = _request(body, card, request_id, params, len(texts) + len(token_ids))
+    request = _structured(request, constraint_of(body))
     return replace(
         request,
         texts=texts,
@@ -75,17 +79,12 @@ def completion(
 
 def chat(body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults = _DEFAULTS) -> GenerationRequest:
     """Returns the request of `/v1/chat/completions`. Raises ServiceError naming the first parameter that is wrong."""
-    messages = conversation.messages(body.messages, card.vocab_size)
     logprobs = _chat_logprobs(body, defaults.max_logprobs)
     asked = logprobs, rules.prompt_logprobs(body.prompt_logprobs, defaults.max_logprobs)
     params = _params(body, card, _Endpoint(AS_MANY_AS_FIT, defaults.chat_temperature), asked, defaults.draw_seed)
-    return replace(
-        _request(body, card, request_id, params, 1),
-        messages=messages,
-        # The chat template writes the special tokens itself.
-        add_special_tokens=given(body.add_special_tokens, False),
-        add_generation_prompt=given(body.add_generation_prompt, True),
-    )
+    choice = tool_choice(body)
+    request = _structured(_request(body, card, request_id, params, 1), _chat_structure(body, choice))
+    return _with_conversation(request, body, card, choice)
 
 
 def tokenize(body: TokenizeBody, card: ModelCard, request_id: str) -> GenerationRequest:
@@ -96,12 +95,50 @@ def tokenize(body: TokenizeBody, card: ModelCard, request_id: str) -> Generation
     if body.messages is None:
         texts, _ = prompts(body.prompt, card.vocab_size)
         return replace(request, texts=texts, add_special_tokens=given(body.add_special_tokens, True))
+    return _with_conversation(request, body, card, tool_choice(body))
+
+
+def _with_conversation(
+    request: GenerationRequest, body: ChatBody, card: ModelCard, choice: ToolChoice
+) -> GenerationRequest:
+    """Returns the request with the conversation and the inputs of the chat template."""
+    messages = conversation.messages(body.messages, card.vocab_size)
+    continued = given(body.continue_final_message, False)
+    if continued:
+        if body.add_generation_prompt:
+            refuse("continue_final_message", "cannot be true together with 'add_generation_prompt'")
+        assert body.messages is not None
+        conversation.check_continuable(body.messages[-1], len(messages) - 1)
     return replace(
         request,
-        messages=conversation.messages(body.messages, card.vocab_size),
+        messages=messages,
+        # The chat template writes the special tokens itself.
         add_special_tokens=given(body.add_special_tokens, False),
-        add_generation_prompt=given(body.add_generation_prompt, True),
+        add_generation_prompt=given(body.add_generation_prompt, not continued),
+        continue_final_message=continued,
+        template_variables=template_variables(
+            choice.tools,
+            checked_documents(body.documents),
+            checked_template_kwargs(body.chat_template_kwargs),
+        ),
     )
+
+
+def _chat_structure(body: ChatBody, choice: ToolChoice) -> Constraint | None:
+    """Returns what the output must follow: the structure that the request asks for, or that of calls it forces."""
+    structure = constraint_of(body)
+    if not choice.is_forced:
+        return structure
+    if structure is not None:
+        refuse(choice.param, f"cannot force a call together with '{structure.param}'")
+    return forced_calls(choice)
+
+
+def _structured(request: GenerationRequest, structure: Constraint | None) -> GenerationRequest:
+    if structure is None:
+        return request
+    params = msgspec.structs.replace(request.params, grammar=structure.grammar)
+    return replace(request, params=params, grammar_param=structure.param)
 
 
 def prompts(
@@ -170,7 +207,7 @@ def _params(
 ) -> SamplingParams:
     """Returns the checked sampling parameters. `logprobs`: of the output and of the prompt."""
     max_tokens = 1 if endpoint.may_only_echo and _only_echoes(body) else _max_tokens(body, card, endpoint.max_tokens)
-    constraints, structure = token_constraints(body), constraint_of(body)
+    constraints = token_constraints(body)
     params = sampling_params(
         body,
         max_tokens=max_tokens or card.max_model_len,
@@ -183,11 +220,15 @@ def _params(
         logit_bias=constraints.logit_bias,
         allowed_token_ids=constraints.allowed_token_ids,
         bad_words=constraints.bad_words,
-        grammar=None if structure is None else structure.grammar,
     )
     sampling.check(params)
     sampling.check_vocabulary(params, card.vocab_size)
-    return params if max_tokens else msgspec.structs.replace(params, max_tokens=AS_MANY_AS_FIT)
+    return params if max_tokens else without_limit(params)
+
+
+def without_limit(params: SamplingParams) -> SamplingParams:
+    """Returns the parameters of a request that generates as many tokens as fit."""
+    return msgspec.structs.replace(params, max_tokens=AS_MANY_AS_FIT)
 
 
 def _max_tokens(body: GenerationFields, card: ModelCard, default: int) -> int:
@@ -215,7 +256,6 @@ def _request(
         params = msgspec.structs.replace(params, beam=choices.beam)
         sampling.check_beam(params)
     _check_stream(body, params, choices)
-    structure = constraint_of(body)
     stop, detokenize = rules.stop_strings(body.stop), given(body.detokenize, True)
     rules.check_detokenize(detokenize, stop)
     if body.echo and not detokenize:
@@ -235,7 +275,7 @@ def _request(
         cache_salt=_cache_salt(body),
         priority=check_priority(body.priority),
         bad_word_texts=token_constraints(body).bad_word_texts,
-        grammar_param="" if structure is None else structure.param,
+        timeout_s=_timeout_s(body),
     )
 
 
@@ -267,3 +307,11 @@ def check_priority(value: int | None) -> int:
     if not -_INT32 <= priority < _INT32:
         refuse("priority", "must be a 32-bit integer")
     return priority
+
+
+def _timeout_s(body: GenerationFields) -> float:
+    if body.timeout is None:
+        return 0.0
+    if body.timeout <= 0:
+        refuse("timeout", "must be a number of seconds above 0")
+    return body.timeout

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.openai.answer_format import AnswerFormat
 
 Kind = Literal["completion", "chat"]
 ID_PREFIX: dict[Kind, str] = {"completion": "cmpl-", "chat": "chatcmpl-"}
@@ -47,6 +48,8 @@ class RequestContext:
     """Whether the answer has the times of the request's phases."""
     id_prefix: str = ""
     """Prefix of the response's id; if empty, the prefix of the kind."""
+    answer_format: AnswerFormat | None = None
+    """How the answer is separated from the output; None if the whole output is the answer's text."""
     prompt_logprobs: int | None = None
     """Number of candidates in the answer's field `prompt_logprobs`; None: the answer does not have the field."""
     echoes_logprobs: bool = False

@@ -16,7 +16,7 @@ from services.gateway.http import sse
 from services.gateway.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.http.errors import as_service_error
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.answer_encoder import AnswerEncoder, GenerationState
+from services.gateway.openai.answer_encoder import AnswerEncoder, GenerationState, SnapshotEncoder
 from services.gateway.openai.choices import Choice, ChoiceAccumulator, merge, without_output
 from services.gateway.openai.request_context import RequestContext
 from services.gateway.openai.request_meter import RequestMeter
@@ -69,6 +69,7 @@ class ResponseRunner:
             len(context.echoes), context.request.num_sequences, keep_token_ids=context.return_token_ids
         )
         self._meter = RequestMeter(metrics, context)
+        self._snapshots = encoder if isinstance(encoder, SnapshotEncoder) else None
         self._opened = False
 
     async def whole(self, receive: Receive) -> bytes:
@@ -93,14 +94,17 @@ class ResponseRunner:
     async def _collect(self, generation: Generation) -> None:
         only_echoes = self._context.request.only_echoes
         async for batch in generation.updates():
+            self._start_parsing(generation)
             for update in batch:
                 if only_echoes:
                     update = without_output(update)
-                self._take(update).text.append(update.text)
+                choice, text = self._take(update)
+                choice.text.append(text)
         self._complete(generation)
 
     async def _pump(self, generation: Generation, sink: Sink) -> None:
         async for batch in generation.updates():
+            self._start_parsing(generation)
             # One write for each batch of updates, whatever the number of choices and tokens in the batch.
             if data := self._encode(batch, generation):
                 await sink.write(data)
@@ -110,10 +114,10 @@ class ResponseRunner:
         await sink.end(last)
 
     def _encode(self, batch: list[SequenceUpdate], generation: Generation) -> bytes:
-        taken = [(self._take(update), update.text) for update in merge(batch)]
+        taken = [self._take(update) for update in merge(batch)]
         opening = self._opening(generation)
-        chunks = [self.encoder.chunk(choice, text) for choice, text in taken]
-        return b"".join((opening, *chunks, self.encoder.flush(self._state(generation))))
+        chunks = b"".join([self.encoder.chunk(choice, text) for choice, text in taken])
+        return opening + chunks + (self._snapshots.flush(self._state(generation)) if self._snapshots else b"")
 
     def _opening(self, generation: Generation) -> bytes:
         """Returns the beginning of the stream at the first call, then b""."""
@@ -122,9 +126,18 @@ class ResponseRunner:
         self._opened = True
         return self.encoder.opening(self._state(generation))
 
-    def _take(self, update: SequenceUpdate) -> Choice:
+    def _start_parsing(self, generation: Generation) -> None:
+        """Makes the parsers of the choices, which need the end of the prompt, when the first output has arrived."""
+        answer, choices = self._context.answer_format, self._accumulator.choices
+        if answer is not None and choices[0].parser is None:
+            for choice in choices:
+                choice.parser = answer.parser(generation.prompt_tail)
+
+    def _take(self, update: SequenceUpdate) -> tuple[Choice, str]:
+        """Adds an update to its choice. Returns the choice, and the new text if no parser takes it."""
+        choice = self._accumulator.add(update)
         self._meter.saw(update)
-        return self._accumulator.add(update)
+        return choice, choice.separate(update)
 
     def _state(self, generation: Generation) -> GenerationState:
         return GenerationState(

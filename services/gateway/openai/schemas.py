@@ -4,6 +4,8 @@ The answers of tokenize and detokenize are here as well; they have vLLM's format
 common, and the decoding, are in `body`.
 """
 
+from typing import Any
+
 import msgspec
 
 from services.gateway.openai.body import GenerationFields
@@ -25,20 +27,39 @@ class ChatBody(GenerationFields, kw_only=True):
     """Body of `/v1/chat/completions`: a conversation to continue."""
 
     messages: list[Turn] | None = None
+    tools: list[Any] | None = None
+    """Functions that the model may call, see `shared.request.tools`."""
+    tool_choice: str | dict[str, Any] | None = None
+    """`none`, `auto`, `required`, or `{"type": "function", "function": {"name": …}}`."""
+    functions: list[Any] | None = None
+    """The former form of `tools`."""
+    function_call: str | dict[str, Any] | None = None
+    """The former form of `tool_choice`: `none`, `auto`, or `{"name": …}`."""
+    parallel_tool_calls: bool | None = None
+    """Whether an answer may have several calls; otherwise it has only the first. Default: yes."""
+    include_reasoning: bool | None = None
+    """Whether the answer shows the model's reasoning. Default: yes."""
+    documents: list[Any] | None = None
+    """Objects for templates that write documents into the prompt."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template."""
+    add_generation_prompt: bool | None = None
+    """Whether the prompt ends with the beginning of the assistant's answer. Default: yes."""
+    continue_final_message: bool | None = None
+    """Whether the prompt ends inside the last message, which the output continues. Default: no."""
     logprobs: bool | int | None = None
     """Whether to report log probabilities. A number means `true` with that many `top_logprobs`."""
     top_logprobs: int | None = None
-    add_generation_prompt: bool | None = None
 
 
-class TokenizeBody(msgspec.Struct, kw_only=True):
-    """Body of `/tokenize`: a text or a conversation. Exactly one of `prompt` and `messages` must be given."""
+class TokenizeBody(ChatBody, kw_only=True):
+    """Body of `/tokenize`: a text or a conversation. Exactly one of `prompt` and `messages` must be given.
 
-    model: str | None = None
+    It has the fields of a chat request, because clients send one here unchanged to count its tokens. Those that have no
+    influence on the prompt have no effect.
+    """
+
     prompt: str | None = None
-    messages: list[Turn] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
 
 

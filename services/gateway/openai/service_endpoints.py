@@ -9,7 +9,7 @@ from services.gateway.http import request_body
 from services.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from services.gateway.openai import full_response as responses
 from services.gateway.openai import parameters, schemas, unsupported_params
-from services.gateway.openai.body import GenerationFields, read_body, read_fields
+from services.gateway.openai.body import read_body, read_fields
 from shared.errors import ServiceError
 from shared.request.checks import check_token_ids
 from shared.version import __version__
@@ -39,8 +39,7 @@ class ServiceEndpoints:
     async def tokenize(self, request: Request) -> Response:
         """Answers with the token ids of a text or a conversation."""
         data = await request_body.read(request.scope["headers"], request.receive)
-        # To count its tokens, clients send a generation request here unchanged: its sampling fields have no effect.
-        unsupported_params.check(read_fields(data), schemas.TokenizeBody, no_effect=GenerationFields.__struct_fields__)
+        unsupported_params.check(read_fields(data), schemas.TokenizeBody)
         body = read_body(data, schemas.TOKENIZE_DECODER)
         card = self._backend.resolve_model(body.model)
         wanted = parameters.tokenize(body, card, request.state.request_id)

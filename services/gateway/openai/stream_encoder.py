@@ -21,10 +21,12 @@ from services.gateway.http import sse
 from services.gateway.http.errors import error_body
 from services.gateway.openai import full_response
 from services.gateway.openai.answer_encoder import GenerationState
+from services.gateway.openai.chat_message import MessageEncoder
 from services.gateway.openai.choices import Choice
 from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs
 from services.gateway.openai.request_context import RequestContext, system_fingerprint
 from services.gateway.openai.timings import timings
+from services.gateway.parsers.events import Content
 from shared.errors import ServiceError
 
 OBJECT = {"completion": "text_completion", "chat": "chat.completion.chunk"}
@@ -32,7 +34,8 @@ _BEFORE_TEXT = {"completion": b',"text":', "chat": b',"delta":{"content":'}
 _AFTER_TEXT = {"completion": b"", "chat": b"}"}
 _ROLE = b',"delta":{"role":"assistant"}'
 _NO_DELTA = b',"delta":{}'
-_GOES_ON = b',"logprobs":null,"finish_reason":null}]'
+_CONTINUES = b',"finish_reason":null}]'
+_GOES_ON = b',"logprobs":null' + _CONTINUES
 _encode = msgspec.json.Encoder().encode
 
 
@@ -50,6 +53,8 @@ class ChunkEncoder:
         self._heads = [start + _BEFORE_TEXT[context.kind] for start in self._starts]
         self._after = _AFTER_TEXT[context.kind]
         self._tail = self._after + _GOES_ON + self._close
+        answer = context.answer_format
+        self._messages = MessageEncoder(answer, context.request.request_id) if answer is not None else None
 
     def set_usage(self, usage: dict[str, Any]) -> None:
         """Sets the token counts that all further chunks have (`continuous_usage_stats`)."""
@@ -69,8 +74,10 @@ class ChunkEncoder:
     def chunk(self, choice: Choice, text: str) -> bytes:
         """Returns the encoded new output of a choice (two chunks at the end of a chat choice); b"" if there is none.
 
-        Removes the token ids and log probabilities that it encodes from the choice.
+        Removes the token ids, log probabilities and events that it encodes from the choice.
         """
+        if choice.parser is not None:
+            return self._events(choice)
         head = self._head_with_ids(choice) if choice.token_ids else self._heads[choice.index]
         something = text or head is not self._heads[choice.index]
         if choice.finish_reason is None:
@@ -88,6 +95,33 @@ class ChunkEncoder:
         parts += [b',"timings":' + _encode(timings)] if timings is not None else []
         return b"".join((self._base, b',"choices":[]', *parts, b"}", sse.END))
 
+    def _events(self, choice: Choice) -> bytes:
+        """Returns the encoded events of a choice: one chunk for each event, and one at the end of the choice.
+
+        Token ids and log probabilities are in the first of the chunks. They wait if there is no event.
+        """
+        assert self._messages is not None
+        events, choice.events = choice.events, []
+        if (
+            len(events) == 1
+            and isinstance(events[0], Content)
+            and not (choice.token_ids or choice.logprobs or choice.finish_reason)
+        ):
+            return self._plain(choice.index, events[0].text)
+        deltas = [b',"delta":' + _encode(self._messages.delta(choice.index, event)) for event in events]
+        if choice.finish_reason is not None and not deltas and (choice.token_ids or choice.logprobs):
+            deltas = [_NO_DELTA]
+        parts: list[bytes] = []
+        for delta in deltas:
+            token_ids = b""
+            if choice.token_ids:
+                token_ids, choice.token_ids = b',"token_ids":' + _encode(choice.token_ids), []
+            parts += (self._starts[choice.index], token_ids, delta, b',"logprobs":', self._logprobs(choice), _CONTINUES)
+            parts.append(self._close)
+        if choice.finish_reason is not None:
+            parts += (self._starts[choice.index], _NO_DELTA, b',"logprobs":null', self._finish(choice))
+        return b"".join(parts)
+
     def _plain(self, index: int, text: str) -> bytes:
         return self._heads[index] + _encode(text) + self._tail
 
@@ -97,10 +131,10 @@ class ChunkEncoder:
 
     def _with_logprobs(self, choice: Choice, head: bytes, text: str) -> bytes:
         start = head + _encode(text) + self._after
-        return start + b',"logprobs":' + self._logprobs(choice) + b',"finish_reason":null}]' + self._close
+        return start + b',"logprobs":' + self._logprobs(choice) + _CONTINUES + self._close
 
     def _finish(self, choice: Choice) -> bytes:
-        reason, stop = _encode(choice.finish_reason), _encode(choice.stop_reason)
+        reason, stop = _encode(full_response.finish_reason(self._context, choice)), _encode(choice.stop_reason)
         told = b',"finish_reason":' + reason + b',"stop_reason":' + stop
         length = choice.num_characters + len(self._context.echo(choice.index))
         return (
@@ -162,10 +196,6 @@ class OpenAIEncoder:
         if self._usage is not None:
             self._chunks.set_usage(self._usage())
         return self._chunks.chunk(choice, text)
-
-    def flush(self, state: GenerationState) -> bytes:
-        """See AnswerEncoder."""
-        return b""
 
     def closing(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""

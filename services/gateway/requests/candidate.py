@@ -8,6 +8,7 @@ from services.gateway.requests.messages import RequestMessages
 from services.gateway.requests.placement_queue import Ticket
 from services.gateway.requests.sequence_state import Address, Phase, SequenceState
 from services.gateway.requests.service_clients import PeerUnavailableError
+from shared import limits
 from shared.blocks import split_hashes
 from shared.errors import ServiceError
 from shared.messages import OpenStream, Submit
@@ -77,6 +78,10 @@ def candidates_of(client: PlacementClient, orders: RequestMessages, number: int)
         prompt = orders.prompt(index)
         hashes = split_hashes(prompt.block_hashes)
         candidate = Candidate(client, orders, index, sequence, prompt.num_tokens, hashes)
-        candidate.ticket = Ticket(candidate, orders.card.name, orders.request.priority, (number, index))
+        max_tokens = orders.request.params.max_tokens or limits.OUTPUT_ESTIMATE_TOKENS
+        cost = prompt.num_tokens + min(max_tokens, limits.OUTPUT_ESTIMATE_TOKENS)
+        candidate.ticket = Ticket(
+            candidate, orders.card.name, orders.request.priority, (number, index), orders.request.client, cost
+        )
         found.append(candidate)
     return found

@@ -6,6 +6,7 @@ sequence is queued or ends, when a heartbeat arrives, and when a member is lost.
 """
 
 import asyncio
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from services.gateway.requests.placement_queue import PlacementQueue, Ticket
 from services.gateway.requests.router import Router, model_of, ready_members
 from services.gateway.requests.sequence_state import Address
 from services.gateway.requests.service_clients import PeerUnavailableError, ServiceClients
+from services.gateway.requests.service_rate import ServiceRate
 from shared import limits
 from shared.actors.host import Host
 from shared.actors.presence import Members
@@ -30,6 +32,7 @@ class Dispatcher:
 
     def __init__(self, host: Host, members: Members, router: Router, peers: ServiceClients) -> None:
         self.queue: PlacementQueue[Candidate] = PlacementQueue()
+        self._rate = ServiceRate()
         self._host, self._members, self._router, self._peers = host, members, router, peers
         self._able_at: dict[str, float] = {}
         """By model: the last time at which its members could take a sequence, monotonic seconds."""
@@ -47,6 +50,15 @@ class Dispatcher:
     def withdraw(self, candidate: Candidate) -> None:
         """Takes a sequence out of the queue, because its request has ended. Harmless if it is not queued."""
         self.queue.withdraw(candidate.ticket)
+
+    def ended(self, candidate: Candidate) -> None:
+        """Records that a placed sequence has ended, with the number of tokens that it has used."""
+        self.queue.settle(candidate.ticket, candidate.num_tokens + len(candidate.sequence.token_ids))
+        self._rate.ended(self._now())
+
+    def retry_after_s(self) -> float:
+        """Returns the time until the queue of now will have been served, as fast as sequences end at present."""
+        return self._rate.wait_s(len(self.queue), self._now())
 
     def requeue(self, candidate: Candidate) -> None:
         """Queues a sequence again that was placed before. The caller must call `pump` afterwards."""
@@ -67,12 +79,15 @@ class Dispatcher:
         engines, detokenizers = self._members.alive("engine", now), self._members.alive("detokenizer", now)
         placed: list[Placement] = []
         for model in self.queue.models():
-            while (ticket := self.queue.first(model)) is not None:
-                placement = self._choose(ticket.claimant, engines, detokenizers, now)
-                if placement is None:
-                    break
-                if not isinstance(placement, ServiceError):
-                    placed.append(placement)
+            newcomers = functools.partial(self._router.has_credit, ready_members(engines, model))
+            # When the next client has to wait for credit, another may still have a place as a newcomer.
+            for eligible in (None, newcomers):
+                while (ticket := self.queue.first(model, eligible)) is not None:
+                    placement = self._choose(ticket.claimant, engines, detokenizers, now)
+                    if placement is None:
+                        break
+                    if not isinstance(placement, ServiceError):
+                        placed.append(placement)
         return placed
 
     def expire(self, now: float) -> None:
@@ -109,6 +124,7 @@ class Dispatcher:
         if error is not None:
             candidate.client.fail(error)
             return error
+        client = candidate.ticket.client.name
         engine = self._router.choose_engine(
             engines,
             model,
@@ -116,6 +132,7 @@ class Dispatcher:
             candidate.hashes,
             candidate.avoid,
             candidate.near(),
+            client,
             joins=candidate.joins_siblings,
         )
         detokenizer = None
@@ -123,13 +140,16 @@ class Dispatcher:
             detokenizer = self._router.choose_detokenizer(detokenizers, model, candidate.avoid)
         if engine is None or (candidate.has_text and detokenizer is None):
             return None
-        self.queue.withdraw(candidate.ticket)
+        if sequence.attempt:
+            self.queue.withdraw(candidate.ticket)  # its client was charged for the first placement
+        else:
+            self.queue.take(candidate.ticket)
         to_engine, to_detokenizer = Address(engine.id, engine.instance_id), None
         if detokenizer is not None:
             to_detokenizer = Address(detokenizer.id, detokenizer.instance_id)
             self._router.stream_opened(to_detokenizer, sequence.sequence_id)
         sequence.start_placement(to_engine, to_detokenizer, now)
-        self._router.record_dispatch(engine, sequence.sequence_id, candidate.num_tokens, candidate.hashes)
+        self._router.record_dispatch(engine, sequence.sequence_id, candidate.num_tokens, candidate.hashes, client)
         return Placement(candidate, to_engine, to_detokenizer, sequence.attempt, self._settled)
 
     def _unable(self, model: str, now: float) -> ServiceError | None:
@@ -143,7 +163,7 @@ class Dispatcher:
                 told = f"No {service} of the model {model!r} is running. Try again shortly."
                 return ServiceError(f"no_{service}", told, retry_after_s=2.0)
         told = f"No engine of the model {model!r} takes requests. Try again later."
-        return ServiceError("server_is_overloaded", told, retry_after_s=2.0)
+        return ServiceError("server_is_overloaded", told, retry_after_s=self.retry_after_s())
 
     # --- sending ---
 

@@ -61,15 +61,19 @@ class RequestMessages:
             request.trace_headers.get("tracestate", ""),
             request.spaces_between_special_tokens,
             request.detokenize,
+            request.shown_special_tokens,
         )
 
     def submit(self, index: int) -> Submit:
         """Returns the message that runs a sequence, with its tokens so far as output. It must have a placement."""
         request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
         choices = self.choices(index)
-        params = sequence_params(request.params, index % request.num_sequences, prompt, self.card)
-        if not sequence.needs_prompt_logprobs:
-            params = msgspec.structs.replace(params, prompt_logprobs=None)
+        params = sequence_params(request.params, index % request.num_sequences, prompt.num_tokens, self.card)
+        params = msgspec.structs.replace(
+            params,
+            end_token_ids=prompt.end_token_ids,
+            prompt_logprobs=params.prompt_logprobs if sequence.needs_prompt_logprobs else None,
+        )
         return Submit(
             sequence.sequence_id,
             sequence.attempt,
@@ -85,6 +89,9 @@ class RequestMessages:
             choices[0].sequence_id if len(choices) > 1 else "",
             request.trace_headers.get("traceparent", ""),
             request.trace_headers.get("tracestate", ""),
+            request.client.name,
+            request.client.weight,
+            request.client.priority,
             request.pooling,
         )
 

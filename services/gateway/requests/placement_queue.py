@@ -1,16 +1,21 @@
 """The queue of sequences that wait in a gateway for an engine with credit: one line for each model. Pure.
 
-The order is priority (lower first, as in the engine), then arrival. A sequence whose engine was lost keeps its arrival
-number, so it goes before all sequences of the same priority that arrived later.
+Clients (API keys) take turns by the tokens that they get (`shared.fair_order`), so a client with many requests does not
+delay the others. The order of the sequences of one client is priority (lower first), then arrival. A sequence whose
+engine was lost keeps its arrival number, so it goes before all sequences of the client that arrived later.
 """
 
 import heapq
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from services.gateway.generation import Client
+from shared.fair_order import FairOrder
+
 C = TypeVar("C")
 STALE_ITEMS_MAX = 64
-"""A line's heap is rebuilt when its withdrawn tickets outnumber its queued ones by more than this."""
+"""A heap is rebuilt when its withdrawn tickets outnumber its queued ones by more than this."""
 
 
 @dataclass(eq=False, slots=True)
@@ -22,6 +27,9 @@ class Ticket(Generic[C]):
     priority: int
     arrival: tuple[int, int]
     """Number of the request and index of the sequence in the request."""
+    client: Client = field(default_factory=Client)
+    cost: int = 1
+    """Tokens that the client is charged with when the sequence is taken: prompt and expected output."""
     waits_since: float | None = None
     """Time at which the ticket was first queued. The caller resets it to None when the sequence has been placed."""
     number: int = 0
@@ -32,15 +40,24 @@ _Item = tuple[int, tuple[int, int], int, Ticket[C]]
 
 
 @dataclass(slots=True)
-class _Line(Generic[C]):
-    """A heap. Withdrawn items stay in the heap until they come first or outnumber the queued ones."""
+class _Heap(Generic[C]):
+    """The tickets of one client. Withdrawn items stay until they come first or outnumber the queued ones."""
 
-    heap: list[_Item[C]] = field(default_factory=list[_Item[C]])
+    items: list[_Item[C]] = field(default_factory=list[_Item[C]])
+    num_queued: int = 0
+
+
+@dataclass(slots=True)
+class _Line(Generic[C]):
+    """The clients with tickets for one model, and the order in which they are served."""
+
+    heaps: dict[str, _Heap[C]] = field(default_factory=dict[str, _Heap[C]])
+    order: FairOrder = field(default_factory=FairOrder)
     num_queued: int = 0
 
 
 class PlacementQueue(Generic[C]):
-    """The lines of all models in one gateway."""
+    """The lines of all models in one gateway. A line is kept while it is empty, as are the charges of its clients."""
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line[C]] = {}
@@ -51,7 +68,7 @@ class PlacementQueue(Generic[C]):
 
     def models(self) -> list[str]:
         """Returns the models that have waiting sequences."""
-        return list(self._lines)
+        return [model for model, line in self._lines.items() if line.num_queued]
 
     def push(self, ticket: Ticket[C], now: float) -> None:
         """Queues a ticket, which must not be queued already."""
@@ -60,37 +77,63 @@ class PlacementQueue(Generic[C]):
         ticket.number = self._num_pushed
         if ticket.waits_since is None:
             ticket.waits_since = now
-        line = self._lines.setdefault(ticket.model, _Line[C]())
-        heapq.heappush(line.heap, (ticket.priority, ticket.arrival, ticket.number, ticket))
+        line, client = self._lines.setdefault(ticket.model, _Line[C]()), ticket.client
+        heap = line.heaps.setdefault(client.name, _Heap[C]())
+        heapq.heappush(heap.items, (ticket.priority, ticket.arrival, ticket.number, ticket))
+        heap.num_queued += 1
         line.num_queued += 1
+        line.order.activate(client.name, client.weight, client.priority)
 
-    def first(self, model: str) -> Ticket[C] | None:
-        """Returns the first ticket of a model without removing it; None if no sequence waits."""
+    def first(self, model: str, eligible: Callable[[str], bool] | None = None) -> Ticket[C] | None:
+        """Returns the next ticket of a model without removing it; None if no sequence waits.
+
+        `eligible`: whether the tickets of the client with this name count; by default all do.
+        """
         line = self._lines.get(model)
-        if line is None:
+        name = line.order.first(eligible) if line is not None else None
+        if line is None or name is None:
             return None
-        while not _is_queued(line.heap[0]):
-            heapq.heappop(line.heap)
-        return line.heap[0][3]
+        items = line.heaps[name].items
+        while not _is_queued(items[0]):
+            heapq.heappop(items)
+        return items[0][3]
+
+    def take(self, ticket: Ticket[C]) -> None:
+        """Removes a queued ticket because its sequence is placed, and charges its client."""
+        self._lines[ticket.model].order.serve(ticket.client.name, ticket.cost)
+        self.withdraw(ticket)
 
     def withdraw(self, ticket: Ticket[C]) -> bool:
         """Removes a ticket from any place in the queue. Returns False if it was not queued."""
         if not ticket.number:
             return False
         ticket.number = 0
-        line = self._lines[ticket.model]
+        line, name = self._lines[ticket.model], ticket.client.name
+        heap = line.heaps[name]
         line.num_queued -= 1
-        if not line.num_queued:
-            del self._lines[ticket.model]
-        elif len(line.heap) > 2 * line.num_queued + STALE_ITEMS_MAX:
-            line.heap = [item for item in line.heap if _is_queued(item)]
-            heapq.heapify(line.heap)
+        heap.num_queued -= 1
+        if not heap.num_queued:
+            del line.heaps[name]
+            line.order.deactivate(name)
+        elif len(heap.items) > 2 * heap.num_queued + STALE_ITEMS_MAX:
+            heap.items = [item for item in heap.items if _is_queued(item)]
+            heapq.heapify(heap.items)
         return True
+
+    def settle(self, ticket: Ticket[C], tokens: int) -> None:
+        """Corrects the charge of a ticket that was taken: its sequence has used `tokens` tokens in all."""
+        if (line := self._lines.get(ticket.model)) is not None:
+            line.order.adjust(ticket.client.name, tokens - ticket.cost)
 
     def tickets(self, model: str) -> list[Ticket[C]]:
         """Returns all tickets of a model, in no particular order."""
         line = self._lines.get(model)
-        return [item[3] for item in line.heap if _is_queued(item)] if line is not None else []
+        return list(_queued(line)) if line is not None else []
+
+
+def _queued(line: _Line[C]) -> Iterator[Ticket[C]]:
+    for heap in line.heaps.values():
+        yield from (item[3] for item in heap.items if _is_queued(item))
 
 
 def _is_queued(item: _Item[C]) -> bool:

@@ -23,12 +23,14 @@ from shared.sampling import SamplingParams, check, check_vocabulary
 class Prompt:
     """One prompt. `packed`: its token ids as little-endian u32; `block_hashes`: the chain over its full blocks.
 
-    `end_token_ids` end its outputs in addition to the end tokens of the request.
+    `end_token_ids` end its outputs in addition to the end tokens of the request. `tail`: the last characters of a
+    rendered conversation; empty for other prompts.
     """
 
     packed: bytes
     block_hashes: bytes
     end_token_ids: tuple[int, ...] = ()
+    tail: str = ""
 
     @property
     def num_tokens(self) -> int:
@@ -94,7 +96,7 @@ async def _tokenized(
 
 
 def _prompts(reply: TokenizeReply) -> list[Prompt]:
-    return [Prompt(prompt.token_ids, prompt.block_hashes, reply.end_token_ids) for prompt in reply.prompts]
+    return [Prompt(one.token_ids, one.block_hashes, reply.end_token_ids, one.tail) for one in reply.prompts]
 
 
 def _with_bad_words(params: SamplingParams, packed: tuple[bytes, ...]) -> SamplingParams:
@@ -139,6 +141,8 @@ def tokenize_message(
         grammar_param=request.grammar_param,
         truncate_prompt_tokens=request.truncate_prompt_tokens,
         suffix=request.suffix,
+        continue_final_message=request.continue_final_message,
+        template_variables=request.template_variables,
         generates=request.pooling is None,
         prompt_names=request.prompt_names,
     )
@@ -147,16 +151,13 @@ def tokenize_message(
 def text_size(request: GenerationRequest) -> int:
     """Returns the number of characters to tokenize."""
     suffixes = len(request.suffix) * len(request.texts)
-    return sum(map(len, request.texts)) + suffixes + sum(len(message.content) for message in request.messages)
+    conversation = sum(len(message.content) + len(message.fields) for message in request.messages)
+    return sum(map(len, request.texts)) + suffixes + conversation + len(request.template_variables)
 
 
-def sequence_params(params: SamplingParams, choice: int, prompt: Prompt, card: ModelCard) -> SamplingParams:
-    """Returns the parameters of one choice of a prompt.
-
-    They have a seed of their own, `max_tokens` filled in if that is 0, and the prompt's own end tokens.
-    """
-    own = choice_params(params, choice, card.max_model_len - prompt.num_tokens)
-    return msgspec.structs.replace(own, end_token_ids=prompt.end_token_ids) if prompt.end_token_ids else own
+def sequence_params(params: SamplingParams, choice: int, num_prompt_tokens: int, card: ModelCard) -> SamplingParams:
+    """Returns the parameters of one choice: with its own seed, and with `max_tokens` filled in if that is 0."""
+    return choice_params(params, choice, card.max_model_len - num_prompt_tokens)
 
 
 def _parts(request: GenerationRequest) -> Iterator[GenerationRequest]:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.gateway.generation import GenerationRequest, ModelCard, PhaseTimes, SequenceUpdate
+from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, TokenCounts
 from services.gateway.requests.candidate import Candidate, Failure, candidates_of
 from services.gateway.requests.dispatcher import Dispatcher
 from services.gateway.requests.messages import RequestMessages
@@ -67,6 +67,7 @@ class RequestActor:
         self._left = 0
         self._over = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._deadline: asyncio.TimerHandle | None = None
         self._repairing: set[int] = set()
         self._behind: set[int] = set()
         """Indexes of sequences whose engine has tokens that have not arrived."""
@@ -86,10 +87,31 @@ class RequestActor:
         return [unpack_ids(prompt.packed) for prompt in self.prompts]
 
     @property
-    def times(self) -> PhaseTimes:
+    def times(self) -> RequestTimes:
         """See Generation."""
         placed_at = min((one.placed_at for one in self.sequences if one.placed_at is not None), default=None)
-        return PhaseTimes(self._since_start(self._tokenized_at), self._since_start(placed_at))
+        return RequestTimes(self._since_start(self._tokenized_at), self._since_start(placed_at))
+
+    @property
+    def token_counts(self) -> TokenCounts:
+        """See Generation."""
+        n, counts = self.request.n, [prompt.num_tokens for prompt in self.prompts]
+        cached = 0
+        for first in range(0, len(self.sequences), n):
+            choices = self.sequences[first : first + n]
+            # The choice that found least in the cache has computed the prompt; the others found its work.
+            cached += min((choice.num_cached_tokens for choice in choices if choice.prefills), default=0)
+        return TokenCounts(
+            prompt=sum(counts),
+            cached=cached,
+            computed=sum(one.num_computed_tokens(counts[index // n]) for index, one in enumerate(self.sequences)),
+            generated=sum(len(one.token_ids) for one in self.sequences),
+        )
+
+    @property
+    def prompt_tail(self) -> str:
+        """See Generation."""
+        return self.prompts[0].tail if self.prompts else ""
 
     async def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         """See Generation."""
@@ -121,6 +143,9 @@ class RequestActor:
 
     def start(self) -> None:
         """Starts the request in a task of its own."""
+        if timeout_s := self.request.timeout_s:
+            late = ServiceError("deadline_exceeded", f"The request did not end within its timeout of {timeout_s:g} s.")
+            self._deadline = asyncio.get_running_loop().call_later(timeout_s, self.fail, late)
         self._spawn(self._conduct())
 
     def on_text(self, index: int, event: TextEvent, engine: Address) -> None:
@@ -359,6 +384,8 @@ class RequestActor:
         unfinished = [s for s in self.sequences if s.phase is not Phase.DONE or s.finish_reason == "error"]
         for candidate in self._candidates:
             self._parts.dispatcher.withdraw(candidate)
+            if candidate.sequence.attempt and candidate.sequence.phase is not Phase.DONE:
+                self._parts.dispatcher.ended(candidate)
         for sequence in unfinished:
             self._forget_place(sequence, sequence.engine, sequence.detokenizer)
         self._parts.dispatcher.pump()
@@ -409,6 +436,7 @@ class RequestActor:
         if update.finish_reason is not None:
             self._left -= 1
             self._forget_place(sequence, sequence.engine, sequence.detokenizer)
+            self._parts.dispatcher.ended(self._candidates[update.index])
             self._spawn(self._settle(sequence))
         if self._left == 0:
             self._finish(None)
@@ -419,6 +447,8 @@ class RequestActor:
     def _finish(self, error: ServiceError | None) -> None:
         assert not self._over
         self._over, self.error = True, error
+        if self._deadline is not None:
+            self._deadline.cancel()
         self._wake.set()
         self._on_end()
 

@@ -11,7 +11,7 @@ ended there. Other gateways see the same credit, so an engine may get more seque
 negative. So that other gateways cannot starve this one, it may always have a few sequences at each engine (`SHARE`).
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -37,12 +37,29 @@ class EngineLoad:
     """Sequences that the heartbeat's credit may not count: sent since then, or still unanswered when it arrived."""
     ended: int = 0
     unanswered: set[str] = field(default_factory=set[str])
-    held: set[str] = field(default_factory=set[str])
-    """Sequences that were sent to the engine and have not ended."""
+    held: dict[str, str] = field(default_factory=dict[str, str])
+    """Sequences that were sent to the engine and have not ended, with their clients."""
+    clients: Counter[str] = field(default_factory=Counter[str])
+    """Number of these sequences by client."""
     refused: bool = False
     """The engine has refused a sequence or not answered; it gets no sequence until its next heartbeat."""
     silent: bool = False
     """The engine has not answered a submit. Until it answers one, it gets at most one sequence per heartbeat."""
+
+    def hold(self, sequence_id: str, client: str) -> None:
+        """Adds a sequence that is being sent to the engine."""
+        self.held[sequence_id] = client
+        self.clients[client] += 1
+
+    def let_go(self, sequence_id: str) -> bool:
+        """Removes a sequence. Returns False if it was not held."""
+        client = self.held.pop(sequence_id, None)
+        if client is None:
+            return False
+        self.clients[client] -= 1
+        if not self.clients[client]:
+            del self.clients[client]
+        return True
 
 
 @dataclass(slots=True)
@@ -80,7 +97,8 @@ class Router:
 
     def choose_engine(
         self, engines: Sequence[Heartbeat], model: str, num_tokens: int, hashes: Sequence[bytes],
-        avoid: Collection[tuple[str, str]] = (), near: Collection[tuple[str, str]] = (), *, joins: bool = False,
+        avoid: Collection[tuple[str, str]] = (), near: Collection[tuple[str, str]] = (), client: str = "", *,
+        joins: bool = False,
     ) -> Heartbeat | None:  # fmt: skip
         """Returns the cheapest ready engine of the model with credit; None if there is none.
 
@@ -93,20 +111,31 @@ class Router:
             found = next((e for e in searching if (e.id, e.instance_id) not in avoid), None)
             if found is not None:
                 return found
-        ready = [e for e in ready_members(engines, model) if self.credit(e) > 0]
+        ready = [e for e in ready_members(engines, model) if self.credit(e, client) > 0]
         ready = [e for e in ready if (e.id, e.instance_id) not in avoid] or ready
         ready = [e for e in ready if (e.id, e.instance_id) in near and self._has_row(e)] or ready
         return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes), self._used(e), e.id), default=None)
 
-    def credit(self, engine: Heartbeat) -> int:
-        """Returns how many sequences this gateway may send to the engine now; 0 or negative: none."""
+    def credit(self, engine: Heartbeat, client: str = "") -> int:
+        """Returns how many sequences this gateway may send to the engine now; 0 or negative: none.
+
+        A client (API key) without a sequence of this gateway there may have one beyond the credit, which other gateways
+        may have overdrawn, as long as few clients have sequences there. The engine serves it before further sequences
+        of others, so it need not wait for credit.
+        """
         load, status = self._load(engine), _engine_status(engine)
         if load.silent:
             return 0 if load.refused or load.unanswered else 1
         if load.refused:
             return 0
         share = max(1, status.max_num_seqs // SHARE) - len(load.held)
-        return max(status.credits - load.sent + load.ended, share)
+        credit = max(status.credits - load.sent + load.ended, share)
+        few = len(load.clients) <= max(1, status.max_num_seqs // SHARE)
+        return max(credit, 1) if client and client not in load.clients and few else credit
+
+    def has_credit(self, engines: Sequence[Heartbeat], client: str) -> bool:
+        """Whether this gateway may send a sequence of the client to one of the engines now."""
+        return any(self.credit(engine, client) > 0 for engine in engines)
 
     def can_take(self, engines: Sequence[Heartbeat], model: str) -> bool:
         """Whether the model has a ready engine that answers: it takes sequences now or when it has credit again."""
@@ -123,13 +152,15 @@ class Router:
         ready = [d for d in ready if (d.id, d.instance_id) not in avoid] or ready
         return min(ready, key=lambda d: (self._num_streams(d), d.id), default=None)
 
-    def record_dispatch(self, engine: Heartbeat, sequence_id: str, num_tokens: int, hashes: Sequence[bytes]) -> None:
+    def record_dispatch(
+        self, engine: Heartbeat, sequence_id: str, num_tokens: int, hashes: Sequence[bytes], client: str = ""
+    ) -> None:
         """Records that a sequence is being sent to an engine."""
         load, key = self._load(engine), (engine.id, engine.instance_id)
         load.tokens += num_tokens
         load.sent += 1
         load.unanswered.add(sequence_id)
-        load.held.add(sequence_id)
+        load.hold(sequence_id, client)
         self._prefixes.setdefault(key, PrefixIndex(_engine_status(engine).num_blocks)).add(hashes)
 
     def record_answer(self, engine: tuple[str, str], sequence_id: str, *, accepted: bool) -> None:
@@ -140,21 +171,20 @@ class Router:
             load.silent = False
             if not accepted:
                 load.refused = True
-                load.held.discard(sequence_id)
+                load.let_go(sequence_id)
 
     def record_silence(self, engine: tuple[str, str], sequence_id: str) -> None:
         """Records that the engine has not answered the submit of a sequence in time."""
         load = self._loads.get(engine)
         if load is not None:
             load.unanswered.discard(sequence_id)
-            load.held.discard(sequence_id)
+            load.let_go(sequence_id)
             load.silent = load.refused = True
 
     def record_end(self, engine: tuple[str, str], sequence_id: str) -> None:
         """Records that a sequence has ended at an engine or was taken away from it. Harmless when repeated."""
         load = self._loads.get(engine)
-        if load is not None and sequence_id in load.held:
-            load.held.discard(sequence_id)
+        if load is not None and load.let_go(sequence_id):
             load.ended += 1
 
     def stream_opened(self, detokenizer: tuple[str, str], sequence_id: str) -> None:

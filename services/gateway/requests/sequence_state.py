@@ -84,6 +84,8 @@ class SequenceState:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
+    prefills: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    """For each attempt that gave output: the attempt, the output tokens that it began with, and the cached tokens."""
     cumulative_logprob: float = 0.0
     carried_logprob: float = 0.0
     losses: int = 0
@@ -210,7 +212,14 @@ class SequenceState:
             return False
         return now - max(self.behind_since, self.progress_at) > limits.STALL_S
 
+    def num_computed_tokens(self, num_prompt_tokens: int) -> int:
+        """Returns how many tokens engines have computed for this sequence, as far as its output has arrived."""
+        prefilled = sum(num_prompt_tokens + carried - cached for _, carried, cached in self.prefills)
+        return prefilled + len(self.token_ids)
+
     def _apply(self, event: TextEvent, delta: Delta, now: float) -> None:
+        if not self.prefills or self.prefills[-1][0] != self.attempt:
+            self.prefills.append((self.attempt, len(self.token_ids), event.num_cached_tokens))
         self.token_ids.extend(delta.token_ids)
         self.text_length += len(delta.text)
         self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)

@@ -153,6 +153,13 @@ def test_an_output_without_text_has_its_token_ids(client: openai.OpenAI, greedy:
     assert len(said["token_ids"]) == 2  # pyright: ignore[reportArgumentType]
 
 
+def test_special_tokens_of_a_byte_level_tokenizer_have_no_spaces_to_leave_out(client: openai.OpenAI) -> None:
+    wild = {"temperature": 2, "n": 8, "max_tokens": 60, "seed": 0, "ignore_eos": True, "skip_special_tokens": False}
+    spaced, joined = (texts(complete(client, spaces_between_special_tokens=one, **wild)) for one in (True, False))
+    assert joined == spaced
+    assert any("<|im_end|>" in text for text in spaced)
+
+
 def test_tokens_of_log_probabilities_are_ids_on_request(client: openai.OpenAI, greedy: list[int]) -> None:
     asked = {"return_tokens_as_token_ids": True, "temperature": 0, "max_tokens": 3}
     logprobs = complete(client, logprobs=2, **asked).choices[0].logprobs

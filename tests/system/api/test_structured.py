@@ -118,7 +118,7 @@ def test_each_kind_of_structure_shapes_the_output(client: openai.OpenAI) -> None
     whole = complete(client, structured_outputs={"json": SMALL, "disable_any_whitespace": True}, **asked).choices[0]
     assert whole.text == json.dumps(json.loads(whole.text), separators=(",", ":"))
     jsonschema.validate(json.loads(whole.text), SMALL)
-    ids = complete(client, [1, 2, 3], guided_json=SMALL, **asked).choices[0]
+    ids = complete(client, [1, 2, 3], guided_json=SMALL, guided_whitespace_pattern=" ?", **asked).choices[0]
     jsonschema.validate(json.loads(ids.text), SMALL)
 
 
@@ -136,6 +136,24 @@ def test_the_official_client_parses_a_model_s_answer(client: openai.OpenAI) -> N
     )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in formatted if chunk.choices)
     jsonschema.validate(json.loads(text), SMALL)
+
+
+def test_the_other_apis_have_the_same_structures(client: openai.OpenAI, served: Served) -> None:
+    asked: dict[str, Any] = {"temperature": 1, "seed": 4}
+    schema: Any = {"type": "json_schema", "name": "small", "schema": SMALL}
+    response = client.responses.create(
+        model="model", input="Where?", text={"format": schema}, temperature=1, extra_body={"seed": 4}
+    )
+    jsonschema.validate(json.loads(response.output_text), SMALL)
+    body = {"model": "model", "prompt": "Where?", "options": asked, "stream": False}
+    reply = fetch(served, "POST", "/api/generate", {**body, "format": SMALL})
+    jsonschema.validate(json.loads(reply.json["response"]), SMALL)
+    wrong = fetch(served, "POST", "/api/generate", {**body, "format": {"type": "strng"}})
+    assert wrong.status == 400
+    assert "'format'" in wrong.json["error"]
+    with pytest.raises(openai.BadRequestError) as error:
+        client.responses.create(model="model", input="Where?", text={"format": {**schema, "schema": {"type": "x"}}})
+    assert error.value.param == "text.format.schema"
 
 
 def test_a_complete_output_ends_whatever_else_is_asked(client: openai.OpenAI) -> None:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from antiphon import chat
-from antiphon.chat import Client, ServerError, pieces
+from antiphon.chat import Client, Piece, ServerError, pieces
 from antiphon.cli import make_parser
 from shared.config import SettingsError
 
@@ -114,6 +114,19 @@ def test_an_error_is_printed_as_json_and_ends_the_conversation(
     assert json.loads(capsys.readouterr().err) == {"error": {"message": "wrong key"}}
 
 
+def test_reasoning_is_shown_and_not_sent_back(
+    server: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thought = b'data: {"choices": [{"delta": {"reasoning": "Hm.", "reasoning_content": "Hm."}}]}\n\n'
+    monkeypatch.setitem(globals(), "STREAM", thought + STREAM)
+    assert talk(server, ["Hi", "More"]) == 0
+    said = "Assistant: [reasoning] Hm.\n[answer] Hello\n"
+    assert capsys.readouterr().out == f"User: {said}User: {said}User: \n"
+    asked = Handler.asked[-1][2]
+    assert asked is not None
+    assert asked["messages"][1] == {"role": "assistant", "content": "Hello"}
+
+
 def test_no_server_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert talk("http://127.0.0.1:1", ["Hi"]) == 1
     assert "no connection to http://127.0.0.1:1" in capsys.readouterr().err
@@ -122,7 +135,7 @@ def test_no_server_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_error_in_the_middle_of_a_stream_is_an_error() -> None:
     stream = iter([b'data: {"choices": [{"delta": {"content": "a"}}]}\n', b'data: {"error": {"message": "lost"}}\n'])
     got = pieces(stream)
-    assert next(got) == "a"
+    assert next(got) == Piece("a")
     with pytest.raises(ServerError, match="lost"):
         next(got)
 

@@ -58,11 +58,18 @@ def test_a_child_gets_by_flags_exactly_what_the_user_chose(planned) -> None:
     for spec in planned(chosen).specs[1:]:
         parsed = settings_of(spec)
         expected = of_service(chosen, SERVICES[spec.service])
-        same = {"nats", "nats_credentials", "service_id", "listen_fd", "default_model"}
+        same = {"nats", "nats_credentials", "service_id", "listen_fd", "default_model", "files_directory"}
         assert (
             replace(parsed, **{name: getattr(expected, name) for name in same if hasattr(expected, name)}) == expected
         )
         assert parsed.service_id == spec.name
+
+
+def test_all_gateways_have_the_same_files(planned, tmp_path: Path) -> None:
+    for chosen, expected in (("", str(tmp_path / "files")), ("/data", "/data")):
+        plan = planned(ServeSettings(gateways=2, files_directory=chosen))
+        gateways = [settings_of(spec) for spec in plan.specs if spec.service == "gateway"]
+        assert [gateway.files_directory for gateway in gateways] == [expected] * 2
 
 
 def test_a_variable_cannot_undo_a_flag_that_gives_the_default(planned) -> None:
@@ -74,15 +81,27 @@ def test_a_variable_cannot_undo_a_flag_that_gives_the_default(planned) -> None:
 
 @pytest.mark.spec("S-SRV-013")
 def test_keys_and_passwords_are_on_no_command_line(planned, tmp_path: Path) -> None:
-    plan = planned(ServeSettings(api_keys="secret-1, secret-2"))
+    plan = planned(ServeSettings(api_keys="secret-1, secret-2", usage_sink="https://host/secret"))
     elsewhere = planned(ServeSettings(nats="nats://user:secret@bus"), binary="")
     assert settings_of(elsewhere.specs[1]).nats == "nats://user:secret@bus"
     assert not any("secret" in word for spec in elsewhere.specs for word in spec.argv)
     password = (tmp_path / "nats.credentials").read_text().split(":")[1]
     for spec in plan.specs:
         assert not any("secret" in word or password in word for word in spec.argv)
-        assert ("OPENAI_API_KEYS" in spec.environ) == (spec.service == "gateway")
+        for name in ("OPENAI_API_KEYS", "ANTIPHON_USAGE_SINK"):
+            assert (name in spec.environ) == (spec.service == "gateway")
     assert plan.token == "secret-1"
+
+
+def test_with_a_key_file_alone_the_launcher_has_a_key_of_its_own(planned) -> None:
+    plan, again = (planned(ServeSettings(api_keys_file="keys.toml", gateways=2)) for _ in range(2))
+    assert len(plan.token) >= 32
+    assert plan.token != again.token
+    for spec in plan.specs:
+        assert (spec.environ.get("OPENAI_API_KEYS") == plan.token) == (spec.service == "gateway")
+        assert not any(plan.token in word for word in spec.argv)
+        assert ("--api-keys-file=keys.toml" in spec.argv) == (spec.service == "gateway")
+    assert planned(ServeSettings(api_keys_file="keys.toml", api_keys="mine")).token == "mine"
 
 
 def test_credentials_and_configuration_are_private_files(planned, tmp_path: Path) -> None:
@@ -200,6 +219,7 @@ def test_a_service_gets_no_settings_of_another() -> None:
         pytest.param(ServeSettings(port=65536), "--port", marks=pytest.mark.spec("S-SRV-011")),
         pytest.param(ServeSettings(port=-1), "--port", marks=pytest.mark.spec("S-SRV-011")),
         (ServeSettings(nats_credentials="/f"), "--nats"),
+        (ServeSettings(api_keys_file="/missing/keys.toml"), "--api-keys-file"),
     ],
 )
 def test_impossible_counts_and_ports_are_refused_by_name(settings: ServeSettings, named: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from antiphon import nats_server
-from antiphon.nats_server import LIMITS, Bus, find_binary, prepare, worth_showing
+from antiphon.nats_server import JETSTREAM, LIMITS, Bus, find_binary, prepare, worth_showing
 from shared import limits
 from shared.config import SettingsError
 
@@ -51,7 +51,7 @@ def test_the_server_starts_with_the_limits_and_lets_its_own_in(bus: Bus) -> None
     information, answer = greet(bus, user, password)
     assert answer == b"PONG\r\n"
     assert information["max_payload"] == limits.BUS_PAYLOAD_BYTES
-    assert not information.get("jetstream", False)
+    assert information["jetstream"] is True
     assert information["host"] == "127.0.0.1"
 
 
@@ -70,7 +70,8 @@ def test_containers_have_the_same_limits() -> None:
     text = (ROOT / "infra/nats/nats.conf").read_text()
     settings = dict(re.findall(r"^(\w+): (.+)$", text, re.MULTILINE))
     assert {name: settings.get(name) for name in LIMITS} == LIMITS
-    assert "jetstream" not in settings
+    stored = dict(re.findall(r"(max_\w+_store): (\w+)", text))
+    assert stored == JETSTREAM
 
 
 def test_a_missing_binary_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -144,7 +144,10 @@ def _leak_a_block(loop: StepLoop) -> None:
 def _strand_a_sequence(loop: StepLoop) -> None:
     """A sequence that is live and in no queue: it would never run."""
     loop.core.add(SequenceSpec("lost", (1,), SamplingParams(max_tokens=1)))
-    loop.core.scheduler.waiting.pop()
+    waiting = loop.core.scheduler.waiting
+    head = waiting.head()
+    assert head is not None
+    waiting.pop(head, 1)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from services.gateway.generation import GenerationRequest, PhaseTimes, SequenceUpdate
+from services.gateway.generation import GenerationRequest, RequestTimes, SequenceUpdate
 from services.gateway.openai.answer_encoder import GenerationState
 from services.gateway.openai.choices import ChoiceAccumulator
 from services.gateway.openai.request_context import Arrival, Kind, RequestContext
@@ -47,7 +47,7 @@ def context(
 class Finished:
     """What an encoder needs of a generation with one prompt of three tokens."""
 
-    def __init__(self, times: PhaseTimes) -> None:
+    def __init__(self, times: RequestTimes) -> None:
         self.num_prompt_tokens, self.prompt_token_ids = 3, [[1, 2, 3]]
         self.times = times
 
@@ -58,12 +58,12 @@ class Finished:
         pass
 
 
-def state(accumulator: ChoiceAccumulator, times: PhaseTimes | None = None) -> GenerationState:
+def state(accumulator: ChoiceAccumulator, times: RequestTimes | None = None) -> GenerationState:
     """A generation that was placed after 1 s, had its first token after 3 s and its last one after 7 s."""
     return GenerationState(
         accumulator=accumulator,
         num_prompt_tokens=3,
-        generation=Finished(times or PhaseTimes(0.5, 1.0)),
+        generation=Finished(times or RequestTimes(0.5, 1.0)),
         time_to_first_token_s=3.0,
         time_to_last_token_s=7.0,
         elapsed_s=8.0,

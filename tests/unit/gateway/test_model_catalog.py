@@ -155,3 +155,13 @@ def test_a_model_keeps_the_time_at_which_it_was_first_seen() -> None:
     world.now += 10
     world.hear("a")
     assert world.catalog.cards() == [first]
+
+
+def test_a_model_keeps_the_formats_that_its_tokenizer_announced() -> None:
+    world = World()
+    world.hear("a")
+    assert (world.catalog.resolve("a").tool_format, world.catalog.resolve("a").reasoning_format) == ("", "")
+    status = PoolStatus(model="a", tool_format="hermes", reasoning_format="qwen3")
+    world.catalog.observe(Heartbeat("tokenizer", "t", "b", 2, "ready", 99, 0.1, status))
+    world.catalog.observe(Heartbeat("tokenizer", "u", "b", 2, "starting", 1, 0.1, PoolStatus(model="a")))
+    assert (world.catalog.resolve("a").tool_format, world.catalog.resolve("a").reasoning_format) == ("hermes", "qwen3")

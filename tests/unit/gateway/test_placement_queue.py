@@ -5,6 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.gateway.generation import Client
 from services.gateway.requests.placement_queue import STALE_ITEMS_MAX, PlacementQueue, Ticket
 
 
@@ -64,8 +65,8 @@ def test_withdrawn_tickets_do_not_pile_up():
     for each in tickets[1:]:
         assert queue.withdraw(each)
         assert not queue.withdraw(each)
-    (line,) = queue._lines.values()
-    assert len(line.heap) <= STALE_ITEMS_MAX + 2
+    (heap,) = queue._lines["m"].heaps.values()
+    assert len(heap.items) <= STALE_ITEMS_MAX + 2
     assert drain(queue) == [0]
 
 
@@ -85,3 +86,65 @@ def test_any_mix_of_pushes_and_withdrawals_keeps_the_order(seed: int):
         assert len(queue) == len(queued)
     expected = sorted(queued, key=lambda number: (tickets[number].priority, number))
     assert drain(queue) == expected
+
+
+def client_ticket(number: int, client: Client, cost: int = 10, priority: int = 0) -> Ticket[int]:
+    return Ticket(number, "m", priority, (number, 0), client, cost)
+
+
+def take_all(queue: PlacementQueue[int]) -> list[int]:
+    order: list[int] = []
+    while (first := queue.first("m")) is not None:
+        queue.take(first)
+        order.append(first.claimant)
+    return order
+
+
+def test_clients_take_turns_and_each_keeps_its_own_order():
+    queue, many, few = PlacementQueue[int](), Client("many"), Client("few")
+    for number in range(6):
+        queue.push(client_ticket(number, many), 0.0)
+    for number in (10, 11):
+        queue.push(client_ticket(number, few), 0.0)
+    queue.push(client_ticket(12, few, priority=-1), 0.0)
+    assert take_all(queue) == [0, 12, 1, 10, 2, 11, 3, 4, 5]
+
+
+def test_the_charge_is_corrected_when_the_length_is_known():
+    queue, one, two = PlacementQueue[int](), Client("one"), Client("two")
+    for number in range(3):
+        queue.push(client_ticket(number, one, cost=100), 0.0)
+        queue.push(client_ticket(10 + number, two, cost=50), 0.0)
+    first = queue.first("m")
+    assert first is not None
+    queue.take(first)
+    queue.settle(first, 10)
+    assert take_all(queue) == [10, 1, 11, 12, 2]
+    queue.settle(Ticket(1, "unknown", 0, (1, 0)), 5)
+
+
+@given(st.integers(0, 2**32))
+def test_any_mix_of_clients_pushes_and_withdrawals_loses_no_ticket(seed: int):
+    draw, queue = random.Random(seed), PlacementQueue[int]()
+    clients = [Client(f"c{index}", 1.0 + index, index % 2) for index in range(4)]
+    tickets = [client_ticket(number, draw.choice(clients), draw.randrange(1, 99)) for number in range(40)]
+    queued: set[int] = set()
+    for _ in range(200):
+        each = draw.choice(tickets)
+        if each.claimant not in queued:
+            queue.push(each, 0.0)
+            queued.add(each.claimant)
+        elif draw.random() < 0.5:
+            assert queue.withdraw(each)
+            queued.discard(each.claimant)
+        else:
+            first = queue.first("m")
+            assert first is not None
+            assert first.client.priority == min(tickets[number].client.priority for number in queued)
+            same = [number for number in queued if tickets[number].client is first.client]
+            assert first.claimant == min(same)
+            queue.take(first)
+            queued.discard(first.claimant)
+        assert len(queue) == len(queued)
+        assert {ticket.claimant for ticket in queue.tickets("m")} == queued
+    assert set(take_all(queue)) == queued

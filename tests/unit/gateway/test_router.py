@@ -176,3 +176,22 @@ def test_a_detokenizer_that_is_full_gets_no_more_streams():
 
 def test_served_models_lists_ready_engines_only():
     assert set(served_models([engine("a"), engine("b", model="x", state="starting")])) == {"m"}
+
+
+def test_a_client_without_a_sequence_at_an_engine_may_have_one_beyond_its_credit():
+    router, full = Router(), engine("a", credits=0)
+    for number in range(2):
+        router.record_dispatch(full, f"old{number}", 10, [], "old")
+    beat = engine("a", 2, credits=0)
+    for name in ("old0", "old1"):
+        router.record_answer(("a", "instance_id"), name, accepted=True)
+    beat = engine("a", 3, credits=0)
+    assert router.credit(beat, "old") == 0
+    assert router.choose_engine([beat], "m", 10, [], client="old") is None
+    assert router.choose_engine([beat], "m", 10, [], client="") is None
+    assert router.choose_engine([beat], "m", 10, [], client="new") is beat
+    router.record_dispatch(beat, "n0", 10, [], "new")
+    assert router.credit(beat, "new") <= 0
+    assert not router.has_credit([beat], "third"), "the first newcomer has used what goes beyond the credit"
+    router.record_end(("a", "instance_id"), "n0")
+    assert router.has_credit([beat], "third")

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -6,9 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.generation import SequenceUpdate
+from services.gateway.openai.answer_format import AnswerFormat
+from services.gateway.openai.chat_message import MessageEncoder
 from services.gateway.openai.choices import ChoiceAccumulator
 from services.gateway.openai.request_context import Kind, RequestContext
 from services.gateway.openai.stream_encoder import ChunkEncoder, OpenAIEncoder
+from services.gateway.openai.tool_choice import ToolChoice
+from services.gateway.parsers.events import CallArguments, CallStart
+from services.gateway.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from tests.unit.gateway.request_contexts import ID, context, position, state, update
 
 
@@ -95,6 +101,75 @@ def test_the_last_chunk_names_the_stop_string():
     chunks = play(context("completion"), update("x", finish_reason="stop", stop_reason="\n"))
     assert chunks[0]["choices"][0]["stop_reason"] == "\n"
     assert deltas(play(context(), update("x", finish_reason="stop", stop_reason=7)))[1:] == [{"content": "x"}, {}]
+
+
+def test_each_event_of_a_parser_is_a_chunk_and_the_first_has_what_came_with_it():
+    answer = AnswerFormat(choice=ToolChoice(mode="auto"), tool_format=TOOL_FORMATS["hermes"])
+    one = replace(context(return_token_ids=True, logprobs=0), answer_format=answer)
+    encoder, choice = ChunkEncoder(one), ChoiceAccumulator(1, 1, keep_token_ids=True).choices[0]
+    choice.parser = answer.parser("")
+    choice.add(update("", token_ids=(1, 2), logprobs=(position("<tool_call>", -1.0),)))
+    assert encoder.chunk(choice, "") == b""
+    choice.add(update("", token_ids=(3,)))
+    choice.events = [CallStart(0, "f"), CallArguments(0, "{")]
+    first, second = decode(encoder.chunk(choice, ""))
+    assert first["choices"][0]["token_ids"] == [1, 2, 3]
+    assert len(first["choices"][0]["logprobs"]["content"]) == 1
+    assert first["choices"][0]["delta"]["tool_calls"][0]["function"] == {"name": "f", "arguments": ""}
+    assert "token_ids" not in second["choices"][0]
+    assert second["choices"][0] == {
+        "index": 0,
+        "delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]},
+        "logprobs": None,
+        "finish_reason": None,
+    }
+    choice.add(update("", token_ids=(4,), finish_reason="length"))
+    rest, end = decode(encoder.chunk(choice, ""))
+    assert (rest["choices"][0]["delta"], rest["choices"][0]["token_ids"]) == ({}, [4])
+    assert (end["choices"][0]["delta"], end["choices"][0]["finish_reason"]) == ({}, "length")
+
+
+@given(st.data())
+def test_whole_and_streamed_messages_are_equal_for_any_output(data: st.DataObject):
+    pieces = ["<think>", "</think>", "\n", "Hm", "<tool_call>", '{"name": "f", "arguments": {"a": 1}}', "</tool_call>"]
+    text = "".join(data.draw(st.lists(st.sampled_from(pieces), max_size=10)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    answer = AnswerFormat(
+        choice=ToolChoice(mode="auto", parallel=data.draw(st.booleans())),
+        tool_format=TOOL_FORMATS["hermes"],
+        reasoning_format=REASONING_FORMATS["qwen3"],
+        show_reasoning=data.draw(st.booleans()),
+    )
+    one = replace(context(), answer_format=answer)
+    encoder, messages = ChunkEncoder(one), MessageEncoder(answer, ID)
+    streamed, whole = (ChoiceAccumulator(1, 1).choices[0] for _ in range(2))
+    streamed.parser, whole.parser = answer.parser(""), answer.parser("")
+    chunks: list[Any] = []
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        item = update(
+            text[start:end], finish_reason="stop" if end == len(text) and start == (cuts or [0])[-1] else None
+        )
+        if streamed.finish_reason is None:
+            streamed.add(item)
+            chunks += decode(encoder.chunk(streamed, streamed.separate(item)))
+    item = update(text, finish_reason="stop")
+    whole.add(item)
+    assert whole.separate(item) == ""
+    message = messages.message(0, whole.events)
+    found: dict[str, Any] = {"content": "", "reasoning": "", "calls": []}
+    for delta in deltas(chunks):
+        for key in ("content", "reasoning"):
+            found[key] += delta.get(key, "")
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                found["calls"].append({"id": call["id"], "type": "function", "function": dict(call["function"])})
+            else:
+                found["calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    assert found["content"] == (message["content"] or "")
+    assert found["reasoning"] == message.get("reasoning", "") == message.get("reasoning_content", "")
+    assert found["calls"] == message.get("tool_calls", [])
+    assert chunks[-1]["choices"][0]["finish_reason"] == ("tool_calls" if found["calls"] else "stop")
+    assert json.dumps(chunks).count('"content"') == sum("content" in delta for delta in deltas(chunks))
 
 
 def test_an_update_without_text_is_not_sent():

@@ -1,6 +1,6 @@
 """The times of a request's phases, as an answer shows them."""
 
-from services.gateway.generation import PhaseTimes
+from services.gateway.generation import RequestTimes
 from services.gateway.openai.choices import ChoiceAccumulator
 from services.gateway.openai.timings import timings
 from tests.unit.gateway.request_contexts import state, update
@@ -34,5 +34,5 @@ def test_a_rate_without_anything_to_measure_is_null():
 
 
 def test_a_request_whose_placement_is_not_known_has_no_time_in_the_queue():
-    shown = timings(state(accumulated(2), PhaseTimes()))
+    shown = timings(state(accumulated(2), RequestTimes()))
     assert (shown["queue_s"], shown["prefill_s"]) == (0.0, 3.0)

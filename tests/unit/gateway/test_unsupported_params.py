@@ -2,25 +2,19 @@ from typing import Any
 
 import pytest
 
+from services.gateway.openai.body import read_fields
 from services.gateway.openai.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from services.gateway.openai.unsupported_params import NO_EFFECT, UNSUPPORTED
+from services.gateway.openai.unsupported_params import NO_EFFECT, UNSUPPORTED, check
 from shared import limits
 from shared.errors import ServiceError
 from tests.unit.gateway.bodies import chat, completion, refusal
 
 ASKED = {
-    "tools": [{"type": "function"}],
-    "tool_choice": "auto",
-    "functions": [{}],
-    "function_call": "auto",
     "logits_processors": ["x"],
     "audio": {"voice": "x"},
     "modalities": ["text", "audio"],
     "web_search_options": {},
     "chat_template": "{{ x }}",
-    "chat_template_kwargs": {"a": 1},
-    "continue_final_message": True,
-    "documents": [{}],
     "multi_modal_inputs": {"image": "x"},
     "mm_processor_kwargs": {"a": 1},
     "prompt_embeds": "AAAA",
@@ -28,7 +22,6 @@ ASKED = {
     "vllm_xargs": {"a": 1},
     "media_io_kwargs": {"a": 1},
     "reasoning_effort": "high",
-    "include_reasoning": False,
     "verbosity": "low",
     "guided_jason": {},
 }
@@ -120,6 +113,48 @@ def test_a_name_that_is_like_none_is_refused_without_a_guess_and_a_long_one_is_c
 def test_options_of_a_stream_are_looked_at_too(options: dict[str, bool], named: str):
     refusal(chat, "unsupported_parameter", f"stream_options.{named}", stream=True, stream_options=options)
     chat(stream=True, stream_options={"include_usage": True, "include_obfuscation": False, named: None})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"contents": "x"}, "messages[1].contents"),
+        ({"refusal": "no"}, "messages[1].refusal"),
+        ({"prefix": True}, "messages[1].prefix"),
+        ({"audio": {"id": "x"}}, "messages[1].audio"),
+    ],
+)
+def test_a_field_of_a_message_that_nobody_knows_is_refused_by_name(fields: dict[str, Any], param: str):
+    hello = {"role": "user", "content": "hi"}
+    error = refusal(chat, "unsupported_parameter", param, messages=[hello, {**hello, **fields}])
+    assert param in error.message
+
+
+def test_fields_of_the_messages_of_several_conversations_are_known_by_their_place():
+    body = b'{"messages": [[{"role": "user", "content": "x"}], [{"role": "user", "contents": "x"}]]}'
+    with pytest.raises(ServiceError) as raised:
+        check(read_fields(body), ChatBody)
+    assert (raised.value.code, raised.value.param) == ("unsupported_parameter", "messages[1][0].contents")
+
+
+def test_a_message_whose_field_names_are_no_text_is_no_json():
+    body = b'{"messages": [{"\xff": 1, "role": "user", "content": "x"}]}'
+    with pytest.raises(ServiceError) as raised:
+        check(read_fields(body), ChatBody)
+    assert raised.value.code == "invalid_json"
+    check(read_fields(b'{"messages": [1]}'), ChatBody)
+
+
+def test_an_answer_can_be_sent_back_as_a_message():
+    nothing = {"refusal": None, "audio": None, "annotations": [], "function_call": None, "tool_calls": None}
+    [message] = chat(messages=[{"role": "assistant", "content": "x", **nothing, "new_field": None}]).messages
+    assert (message.content, message.fields) == ("x", b"")
+
+
+@pytest.mark.parametrize("name", ["tools", "tool_choice", "functions", "documents", "continue_final_message"])
+def test_what_belongs_to_conversations_is_refused_for_completions(name: str):
+    error = refusal(completion, "unsupported_parameter", name, **{name: []})
+    assert "/v1/chat/completions" in error.message
 
 
 def test_what_acts_is_in_no_list_of_what_does_not():

@@ -109,6 +109,15 @@ def test_all_gateways_share_one_port_of_the_host() -> None:
     assert len(re.findall(r"server-template \S+ \d+ gateway:8000", configuration)) == 2
 
 
+def test_all_gateways_share_the_volume_of_files() -> None:
+    gateway = COMPOSE["services"]["gateway"]
+    assert gateway["command"] == ["--files-directory=/files"]
+    assert "files:/files" in gateway["volumes"]
+    assert "files" in COMPOSE["volumes"]
+    # A new volume gets the owner of the directory in the image.
+    assert "install -d -o antiphon /files" in dockerfile("gateway")
+
+
 def test_the_bus_password_is_random_and_each_file_has_one_reader(tmp_path: Path) -> None:
     script = ROOT / "infra/nats/make_credentials.sh"
     # Only root may give a file away; for others a harmless stand-in does.

@@ -2,13 +2,17 @@
 
 from dataclasses import fields
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import antiphon
 from services.gateway.openai.schemas import ChatBody, CompletionBody
 from shared.request.sampling_fields import sampling_params
 from shared.sampling import SamplingParams
+from tests.unit.gateway.bodies import completion
 
 ENGINE = set(SamplingParams.__struct_fields__) - {"grammar", "beam", "end_token_ids"}
 """All but the grammar and the beam search, which several fields stand for, and the template's end tokens, which no
@@ -37,3 +41,28 @@ def test_a_given_value_has_the_type_of_its_parameter():
 def test_a_resolved_value_takes_the_place_of_the_field():
     assert sampling_params(SimpleNamespace(max_tokens=5, seed=None), max_tokens=7, seed=9).max_tokens == 7
     assert sampling_params(SimpleNamespace(seed=4), seed=9).seed == 9
+
+
+IDS = st.lists(st.integers(0, 2**31 - 1), max_size=3)
+VALUES = st.fixed_dictionaries(
+    {"seed": st.integers(-(2**63), 2**63 - 1), "max_tokens": st.integers(5, 512)},
+    optional={
+        "min_tokens": st.integers(0, 5),
+        "temperature": st.floats(0, 2) | st.integers(0, 2),
+        "top_p": st.floats(0, 1, exclude_min=True) | st.just(1),
+        "top_k": st.integers(-1, 300),
+        "min_p": st.floats(0, 1),
+        "presence_penalty": st.floats(-2, 2),
+        "frequency_penalty": st.floats(-2, 2),
+        "repetition_penalty": st.floats(0.01, 2),
+        "stop_token_ids": IDS,
+        "eos_token_ids": IDS,
+        "ignore_eos": st.booleans(),
+        "logprobs": st.none() | st.integers(0, 5),
+    },
+)
+
+
+@given(VALUES)
+def test_a_request_has_the_same_parameters_served_and_offline(values: dict[str, Any]):
+    assert completion(**values).params == antiphon.SamplingParams(**values).engine_params(0)

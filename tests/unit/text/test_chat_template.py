@@ -63,6 +63,44 @@ def test_the_dialect_is_that_of_transformers(source: str, generate: bool) -> Non
     assert render(source, generate=generate) == rendered[0]
 
 
+def test_variables_of_a_request_reach_the_template_and_cannot_replace_the_messages() -> None:
+    template = ChatTemplate("{{ tools | tojson }}{{ mood }}{{ messages | length }}{{ bos_token }}", CONSTANTS, 1000)
+    variables = {"tools": [{"b": 1, "a": 2}], "mood": "good", "messages": []}
+    assert template.render(MESSAGES, True, variables) == '[{"b": 1, "a": 2}]good4<s>'
+    assert template.render(MESSAGES, True) == "null4<s>"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ call.arguments | tojson }}",
+        "{{ '' + call.arguments + '' }}",
+        "{{ call.arguments }}",
+        "{{ call.arguments ~ '' }}",
+        "{{ call.arguments if call.arguments is string else call.arguments | tojson }}",
+        '{"{% for key, value in call.arguments | items %}{{ key }}": {{ value | tojson }}{% endfor %}}',
+        '{"{% for key in call.arguments %}{{ key }}": {{ call.arguments[key] | tojson }}{% endfor %}}',
+    ],
+)
+def test_templates_may_take_arguments_as_an_object_or_as_text(source: str) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"é": ["Rome", 1.0, None]}}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    template = ChatTemplate("{% set call = messages[0].tool_calls[0].function %}" + source, CONSTANTS, 1000)
+    assert template.render([message], True) == '{"é": ["Rome", 1.0, null]}'
+
+
+@pytest.mark.parametrize("end", ["Hello.", "Hello. ", "<|im_end|>", "{"])
+def test_the_final_message_can_be_left_open(end: str) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": end}]
+    template = ChatTemplate(CHATML, CONSTANTS, 10_000)
+    text = template.render(messages, False, continue_final_message=True)
+    assert text == template.render(messages, False).removesuffix("<|im_end|>\n")
+    stripping = ChatTemplate("{{ messages[-1].content.strip() }}</s>", CONSTANTS, 1000)
+    assert stripping.render(messages, False, continue_final_message=True) == end
+    with pytest.raises(TemplateFailedError, match="does not write the final message"):
+        ChatTemplate("{{ messages[0].content }}", CONSTANTS, 1000).render(messages, False, continue_final_message=True)
+
+
 def test_a_templates_refusal_is_passed_on_in_its_own_words() -> None:
     messages = [{"role": "assistant", "content": "I first"}]
     with pytest.raises(TemplateFailedError, match=r"refuses these messages: Conversation roles must alternate"):

@@ -72,13 +72,17 @@ def test_the_directorys_template_is_found_wherever_models_keep_it(directory: Pat
     config.write_text(
         json.dumps({"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]})
     )
-    assert load_facts(directory).chat_template == "D"
+    facts = load_facts(directory)
+    assert (facts.chat_template, facts.template(True), facts.template(False)) == ("D", "T", "D")
     config.write_text(json.dumps({"chat_template": "C"}))
     assert load_facts(directory).chat_template == "C"
     (directory / "chat_template.json").write_text(json.dumps({"chat_template": "J"}))
     assert load_facts(directory).chat_template == "J"
     (directory / "chat_template.jinja").write_text("F")
-    assert load_facts(directory).chat_template == "F"
+    assert load_facts(directory).template(True) == "F"
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("G")
+    assert (load_facts(directory).template(True), load_facts(directory).template(False)) == ("G", "F")
 
 
 @pytest.mark.spec("S-SRV-029")

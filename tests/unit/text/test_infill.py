@@ -21,6 +21,7 @@ def with_tokens(tokenizer: Tokenizer, *names: str) -> Tokenizer:
     return tokenizer
 
 
+@pytest.mark.spec("S-API-028")
 @pytest.mark.parametrize("names", FAMILIES.values(), ids=FAMILIES)
 def test_prefix_suffix_and_middle_are_marked_by_the_models_own_tokens(names: tuple[str, str, str]) -> None:
     tokenizer = with_tokens(byte_level(), *names)
@@ -32,6 +33,7 @@ def test_prefix_suffix_and_middle_are_marked_by_the_models_own_tokens(names: tup
         assert prompt == [first, *before, second, *after, third]
 
 
+@pytest.mark.spec("S-API-028")
 def test_a_tokenizer_without_such_tokens_refuses_a_suffix() -> None:
     for names in ((), ("<fim_prefix>", "<fim_suffix>")):
         with pytest.raises(ServiceError, match="'suffix' is not supported") as error:

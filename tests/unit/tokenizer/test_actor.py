@@ -50,7 +50,7 @@ class SlowRenderer:
         self.begun = asyncio.Event()
         self.closed = False
 
-    async def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    async def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool, *_: Any, **__: Any) -> str:
         self.begun.set()
         await self.go.wait()
         if messages[0]["content"] == "assert":
@@ -266,6 +266,18 @@ async def test_the_service_serves_the_tokenizer_and_template_that_its_settings_n
     assert await chat_text(settings) == "<user>hi<a>"
     settings = TokenizerSettings(model=directory, served_model_name="served", chat_template="{{ 'given' }}")
     assert await chat_text(settings) == "given"
+
+
+async def test_the_service_announces_the_formats_that_the_template_shows(tmp_path: Path) -> None:
+    shown = "{% if tools %}<tool_call>{% endif %}{{ message.content.split('</think>') }}"
+    for template, expected in ((shown, ("hermes", "qwen3")), (CHATML, ("", ""))):
+        directory = str(write_tokenizer_files(tmp_path, byte_level(), chat_template=template))
+        service = TokenizerService(TokenizerSettings(model=directory, served_model_name="served"))
+        host = Host(MemoryBus().connect("t"), Subjects(), SystemClock(), "t", "b")
+        await service.start(host)
+        status = service.status()
+        assert (status.tool_format, status.reasoning_format) == expected
+        await service.drain()
 
 
 @pytest.mark.spec("S-SRV-038", "S-DEP-013")

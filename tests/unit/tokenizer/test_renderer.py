@@ -158,3 +158,13 @@ def test_a_worker_imports_jinja_and_msgspec_and_little_else() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert set(found) <= {"jinja2", "markupsafe", "msgspec", "services", "shared", "typing_extensions"}
+
+
+async def test_a_conversation_with_tools_has_its_own_template_variables_and_an_open_end(pool: Make) -> None:
+    template = "{{ mood }} {{ messages[0].content }}</s>"
+    renderer = pool(template, tool_template="{{ tools[0].number }} {{ messages[0].calls | tojson }}")
+    assert await renderer.render(MESSAGES, False, {"mood": "good"}) == "good hello</s>"
+    assert await renderer.render(MESSAGES, False, {"mood": 1}, continue_final_message=True) == "1 hello"
+    huge = 10**40
+    messages = [{"role": "user", "content": "", "calls": [{"a": 1.0}]}]
+    assert await renderer.render(messages, False, {"tools": [{"number": huge}]}) == f'{huge} [{{"a": 1.0}}]'

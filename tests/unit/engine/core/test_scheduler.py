@@ -1,5 +1,7 @@
 """Which sequences compute what: budget, rows, blocks, preemption. Exact plans, exact blocks."""
 
+import dataclasses
+
 import pytest
 
 from services.engine.core.core import Core
@@ -301,3 +303,22 @@ def test_the_oldest_sequence_advances_in_every_step_under_the_tightest_pool() ->
     assert order == ["a", "b", "c", "d"]
     assert core.counters().preemptions > 0
     assert core.pool.num_free == 8
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(8, 0), (16, 1), (64, 2)])
+def test_the_last_rows_are_kept_for_clients_that_have_nothing_running(rows: int, kept: int) -> None:
+    core = make_core(num_blocks=1000, max_num_seqs=rows, budget=4 * rows, caching=False)
+
+    def add_of(client: str, count: int) -> None:
+        for number in range(count):
+            core.add(dataclasses.replace(spec(f"{client}{number}", prompt_of(4, number)), client=client))
+
+    add_of("a", rows + 1)
+    step(core)
+    assert core.counters().num_running == rows - kept
+    add_of("b", 3)
+    plan, _ = step(core)
+    assert [new.sequence_id for new in plan.new] == ["b0"] * min(kept, 1)
+    add_of("", 3)
+    plan, _ = step(core)
+    assert len(plan.new) == max(0, kept - 1), "sequences without a client may have every row"

@@ -26,6 +26,12 @@ def test_end_tokens_of_the_request_take_the_place_of_the_models() -> None:
     assert verdict(7, 0, eos_token_ids=(8, 9), stop_token_ids=(7,)) == Verdict("stop", 7)
 
 
+def test_end_tokens_of_the_prompts_form_act_beside_the_models() -> None:
+    assert verdict(9, 0, end_token_ids=(9,)) == verdict(2, 0, end_token_ids=(9,)) == Verdict("stop")
+    assert verdict(9, 0, end_token_ids=(9,), ignore_eos=True) is None
+    assert verdict(9, 0, end_token_ids=(9,), eos_token_ids=(8,)) is None
+
+
 def test_an_ignored_end_token_is_an_ordinary_token() -> None:
     assert verdict(2, 0, ignore_eos=True) is None
 

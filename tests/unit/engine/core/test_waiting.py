@@ -1,5 +1,7 @@
 """The order of the queue, and that it stays small."""
 
+import dataclasses
+
 from services.engine.core.sequence import Sequence, Status, from_spec
 from services.engine.core.stopping import rules_for
 from services.engine.core.waiting import WaitingQueue
@@ -19,7 +21,11 @@ def preempted(number: int, *, priority: int = 0, arrival: int = 0) -> Sequence:
 
 
 def drained(queue: WaitingQueue) -> list[str]:
-    return [queue.pop().sequence_id for _ in range(queue.num_waiting)]
+    names: list[str] = []
+    while (head := queue.head()) is not None:
+        queue.pop(head, head.num_tokens)
+        names.append(head.sequence_id)
+    return names
 
 
 def test_lower_priority_value_first_then_arrival_then_order_of_adding() -> None:
@@ -65,4 +71,76 @@ def test_aborted_sequences_behind_a_head_that_never_moves_do_not_pile_up() -> No
         each.move_to(Status.FINISHED)
         queue.forget(each)
     assert queue.num_waiting == 1
-    assert len(queue._heap) < 100
+    assert len(queue._lines[""].heap) < 100
+
+
+def of_client(number: int, client: str, *, weight: float = 1.0, rank: int = 0, priority: int = 0) -> Sequence:
+    given = spec(f"{client}{number}", prompt_of(10), max_tokens=10, priority=priority, arrival=number)
+    given = dataclasses.replace(given, client=client, client_weight=weight, client_priority=rank)
+    return from_spec(given, rules_for(given.params, 10, 100, frozenset()), number, 4)
+
+
+def test_clients_take_turns_however_many_sequences_one_of_them_has() -> None:
+    queue = WaitingQueue()
+    for number in range(6):
+        queue.push(of_client(number, "a"))
+    for number in range(6, 8):
+        queue.push(of_client(number, "b"))
+    queue.push(of_client(8, "b", priority=-1))
+    assert drained(queue) == ["a0", "b8", "a1", "b6", "a2", "b7", "a3", "a4", "a5"]
+
+
+def test_a_client_with_twice_the_weight_gets_twice_as_much() -> None:
+    queue = WaitingQueue()
+    for number in range(0, 12, 2):
+        queue.push(of_client(number, "a", weight=2))
+        queue.push(of_client(number + 1, "b"))
+    assert "".join(name[0] for name in drained(queue)[:9]) == "abaabaaba"
+
+
+def test_a_client_with_a_lower_number_goes_before_all_others_whatever_their_requests_say() -> None:
+    queue = WaitingQueue()
+    queue.push(of_client(0, "b", priority=-100))
+    queue.push(of_client(1, "a", rank=-1, priority=100))
+    queue.push(of_client(2, "a", rank=-1))
+    assert drained(queue) == ["a2", "a1", "b0"]
+
+
+def test_short_answers_are_charged_as_short_ones() -> None:
+    queue = WaitingQueue()
+    first = of_client(0, "a")
+    for each in (first, of_client(1, "a"), of_client(2, "b"), of_client(3, "b")):
+        queue.push(each)
+    queue.pop(first, 10)
+    first.move_to(Status.RUNNING)
+    first.move_to(Status.FINISHED)
+    queue.stopped(first)  # no output at all
+    names: list[str] = []
+    for _ in range(3):
+        head = queue.head()
+        assert head is not None
+        queue.pop(head, 10)
+        names.append(head.sequence_id)
+    assert names == ["b2", "a1", "b3"]
+
+
+def test_newcomers_are_clients_without_a_running_sequence_and_sequences_without_a_client() -> None:
+    queue = WaitingQueue()
+    running, waiting, other = of_client(0, "a"), of_client(1, "a"), of_client(2, "b")
+    for each in (running, waiting):
+        queue.push(each)
+    queue.pop(running, 10)
+    assert queue.head() is waiting
+    assert queue.head(newcomers_only=True) is None
+    queue.push(other)
+    assert queue.head(newcomers_only=True) is other
+    running.move_to(Status.RUNNING)
+    running.move_to(Status.FINISHED)
+    queue.stopped(running)
+    queue.pop(other, 10)
+    assert queue.head(newcomers_only=True) is waiting
+    queue = WaitingQueue()
+    for each in (sequence(0), sequence(1)):
+        queue.push(each)
+    queue.pop(queue.head(), 5)
+    assert queue.head(newcomers_only=True) is not None

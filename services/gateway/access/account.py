@@ -1,0 +1,150 @@
+"""The state of one key's limits that all gateways share, and how a gateway takes its share of it. Pure.
+
+Requests and tokens are token buckets: a bucket holds at most a minute's worth and is refilled continuously. A gateway
+takes what the request at hand needs and, for the next ones, what the bucket gets in `QUOTA_LEASE_S`. It gives back what
+it did not use, or takes more, when the length of an answer is known; a bucket may be overdrawn by that. Requests in
+progress are counted for each gateway, with the time at which the gateway last confirmed its number.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from shared import limits
+from shared.api_keys import ApiKey
+
+MINUTE_S = 60.0
+SKEW_S = 5.0
+"""By how much the clocks of gateways may differ, seconds. A time further ahead is not believed, because buckets would
+get nothing until then."""
+Limit = Literal["requests", "tokens", "concurrent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """Numbers of requests and tokens; fractions and negative numbers are possible."""
+
+    requests: float = 0.0
+    tokens: float = 0.0
+
+    def __add__(self, other: "Amounts") -> "Amounts":
+        return Amounts(self.requests + other.requests, self.tokens + other.tokens)
+
+    def __sub__(self, other: "Amounts") -> "Amounts":
+        return Amounts(self.requests - other.requests, self.tokens - other.tokens)
+
+    def covers(self, need: "Amounts") -> bool:
+        """Whether both numbers are at least those of `need`."""
+        return self.requests >= need.requests and self.tokens >= need.tokens
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """Requests in progress at one gateway. `at`: when the gateway last said so, Unix seconds."""
+
+    count: int
+    at: float
+
+
+class Account(msgspec.Struct, frozen=True, array_like=True):
+    """What is left of a key's limits. `at`: the time up to which the buckets are refilled, Unix seconds.
+
+    The bucket of a limit that the key does not have is infinite, so that it is full when the key gets the limit.
+    """
+
+    requests: float
+    tokens: float
+    at: float
+    held: dict[str, Held]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a gateway has got. If `lacking` is set it has got nothing: that limit has no room for `wait_s` seconds.
+
+    `wait_s` is 0 for requests in progress, because nobody knows when one of them ends.
+    """
+
+    amounts: Amounts = Amounts()
+    lacking: Limit | None = None
+    wait_s: float = 0.0
+
+
+def full(key: ApiKey, now: float) -> Account:
+    """Returns the account of a key that has not been used for a while."""
+    return Account(_capacity(key.requests_per_minute), _capacity(key.tokens_per_minute), now, {})
+
+
+def refilled(account: Account, key: ApiKey, now: float) -> Account:
+    """Returns the account with what the buckets have got since. A time before the last one gives nothing."""
+    ahead = account.at > now + SKEW_S
+    passed = max(0.0, now - account.at) / MINUTE_S
+    return msgspec.structs.replace(
+        account,
+        requests=min(_capacity(key.requests_per_minute), account.requests + passed * key.requests_per_minute),
+        tokens=min(_capacity(key.tokens_per_minute), account.tokens + passed * key.tokens_per_minute),
+        at=now if ahead else max(account.at, now),
+    )
+
+
+def exchange(
+    account: Account, key: ApiKey, now: float, gateway: str, returned: Amounts, running: int, need: Amounts | None
+) -> tuple[Account, Grant]:
+    """Gives `returned` back and takes `need` and a share for later requests. Returns the new account and the grant.
+
+    `running`: the gateway's requests in progress without the new one; `need` is None if there is no new one. A need
+    above a whole bucket is met by a full bucket.
+    """
+    account = refilled(account, key, now)
+    level = Amounts(account.requests, account.tokens) + returned
+    level = Amounts(
+        min(level.requests, _capacity(key.requests_per_minute)), min(level.tokens, _capacity(key.tokens_per_minute))
+    )
+    held = {
+        name: each for name, each in account.held.items() if name != gateway and now - each.at < limits.QUOTA_HOLD_S
+    }
+    grant = Grant() if need is None else _grant(level, key, sum(each.count for each in held.values()) + running, need)
+    level -= grant.amounts
+    count = running + (need is not None and grant.lacking is None)
+    if key.concurrent_requests and count:
+        held[gateway] = Held(count, now)
+    return Account(level.requests, level.tokens, account.at, held), grant
+
+
+def seconds_until_full(account: Account, key: ApiKey) -> Amounts:
+    """Returns the seconds until the buckets are full; 0 for a limit that the key does not have."""
+    return Amounts(
+        _seconds(key.requests_per_minute - account.requests, key.requests_per_minute),
+        _seconds(key.tokens_per_minute - account.tokens, key.tokens_per_minute),
+    )
+
+
+def _grant(level: Amounts, key: ApiKey, in_progress: int, need: Amounts) -> Grant:
+    if key.concurrent_requests and in_progress >= key.concurrent_requests:
+        return Grant(lacking="concurrent")
+    waits: dict[Limit, float] = {
+        "requests": _seconds(need.requests - level.requests, key.requests_per_minute),
+        "tokens": _seconds(need.tokens - level.tokens, key.tokens_per_minute),
+    }
+    lacking = max(waits, key=waits.__getitem__)
+    if waits[lacking] > 0:
+        return Grant(lacking=lacking, wait_s=waits[lacking])
+    return Grant(
+        Amounts(
+            _with_share(need.requests, level.requests, key.requests_per_minute),
+            _with_share(need.tokens, level.tokens, key.tokens_per_minute),
+        )
+    )
+
+
+def _capacity(per_minute: int) -> float:
+    return per_minute or math.inf
+
+
+def _with_share(need: float, level: float, per_minute: int) -> float:
+    return min(level, need + per_minute / MINUTE_S * limits.QUOTA_LEASE_S) if per_minute else 0.0
+
+
+def _seconds(amount: float, per_minute: int) -> float:
+    return max(0.0, amount) / per_minute * MINUTE_S if per_minute else 0.0

@@ -1,0 +1,63 @@
+"""The HTTP request that the current task serves: its key, its headers that concern access, and what is left of limits.
+
+The HTTP edge sets the call before it passes the request on; `guard` reads it wherever the request asks for a model or
+for generation. Endpoints need not pass it on, so no endpoint can forget to.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from shared import limits
+from shared.api_keys import ANONYMOUS, ApiKey
+
+_REQUEST_ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{limits.REQUEST_ID_HEADER_CHARS_MAX}}}")
+
+
+@dataclass(slots=True)
+class Call:
+    """One HTTP request. The headers are empty if the client did not send them."""
+
+    key: ApiKey = ANONYMOUS
+    client_request_id: str = ""
+    """`X-Request-Id`, if it is well formed."""
+    timeout: str = ""
+    """`X-Request-Timeout`, unchecked."""
+    response_headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Added to the response: what is left of the key's limits."""
+
+
+_NO_CALL = Call()
+"""Stands for work that no HTTP request asked for."""
+_CURRENT: ContextVar[Call] = ContextVar("call", default=_NO_CALL)
+
+
+def current_call() -> Call:
+    """Returns the call that the current task serves."""
+    return _CURRENT.get()
+
+
+@contextlib.contextmanager
+def serving(call: Call) -> Iterator[None]:
+    """Makes `call` the current call of this task, and of the tasks that it starts, inside the block."""
+    token = _CURRENT.set(call)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def call_of(key: ApiKey, headers: Mapping[bytes, bytes]) -> Call:
+    """Returns the call of a request with these headers."""
+    request_id = _text(headers.get(b"x-request-id", b""))
+    return Call(
+        key,
+        client_request_id=request_id if _REQUEST_ID.fullmatch(request_id) else "",
+        timeout=_text(headers.get(b"x-request-timeout", b"")),
+    )
+
+
+def _text(value: bytes) -> str:
+    return value.decode("latin-1").strip()

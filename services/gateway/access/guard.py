@@ -1,0 +1,97 @@
+"""The backend as one API key sees it: only the key's models, and generation within the key's limits.
+
+All endpoints use this backend, so that a new endpoint cannot bypass a key's rules. It reads the key of the current HTTP
+request from `call`. `guarded_generation` runs each generation.
+"""
+
+from dataclasses import replace
+
+from services.gateway.access.call import Call, current_call
+from services.gateway.access.guarded_generation import GuardedGeneration
+from services.gateway.access.quotas import Quotas
+from services.gateway.access.usage import UsageLedger
+from services.gateway.generation import Backend, Client, Generation, GenerationRequest, ModelCard
+from shared.api_keys import ANONYMOUS, ApiKey
+from shared.errors import ServiceError
+
+
+class GuardedBackend:
+    """Implements `generation.Backend` on top of another backend.
+
+    `timeout_max_s`: longest time of a request, also of those that name no timeout; 0: no limit.
+    """
+
+    def __init__(self, backend: Backend, quotas: Quotas, usage: UsageLedger, timeout_max_s: float = 0.0) -> None:
+        self._backend = backend
+        self._quotas = quotas
+        self._usage = usage
+        self._timeout_max_s = timeout_max_s
+
+    def models(self) -> list[ModelCard]:
+        """See Backend. Returns only the models that the key may use."""
+        key = current_call().key
+        return [card for card in self._backend.models() if _allows(key, card)]
+
+    def resolve_model(self, name: str | None) -> ModelCard:
+        """See Backend. Also raises ServiceError('permission_denied') for a model that the key may not use."""
+        card, key = self._backend.resolve_model(name), current_call().key
+        if not _allows(key, card):
+            told = f"The API key {key.name!r} may not use the model {card.name!r}. Its models: {_names(key)}."
+            raise ServiceError("permission_denied", told, param="model")
+        return card
+
+    def generate(self, request: GenerationRequest) -> Generation:
+        """See Backend. The generation starts, or is refused, when its first update is awaited."""
+        call = current_call()
+        if call.key.models is not None:
+            self.resolve_model(request.model)
+        request = replace(request, client=_client(call.key), timeout_s=self._timeout_s(request, call))
+        quota = self._quotas.of(call.key) if call.key.is_limited else None
+        return GuardedGeneration(self._backend, request, call, quota, self._usage)
+
+    async def tokenize(self, request: GenerationRequest, *, return_tokens: bool) -> list[tuple[list[int], list[str]]]:
+        """See Backend."""
+        return await self._backend.tokenize(request, return_tokens=return_tokens)
+
+    async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
+        """See Backend."""
+        return await self._backend.detokenize(model, token_ids)
+
+    def ready(self) -> str:
+        """See Backend."""
+        return self._backend.ready()
+
+    def _timeout_s(self, request: GenerationRequest, call: Call) -> float:
+        """Returns the shortest of the timeouts of the body, of the header and of the server; 0: none."""
+        given = [self._checked(request.timeout_s, "timeout")] if request.timeout_s else []
+        if call.timeout:
+            given.append(self._checked(_number(call.timeout), "X-Request-Timeout"))
+        return min(given, default=self._timeout_max_s)
+
+    def _checked(self, timeout_s: float, param: str) -> float:
+        most = self._timeout_max_s
+        if timeout_s > 0 and (not most or timeout_s <= most) and timeout_s != float("inf"):
+            return timeout_s
+        told = f"'{param}' must be a number of seconds above 0" + (f" and at most {most:g}" if most else "")
+        raise ServiceError("invalid_value", f"{told}.", param=param)
+
+
+def _client(key: ApiKey) -> Client:
+    return Client() if key is ANONYMOUS else Client(key.name, key.weight, key.priority)
+
+
+def _allows(key: ApiKey, card: ModelCard) -> bool:
+    return key.allows_model(card.name, *card.aliases)
+
+
+def _names(key: ApiKey) -> str:
+    return ", ".join(map(repr, sorted(key.models or ())))
+
+
+def _number(text: str) -> float:
+    """Returns the number of seconds; 0, which is no valid timeout, for anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if value > 0 else 0.0

@@ -1,0 +1,98 @@
+"""Passes usage records on: to the bus, and to the sink that `--usage-sink` names. Never delays a request.
+
+Each receiver has a bounded queue and a task that delivers from it, in batches, with retries. If a receiver is down for
+so long that its queue is full, further records are dropped and counted.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from shared import limits
+from shared.messages import UsageRecord
+
+log = logging.getLogger(__name__)
+Deliver = Callable[[Sequence[UsageRecord]], Awaitable[None]]
+"""Delivers records in order. Raises DeliveryError if it could not, or could deliver only some."""
+RETRY_S = (0.5, 60.0)
+"""First and longest pause after a failed delivery, seconds; it doubles with each failure."""
+
+
+class DeliveryError(Exception):
+    """The receiver did not take the records. They are delivered again."""
+
+
+class Receiver:
+    """One receiver's queue and the task that empties it. The task runs from the first record on."""
+
+    def __init__(self, name: str, deliver: Deliver) -> None:
+        self.name = name
+        self.num_delivered = 0
+        self.num_dropped = 0
+        self._deliver = deliver
+        self._waiting: deque[UsageRecord] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._is_failing = False
+
+    def put(self, record: UsageRecord) -> None:
+        """Queues a record, or drops it if the queue is full."""
+        if len(self._waiting) >= limits.USAGE_QUEUE_MAX:
+            self.num_dropped += 1
+            return
+        self._waiting.append(record)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._empty())
+
+    async def close(self, timeout_s: float) -> None:
+        """Waits until the queue is empty, at most `timeout_s`; then drops what is left."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=timeout_s)
+        if self._task is not None:
+            self._task.cancel()
+        if self._waiting:
+            self.num_dropped += len(self._waiting)
+            log.error("%d usage records could not be delivered to %s", len(self._waiting), self.name)
+            self._waiting.clear()
+
+    async def _empty(self) -> None:
+        pause_s = RETRY_S[0]
+        try:
+            while self._waiting:
+                batch = [self._waiting[index] for index in range(min(len(self._waiting), limits.USAGE_BATCH_MAX))]
+                try:
+                    await self._deliver(batch)
+                except DeliveryError as error:
+                    self._failed(error)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(RETRY_S[1], 2 * pause_s)
+                    continue
+                for _ in batch:
+                    self._waiting.popleft()
+                self.num_delivered += len(batch)
+                pause_s, self._is_failing = RETRY_S[0], False
+        finally:
+            self._task = None
+
+    def _failed(self, error: DeliveryError) -> None:
+        if not self._is_failing:
+            log.warning("%s takes no usage records, which wait: %s", self.name, error)
+        self._is_failing = True
+
+
+@dataclass(frozen=True, slots=True)
+class UsageLedger:
+    """Takes the usage record of each request of a gateway. Without receivers the records go nowhere."""
+
+    gateway_id: str = ""
+    receivers: Sequence[Receiver] = ()
+
+    def record(self, record: UsageRecord) -> None:
+        """Passes a record to every receiver. To be called once for each request. Does not wait."""
+        for receiver in self.receivers:
+            receiver.put(record)
+
+    async def close(self) -> None:
+        """Delivers what is waiting, at the end of the process."""
+        await asyncio.gather(*(receiver.close(limits.USAGE_FLUSH_S) for receiver in self.receivers))

@@ -1,0 +1,108 @@
+"""Where usage records go: the bus, a file with a line of JSON for each, or a web server that takes such lines.
+
+A line has the fields of `UsageRecord` by name. The file gets each record once. A web server may get a record again if
+its answer was lost; it can tell by `request_id`.
+"""
+
+import asyncio
+import fcntl
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from services.gateway.access.usage import DeliveryError
+from shared.actors.transport import Transport
+from shared.codec import encode
+from shared.errors import ServiceError
+from shared.flags import SettingsError
+from shared.messages import UsageRecord
+from shared.version import __version__
+
+WEBHOOK_TIMEOUT_S = 10.0
+_FILE = "file:"
+
+
+class BusSink:
+    """Publishes records on the bus, for whoever listens."""
+
+    def __init__(self, transport: Transport, subject: str) -> None:
+        self._transport, self._subject = transport, subject
+
+    async def deliver(self, records: Sequence[UsageRecord]) -> None:
+        """See `usage.Deliver`."""
+        try:
+            for record in records:
+                await self._transport.publish(self._subject, encode(record))
+        except ServiceError as error:
+            raise DeliveryError(error.message) from error
+
+
+class FileSink:
+    """Appends records to a file, which other processes may append to as well. Follows a file that was moved away."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+
+    def check(self) -> None:
+        """Raises SettingsError if the file cannot be appended to."""
+        try:
+            self._append(b"")
+        except OSError as error:
+            raise SettingsError(f"--usage-sink: {self._path} cannot be written: {error.strerror}") from error
+
+    async def deliver(self, records: Sequence[UsageRecord]) -> None:
+        """See `usage.Deliver`."""
+        try:
+            await asyncio.to_thread(self._append, json_lines(records))
+        except OSError as error:
+            raise DeliveryError(str(error)) from error
+
+    def _append(self, data: bytes) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # gateways of one machine may share the file
+            length = os.fstat(descriptor).st_size
+            if os.write(descriptor, data) != len(data):
+                # The disk is full: without its beginning the batch can be written again as a whole.
+                os.ftruncate(descriptor, length)
+                raise OSError("the file takes no more data")
+        finally:
+            os.close(descriptor)
+
+
+class WebhookSink:
+    """Posts records to a web server, as lines of JSON (`application/x-ndjson`). Any status below 300 means taken."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def deliver(self, records: Sequence[UsageRecord]) -> None:
+        """See `usage.Deliver`."""
+        try:
+            await asyncio.to_thread(self._post, json_lines(records))
+        except (OSError, ValueError) as error:  # URLError and HTTPError are OSErrors
+            raise DeliveryError(str(error)) from error
+
+    def _post(self, data: bytes) -> None:
+        headers = {"content-type": "application/x-ndjson", "user-agent": f"antiphon/{__version__}"}
+        request = urllib.request.Request(self._url, data, headers, method="POST")
+        with urllib.request.urlopen(request, timeout=WEBHOOK_TIMEOUT_S) as response:
+            response.read()
+
+
+def sink_of(word: str) -> FileSink | WebhookSink:
+    """Returns the sink that `--usage-sink` names: `file:PATH` or a URL. Raises SettingsError."""
+    if not word.startswith(_FILE):
+        return WebhookSink(word)
+    sink = FileSink(word.removeprefix(_FILE))
+    sink.check()
+    return sink
+
+
+def json_lines(records: Sequence[UsageRecord]) -> bytes:
+    """Returns the records as lines of JSON, with the names of their fields."""
+    return msgspec.json.Encoder().encode_lines([msgspec.structs.asdict(record) for record in records])

@@ -1,0 +1,132 @@
+"""Encodes the answers of `/v1/messages`: one message, whole or as a stream of named events. Pure.
+
+A message consists of content blocks. A stream is `message_start`, `ping`, then for each block `content_block_start`,
+`content_block_delta`…, `content_block_stop`, and at the end `message_delta` with the stop reason and the token counts,
+and `message_stop`.
+"""
+
+from typing import Any
+
+import msgspec
+
+from services.gateway.anthropic.errors import error_body
+from services.gateway.http import sse
+from services.gateway.openai.answer_encoder import GenerationState
+from services.gateway.openai.choices import Choice
+from services.gateway.openai.request_context import RequestContext
+from shared.errors import ServiceError
+
+ID_PREFIX = "msg_"
+_encode = msgspec.json.Encoder().encode
+_PING = sse.named_event(b"ping", b'{"type":"ping"}')
+_STOP = sse.named_event(b"message_stop", b'{"type":"message_stop"}')
+
+
+class MessageEncoder:
+    """Encodes one message. Implements `AnswerEncoder`."""
+
+    content_type = sse.CONTENT_TYPE
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._blocks = ContentBlocks()
+
+    def whole(self, state: GenerationState) -> bytes:
+        """See AnswerEncoder."""
+        choice = state.accumulator.choices[0]
+        text = "".join(choice.text)
+        content = [{"type": "text", "text": text}] if text else []
+        return _encode({**self._message(content, usage(state)), **stop_fields(choice)})
+
+    def opening(self, state: GenerationState) -> bytes:
+        """See AnswerEncoder."""
+        message = {
+            **self._message([], {**usage(state), "output_tokens": 0}),
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
+        return _event("message_start", {"message": message}) + _PING
+
+    def chunk(self, choice: Choice, text: str) -> bytes:
+        """See AnswerEncoder."""
+        return self._blocks.text(text) if text else b""
+
+    def flush(self, state: GenerationState) -> bytes:
+        """See AnswerEncoder."""
+        return b""
+
+    def closing(self, state: GenerationState) -> bytes:
+        """See AnswerEncoder."""
+        delta = {"delta": stop_fields(state.accumulator.choices[0]), "usage": usage(state)}
+        return self._blocks.close() + _event("message_delta", delta) + _STOP
+
+    def failure(self, error: ServiceError) -> bytes:
+        """See AnswerEncoder."""
+        return sse.named_event(b"error", error_body(error, self._context.request.request_id))
+
+    def _message(self, content: list[dict[str, Any]], counts: dict[str, int]) -> dict[str, Any]:
+        return {
+            "id": self._context.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._context.card.name,
+            "content": content,
+            "usage": counts,
+        }
+
+
+class ContentBlocks:
+    """Encodes the events of a message's content blocks. At most one block is open; its index is the last one."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._open = ""
+        """Type of the open block; "" if no block is open."""
+        self._text_head = b""
+
+    def text(self, text: str) -> bytes:
+        """Returns the events that append to a text block, which begins if no text block is open."""
+        start = b""
+        if self._open != "text":
+            start = self._begin({"type": "text", "text": ""})
+            self._text_head = (
+                b'{"type":"content_block_delta","index":%d,"delta":{"type":"text_delta","text":' % self._index
+            )
+        return start + sse.named_event(b"content_block_delta", self._text_head + _encode(text) + b"}}")
+
+    def close(self) -> bytes:
+        """Returns the event that ends the open block; b"" if no block is open."""
+        if not self._open:
+            return b""
+        self._open = ""
+        return _event("content_block_stop", {"index": self._index})
+
+    def _begin(self, block: dict[str, Any]) -> bytes:
+        ended = self.close()
+        self._index += 1
+        self._open = block["type"]
+        return ended + _event("content_block_start", {"index": self._index, "content_block": block})
+
+
+def usage(state: GenerationState) -> dict[str, int]:
+    """Returns Anthropic's token counts: tokens read from the prefix cache are not among the `input_tokens`."""
+    cached = state.accumulator.num_cached_tokens
+    return {
+        "input_tokens": state.num_prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": sum(choice.num_tokens for choice in state.accumulator.choices),
+    }
+
+
+def stop_fields(choice: Choice) -> dict[str, str | None]:
+    """Returns the reason for which the message has ended, and the stop string if it ended at one."""
+    if choice.finish_reason == "length":
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if isinstance(choice.stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_reason}
+    return {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+def _event(name: str, fields: dict[str, Any]) -> bytes:
+    return sse.named_event(name.encode(), _encode({"type": name, **fields}))

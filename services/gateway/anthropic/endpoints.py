@@ -1,0 +1,54 @@
+"""The endpoints of Anthropic's API: decode a request, run its generation or count its tokens."""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.anthropic import convert, schemas
+from services.gateway.anthropic.encoder import ID_PREFIX, MessageEncoder
+from services.gateway.http import request_body
+from services.gateway.openai import unsupported_params
+from services.gateway.openai.body import read_body, read_fields
+from services.gateway.openai.request_context import Arrival, RequestContext
+from services.gateway.openai.serving import Serving
+
+_NO_EFFECT_ON_COUNT = frozenset(schemas.MessagesBody.__struct_fields__)
+
+
+class MessageEndpoints:
+    """The endpoints of Anthropic's API."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def messages(self, request: Request) -> Response:
+        """Continues a conversation."""
+        arrival = Arrival.now()
+        data = await request_body.read(request.scope["headers"], request.receive)
+        unsupported_params.check(read_fields(data), schemas.MessagesBody, rules=schemas.RULES)
+        body = read_body(data, schemas.MESSAGES_DECODER)
+        card = self._serving.resolve_model(body.model)
+        context = RequestContext(
+            kind="chat",
+            arrival=arrival,
+            card=card,
+            request=convert.messages(body, card, request.state.request_id, self._serving.defaults),
+            stream=bool(body.stream),
+            include_usage=True,
+            echoes=("",),
+            id_prefix=ID_PREFIX,
+        )
+        return await self._serving.answer(request, context, MessageEncoder(context))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Answers with the number of tokens that a conversation has as a prompt."""
+        data = await request_body.read(request.scope["headers"], request.receive)
+        # Clients send a request for a message here unchanged: its other fields have no effect.
+        unsupported_params.check(
+            read_fields(data), schemas.CountTokensBody, no_effect=_NO_EFFECT_ON_COUNT, rules=schemas.RULES
+        )
+        body = read_body(data, schemas.COUNT_TOKENS_DECODER)
+        card = self._serving.resolve_model(body.model)
+        wanted = convert.count_tokens(body, card, request.state.request_id)
+        [(tokens, _)] = await self._serving.backend.tokenize(wanted, return_tokens=False)
+        return Response(msgspec.json.encode({"input_tokens": len(tokens)}), media_type="application/json")

@@ -1,0 +1,63 @@
+"""The request bodies of Anthropic's API as structs, and the fields that are refused or have no effect."""
+
+from typing import Any
+
+import msgspec
+
+from services.gateway.openai.unsupported_params import FieldRules, Unsupported
+
+Content = str | list[dict[str, Any]]
+"""A text, or a list of content blocks. `convert` checks the blocks."""
+
+
+class InputMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One message of a conversation."""
+
+    role: str
+    content: Content
+
+
+class CountTokensBody(msgspec.Struct, kw_only=True):
+    """Body of `/v1/messages/count_tokens`: a conversation. The system prompt is not one of its messages."""
+
+    model: str | None = None
+    messages: list[InputMessage] | None = None
+    system: Content | None = None
+
+
+class MessagesBody(CountTokensBody, kw_only=True):
+    """Body of `/v1/messages`: a conversation to continue. None means the default; `max_tokens` has none."""
+
+    max_tokens: int | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stream: bool | None = None
+
+
+MESSAGES_DECODER = msgspec.json.Decoder(MessagesBody)
+COUNT_TOKENS_DECODER = msgspec.json.Decoder(CountTokensBody)
+_NULL = Unsupported((None,))
+_EMPTY = Unsupported((None, [], {}))
+RULES = FieldRules(
+    # The client's own bookkeeping; prefixes are cached without a mark.
+    no_effect=frozenset({"metadata", "service_tier", "cache_control"}),
+    unsupported={
+        "tools": _EMPTY,
+        "tool_choice": Unsupported((None, {"type": "auto"}, {"type": "none"})),
+        "thinking": Unsupported((None, {"type": "disabled"})),
+        "output_config": _EMPTY,
+        "output_format": _NULL,
+        "mcp_servers": _EMPTY,
+        "container": _NULL,
+        "context_management": _EMPTY,
+        "inference_geo": _NULL,
+        "speed": Unsupported((None, "standard")),
+    },
+    elsewhere={
+        "stop": "Send stop strings in 'stop_sequences'.",
+        "max_completion_tokens": "Send it as 'max_tokens'.",
+        "prompt": "Send the conversation in 'messages'.",
+    },
+)

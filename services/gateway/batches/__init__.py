@@ -1,0 +1,17 @@
+"""Batches, `/v1/batches`: files of requests that run behind all other requests.
+
+| module      | what it does                                                                     |
+|-------------|----------------------------------------------------------------------------------|
+| `endpoints` | creates, lists, retrieves and cancels batches                                    |
+| `batches`   | starts batches, and continues those whose gateway has ended                      |
+| `runner`    | runs one batch                                                                   |
+| `requests`  | checks and reads the requests of an input file                                   |
+| `record`    | the state of a batch, as it is kept and shown                                    |
+| `store`     | keeps records in the directory of files, and says which gateway runs a batch     |
+| `schemas`   | the body that creates a batch                                                    |
+"""
+
+from services.gateway.batches.schemas import BatchBody
+from services.gateway.openai.openapi import Body
+
+BODIES = {"/v1/batches": Body(BatchBody, ("input_file_id", "endpoint", "completion_window"))}

@@ -1,0 +1,115 @@
+"""The batches of one gateway: starts new ones, and continues those whose gateway has ended.
+
+A batch is continued when a gateway starts, or when a client asks any gateway for the batch.
+"""
+
+import asyncio
+import logging
+
+from services.gateway.batches.record import BatchRecord
+from services.gateway.batches.runner import BatchRun
+from services.gateway.batches.store import ID_PREFIX, BatchStore
+from services.gateway.files.store import ID_PREFIX as FILE_PREFIX
+from services.gateway.http.in_process import InProcessClient
+from services.gateway.http.request_id import new_id
+from shared import limits
+from shared.errors import ServiceError
+from shared.request.checks import refuse
+
+log = logging.getLogger(__name__)
+_RETRY_AFTER_S = 30.0
+_INPUT_PURPOSE = "batch"
+
+
+class Batches:
+    """Starts, finds and cancels batches."""
+
+    def __init__(self, store: BatchStore, client: InProcessClient) -> None:
+        self._store = store
+        self._client = client
+        self._slots = asyncio.Semaphore(limits.BATCH_CONCURRENCY)
+        self._runs: dict[str, BatchRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def continue_all(self) -> None:
+        """Continues all batches that nobody runs. Called once, when the gateway can answer requests."""
+        if not self._store.files.may_have_files():
+            return
+        try:
+            await self.all()
+        except (OSError, ServiceError) as error:
+            log.warning("batches of an earlier gateway are not continued: %s", error)
+
+    async def create(self, input_file_id: str, endpoint: str, metadata: dict[str, str]) -> BatchRecord:
+        """Starts a batch. Raises ServiceError if the file is no input file, or if too many batches run."""
+        if (await self._store.files.get(input_file_id)).purpose != _INPUT_PURPOSE:
+            refuse("input_file_id", f"must name a file with the purpose '{_INPUT_PURPOSE}'")
+        if len(self._runs) >= limits.BATCHES_RUNNING_MAX:
+            message = "Too many batches are not finished. Try again later."
+            raise ServiceError("server_is_overloaded", message, retry_after_s=_RETRY_AFTER_S)
+        now = self._store.files.now()
+        record = BatchRecord(
+            id=ID_PREFIX + new_id(),
+            endpoint=endpoint,
+            input_file_id=input_file_id,
+            output_file_id=FILE_PREFIX + new_id(),
+            error_file_id=FILE_PREFIX + new_id(),
+            created_at=now,
+            expires_at=now + limits.BATCH_WINDOW_S,
+            metadata=metadata,
+        )
+        taken = await self._store.take(record.id)
+        assert taken, record.id
+        await self._store.put(record)
+        self._start(record)
+        return record
+
+    async def get(self, batch_id: str) -> BatchRecord:
+        """Returns a batch as it is now. Continues it if nobody runs it. Raises ServiceError('not_found')."""
+        return await self._current(await self._store.get(batch_id))
+
+    async def all(self) -> list[BatchRecord]:
+        """Returns all batches, the oldest first. Continues those that nobody runs."""
+        return [await self._current(record) for record in await self._store.all()]
+
+    async def cancel(self, batch_id: str) -> BatchRecord:
+        """Cancels a batch. Raises ServiceError: 'not_found', or 'invalid_value' if it has ended."""
+        record = await self.get(batch_id)
+        if record.is_final:
+            refuse("batch_id", f"names a batch that cannot be cancelled: it is {record.status}")
+        if run := self._runs.get(batch_id):
+            run.cancel()
+            return run.record
+        await self._store.ask_to_cancel(batch_id)
+        record.enter("cancelling", self._store.files.now())
+        return record
+
+    async def _current(self, record: BatchRecord) -> BatchRecord:
+        """Returns the newest state of a batch; continues it if it is not finished and nobody runs it."""
+        if record.id not in self._runs and not record.is_final and len(self._runs) < limits.BATCHES_RUNNING_MAX:
+            record = await self._continue(record)
+        run = self._runs.get(record.id)
+        return record if run is None else run.record
+
+    async def _continue(self, record: BatchRecord) -> BatchRecord:
+        if not await self._store.take(record.id):
+            return record
+        # The gateway that held the lock may have finished the batch since the record was read.
+        record = await self._store.get(record.id)
+        if record.is_final:
+            await self._store.release(record.id)
+        else:
+            self._start(record)
+        return record
+
+    def _start(self, record: BatchRecord) -> None:
+        self._runs[record.id] = BatchRun(record, self._store, self._client, self._slots)
+        task = asyncio.create_task(self._run(record.id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, batch_id: str) -> None:
+        try:
+            await self._runs[batch_id].run()
+        finally:
+            del self._runs[batch_id]

@@ -1,0 +1,79 @@
+"""Checks and reads the requests of an input file. Blocks: called in threads."""
+
+import json
+from collections.abc import Iterator, Set
+from itertools import islice
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from services.gateway.batches.record import LineError, invalid_line
+from shared import limits
+from shared.request.batch_lines import BatchLineError, BatchRequest, read_request
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_NOT_IN_BATCHES = ("priority", "background")
+"""Fields that a request of a batch must not have: it runs behind other requests, and its answer is waited for."""
+
+
+class Checked(NamedTuple):
+    """The number of requests in a file, and what is wrong with it: nothing if `errors` is empty."""
+
+    total: int
+    errors: list[LineError]
+
+
+def check(path: Path, endpoint: str) -> Checked:
+    """Reads the whole file and checks every line. Raises FileNotFoundError."""
+    ids = set[str]()
+    errors: list[LineError] = []
+    with path.open("rb") as file:
+        for number, line in _lines(file):
+            try:
+                request = _read(line, endpoint)
+                if request.custom_id in ids:
+                    raise BatchLineError(f"the custom_id {request.custom_id!r} is used twice")
+                if len(ids) == limits.BATCH_REQUESTS_MAX:
+                    raise BatchLineError(f"a batch must not have more than {limits.BATCH_REQUESTS_MAX} requests")
+                ids.add(request.custom_id)
+            except BatchLineError as error:
+                errors.append(invalid_line(error, number))
+                if len(errors) == limits.BATCH_ERRORS_MAX:
+                    break
+    if not ids and not errors:
+        errors.append(LineError(code="empty_file", message="The input file has no requests."))
+    return Checked(len(ids), errors)
+
+
+class RequestReader:
+    """Reads the requests of a checked file, except those that are answered already."""
+
+    def __init__(self, path: Path, endpoint: str, answered: Set[str]) -> None:
+        """Raises FileNotFoundError."""
+        self._file = path.open("rb")
+        self._requests = (_read(line, endpoint) for _, line in _lines(self._file))
+        self._answered = answered
+
+    def next(self, count: int) -> list[BatchRequest]:
+        """Returns up to `count` further requests; none at the end of the file."""
+        return list(islice((one for one in self._requests if one.custom_id not in self._answered), count))
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def body_with_priority(request: BatchRequest) -> bytes:
+    """Returns the body of a request, with a priority behind all requests that are not of a batch."""
+    return json.dumps({**request.body, "priority": limits.BATCH_PRIORITY}).encode()
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    return ((number, line) for number, line in enumerate(file, 1) if line.strip())
+
+
+def _read(line: bytes, endpoint: str) -> BatchRequest:
+    request = read_request(line, (endpoint,))
+    for name in _NOT_IN_BATCHES:
+        if request.body.get(name):
+            raise BatchLineError(f"'{name}' is not possible in a batch")
+    return request

@@ -1,0 +1,225 @@
+"""Runs one batch: checks its input, sends its requests to the application, writes the answers to two files.
+
+The answers are written as they come, so a batch whose gateway ends is continued by another one (or by the same one
+after a restart): requests that the files answer already are not sent again.
+"""
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import msgspec
+
+from services.gateway.batches import requests
+from services.gateway.batches.record import BatchRecord, LineError, Status
+from services.gateway.batches.requests import RequestReader
+from services.gateway.batches.store import BatchStore
+from services.gateway.files.store import FileWriter
+from services.gateway.http.in_process import InProcessClient
+from shared import limits
+from shared.errors import ServiceError
+from shared.request.batch_lines import RETRIED, BatchRequest, answered, is_good, read_answers, unanswered
+
+log = logging.getLogger(__name__)
+TICK_S = 1.0
+"""Interval at which a running batch is saved, and at which it looks whether it is cancelled or has expired."""
+_PAUSE_S, _PAUSE_MAX_S = 0.5, 30.0
+"""Pause before a request is sent again because the server is overloaded; it doubles up to the second one."""
+_PURPOSE = "batch_output"
+_INPUT_GONE = LineError(code="invalid_input_file", message="The input file is not there any more.")
+_EXPIRED = "This request could not be executed before the completion window expired."
+
+
+class BatchRun:
+    """One batch that this gateway runs. The gateway must hold the lock of the batch."""
+
+    def __init__(
+        self, record: BatchRecord, store: BatchStore, client: InProcessClient, slots: asyncio.Semaphore
+    ) -> None:
+        """`slots`: bounds the requests of all batches that run at the same time."""
+        self.record = record
+        self._store = store
+        self._client = client
+        self._slots = slots
+        self._output = store.files.writer(record.output_file_id, limits.BATCH_OUTPUT_BYTES_MAX)
+        self._errors = store.files.writer(record.error_file_id, limits.BATCH_OUTPUT_BYTES_MAX)
+        self._answered = set[str]()
+        self._pending: list[BatchRequest] = []
+        self._reading = asyncio.Lock()
+        self._cancelled = asyncio.Event()
+        if record.status == "cancelling":
+            self._cancelled.set()
+
+    async def run(self) -> None:
+        """Runs the batch to its end and gives its lock back. A failure ends the batch as `failed`."""
+        try:
+            await self._run()
+        except FileNotFoundError:
+            await self._fail(_INPUT_GONE)
+        except ServiceError as error:
+            await self._fail(LineError(code=error.code, message=error.message))
+        except Exception:
+            log.exception("the batch %s failed", self.record.id)
+            await self._fail(
+                LineError(code="internal_error", message="The server had an error while it ran the batch.")
+            )
+        await self._save()
+        await self._store.release(self.record.id)
+
+    def cancel(self) -> None:
+        """Makes the batch end as `cancelled`. Does nothing if it is about to end."""
+        if self.record.status in ("validating", "in_progress"):
+            self.record.enter("cancelling", self._now())
+            self._cancelled.set()
+
+    async def _run(self) -> None:
+        if self.record.status == "validating" and not await self._validate():
+            return
+        await self._find_answered()
+        ended = await self._send_until_stopped()
+        if ended != "cancelled":
+            self.record.enter("finalizing", self._now())
+            await self._save()
+        if ended == "expired":
+            await self._expire_the_rest()
+        self.record.has_output = await self._commit(self._output, self.record.completed, "output")
+        self.record.has_errors = await self._commit(self._errors, self.record.failed, "errors")
+        self.record.enter(ended, self._now())
+
+    async def _fail(self, error: LineError) -> None:
+        self.record.errors.append(error)
+        self.record.enter("failed", self._now())
+        for writer in (self._output, self._errors):
+            await writer.abort()
+
+    async def _validate(self) -> bool:
+        """Checks the input file. Returns whether the batch can run."""
+        path = self._store.files.path(self.record.input_file_id)
+        try:
+            checked = await asyncio.to_thread(requests.check, path, self.record.endpoint)
+        except FileNotFoundError:
+            checked = requests.Checked(0, [_INPUT_GONE])
+        self.record.total, self.record.errors = checked.total, checked.errors
+        if checked.errors:
+            self.record.enter("failed", self._now())
+            return False
+        if self.record.status == "validating":
+            self.record.enter("in_progress", self._now())
+        await self._save()
+        return True
+
+    async def _find_answered(self) -> None:
+        """Counts the answers that an earlier run of the batch has written."""
+        good = await asyncio.to_thread(_read_part, self._output)
+        bad = await asyncio.to_thread(_read_part, self._errors)
+        self._answered = good | bad
+        self.record.completed, self.record.failed = len(good), len(bad)
+
+    async def _send_until_stopped(self) -> Status:
+        """Sends the requests. Returns the state in which the batch ends: completed, cancelled or expired."""
+        path = self._store.files.path(self.record.input_file_id)
+        reader = await asyncio.to_thread(RequestReader, path, self.record.endpoint, frozenset(self._answered))
+        sending = asyncio.create_task(self._send_all(reader))
+        cancelling = asyncio.create_task(self._cancelled.wait())
+        try:
+            while True:
+                await asyncio.wait([sending, cancelling], timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                if sending.done():
+                    await sending
+                    return "completed"
+                if await self._store.is_cancelled(self.record.id):
+                    self.cancel()
+                if self.record.status == "cancelling":
+                    return "cancelled"
+                if self._now() >= self.record.expires_at:
+                    return "expired"
+                await self._save()
+        finally:
+            for task in (sending, cancelling):
+                task.cancel()
+            await asyncio.gather(sending, cancelling, return_exceptions=True)
+            reader.close()
+
+    async def _send_all(self, reader: RequestReader) -> None:
+        workers = [asyncio.create_task(self._send_next(reader)) for _ in range(limits.BATCH_CONCURRENCY)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _send_next(self, reader: RequestReader) -> None:
+        """Sends one request after the other until there is none left."""
+        while True:
+            async with self._reading:
+                if not self._pending:
+                    self._pending = await asyncio.to_thread(reader.next, limits.BATCH_CONCURRENCY)
+                if not self._pending:
+                    return
+                request = self._pending.pop(0)
+            line = await self._send(request)
+            good = is_good(line)
+            # Counted first: a write that is cancelled is still done.
+            self._answered.add(request.custom_id)
+            self.record.completed += good
+            self.record.failed += not good
+            await (self._output if good else self._errors).write(_encode(line))
+
+    async def _send(self, request: BatchRequest) -> dict[str, Any]:
+        """Sends a request, again and again while the server is overloaded. Returns the line of its answer."""
+        body, pause_s = requests.body_with_priority(request), _PAUSE_S
+        while True:
+            async with self._slots:
+                response = await self._client.post(request.url, body)
+            if response.status not in RETRIED:
+                return answered(request.custom_id, response.status, response.request_id, json.loads(response.body))
+            await asyncio.sleep(min(max(pause_s, response.retry_after_s), _PAUSE_MAX_S))
+            pause_s *= 2
+
+    async def _expire_the_rest(self) -> None:
+        """Writes an error for each request that is not answered."""
+        path = self._store.files.path(self.record.input_file_id)
+        reader = await asyncio.to_thread(RequestReader, path, self.record.endpoint, self._answered)
+        try:
+            while rest := await asyncio.to_thread(reader.next, limits.BATCH_CONCURRENCY):
+                lines = [_encode(unanswered(one.custom_id, "batch_expired", _EXPIRED)) for one in rest]
+                await self._errors.write(b"".join(lines))
+                self.record.failed += len(rest)
+        finally:
+            reader.close()
+
+    async def _commit(self, writer: FileWriter, num_lines: int, what: str) -> bool:
+        """Makes an output file exist. Returns False, and makes none, if it would be empty."""
+        if not num_lines:
+            await writer.abort()
+            return False
+        await writer.commit(f"{self.record.id}_{what}.jsonl", _PURPOSE)
+        return True
+
+    async def _save(self) -> None:
+        await self._store.put(self.record)
+
+    def _now(self) -> int:
+        return self._store.files.now()
+
+
+def _read_part(writer: FileWriter) -> set[str]:
+    """Returns the custom ids in the output file of an earlier run, and removes an incomplete last line.
+
+    The earlier run may have ended before it could record that the file is complete.
+    """
+    writer.reopen()
+    try:
+        data = writer.path.read_bytes()
+    except FileNotFoundError:
+        return set()
+    whole, found = read_answers(data)
+    if len(whole) < len(data):
+        writer.path.write_bytes(whole)
+    return set(found)
+
+
+def _encode(line: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(line) + b"\n"

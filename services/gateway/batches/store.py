@@ -1,0 +1,103 @@
+"""Keeps the records of batches in the directory of files, and says which gateway runs a batch.
+
+A gateway that runs a batch holds a lock on its file `ID.lock`. The operating system releases the lock when the process
+ends, however it ends; then another gateway, or the same one after a restart, can continue the batch. All work on the
+disk is done in threads.
+"""
+
+import asyncio
+import fcntl
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+from services.gateway.batches.record import BatchRecord
+from services.gateway.files.store import FileStore, write_atomically
+from shared import limits
+from shared.errors import ServiceError
+
+ID_PREFIX = "batch_"
+_ID = re.compile(r"batch_[A-Za-z0-9]{22}")
+_RECORD, _LOCK, _CANCEL = ".json", ".lock", ".cancel"
+_DECODER = msgspec.json.Decoder(BatchRecord)
+
+
+class BatchStore:
+    """The records of the batches in the directory of a file store."""
+
+    def __init__(self, files: FileStore) -> None:
+        self.files = files
+        self._locks: dict[str, int] = {}
+        """File descriptors of the locks that this process holds, by batch."""
+
+    async def put(self, record: BatchRecord) -> None:
+        """Writes a record."""
+        data = msgspec.json.encode(record)
+        await asyncio.to_thread(write_atomically, self._path(record.id, _RECORD), data)
+
+    async def get(self, batch_id: str) -> BatchRecord:
+        """Returns a record. Raises ServiceError('not_found')."""
+        found = await asyncio.to_thread(self._read, batch_id)
+        if found is None:
+            raise ServiceError("not_found", f"No such batch: '{batch_id}'.", param="batch_id")
+        return found
+
+    async def all(self) -> list[BatchRecord]:
+        """Returns all records, the oldest first. Those of batches as old as expired files are deleted."""
+        return await asyncio.to_thread(self._all)
+
+    async def take(self, batch_id: str) -> bool:
+        """Takes the lock of a batch. Returns whether this process has it now and had it not before."""
+        return await asyncio.to_thread(self._take, batch_id)
+
+    async def release(self, batch_id: str) -> None:
+        """Gives the lock of a finished batch back and removes what only its run needs."""
+        await asyncio.to_thread(self._release, batch_id)
+
+    async def ask_to_cancel(self, batch_id: str) -> None:
+        """Asks the gateway that runs a batch to cancel it."""
+        await asyncio.to_thread(self._path(batch_id, _CANCEL).touch)
+
+    async def is_cancelled(self, batch_id: str) -> bool:
+        """Whether somebody has asked to cancel a batch."""
+        return await asyncio.to_thread(self._path(batch_id, _CANCEL).exists)
+
+    def _all(self) -> list[BatchRecord]:
+        paths = self.files.directory.glob(f"{ID_PREFIX}*{_RECORD}")
+        found = [one for path in paths if (one := self._read(path.name.removesuffix(_RECORD))) is not None]
+        return sorted(found, key=lambda one: (one.created_at, one.id))
+
+    def _read(self, batch_id: str) -> BatchRecord | None:
+        if not _ID.fullmatch(batch_id):
+            return None
+        path = self._path(batch_id, _RECORD)
+        try:
+            found = _DECODER.decode(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        if found.is_final and found.created_at + limits.FILE_TTL_S <= self.files.now():
+            path.unlink(missing_ok=True)
+            return None
+        return found
+
+    def _take(self, batch_id: str) -> bool:
+        if batch_id in self._locks:
+            return False
+        descriptor = os.open(self._path(batch_id, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        self._locks[batch_id] = descriptor
+        return True
+
+    def _release(self, batch_id: str) -> None:
+        for suffix in (_CANCEL, _LOCK):
+            self._path(batch_id, suffix).unlink(missing_ok=True)
+        os.close(self._locks.pop(batch_id))
+
+    def _path(self, batch_id: str, suffix: str) -> Path:
+        return self.files.directory / f"{batch_id}{suffix}"

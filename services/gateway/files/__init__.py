@@ -1,0 +1,8 @@
+"""Files that clients upload, `/v1/files`: the input and output of batches.
+
+| module      | what it does                                                     |
+|-------------|------------------------------------------------------------------|
+| `endpoints` | uploads, lists, retrieves and deletes files                      |
+| `multipart` | reads the form in which a file is uploaded, piece by piece       |
+| `store`     | keeps files in a directory                                       |
+"""

@@ -1,0 +1,259 @@
+"""Keeps files in a directory. Gateways that share the directory have the same files.
+
+A file is two files there: `ID` with the data, and `ID.json`, which describes it. A file that is being written is
+`ID.part`; it exists for clients when `ID.json` does, which is written last. All work on the disk is done in threads.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from io import FileIO
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import msgspec
+
+from services.gateway.http.request_id import new_id
+from shared import limits
+from shared.errors import ServiceError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+ID_PREFIX = "file-"
+_ID = re.compile(r"file-[A-Za-z0-9]{22}")
+_PART, _DESCRIPTION = ".part", ".json"
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The description of a file, as OpenAI's API shows it. Times are in Unix seconds."""
+
+    id: str
+    object: str = "file"
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: str = "processed"
+    status_details: None = None
+
+
+_DECODER = msgspec.json.Decoder(StoredFile)
+
+
+class FileWriter:
+    """Writes one file, or continues to write it. The file exists for clients after `commit`.
+
+    A method that is cancelled ends when its work on the disk has ended, so the next method finds the file as it is.
+    """
+
+    def __init__(self, store: "FileStore", file_id: str, max_bytes: int) -> None:
+        self.id = file_id
+        self.num_bytes = 0
+        """Number of bytes that this object has written."""
+        self._max_bytes = max_bytes
+        self._store = store
+        self._file: FileIO | None = None
+        self._lock = threading.Lock()
+        """Held by the thread that writes, so that pieces which are written at the same time do not mix."""
+
+    @property
+    def path(self) -> Path:
+        """Where the data is until it is committed."""
+        return self._store.directory / f"{self.id}{_PART}"
+
+    def reopen(self) -> None:
+        """Makes a file that was committed incomplete again. Does nothing if it was not. Blocks."""
+        committed = self._store.directory / self.id
+        if committed.exists():
+            (self._store.directory / f"{self.id}{_DESCRIPTION}").unlink(missing_ok=True)
+            committed.replace(self.path)
+
+    async def write(self, data: bytes) -> None:
+        """Appends data. Raises ServiceError('request_too_large') if the file or all files become too large."""
+        self.num_bytes += len(data)
+        if self.num_bytes > self._max_bytes:
+            message = f"The file is larger than {self._max_bytes} bytes."
+            raise ServiceError("request_too_large", message, param="file")
+        await _to_the_end(self._write, data)
+
+    async def commit(self, filename: str, purpose: str, ttl_s: int = limits.FILE_TTL_S) -> StoredFile:
+        """Makes the file exist and returns its description. `ttl_s`: seconds after which it is deleted."""
+        return await _to_the_end(self._commit, filename, purpose, ttl_s)
+
+    async def abort(self) -> None:
+        """Removes what was written."""
+        await _to_the_end(self._abort)
+
+    def _write(self, data: bytes) -> None:
+        with self._lock:
+            if self._file is None:
+                # Without a buffer, so that what is written survives the process.
+                self._file = self.path.open("ab", buffering=0)
+            while data:
+                data = data[self._file.write(data) :]
+
+    def _commit(self, filename: str, purpose: str, ttl_s: int) -> StoredFile:
+        self._write(b"")
+        self._close()
+        target = self._store.directory / self.id
+        self.path.replace(target)
+        now = self._store.now()
+        described = StoredFile(
+            id=self.id,
+            bytes=target.stat().st_size,
+            created_at=now,
+            expires_at=now + ttl_s,
+            filename=filename,
+            purpose=purpose,
+        )
+        write_atomically(self._store.directory / f"{self.id}{_DESCRIPTION}", msgspec.json.encode(described))
+        return described
+
+    def _abort(self) -> None:
+        self._close()
+        self.path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+
+class FileStore:
+    """The files in one directory."""
+
+    def __init__(self, directory: str = "", clock: Callable[[], float] = time.time) -> None:
+        """`directory` is made when the first file is written; "" means a temporary one that ends with the process.
+
+        `clock` returns Unix seconds.
+        """
+        self._given = directory
+        self._clock = clock
+        self._directory: Path | None = None
+        self._making = threading.Lock()
+
+    @property
+    def directory(self) -> Path:
+        """The directory. Made at the first call; raises ServiceError if it cannot be made."""
+        with self._making:
+            if self._directory is None:
+                self._directory = self._make()
+            return self._directory
+
+    def may_have_files(self) -> bool:
+        """Whether there may be files of an earlier process. Does not make the directory."""
+        return bool(self._given) and Path(self._given).is_dir()
+
+    def now(self) -> int:
+        """Returns the time in Unix seconds."""
+        return int(self._clock())
+
+    async def create(self) -> FileWriter:
+        """Starts a new file. Raises ServiceError('request_too_large') if there is no room for a further one."""
+        await asyncio.to_thread(self._check_room)
+        return self.writer(ID_PREFIX + new_id())
+
+    def writer(self, file_id: str, max_bytes: int = limits.FILE_BYTES_MAX) -> FileWriter:
+        """Returns what writes the file with this id, which appends to what is written of it already."""
+        return FileWriter(self, file_id, max_bytes)
+
+    async def all(self) -> list[StoredFile]:
+        """Returns all files, the oldest first."""
+        return await asyncio.to_thread(self._all)
+
+    async def get(self, file_id: str) -> StoredFile:
+        """Returns the description of a file. Raises ServiceError('not_found')."""
+        found = await asyncio.to_thread(self._read, file_id)
+        if found is None:
+            raise ServiceError("not_found", f"No such file: '{file_id}'.", param="file_id")
+        return found
+
+    async def delete(self, file_id: str) -> None:
+        """Removes a file. Raises ServiceError('not_found')."""
+        await self.get(file_id)
+        await asyncio.to_thread(self._delete, file_id)
+
+    def path(self, file_id: str) -> Path:
+        """Returns where the data of an existing file is."""
+        return self.directory / file_id
+
+    def _make(self) -> Path:
+        try:
+            if not self._given:
+                temporary = tempfile.mkdtemp(prefix="antiphon-files-")
+                atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+                return Path(temporary)
+            path = Path(self._given)
+            path.mkdir(parents=True, exist_ok=True)
+            return path
+        except OSError as error:
+            message = "The server's directory for files cannot be used: set it with --files-directory."
+            raise ServiceError("internal_error", message) from error
+
+    def _check_room(self) -> None:
+        self._remove_abandoned()
+        files = self._all()
+        free = shutil.disk_usage(self.directory).free
+        used = sum(one.bytes for one in files)
+        too_many = len(files) >= limits.FILES_MAX or used >= limits.FILES_BYTES_MAX
+        if too_many or free < limits.FILE_BYTES_MAX:
+            message = "The server has no room for a further file. Delete files that are not needed."
+            raise ServiceError("request_too_large", message, param="file")
+
+    def _remove_abandoned(self) -> None:
+        """Removes files that a process which has ended did not finish."""
+        for path in self.directory.glob(f"{ID_PREFIX}*{_PART}"):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime + limits.FILE_ABANDONED_S < self._clock():
+                    path.unlink()
+
+    def _all(self) -> list[StoredFile]:
+        names = [path.name.removesuffix(_DESCRIPTION) for path in self.directory.glob(f"{ID_PREFIX}*{_DESCRIPTION}")]
+        found = [one for name in names if (one := self._read(name)) is not None]
+        return sorted(found, key=lambda one: (one.created_at, one.id))
+
+    def _read(self, file_id: str) -> StoredFile | None:
+        if not _ID.fullmatch(file_id):
+            return None
+        try:
+            found = _DECODER.decode((self.directory / f"{file_id}{_DESCRIPTION}").read_bytes())
+        except FileNotFoundError:
+            return None
+        if found.expires_at <= self.now():
+            self._delete(file_id)
+            return None
+        return found
+
+    def _delete(self, file_id: str) -> None:
+        for name in (f"{file_id}{_DESCRIPTION}", file_id):
+            (self.directory / name).unlink(missing_ok=True)
+
+
+async def _to_the_end(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """Returns the result of a function that runs in a thread. If cancelled, waits until the function has returned."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *args, **named))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a file so that a reader sees it whole, as it was or as it is."""
+    temporary = path.with_name(f".{path.name}.{new_id()}")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise

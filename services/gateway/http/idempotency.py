@@ -1,0 +1,200 @@
+"""Answers a repeated request (same `Idempotency-Key`, same body) with the first answer. ASGI, between edge and routes.
+
+For clients that send a request again because they do not know whether it was answered. The request is run once, and
+its answer is kept for `IDEMPOTENCY_S`; a repetition that comes earlier than the answer waits for it. The request runs
+to its end even if its client disconnects. Only answers of success are kept, so that a request that failed can be sent
+again. Streams are refused. Each gateway keeps its own answers.
+"""
+
+import asyncio
+import hashlib
+import logging
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.gateway.access.call import current_call
+from services.gateway.http import request_body
+from services.gateway.http.disconnect import unless_gone
+from shared import limits
+from shared.errors import ServiceError
+
+log = logging.getLogger(__name__)
+HEADER = b"idempotency-key"
+_REPLAYED = (b"idempotency-replayed", b"true")
+_KEY = re.compile(rb"[\x21-\x7e]{1,255}")
+
+
+class _Name(NamedTuple):
+    """What makes a key unique: the same key of another client or for another route is another one."""
+
+    client: str
+    path: str
+    key: bytes
+
+
+@dataclass(slots=True)
+class _Answer:
+    """A response, whole."""
+
+    status: int = 500
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
+    body: bytearray = field(default_factory=bytearray)
+
+    def add(self, message: MutableMapping[str, Any]) -> None:
+        """Adds a message of the application."""
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], list(message.get("headers", ()))
+        elif message["type"] == "http.response.body":
+            self.body += message.get("body", b"")
+
+    async def send(self, send: Send, *more: tuple[bytes, bytes]) -> None:
+        """Sends the response, with further headers."""
+        await send({"type": "http.response.start", "status": self.status, "headers": [*self.headers, *more]})
+        await send({"type": "http.response.body", "body": bytes(self.body)})
+
+
+@dataclass(slots=True)
+class _Kept:
+    """An answer that may be given again. `at`: when it was given first, monotonic seconds."""
+
+    fingerprint: bytes
+    answer: _Answer
+    at: float
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request in progress, for which its repetitions wait."""
+
+    fingerprint: bytes
+    task: "asyncio.Task[_Answer]"
+
+
+class Idempotency:
+    """Wraps an application. Bounded in number and size: if there are too many answers, the oldest are dropped."""
+
+    def __init__(self, app: ASGIApp, now: Callable[[], float] = time.monotonic) -> None:
+        self._app = app
+        self._now = now
+        self._kept: OrderedDict[_Name, _Kept] = OrderedDict()
+        self._num_bytes = 0
+        self._running: dict[_Name, _Running] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on, or answers it if it repeats another one. Raises ServiceError."""
+        key = next((value for name, value in scope["headers"] if name == HEADER), None)
+        if key is None or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        if not _KEY.fullmatch(key):
+            raise ServiceError(
+                "invalid_value", "'Idempotency-Key' must have 1 to 255 visible characters.", param="Idempotency-Key"
+            )
+        body = await request_body.read(scope["headers"], receive)
+        _refuse_stream(body)
+        name, fingerprint = _Name(current_call().key.name, scope["path"], key), hashlib.sha256(body).digest()
+        if (kept := self._find(name)) is not None:
+            _check(kept.fingerprint, fingerprint)
+            await kept.answer.send(send, _REPLAYED)
+            return
+        running, repeats = self._running.get(name), True
+        if running is None:
+            running, repeats = self._start(name, fingerprint, scope, body), False
+        _check(running.fingerprint, fingerprint)
+        answer = await unless_gone(receive, _result(running.task))
+        await answer.send(send, *((_REPLAYED,) if repeats else ()))
+
+    def _find(self, name: _Name) -> _Kept | None:
+        oldest = self._now() - limits.IDEMPOTENCY_S
+        while self._kept and next(iter(self._kept.values())).at <= oldest:
+            self._drop_oldest()
+        return self._kept.get(name)
+
+    def _start(self, name: _Name, fingerprint: bytes, scope: Scope, body: bytes) -> _Running:
+        if len(self._running) >= limits.IDEMPOTENCY_ANSWERS_MAX:
+            raise ServiceError("server_is_overloaded", "Too many requests with an 'Idempotency-Key' are in progress.")
+        task = asyncio.get_running_loop().create_task(self._run(name, fingerprint, scope, body))
+        task.add_done_callback(_retrieve)
+        self._running[name] = _Running(fingerprint, task)
+        return self._running[name]
+
+    async def _run(self, name: _Name, fingerprint: bytes, scope: Scope, body: bytes) -> _Answer:
+        """Runs a request and keeps its answer. Independent of the connection, which may end."""
+        answer = _Answer()
+
+        async def collect(message: Message) -> None:
+            answer.add(message)
+
+        try:
+            await self._app(scope, _receive_of(body), collect)
+        finally:
+            del self._running[name]
+        if 200 <= answer.status < 300:
+            self._keep(name, _Kept(fingerprint, answer, self._now()))
+        return answer
+
+    def _keep(self, name: _Name, kept: _Kept) -> None:
+        size = len(kept.answer.body)
+        if size > limits.IDEMPOTENCY_BYTES_MAX:
+            return
+        self._kept[name] = kept
+        self._num_bytes += size
+        while len(self._kept) > limits.IDEMPOTENCY_ANSWERS_MAX or self._num_bytes > limits.IDEMPOTENCY_BYTES_MAX:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, kept = self._kept.popitem(last=False)
+        self._num_bytes -= len(kept.answer.body)
+
+
+class _Streams(msgspec.Struct):
+    stream: Any = None
+
+
+_STREAMS = msgspec.json.Decoder(_Streams)
+
+
+def _refuse_stream(body: bytes) -> None:
+    try:
+        stream = _STREAMS.decode(body).stream
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return  # the route answers with what is wrong with the body
+    if stream is True:
+        told = "A stream cannot be repeated: send the request without 'stream', or without 'Idempotency-Key'."
+        raise ServiceError("invalid_value", told, param="Idempotency-Key")
+
+
+def _check(first: bytes, second: bytes) -> None:
+    if first != second:
+        told = "The same 'Idempotency-Key' was sent with another body. Use a new key for a new request."
+        raise ServiceError("idempotency_conflict", told, param="Idempotency-Key")
+
+
+def _receive_of(body: bytes) -> Receive:
+    """Returns the `receive` of a connection that has sent `body` and stays open."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    return receive
+
+
+async def _result(task: "asyncio.Task[_Answer]") -> _Answer:
+    return await asyncio.shield(task)
+
+
+def _retrieve(task: "asyncio.Task[_Answer]") -> None:
+    """Logs a failure, for which perhaps no client waits any more."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("a request with an Idempotency-Key failed: %r", error)

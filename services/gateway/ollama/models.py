@@ -1,0 +1,60 @@
+"""Describes the models that can be used, in Ollama's format. Pure.
+
+What only Ollama's own model files have (sizes, digests, licenses, families) is empty: a gateway does not know it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from services.gateway.generation import ModelCard
+from services.gateway.ollama.encoder import timestamp
+
+DEFAULT_TAG = ":latest"
+"""Ollama's clients add this tag to a name without one."""
+_DETAILS: dict[str, Any] = {
+    "parent_model": "",
+    "format": "safetensors",
+    "family": "",
+    "families": None,
+    "parameter_size": "",
+    "quantization_level": "",
+}
+
+
+def without_tag(name: str | None) -> str | None:
+    """Returns the name of a model without the default tag."""
+    return None if name is None else name.removesuffix(DEFAULT_TAG)
+
+
+def tags(cards: Sequence[ModelCard]) -> dict[str, Any]:
+    """Returns the answer of `/api/tags`."""
+    return {"models": [_tag(card) for card in cards]}
+
+
+def show(card: ModelCard) -> dict[str, Any]:
+    """Returns the answer of `/api/show`."""
+    return {
+        "modelfile": f"FROM {card.path}",
+        "parameters": "",
+        "template": "",
+        "details": _DETAILS,
+        "model_info": {
+            "general.architecture": "antiphon",
+            "general.basename": card.name,
+            "antiphon.context_length": card.max_model_len,
+            "antiphon.vocab_size": card.vocab_size,
+        },
+        "capabilities": ["completion"],
+        "modified_at": timestamp(card.created),
+    }
+
+
+def _tag(card: ModelCard) -> dict[str, Any]:
+    return {
+        "name": card.name,
+        "model": card.name,
+        "modified_at": timestamp(card.created),
+        "size": 0,
+        "digest": "",
+        "details": _DETAILS,
+    }

@@ -1,0 +1,89 @@
+"""The request bodies of Ollama's API as structs, and the fields that are refused or have no effect.
+
+The names of the structs begin with the API's name in `/openapi.json`, where all APIs share one list of schemas.
+"""
+
+from typing import Any
+
+import msgspec
+
+from services.gateway.openai.unsupported_params import FieldRules, Unsupported
+
+
+class OllamaMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One message of a conversation. Images and calls of tools are refused."""
+
+    role: str
+    content: str = ""
+    images: list[Any] | None = None
+    tool_calls: list[Any] | None = None
+    tool_name: str | None = None
+    thinking: str | None = None
+
+
+class OllamaFields(msgspec.Struct, kw_only=True):
+    """Fields that chat and generate have in common. None means the default."""
+
+    model: str | None = None
+    options: dict[str, Any] | None = None
+    """Sampling options. `options` reads them."""
+    format: Any = None
+    """Structure of the output: "json" for any JSON object, or a JSON Schema. `convert` reads it."""
+    stream: bool | None = None
+    """Whether the answer is streamed; the default is true."""
+    keep_alive: str | float | None = None
+    """No effect: models stay loaded. 0 without a prompt is answered as if the model were unloaded."""
+
+
+class OllamaChatBody(OllamaFields, kw_only=True):
+    """Body of `/api/chat`: a conversation to continue. Without messages the model is only looked up."""
+
+    messages: list[OllamaMessage] | None = None
+
+
+class OllamaGenerateBody(OllamaFields, kw_only=True):
+    """Body of `/api/generate`: a prompt to answer. Without a prompt the model is only looked up."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    """Whether the prompt is continued as it is, without the chat template."""
+
+
+class OllamaShowBody(msgspec.Struct, kw_only=True):
+    """Body of `/api/show`: the model to describe. `name` is an older name of `model`."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+    """No effect: the description is always whole."""
+
+
+CHAT_DECODER = msgspec.json.Decoder(OllamaChatBody)
+GENERATE_DECODER = msgspec.json.Decoder(OllamaGenerateBody)
+SHOW_DECODER = msgspec.json.Decoder(OllamaShowBody)
+_OFF = Unsupported((None, False))
+_EMPTY = Unsupported((None, [], {}, ""))
+RULES = FieldRules(
+    no_effect=frozenset(),
+    unsupported={
+        "tools": _EMPTY,
+        "think": _OFF,
+        "images": _EMPTY,
+        "suffix": _EMPTY,
+        "template": _EMPTY,
+        "context": Unsupported((None, []), "Send the conversation to /api/chat."),
+        "truncate": Unsupported((None, False), "A prompt that is too long is refused, never cut."),
+        "shift": Unsupported((None, False), "An answer ends at the context length."),
+        "logprobs": _OFF,
+        "top_logprobs": Unsupported((None, 0)),
+    },
+    elsewhere={
+        "messages": "Conversations go to /api/chat.",
+        "prompt": "Prompts go to /api/generate.",
+        "system": "Send a message with the role 'system'.",
+        "raw": "Prompts go to /api/generate.",
+        "temperature": "Send it in 'options'.",
+        "max_tokens": "Send it as 'num_predict' in 'options'.",
+    },
+)

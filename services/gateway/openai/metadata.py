@@ -1,0 +1,15 @@
+"""Checks `metadata`, the client's own notes on an object, which is kept and returned with the object. Pure."""
+
+from shared import limits
+from shared.request.checks import refuse
+
+
+def check_metadata(metadata: dict[str, str] | None) -> None:
+    """Raises ServiceError if metadata has too many pairs, or a key or a value that is too long."""
+    pairs = metadata or {}
+    if len(pairs) > limits.METADATA_PAIRS_MAX:
+        refuse("metadata", f"must hold at most {limits.METADATA_PAIRS_MAX} pairs")
+    for key, value in pairs.items():
+        if len(key) > limits.METADATA_KEY_CHARS_MAX or len(value) > limits.METADATA_VALUE_CHARS_MAX:
+            rule = f"of at most {limits.METADATA_KEY_CHARS_MAX} and {limits.METADATA_VALUE_CHARS_MAX} characters"
+            refuse("metadata", f"must hold keys and values {rule}")

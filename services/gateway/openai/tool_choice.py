@@ -1,0 +1,87 @@
+"""Determines which tools the model of a request may call, and whether it has to. Pure.
+
+The fields `functions` and `function_call` are the former form of `tools` and `tool_choice`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from services.gateway.openai.schemas import ChatBody
+from shared.request.checks import given, missing, refuse, unsupported
+from shared.request.tools import checked_functions, checked_tools, tool_name
+
+Mode = Literal["none", "auto", "required", "named"]
+_MODES: dict[str, Mode] = {"none": "none", "auto": "auto", "required": "required"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolChoice:
+    """The tools of one request.
+
+    `tools` are those that the model is told of: none with the mode `none`. `name`: the function that it has to call
+    with the mode `named`. `parallel`: whether an answer may have several calls. `legacy`: whether the request has
+    `functions`, so that the answer has a `function_call`.
+    """
+
+    mode: Mode = "none"
+    tools: tuple[dict[str, Any], ...] = ()
+    name: str = ""
+    parallel: bool = True
+    legacy: bool = False
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the model has to call a tool."""
+        return self.mode in ("required", "named")
+
+    @property
+    def param(self) -> str:
+        """Name of the request's field that chooses, for errors."""
+        return "function_call" if self.legacy else "tool_choice"
+
+    @property
+    def tools_param(self) -> str:
+        """Name of the request's field that has the tools, for errors."""
+        return "functions" if self.legacy else "tools"
+
+
+def tool_choice(body: ChatBody) -> ToolChoice:
+    """Returns the tools of a request and how they may be called. Raises ServiceError that names the wrong field."""
+    legacy = bool(body.functions) or body.function_call is not None
+    if legacy and (body.tools or body.tool_choice is not None):
+        refuse("functions" if body.functions else "function_call", "cannot be given together with 'tools'")
+    tools = checked_functions(body.functions) if legacy else checked_tools(body.tools)
+    choice = body.function_call if legacy else body.tool_choice
+    param, field = ("function_call", "functions") if legacy else ("tool_choice", "tools")
+    parallel = given(body.parallel_tool_calls, True) and not legacy
+    if isinstance(choice, dict):
+        name = _named(choice, legacy, param)
+        if name not in map(tool_name, tools):
+            refuse(param, f"names a function that is not in '{field}'")
+        return ToolChoice(mode="named", tools=tuple(tools), name=name, parallel=parallel, legacy=legacy)
+    mode = _MODES.get("auto" if choice is None else choice)
+    if mode is None or (legacy and mode == "required"):
+        modes = "'none', 'auto'" if legacy else "'none', 'auto', 'required'"
+        refuse(param, f"must be {modes} or an object that names a function")
+    if mode == "required" and not tools:
+        refuse(param, f"needs '{field}' when it is 'required'")
+    if mode == "none" or not tools:
+        return ToolChoice(legacy=legacy)
+    return ToolChoice(mode=mode, tools=tuple(tools), parallel=parallel, legacy=legacy)
+
+
+def _named(choice: dict[str, Any], legacy: bool, param: str) -> str:
+    """Returns the name in `{"type": "function", "function": {"name": …}}`, or in the former form `{"name": …}`."""
+    function: Any = choice
+    if not legacy:
+        kind = choice.get("type", "function")
+        if kind != "function":
+            unsupported(f"{param}.type", f"Choices of the type {str(kind)[:40]!r} are")
+        function = choice.get("function")
+        param = f"{param}.function"
+    if not isinstance(function, dict):
+        missing(param)
+    name = cast(dict[str, Any], function).get("name")
+    if not isinstance(name, str):
+        missing(f"{param}.name")
+    return name

@@ -1,0 +1,82 @@
+"""The formats of tool calls and of reasoning, by the names of the settings `--tool-call-parser`, `--reasoning-parser`.
+
+Tokenizers announce the same names when they recognise a model's chat template (`shared.text.template_formats`).
+"""
+
+from dataclasses import dataclass
+
+from services.gateway.parsers.json_formats import DeepseekV3Parser, HermesParser, Llama3JsonParser, MistralParser
+from services.gateway.parsers.pythonic import PythonicParser
+from services.gateway.parsers.tagged_arguments import Glm45Parser, Qwen3CoderParser
+from services.gateway.parsers.tool_parser import ToolParser
+from shared.text.reasoning import CLOSING, OPENING
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a model writes calls of tools.
+
+    `special_tokens`: tokens of the format that are special tokens of some tokenizers; the text must have them though
+    special tokens are skipped. `short_ids`: the chat templates of these models accept only ids of nine letters and
+    digits.
+    """
+
+    parser: type[ToolParser]
+    special_tokens: tuple[str, ...] = ()
+    short_ids: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How a model marks its reasoning, which stands before its answer.
+
+    `is_implied`: the output begins within the reasoning, unless the prompt ends with the closing mark.
+    """
+
+    opening: str = OPENING
+    closing: str = CLOSING
+    is_implied: bool = False
+
+    def begins_inside(self, prompt_tail: str) -> bool:
+        """Whether the output continues reasoning that has begun in the prompt, of which this is the end."""
+        tail = prompt_tail.rstrip()
+        return tail.endswith(self.opening) or (self.is_implied and not tail.endswith(self.closing))
+
+    def is_open_after(self, text: str) -> bool:
+        """Whether the output continues the reasoning in this text, the beginning of an answer."""
+        return text.rfind(self.opening) > text.rfind(self.closing) or (self.is_implied and self.closing not in text)
+
+
+_HERMES = ToolFormat(HermesParser, ("<tool_call>", "</tool_call>"))
+_LLAMA_3 = ToolFormat(Llama3JsonParser, ("<|python_tag|>",))
+_DEEPSEEK = ToolFormat(
+    DeepseekV3Parser,
+    (
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+    ),
+)
+_GLM = ToolFormat(
+    Glm45Parser, ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+)
+TOOL_FORMATS: dict[str, ToolFormat] = {
+    "hermes": _HERMES,
+    "qwen": _HERMES,
+    "qwen3_coder": ToolFormat(Qwen3CoderParser, ("<tool_call>", "</tool_call>")),
+    "llama3_json": _LLAMA_3,
+    "mistral": ToolFormat(MistralParser, ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"), short_ids=True),
+    "deepseek_v3": _DEEPSEEK,
+    "glm45": _GLM,
+    "glm": _GLM,
+    "pythonic": ToolFormat(PythonicParser, ("<|python_start|>", "<|python_end|>")),
+}
+REASONING_FORMATS: dict[str, ReasoningFormat] = {
+    "deepseek_r1": ReasoningFormat(is_implied=True),
+    "qwen3": ReasoningFormat(),
+    "glm45": ReasoningFormat(),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
+}

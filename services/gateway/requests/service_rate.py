@@ -1,0 +1,44 @@
+"""Measures how many sequences end per second, to tell refused clients when there will be room. Pure."""
+
+import math
+
+WINDOW_S = 10.0
+"""Time over which the rate is averaged: an end counts for 1/e after this time."""
+WAIT_S = (1.0, 60.0)
+"""Shortest and longest time that a client is told, seconds. Without ends it is the shortest: nothing is known."""
+
+
+class ServiceRate:
+    """The rate of one gateway. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._ends = 0.0
+        """Number of ends, the older the less."""
+        self._first: float | None = None
+        self._last = 0.0
+
+    def ended(self, now: float) -> None:
+        """Records that a sequence has ended."""
+        self._decay(now)
+        self._ends += 1.0
+        if self._first is None:
+            self._first = now
+
+    def per_second(self, now: float) -> float:
+        """Returns the rate; 0 if no sequence has ended for long."""
+        if self._first is None:
+            return 0.0
+        self._decay(now)
+        # Soon after the first end the window is not full yet.
+        seen_s = WINDOW_S * -math.expm1(-max(now - self._first, 1.0) / WINDOW_S)
+        return self._ends / seen_s
+
+    def wait_s(self, num_waiting: int, now: float) -> float:
+        """Returns the time until `num_waiting` sequences and one more have ended."""
+        rate = self.per_second(now)
+        least, most = WAIT_S
+        return min(most, max(least, (num_waiting + 1) / rate)) if rate * most > 1 else least
+
+    def _decay(self, now: float) -> None:
+        self._ends *= math.exp(-(now - self._last) / WINDOW_S)
+        self._last = now

@@ -1,0 +1,20 @@
+"""OpenAI's Responses API: `/v1/responses`. Responses are stored, can run in the background, and can be continued.
+
+| module            | what it does                                                              |
+|-------------------|---------------------------------------------------------------------------|
+| `endpoints`       | creates, retrieves, streams, cancels and deletes responses                |
+| `schemas`         | the body of a request, and the fields that are refused or have no effect  |
+| `input_items`     | reads the input of a request: the items, and the conversation they are    |
+| `text_format`     | reads the format of the output text                                       |
+| `convert`         | converts a body to the body of a chat request of `openai`                 |
+| `response_object` | the object that describes a response                                      |
+| `encoder`         | encodes a response, whole or as events, with its output items             |
+| `background`      | runs responses without a client, keeps their events for clients that read |
+| `event_log`       | the events of one such response                                           |
+| `store`           | keeps finished responses                                                  |
+"""
+
+from services.gateway.openai.openapi import Body
+from services.gateway.responses.schemas import ResponsesBody
+
+BODIES = {"/v1/responses": Body(ResponsesBody, ("input",))}

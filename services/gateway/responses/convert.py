@@ -1,0 +1,62 @@
+"""Converts the body of a response to the body of a chat request. Pure.
+
+Every error names the parameter of the Responses API.
+"""
+
+from dataclasses import replace
+
+from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.openai import parameters
+from services.gateway.openai.metadata import check_metadata
+from services.gateway.openai.parameter_names import renamed
+from services.gateway.openai.parameters import RequestDefaults
+from services.gateway.openai.schemas import ChatBody
+from services.gateway.responses import text_format
+from services.gateway.responses.schemas import LOGPROBS, ResponsesBody
+from shared.request.checks import refuse, unsupported
+from shared.request.conversation import Turn
+
+_NAMES = {"max_tokens": "max_output_tokens", "messages": "input", "logprobs": "include", **text_format.NAMES}
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "priority",
+    "cache_salt",
+)
+"""Fields that have the same name and meaning in a chat body."""
+
+
+def generation_request(
+    body: ResponsesBody, turns: list[Turn], card: ModelCard, request_id: str, defaults: RequestDefaults
+) -> GenerationRequest:
+    """Returns the request of a response. `turns`: the whole conversation. Raises ServiceError."""
+    chat = ChatBody(
+        messages=turns,
+        max_tokens=body.max_output_tokens,
+        logprobs=LOGPROBS in (body.include or ()),
+        top_logprobs=body.top_logprobs,
+        **text_format.structure_fields(body.text),
+        **{name: getattr(body, name) for name in _SAMPLING},
+    )
+    with renamed(_NAMES):
+        request = parameters.chat(chat, card, request_id, defaults)
+    return replace(request, grammar_param=text_format.NAMES.get(request.grammar_param, ""))
+
+
+def check(body: ResponsesBody) -> None:
+    """Raises ServiceError for fields that only this API has: `include`, `metadata`, `background`."""
+    if body.background and body.store is False:
+        refuse("background", "needs 'store' to be true: a background response is read from the store")
+    for number, name in enumerate(body.include or ()):
+        if name != LOGPROBS:
+            unsupported(f"include[{number}]", f"Including '{name}' in a response is")
+    check_metadata(body.metadata)

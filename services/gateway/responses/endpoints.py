@@ -1,0 +1,204 @@
+"""The endpoints of the Responses API."""
+
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.gateway.http import request_body, sse
+from services.gateway.http.disconnect import ClientGoneError, unless_gone
+from services.gateway.openai import unsupported_params
+from services.gateway.openai.body import read_body, read_fields
+from services.gateway.openai.listing import check_query, page
+from services.gateway.openai.request_context import Arrival, RequestContext
+from services.gateway.openai.response_runner import nothing
+from services.gateway.openai.serving import Serving
+from services.gateway.responses import convert, input_items, schemas
+from services.gateway.responses.background import BackgroundResponse, BackgroundResponses
+from services.gateway.responses.encoder import ResponseEncoder
+from services.gateway.responses.event_log import EventLog
+from services.gateway.responses.input_items import Input
+from services.gateway.responses.response_object import ID_PREFIX, ResponseObject
+from services.gateway.responses.schemas import ResponsesBody
+from services.gateway.responses.store import MemoryResponseStore, ResponseStore, StoredResponse, unknown_response
+from shared.errors import ServiceError
+from shared.request.checks import refuse
+from shared.request.conversation import Turn
+
+_JSON = "application/json"
+_CONTINUED = ("completed", "incomplete")
+
+
+class ResponseEndpoints:
+    """The endpoints of the Responses API."""
+
+    def __init__(self, serving: Serving, store: ResponseStore | None = None) -> None:
+        self._serving = serving
+        self._store = MemoryResponseStore(time.monotonic) if store is None else store
+        self._background = BackgroundResponses()
+
+    async def create(self, request: Request) -> Response:
+        """Makes a response: whole, as a stream, or in the background."""
+        arrival = Arrival.now()
+        data = await request_body.read(request.scope["headers"], request.receive)
+        unsupported_params.check(read_fields(data), ResponsesBody, rules=schemas.RULES)
+        body = read_body(data, schemas.RESPONSES_DECODER)
+        convert.check(body)
+        given = input_items.read(body.input, request.state.request_id)
+        turns = [*await self._earlier_turns(body.previous_response_id), *given.turns]
+        context = self._context(request, arrival, body, turns)
+        encoder = ResponseEncoder(ResponseObject(body, context), request.state.request_id)
+
+        async def store() -> None:
+            await self._put(encoder, given, turns)
+
+        if body.background:
+            return await self._start(request, context, encoder, given, turns)
+        return await self._serving.answer(request, context, encoder, nothing if body.store is False else store)
+
+    async def retrieve(
+        self, request: Request, response_id: str, stream: bool = False, starting_after: int | None = None
+    ) -> Response:
+        """Answers with a response, or with its events if `stream` is true: those after number `starting_after`."""
+        check_query(request, ("stream", "starting_after", "include_obfuscation"))
+        if starting_after is not None and not stream:
+            refuse("starting_after", "needs 'stream' to be true")
+        if starting_after is not None and starting_after < 0:
+            refuse("starting_after", "must be the sequence number of an event")
+        if stream:
+            first = 0 if starting_after is None else starting_after + 1
+            return LoggedAnswer(await self._events(response_id), first, self._serving.settings.keep_alive_s)
+        if running := self._background.get(response_id):
+            return _json(running.encoder.snapshot())
+        return _json((await self._stored(response_id)).response)
+
+    async def cancel(self, response_id: str) -> Response:
+        """Cancels a background response. Does nothing if it has ended."""
+        if running := self._background.get(response_id):
+            await running.cancel()
+            return _json(running.encoder.response)
+        response = (await self._stored(response_id)).response
+        if not response["background"]:
+            raise _not_in_background(response_id, "cancelled")
+        return _json(response)
+
+    async def delete(self, response_id: str) -> Response:
+        """Removes a response from the store. A response that runs in the background is cancelled first."""
+        if running := self._background.get(response_id):
+            await running.cancel()
+        if not await self._store.delete(response_id):
+            raise unknown_response(response_id)
+        return _json({"id": response_id, "object": "response", "deleted": True})
+
+    async def input_items(
+        self, request: Request, response_id: str, limit: int = 20, order: str = "desc", after: str | None = None
+    ) -> Response:
+        """Lists the input items of a response, without those of the responses that it continues."""
+        check_query(request, ("limit", "order", "after"))
+        if running := self._background.get(response_id):
+            items = running.input_items
+        else:
+            items = (await self._stored(response_id)).input_items
+        return _json(page(items, limit=limit, order=order, after=after))
+
+    # --- inside ---
+
+    async def _earlier_turns(self, response_id: str | None) -> list[Turn]:
+        """Returns the conversation that a response continues, up to and with its output."""
+        param = "previous_response_id"
+        if response_id is None:
+            return []
+        if self._background.get(response_id):
+            refuse(param, f"names the response '{response_id}', which is in progress")
+        record = await self._store.get(response_id)
+        if record is None:
+            raise unknown_response(response_id, param)
+        if record.response["status"] not in _CONTINUED:
+            refuse(param, f"names the response '{response_id}', which is {record.response['status']}")
+        return record.turns
+
+    def _context(self, request: Request, arrival: Arrival, body: ResponsesBody, turns: list[Turn]) -> RequestContext:
+        card = self._serving.resolve_model(body.model)
+        conversation = input_items.conversation(body.instructions, turns)
+        return RequestContext(
+            kind="chat",
+            arrival=arrival,
+            card=card,
+            request=convert.generation_request(
+                body, conversation, card, request.state.request_id, self._serving.defaults
+            ),
+            stream=bool(body.stream),
+            include_usage=True,
+            echoes=("",),
+            id_prefix=ID_PREFIX,
+        )
+
+    async def _start(
+        self, request: Request, context: RequestContext, encoder: ResponseEncoder, given: Input, turns: list[Turn]
+    ) -> Response:
+        async def store(ended: BackgroundResponse) -> None:
+            await self._put(encoder, given, turns, ended.events.events)
+
+        self._background.check_room()
+        run = self._serving.runner(request, context, encoder)
+        running = await self._background.start(BackgroundResponse(run, encoder, given.items), store)
+        if context.stream:
+            return LoggedAnswer(running.events, 0, self._serving.settings.keep_alive_s)
+        return _json(encoder.snapshot())
+
+    async def _put(
+        self, encoder: ResponseEncoder, given: Input, turns: list[Turn], events: list[bytes] | None = None
+    ) -> None:
+        whole = [*turns, Turn(role="assistant", content=encoder.output_text)]
+        record = StoredResponse(response=encoder.response, input_items=given.items, turns=whole, events=events or [])
+        await self._store.put(record)
+
+    async def _stored(self, response_id: str) -> StoredResponse:
+        record = await self._store.get(response_id)
+        if record is None:
+            raise unknown_response(response_id)
+        return record
+
+    async def _events(self, response_id: str) -> EventLog:
+        if running := self._background.get(response_id):
+            return running.events
+        record = await self._stored(response_id)
+        if not record.response["background"]:
+            raise _not_in_background(response_id, "streamed again")
+        return EventLog(record.events, ended=True)
+
+
+class LoggedAnswer(Response):
+    """An ASGI response that writes the events of a background response, which does not end with the client."""
+
+    def __init__(self, events: EventLog, first: int, keep_alive_s: float) -> None:
+        # The constructor of Response is not called, because it would render a body.
+        self.background = None
+        self._events = events
+        self._first = first
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Writes the events from the first one on, until the response has ended or the client disconnects."""
+        channel = sse.EventChannel(send, keep_alive_s=self._keep_alive_s)
+        try:
+            await unless_gone(receive, self._write(channel), channel.mind())
+        except ClientGoneError:
+            return
+
+    async def _write(self, channel: sse.EventChannel) -> None:
+        async for data in self._events.read(self._first):
+            await channel.write(data)
+        await channel.end(b"")
+
+
+def _not_in_background(response_id: str, what: str) -> ServiceError:
+    message = f"The response '{response_id}' cannot be {what}: it was not created with 'background'."
+    return ServiceError("invalid_value", message, param="response_id")
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type=_JSON)

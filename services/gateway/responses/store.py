@@ -1,0 +1,131 @@
+"""Keeps finished responses for `limits.RESPONSE_TTL_S`, so that clients can retrieve and continue them.
+
+`ResponseStore` is the interface. `MemoryResponseStore` keeps responses in the memory of one gateway: they are lost with
+it, and other gateways do not know them.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from services.gateway.responses.input_items import Item
+from shared import limits
+from shared.errors import ServiceError
+from shared.request.conversation import Turn
+
+_OVERHEAD_BYTES = 1024
+"""Size of a record besides its texts, an estimate from above."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResponse:
+    """One finished response. `turns`: the whole conversation with the output, without instructions.
+
+    `events`: the events of a background response, which can be streamed again; empty for other responses.
+    """
+
+    response: dict[str, Any]
+    input_items: list[Item]
+    turns: list[Turn]
+    events: list[bytes] = field(default_factory=list[bytes])
+
+    @property
+    def id(self) -> str:
+        """The id of the response."""
+        return self.response["id"]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the record in memory, an estimate."""
+        items = len(msgspec.json.encode([self.response, self.input_items]))
+        turns = sum(len(turn.content) for turn in self.turns if isinstance(turn.content, str))
+        return _OVERHEAD_BYTES + items + turns + sum(map(len, self.events))
+
+
+class ResponseStore(Protocol):
+    """Where finished responses are kept."""
+
+    async def put(self, record: StoredResponse) -> None:
+        """Stores a response. A record that is too large for the store is dropped at once."""
+        ...
+
+    async def get(self, response_id: str) -> StoredResponse | None:
+        """Returns a response; None if it is not stored, or not any more."""
+        ...
+
+    async def delete(self, response_id: str) -> bool:
+        """Removes a response. Returns whether it was stored."""
+        ...
+
+
+class MemoryResponseStore:
+    """Implements `ResponseStore` in memory: drops expired responses, then the least recently used ones.
+
+    `now` returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        *,
+        max_bytes: int = limits.RESPONSES_BYTES_MAX,
+        ttl_s: float = limits.RESPONSE_TTL_S,
+    ) -> None:
+        self._now = now
+        self._max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._num_bytes = 0
+        self._records: OrderedDict[str, tuple[StoredResponse, int]] = OrderedDict()
+        """Each record and its size, by id. The least recently used one is the first."""
+        self._expires_at: dict[str, float] = {}
+        """By id, in the order in which the records expire."""
+
+    async def put(self, record: StoredResponse) -> None:
+        """See ResponseStore."""
+        self._remove(record.id)
+        size = record.num_bytes
+        self._records[record.id] = (record, size)
+        self._expires_at[record.id] = self._now() + self._ttl_s
+        self._num_bytes += size
+        self._shrink()
+
+    async def get(self, response_id: str) -> StoredResponse | None:
+        """See ResponseStore."""
+        self._shrink()
+        if response_id not in self._records:
+            return None
+        self._records.move_to_end(response_id)
+        return self._records[response_id][0]
+
+    async def delete(self, response_id: str) -> bool:
+        """See ResponseStore."""
+        self._shrink()
+        return self._remove(response_id)
+
+    def _shrink(self) -> None:
+        now = self._now()
+        while self._expires_at and self._expires_at[first := next(iter(self._expires_at))] <= now:
+            self._remove(first)
+        while self._num_bytes > self._max_bytes:
+            self._remove(next(iter(self._records)))
+
+    def _remove(self, response_id: str) -> bool:
+        found = self._records.pop(response_id, None)
+        if found is None:
+            return False
+        self._num_bytes -= found[1]
+        del self._expires_at[response_id]
+        return True
+
+
+def unknown_response(response_id: str, param: str = "response_id") -> ServiceError:
+    """Returns the error for a response that is not stored."""
+    hours = limits.RESPONSE_TTL_S / 3600
+    message = (
+        f"Response with id '{response_id}' not found. A response is known only to the gateway that made it, for "
+        f"{hours:g} hours or until the gateway needs the memory, and only if 'store' is not false."
+    )
+    return ServiceError("not_found", message, param=param)

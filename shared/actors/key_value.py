@@ -1,0 +1,37 @@
+"""The interface to a key-value store that the processes on a bus share. For small state that may be lost.
+
+Implemented by `nats_key_value` on JetStream; tests have a store in the process. One test suite checks both. A store has
+no locks: a writer reads an entry, and writes only if nobody has written since (`replace`). Entries that nobody writes
+for the store's lifetime disappear, and so may all of them when a server restarts.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The value of a key. `revision` is above 0 and changes with every write."""
+
+    value: bytes
+    revision: int
+
+
+class StoreUnavailableError(Exception):
+    """The store did not answer in time: the bus is lost, has no store, or does not permit its use."""
+
+
+class KeyValueStore(Protocol):
+    """A store of one name. Keys have letters, digits and `-_.=/`, without a dot at either end."""
+
+    async def get(self, key: str) -> Entry | None:
+        """Returns the entry of a key; None if there is none. Raises StoreUnavailableError."""
+        ...
+
+    async def replace(self, key: str, value: bytes, revision: int) -> int | None:
+        """Writes a value if the entry still has this revision (0: if there is no entry). Returns the new revision.
+
+        Returns None, and writes nothing, if somebody else has written. Raises StoreUnavailableError; the value may have
+        been written nevertheless.
+        """
+        ...

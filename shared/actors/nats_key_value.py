@@ -1,0 +1,56 @@
+"""The key-value store on a NATS server with JetStream. Made by `nats.NatsTransport`.
+
+The bucket lives in the server's memory. It is created at the first use, so that a server without JetStream is noticed
+only by those who need the store. After an error it is looked up again, because a restarted server has lost it.
+"""
+
+from nats import errors
+from nats.aio.client import Client
+from nats.js import api
+from nats.js.errors import BadRequestError, KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.kv import KeyValue
+
+from shared.actors.key_value import Entry, StoreUnavailableError
+
+
+class NatsKeyValueStore:
+    """Implements `key_value.KeyValueStore`. `ttl_s`: lifetime of an entry since it was last written."""
+
+    def __init__(self, client: Client, bucket: str, ttl_s: float, timeout_s: float) -> None:
+        self._stream = client.jetstream(timeout=timeout_s)  # pyright: ignore[reportUnknownMemberType]
+        self._name, self._ttl_s = bucket, ttl_s
+        self._bucket: KeyValue | None = None
+
+    async def get(self, key: str) -> Entry | None:
+        """See KeyValueStore."""
+        try:
+            found = await (await self._open()).get(key)
+        except KeyNotFoundError:
+            return None
+        except errors.Error as error:
+            raise self._unavailable(error) from error
+        return Entry(found.value or b"", found.revision or 0)
+
+    async def replace(self, key: str, value: bytes, revision: int) -> int | None:
+        """See KeyValueStore."""
+        try:
+            return await (await self._open()).update(key, value, last=revision)
+        except KeyWrongLastSequenceError:
+            return None
+        except errors.Error as error:
+            raise self._unavailable(error) from error
+
+    async def _open(self) -> KeyValue:
+        if self._bucket is None:
+            config = api.KeyValueConfig(
+                self._name, history=1, ttl=self._ttl_s, storage=api.StorageType.MEMORY, direct=True
+            )
+            try:
+                self._bucket = await self._stream.create_key_value(config)  # pyright: ignore[reportUnknownMemberType]
+            except BadRequestError:  # it exists with another configuration, for example more replicas
+                self._bucket = await self._stream.key_value(self._name)
+        return self._bucket
+
+    def _unavailable(self, error: Exception) -> StoreUnavailableError:
+        self._bucket = None
+        return StoreUnavailableError(f"the store {self._name} does not answer ({error or type(error).__name__})")

@@ -1,0 +1,122 @@
+"""Checks the tools of a chat request, and the other variables that a request gives to the chat template. Pure.
+
+Tools reach the template as the client wrote them: a template may use members that this module does not know.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from shared import limits
+from shared.request.checks import check_nesting, missing, refuse, unsupported
+
+_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{limits.TOOL_NAME_CHARS_MAX}}}")
+_RESERVED = (
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "tokenize",
+)
+"""Names that are fields of the request, or parameters of the library that templates are written for."""
+
+
+def checked_tools(tools: Sequence[Any] | None, param: str = "tools") -> list[dict[str, Any]]:
+    """Returns the tools of a request; an empty list if it has none. Raises ServiceError that names the wrong member.
+
+    A tool is an object `{"type": "function", "function": {"name", "description", "parameters", …}}`; `parameters` is a
+    JSON Schema, which is passed on and not interpreted here.
+    """
+    tools = tools or ()
+    if len(tools) > limits.TOOLS_MAX:
+        refuse(param, f"must hold at most {limits.TOOLS_MAX} tools")
+    return [_checked_tool(tool, f"{param}[{number}]") for number, tool in enumerate(tools)]
+
+
+def checked_functions(functions: Sequence[Any] | None) -> list[dict[str, Any]]:
+    """Returns the tools that stand for the former field `functions`. Raises ServiceError that names the member."""
+    functions = functions or ()
+    if len(functions) > limits.TOOLS_MAX:
+        refuse("functions", f"must hold at most {limits.TOOLS_MAX} functions")
+    for number, function in enumerate(functions):
+        _check_function(function, f"functions[{number}]")
+    return [{"type": "function", "function": function} for function in functions]
+
+
+def tool_name(tool: Mapping[str, Any]) -> str:
+    """Returns the name of the function of a checked tool."""
+    return tool["function"]["name"]
+
+
+def tool_parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the JSON Schema of a checked tool's arguments; without one, a schema that any object matches."""
+    return tool["function"].get("parameters") or {"type": "object"}
+
+
+def checked_documents(documents: Sequence[Any] | None) -> list[dict[str, Any]]:
+    """Returns the documents for the chat template. Raises ServiceError if one is no object or is nested too deeply."""
+    found = list(documents or ())
+    for number, document in enumerate(found):
+        _object(document, f"documents[{number}]")
+        check_nesting(document, f"documents[{number}]")
+    return found
+
+
+def checked_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns further variables for the chat template. Raises ServiceError for a name that the server sets itself."""
+    for name in kwargs or ():
+        if name in _RESERVED:
+            refuse(f"chat_template_kwargs.{name}", "cannot be set here: it is a field of the request or the server's")
+    found = dict(kwargs or {})
+    check_nesting(found, "chat_template_kwargs")
+    return found
+
+
+def template_variables(
+    tools: Sequence[Mapping[str, Any]], documents: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
+) -> bytes:
+    """Returns variables of a chat template as a JSON object; b"" if there are none. The arguments must be checked."""
+    variables: dict[str, Any] = dict(kwargs)
+    if tools:
+        variables["tools"] = tools
+    if documents:
+        variables["documents"] = documents
+    return msgspec.json.encode(variables) if variables else b""
+
+
+def _checked_tool(tool: Any, path: str) -> dict[str, Any]:
+    found = _object(tool, path)
+    kind = found.get("type")
+    if kind is None:
+        missing(f"{path}.type")
+    if kind != "function":
+        unsupported(f"{path}.type", f"Tools of a type other than 'function', such as {str(kind)[:40]!r}, are")
+    if found.get("function") is None:
+        missing(f"{path}.function")
+    _check_function(found["function"], f"{path}.function")
+    return found
+
+
+def _check_function(function: Any, path: str) -> None:
+    found = _object(function, path)
+    name = found.get("name")
+    if name is None:
+        missing(f"{path}.name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        rule = f"must be 1 to {limits.TOOL_NAME_CHARS_MAX} characters: letters, digits, '_' and '-'"
+        refuse(f"{path}.name", rule)
+    if not isinstance(found.get("description", ""), str | None):
+        refuse(f"{path}.description", "must be a string")
+    if not isinstance(found.get("parameters", {}), dict | None):
+        refuse(f"{path}.parameters", "must be an object, a JSON Schema")
+    check_nesting(found, path)
+
+
+def _object(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        refuse(path, "must be an object")
+    return cast(dict[str, Any], value)

@@ -1,0 +1,42 @@
+"""Recognises from a model's chat template how the model writes calls of tools and its reasoning. Pure.
+
+The template shows both, because it writes earlier calls and reasoning of a conversation in the same way. The names are
+those of the gateway's settings `--tool-call-parser` and `--reasoning-parser`. Called by tokenizers, which announce the
+result in their heartbeats.
+"""
+
+_TOOLS: dict[str, tuple[str, ...]] = {
+    "deepseek_v3": ("<｜tool▁call▁begin｜>",),
+    "mistral": ("[TOOL_CALLS]",),
+    "glm45": ("<tool_call>", "<arg_key>"),
+    "qwen3_coder": ("<tool_call>", "<function=", "<parameter="),
+    "hermes": ("<tool_call>",),
+    "llama3_json": ('{"name": function name, "parameters": dictionary',),
+    "pythonic": ("[func_name1(param",),
+}
+"""Texts that together show a format of tool calls. A format whose texts include another's is more specific."""
+_REASONING: dict[str, tuple[str, ...]] = {
+    "qwen3": ("</think>",),
+    "mistral": ("[THINK]",),
+    "granite": ("Here is my thought process:", "Here is my response:"),
+}
+
+
+def tool_format(template: str) -> str:
+    """Returns the name of the format of tool calls that a template shows; "" if it shows none or several."""
+    return _shown(template, _TOOLS) if "tools" in template else ""
+
+
+def reasoning_format(template: str) -> str:
+    """Returns the name of the format of reasoning that a template shows; "" if it shows none or several."""
+    return _shown(template, _REASONING)
+
+
+def _shown(template: str, formats: dict[str, tuple[str, ...]]) -> str:
+    # Jinja templates write quotes inside of strings with a backslash.
+    plain = template.replace('\\"', '"')
+    shown = [name for name, marks in formats.items() if all(mark in plain for mark in marks)]
+    specific = [
+        name for name in shown if not any(set(formats[name]) < set(formats[other]) for other in shown if other != name)
+    ]
+    return specific[0] if len(specific) == 1 else ""

@@ -1,0 +1,168 @@
+"""Fair sharing between API keys over all queues, in virtual time: what a second key feels of a flood by the first."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from services.gateway.generation import Client, GenerationRequest
+from shared.sampling import SamplingParams
+from tests.sim.doubles import STEP_S
+from tests.sim.society import Society, make_tokenizer
+from tests.support.simulation import run_simulation
+
+FLOOD, OTHER = Client("flood"), Client("other")
+FLAGS = {"max_num_seqs": 16, "max_num_batched_tokens": 64}
+BLOCKS = {"num_blocks": 4096, "block_size": 4, "max_model_len": 512}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> str:
+    return make_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+async def deployment(model_dir: str, gateways: int = 1) -> Society:
+    society = Society(model_dir, 0, **FLAGS)
+    for kind, count in (("gateway", gateways), ("tokenizer", 1), ("detokenizer", 1)):
+        for _ in range(count):
+            await society.start(kind)
+    await society.start("engine", **BLOCKS)
+    await society.ready()
+    await asyncio.sleep(1.0)
+    return society
+
+
+def request(name: str, client: Client, length: int, max_tokens: int) -> GenerationRequest:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    prompt = tuple(f"{name:-<{length}}".encode())  # its beginning is its own: nothing is in the prefix cache
+    return GenerationRequest(name, "", params, token_ids=(prompt,), client=client)
+
+
+async def steps_to_first_token(society: Society, asked: GenerationRequest, gateway: str = "gateway0") -> float:
+    """Time to the first token in engine steps. The rest of the answer is awaited too."""
+    loop = asyncio.get_running_loop()
+    began, first_s = loop.time(), None
+    generation = society.members[gateway].service.actor.generate(asked)
+    async for _ in generation.updates():
+        first_s = first_s or loop.time()
+    assert first_s is not None
+    return (first_s - began) / STEP_S
+
+
+def flood(society: Society, count: int, max_tokens: int, gateway: str = "gateway0") -> list[asyncio.Task]:
+    return [
+        asyncio.create_task(society.ask(request(f"f{gateway[-1]}-{number}", FLOOD, 40, max_tokens), gateway))
+        for number in range(count)
+    ]
+
+
+async def measured(society: Society, count: int, name: str, gateway: str = "gateway0") -> list[float]:
+    """Of `count` requests of the second key, with pauses in which it uses less than its share."""
+    found: list[float] = []
+    for number in range(count):
+        asked = request(f"{name}{number}", OTHER, 200, 4)
+        found.append(await steps_to_first_token(society, asked, gateway))
+        await asyncio.sleep(STEP_S * (10 + number * 7.37 % 30))
+    return found
+
+
+def p99(values: list[float]) -> float:
+    return sorted(values)[int(0.99 * (len(values) - 1) + 0.5)]
+
+
+@pytest.mark.parametrize(("gateways", "asked_at"), [(1, "gateway0"), (2, "gateway1")])
+def test_a_key_with_two_hundred_requests_does_not_delay_another_to_more_than_twice_its_idle_time(
+    model_dir, gateways, asked_at
+):
+    async def main() -> None:
+        society = await deployment(model_dir, gateways)
+        idle = await measured(society, 30, "i", asked_at)
+        crowd = [
+            task for number in range(gateways) for task in flood(society, 200 // gateways, 200, f"gateway{number}")
+        ]
+        await asyncio.sleep(20 * STEP_S)
+        busy = await measured(society, 40, "b", asked_at)
+        assert sum(not task.done() for task in crowd) > 50, "the flood went on all the time"
+        assert p99(busy) <= 2 * p99(idle), (p99(busy), p99(idle))
+        for answer in await asyncio.gather(*crowd):
+            assert answer.error is None
+
+    run_simulation(main)
+
+
+def test_tokens_are_shared_by_weight_while_both_keys_have_more_than_fits(model_dir):
+    async def main() -> None:
+        society = await deployment(model_dir)
+        clients = {"light": Client("light", 1.0), "heavy": Client("heavy", 3.0)}
+        got: Counter[str] = Counter()
+
+        async def ask(name: str, number: int) -> None:
+            answer = await society.ask(request(f"{name}{number}", clients[name], 40, 20))
+            assert answer.error is None
+            got[name] += 1
+
+        tasks = [asyncio.create_task(ask(name, number)) for number in range(150) for name in clients]
+        while sum(got.values()) < 120:
+            await asyncio.sleep(STEP_S)
+        assert got["heavy"] / got["light"] == pytest.approx(3, rel=0.25)
+        await asyncio.gather(*tasks)
+
+    run_simulation(main)
+
+
+def test_a_key_of_lower_number_goes_first(model_dir):
+    async def main() -> None:
+        society = await deployment(model_dir)
+        crowd = flood(society, 60, 50)
+        await asyncio.sleep(10 * STEP_S)
+        urgent = Client("urgent", priority=-1)
+        tasks = [asyncio.create_task(society.ask(request(f"u{n}", urgent, 40, 10))) for n in range(30)]
+        await asyncio.gather(*tasks)
+        assert sum(task.done() for task in crowd) <= 20, "only those that ran or were in the engine's queue"
+        await asyncio.gather(*crowd)
+
+    run_simulation(main)
+
+
+def test_requests_without_keys_are_served_in_the_order_of_arrival_and_use_all_rows(model_dir):
+    async def main() -> None:
+        society = await deployment(model_dir)
+        ends: list[str] = []
+
+        async def ask(number: int) -> None:
+            await society.ask(request(f"r{number}", Client(), 40, 30))
+            ends.append(number)
+
+        tasks = [asyncio.create_task(ask(number)) for number in range(40)]
+        await asyncio.sleep(20 * STEP_S)
+        assert society.engines()[0].engine.core.counters().num_running == FLAGS["max_num_seqs"]
+        await asyncio.gather(*tasks)
+        assert ends == sorted(ends)
+
+    run_simulation(main)
+
+
+@pytest.mark.parametrize("state", ["queued", "running"])
+def test_a_deadline_ends_a_request_wherever_it_is(model_dir, state):
+    async def main() -> None:
+        society = await deployment(model_dir)
+        crowd = flood(society, 40 if state == "queued" else 0, 100)
+        await asyncio.sleep(5 * STEP_S)
+        began = asyncio.get_running_loop().time()
+        client = FLOOD if state == "queued" else OTHER
+        params = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
+        late = GenerationRequest("late", "", params, token_ids=((1, 2, 3),), client=client, timeout_s=0.5)
+        answer = await society.ask(late)
+        assert answer.error is not None
+        assert (answer.error.status, answer.error.code) == (504, "deadline_exceeded")
+        assert answer.ends == 1
+        assert asyncio.get_running_loop().time() - began == pytest.approx(0.5, abs=0.01)
+        assert bool(answer.token_ids) is (state == "running")
+        for each in await asyncio.gather(*crowd):
+            assert each.error is None
+        await asyncio.sleep(1.0)
+        assert len(society.engines()[0].actor.sequences) == 0
+        in_time = GenerationRequest("soon", "", SamplingParams(max_tokens=3), token_ids=((1, 2, 3),), timeout_s=5.0)
+        assert (await society.ask(in_time)).error is None
+
+    run_simulation(main)

@@ -1,0 +1,134 @@
+"""The encoders of the other APIs: a stream says the same as the whole answer, however the output is cut."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.anthropic.encoder import MessageEncoder
+from services.gateway.http import sse
+from services.gateway.ollama.encoder import LineEncoder
+from services.gateway.openai.answer_encoder import AnswerEncoder
+from services.gateway.openai.choices import ChoiceAccumulator
+from services.gateway.responses.encoder import ResponseEncoder
+from services.gateway.responses.event_log import EventLog
+from services.gateway.responses.response_object import ResponseObject
+from services.gateway.responses.schemas import ResponsesBody
+from tests.unit.gateway.request_contexts import ID, context, state, update
+
+Make = Callable[[], AnswerEncoder]
+TEXTS = st.lists(st.text(max_size=8), max_size=6)
+REASONS = st.sampled_from(["stop", "length"])
+
+
+def responses() -> ResponseEncoder:
+    return ResponseEncoder(ResponseObject(ResponsesBody(), context()), ID)
+
+
+MAKERS: dict[str, Make] = {
+    "anthropic": lambda: MessageEncoder(context()),
+    "ollama": lambda: LineEncoder(context(), "chat"),
+    "responses": responses,
+}
+
+
+def whole(encoder: AnswerEncoder, texts: list[str], reason: str) -> Any:
+    accumulator = ChoiceAccumulator(1, 1)
+    choice = accumulator.choices[0]
+    for text in texts:
+        choice.add(update(text))
+        choice.text.append(text)
+    choice.add(update(finish_reason=reason, token_ids=()))
+    return json.loads(encoder.whole(state(accumulator)))
+
+
+def streamed(encoder: AnswerEncoder, texts: list[str], reason: str) -> bytes:
+    accumulator = ChoiceAccumulator(1, 1)
+    choice = accumulator.choices[0]
+    parts = [encoder.opening(state(accumulator))]
+    for number, text in enumerate([*texts, ""]):
+        ends: dict[str, Any] = {"finish_reason": reason, "token_ids": ()} if number == len(texts) else {}
+        choice.add(update(text, **ends))
+        parts += [encoder.chunk(choice, text), encoder.flush(state(accumulator))]
+    return b"".join([*parts, encoder.closing(state(accumulator))])
+
+
+def events(data: bytes) -> list[Any]:
+    """The events of a stream, each checked for its name."""
+    found: list[Any] = []
+    for one in sse.split_events(data):
+        name, line = one.decode().removesuffix("\n\n").split("\n")
+        found.append(json.loads(line.removeprefix("data: ")))
+        assert found[-1]["type"] == name.removeprefix("event: ")
+    return found
+
+
+@given(texts=TEXTS, reason=REASONS)
+def test_anthropic_s_stream_adds_up_to_the_whole_message(texts: list[str], reason: str):
+    message = whole(MAKERS["anthropic"](), texts, reason)
+    start, ping, *blocks, delta, stop = events(streamed(MAKERS["anthropic"](), texts, reason))
+    assert (start["type"], ping["type"], stop["type"]) == ("message_start", "ping", "message_stop")
+    said = "".join(one["delta"]["text"] for one in blocks if one["type"] == "content_block_delta")
+    assert said == "".join(block["text"] for block in message["content"]) == "".join(texts)
+    assert [block["type"] for block in blocks if "delta" not in block] == (
+        ["content_block_start", "content_block_stop"] if said else []
+    )
+    assert {**delta["delta"], "usage": delta["usage"]} == {name: message[name] for name in (*delta["delta"], "usage")}
+
+
+@given(texts=TEXTS, reason=REASONS)
+def test_ollama_s_lines_add_up_to_the_whole_answer(texts: list[str], reason: str):
+    answer = whole(MAKERS["ollama"](), texts, reason)
+    lines = [json.loads(line) for line in streamed(MAKERS["ollama"](), texts, reason).splitlines()]
+    assert "".join(line["message"]["content"] for line in lines) == answer["message"]["content"] == "".join(texts)
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert {**lines[-1], "message": None} == {**answer, "message": None}
+    assert (answer["total_duration"], answer["eval_duration"]) == (8_000_000_000, 5_000_000_000)
+
+
+@given(texts=TEXTS, reason=REASONS)
+def test_the_events_of_a_response_add_up_to_the_whole_response(texts: list[str], reason: str):
+    response = whole(MAKERS["responses"](), texts, reason)
+    found = events(streamed(MAKERS["responses"](), texts, reason))
+    assert [one["sequence_number"] for one in found] == list(range(len(found)))
+    assert found[-1]["response"] == response
+    assert response["status"] == {"stop": "completed", "length": "incomplete"}[reason]
+    said = "".join(one["delta"] for one in found if one["type"] == "response.output_text.delta")
+    assert said == "".join(item["content"][0]["text"] for item in response["output"]) == "".join(texts)
+    done = [one["item"] for one in found if one["type"] == "response.output_item.done"]
+    assert done == response["output"]
+
+
+@given(batches=st.lists(st.integers(0, 3), max_size=8), first=st.integers(0, 12))
+def test_a_log_gives_every_reader_the_events_from_where_it_asks(batches: list[int], first: int):
+    written = [[b"data: %d.%d\n\n" % (number, one) for one in range(size)] for number, size in enumerate(batches)]
+
+    async def play() -> list[bytes]:
+        log = EventLog()
+        reader = asyncio.create_task(collect(log))
+        for number, batch in enumerate(written):
+            await (log.end if number == len(written) - 1 else log.write)(b"".join(batch))
+            await asyncio.sleep(0)
+        if not written:
+            await log.end(b"")
+        late = await collect(log)
+        assert await reader == late
+        return sse.split_events(late)
+
+    async def collect(log: EventLog) -> bytes:
+        return b"".join([data async for data in log.read(first)])
+
+    assert asyncio.run(play()) == [one for batch in written for one in batch][first:]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_encoders_put_no_line_breaks_into_a_stream_s_data(name: str):
+    data = streamed(MAKERS[name](), ["a\n\nb\r\n", "\u2028data: x"], "stop").decode()
+    if name == "ollama":
+        assert len(data.split("\n")) == 4
+    else:
+        assert all(len(one.split("\n")) == 2 for one in data.split("\n\n")[:-1])

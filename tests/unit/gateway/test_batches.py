@@ -1,0 +1,213 @@
+"""Batches with a client that answers as the test says: what happens at the end of a gateway, and of the window."""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from services.gateway.batches import runner
+from services.gateway.batches.batches import Batches
+from services.gateway.batches.record import BatchRecord
+from services.gateway.batches.store import BatchStore
+from services.gateway.files.store import FileStore
+from services.gateway.http.in_process import InProcessClient, InProcessResponse
+from shared import limits
+
+URL = "/v1/completions"
+
+
+class Client:
+    """Answers a request with its prompt; a prompt that is in `stuck` is never answered."""
+
+    def __init__(self, *stuck: str) -> None:
+        self.stuck = stuck
+        self.asked: list[str] = []
+
+    async def post(self, path: str, body: bytes) -> InProcessResponse:
+        prompt = json.loads(body)["prompt"]
+        self.asked.append(prompt)
+        if prompt in self.stuck:
+            await asyncio.Event().wait()
+        return InProcessResponse(200, "r", json.dumps({"said": prompt}).encode(), 0.0)
+
+
+class Gateway:
+    """What one gateway has of batches."""
+
+    def __init__(self, directory: Path, client: Client, clock: Callable[[], float]) -> None:
+        self.files = FileStore(str(directory), clock)
+        self.store = BatchStore(self.files)
+        self.batches = Batches(self.store, cast(InProcessClient, client))
+
+    async def end(self) -> None:
+        """Ends as a killed process does: the tasks stop, and the operating system releases the locks."""
+        writers = [writer for run in self.batches._runs.values() for writer in (run._output, run._errors)]
+        tasks = list(self.batches._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for descriptor in self.store._locks.values():
+            os.close(descriptor)
+        for writer in writers:
+            writer._close()
+
+    async def start(self, *prompts: str) -> str:
+        writer = await self.files.create()
+        for prompt in prompts:
+            line = {"custom_id": prompt, "url": URL, "body": {"prompt": prompt}}
+            await writer.write(json.dumps(line).encode() + b"\n")
+        file = await writer.commit("in.jsonl", "batch")
+        return (await self.batches.create(file.id, URL, {})).id
+
+    async def until(self, batch_id: str, condition: Callable[[BatchRecord], bool]) -> BatchRecord:
+        async with asyncio.timeout(20):
+            while not condition(record := await self.batches.get(batch_id)):
+                await asyncio.sleep(0.01)
+            while record.is_final and batch_id in self.batches._runs:
+                await asyncio.sleep(0.01)
+        return record
+
+    def lines(self, file_id: str) -> dict[str, Any]:
+        found = [json.loads(line) for line in self.files.path(file_id).read_text().splitlines()]
+        assert len({line["custom_id"] for line in found}) == len(found)
+        return {line["custom_id"]: line for line in found}
+
+
+def names(directory: Path, *suffixes: str) -> list[str]:
+    """The files in a directory that end in one of the suffixes."""
+    return [path.name for path in directory.iterdir() if path.name.endswith(suffixes)]
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "TICK_S", 0.02)
+
+
+async def test_another_gateway_continues_where_one_has_ended(tmp_path: Path, clock: Clock):
+    first = Gateway(tmp_path, Client("b"), clock)
+    batch_id = await first.start("a", "b", "c")
+    record = await first.until(batch_id, lambda record: record.completed == 2)
+    part = tmp_path / f"{record.output_file_id}.part"
+    second_client = Client()
+    second = Gateway(tmp_path, second_client, clock)
+    assert (await second.batches.get(batch_id)).status == "in_progress"
+    assert second_client.asked == []
+    await first.end()
+    # It ended in the middle of a line.
+    append(part, b'{"custom_id": "b')
+    record = await second.until(batch_id, lambda record: record.is_final)
+    assert (record.status, record.total, record.completed, record.failed) == ("completed", 3, 3, 0)
+    assert set(second.lines(record.output_file_id)) == {"a", "b", "c"}
+    assert second_client.asked == ["b"]
+    assert not record.has_errors
+    assert names(tmp_path, ".lock", ".part", ".cancel") == []
+
+
+async def test_a_batch_whose_end_was_not_recorded_is_not_run_again(tmp_path: Path, clock: Clock):
+    first = Gateway(tmp_path, Client(), clock)
+    record = await first.until(await first.start("a", "b"), lambda record: record.is_final)
+    # The process ended after the output was complete, and before the record was.
+    record.status = "finalizing"
+    await first.store.put(record)
+    client = Client()
+    second = Gateway(tmp_path, client, clock)
+    record = await second.until(record.id, lambda record: record.is_final)
+    assert (record.status, record.completed, client.asked) == ("completed", 2, [])
+    assert set(second.lines(record.output_file_id)) == {"a", "b"}
+    assert len(await second.files.all()) == 2
+
+
+async def test_a_gateway_that_starts_continues_batches_unasked(tmp_path: Path, clock: Clock):
+    first = Gateway(tmp_path, Client("a"), clock)
+    batch_id = await first.start("a")
+    await first.until(batch_id, lambda record: record.status == "in_progress")
+    await first.end()
+    second = Gateway(tmp_path, Client(), clock)
+    await second.batches.continue_all()
+    async with asyncio.timeout(20):
+        while not (await second.store.get(batch_id)).is_final:
+            await asyncio.sleep(0.01)
+    missing = tmp_path / "missing"
+    await Gateway(missing, Client(), clock).batches.continue_all()
+    assert "missing" not in names(tmp_path, "")
+
+
+async def test_unanswered_requests_expire_with_the_window(tmp_path: Path, clock: Clock):
+    gateway = Gateway(tmp_path, Client("b", "c"), clock)
+    batch_id = await gateway.start("a", "b", "c")
+    await gateway.until(batch_id, lambda record: record.completed == 1)
+    clock.now += limits.BATCH_WINDOW_S
+    record = await gateway.until(batch_id, lambda record: record.is_final)
+    assert (record.status, record.completed, record.failed) == ("expired", 1, 2)
+    assert set(gateway.lines(record.output_file_id)) == {"a"}
+    expired = gateway.lines(record.error_file_id)
+    assert {name: line["error"]["code"] for name, line in expired.items()} == dict.fromkeys("bc", "batch_expired")
+    shown = record.to_object()
+    assert shown["expired_at"] >= shown["expires_at"]
+
+
+async def test_a_batch_whose_output_cannot_be_written_fails(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(limits, "BATCH_OUTPUT_BYTES_MAX", 10)
+    gateway = Gateway(tmp_path, Client(), clock)
+    record = await gateway.until(await gateway.start("a"), lambda record: record.is_final)
+    assert (record.status, record.errors[0].code) == ("failed", "request_too_large")
+    assert names(tmp_path, ".part") == []
+
+
+async def test_a_batch_without_its_input_fails(tmp_path: Path, clock: Clock):
+    first = Gateway(tmp_path, Client("a"), clock)
+    batch_id = await first.start("a")
+    record = await first.until(batch_id, lambda record: record.status == "in_progress")
+    await first.end()
+    second = Gateway(tmp_path, Client(), clock)
+    await second.files.delete(record.input_file_id)
+    record = await second.until(batch_id, lambda record: record.is_final)
+    assert (record.status, record.errors[0].code) == ("failed", "invalid_input_file")
+
+
+async def test_files_and_batches_are_forgotten_after_a_month(tmp_path: Path, clock: Clock):
+    gateway = Gateway(tmp_path, Client(), clock)
+    await gateway.until(await gateway.start("a"), lambda record: record.is_final)
+    assert len(await gateway.files.all()) == 2
+    clock.now += limits.FILE_TTL_S
+    assert await gateway.files.all() == []
+    assert await gateway.batches.all() == []
+    assert names(tmp_path, "") == []
+
+
+async def test_many_requests_run_at_once_but_not_all(tmp_path: Path, clock: Clock):
+    prompts = [f"p{number}" for number in range(3 * limits.BATCH_CONCURRENCY)]
+    client = Client(*prompts)
+    gateway = Gateway(tmp_path, client, clock)
+    batch_id = await gateway.start(*prompts)
+    while len(client.asked) < limits.BATCH_CONCURRENCY:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    assert len(client.asked) == limits.BATCH_CONCURRENCY
+    await gateway.batches.cancel(batch_id)
+    record = await gateway.until(batch_id, lambda record: record.is_final)
+    assert (record.status, record.has_output, record.has_errors) == ("cancelled", False, False)

@@ -1,0 +1,75 @@
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from services.gateway.responses.store import MemoryResponseStore, StoredResponse
+from shared.request.conversation import Turn
+
+MAX_BYTES, TTL_S = 8000, 10.0
+
+
+def record(response_id: str, size: int = 0) -> StoredResponse:
+    turns = [Turn(role="user", content="x" * size)]
+    return StoredResponse(response={"id": response_id}, input_items=[], turns=turns)
+
+
+def run(coroutine: Any) -> Any:
+    """The result of a coroutine that never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        return ended.value
+    raise AssertionError("the store waited")
+
+
+class Store(RuleBasedStateMachine):
+    """Against a model: a list of (id, time of expiry), the least recently used one first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.store = MemoryResponseStore(lambda: self.now, max_bytes=MAX_BYTES, ttl_s=TTL_S)
+        self.kept: dict[str, tuple[int, float]] = {}
+
+    def shrink(self) -> None:
+        self.kept = {name: one for name, one in self.kept.items() if one[1] > self.now}
+        while sum(size for size, _ in self.kept.values()) > MAX_BYTES:
+            del self.kept[next(iter(self.kept))]
+
+    @rule(name=st.sampled_from("abcdef"), size=st.integers(0, 9000))
+    def put(self, name: str, size: int) -> None:
+        one = record(name, size)
+        run(self.store.put(one))
+        self.kept.pop(name, None)
+        self.kept[name] = (one.num_bytes, self.now + TTL_S)
+        self.shrink()
+
+    @rule(name=st.sampled_from("abcdef"))
+    def get(self, name: str) -> None:
+        self.shrink()
+        found = run(self.store.get(name))
+        assert (found is not None) == (name in self.kept)
+        if found is not None:
+            assert found.id == name
+            self.kept[name] = self.kept.pop(name)
+
+    @rule(name=st.sampled_from("abcdef"))
+    def delete(self, name: str) -> None:
+        self.shrink()
+        assert run(self.store.delete(name)) == (self.kept.pop(name, None) is not None)
+
+    @rule(seconds=st.floats(0, 6))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @invariant()
+    def bounded(self) -> None:
+        held = self.store._records
+        assert sum(size for _, size in held.values()) == self.store._num_bytes <= MAX_BYTES
+        assert held.keys() == self.store._expires_at.keys()
+
+
+TestStore = Store.TestCase
+TestStore.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
