@@ -61,7 +61,7 @@ class UsageRecord(Message, frozen=True, array_like=True, tag=True):
     computed_tokens: int = 0
     """Tokens that engines have computed: prompts without cached tokens, output, and what was computed again."""
     completion_tokens: int = 0
-    """Output tokens that were passed to the client."""
+    """Output tokens that were passed to the client, or to the choice of the best of `best_of` sequences."""
     discarded_tokens: int = 0
     """Output tokens that were computed and not passed on, because the client had left or the request failed."""
     received_at: float = 0.0

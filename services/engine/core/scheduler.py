@@ -228,7 +228,7 @@ class Scheduler:
         for beam in further:
             self.rows.take_vacant(beam)
             beam.move_to(Status.RUNNING)
-            self.waiting.passed_by(beam)
+            self.waiting.count_running(beam)
             insort(self.running, beam, key=_AGE)
         beams += further
 

@@ -79,8 +79,8 @@ class WaitingQueue:
         self._running[sequence.client] += 1
         self._leave(sequence)
 
-    def passed_by(self, beam: Sequence) -> None:
-        """Records that a further beam of a search runs, which has never waited. Its client pays for it at its end."""
+    def count_running(self, beam: Sequence) -> None:
+        """Counts a further beam of a search, which has never waited, as running. Its client pays for it at its end."""
         self._running[beam.client] += 1
 
     @property

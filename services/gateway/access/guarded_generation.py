@@ -98,7 +98,7 @@ class GuardedGeneration:
 
     def _saw(self, batch: list[SequenceUpdate]) -> None:
         for update in batch:
-            self._num_shown += len(update.token_ids)
+            self._num_shown += len(update.token_ids) if not self._request.only_echoes else 0
             if update.finish_reason is not None:
                 self._finish_reasons.append(update.finish_reason)
         if self._num_shown and not self._first_token_s:
@@ -142,5 +142,7 @@ def estimated_tokens(request: GenerationRequest) -> int:
     """Returns the tokens that are reserved for a request until its true number is known: prompts and output."""
     texts = [*request.texts, *("".join(message.content for message in request.messages),) * bool(request.messages)]
     prompt = sum(-(-len(text) // CHARS_PER_TOKEN) for text in texts) + sum(map(len, request.token_ids))
-    choices = (len(texts) + len(request.token_ids)) * request.n
-    return prompt + choices * (request.params.max_tokens or limits.OUTPUT_ESTIMATE_TOKENS)
+    if request.pooling is not None:
+        return prompt
+    num_sequences = (len(texts) + len(request.token_ids)) * request.num_sequences
+    return prompt + num_sequences * (request.params.max_tokens or limits.OUTPUT_ESTIMATE_TOKENS)

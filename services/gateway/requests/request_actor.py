@@ -95,18 +95,16 @@ class RequestActor:
     @property
     def token_counts(self) -> TokenCounts:
         """See Generation."""
-        n, counts = self.request.n, [prompt.num_tokens for prompt in self.prompts]
-        cached = 0
-        for first in range(0, len(self.sequences), n):
-            choices = self.sequences[first : first + n]
+        num_sequences, cached, prefilled = self.request.num_sequences, 0, 0
+        for index, prompt in enumerate(self.prompts):
+            choices = self.sequences[index * num_sequences : (index + 1) * num_sequences]
             # The choice that found least in the cache has computed the prompt; the others found its work.
             cached += min((choice.num_cached_tokens for choice in choices if choice.prefills), default=0)
-        return TokenCounts(
-            prompt=sum(counts),
-            cached=cached,
-            computed=sum(one.num_computed_tokens(counts[index // n]) for index, one in enumerate(self.sequences)),
-            generated=sum(len(one.token_ids) for one in self.sequences),
-        )
+            # All choices of a beam search report the work of its one prefill.
+            prefilling = choices if self.request.params.beam is None else choices[:1]
+            prefilled += sum(choice.num_prefilled_tokens(prompt.num_tokens) for choice in prefilling)
+        generated = sum(len(one.token_ids) for one in self.sequences)
+        return TokenCounts(self.num_prompt_tokens, cached, prefilled + generated, generated)
 
     @property
     def prompt_tail(self) -> str:

@@ -192,6 +192,7 @@ class SequenceState:
             return False
         self.phase, self.finish_reason = Phase.DONE, event.finish_reason
         self.num_cached_tokens = event.num_cached_tokens
+        self.prefills.append((self.attempt, 0, event.num_cached_tokens))
         self.progress_at = now
         self.behind_since = None
         return True
@@ -212,10 +213,9 @@ class SequenceState:
             return False
         return now - max(self.behind_since, self.progress_at) > limits.STALL_S
 
-    def num_computed_tokens(self, num_prompt_tokens: int) -> int:
-        """Returns how many tokens engines have computed for this sequence, as far as its output has arrived."""
-        prefilled = sum(num_prompt_tokens + carried - cached for _, carried, cached in self.prefills)
-        return prefilled + len(self.token_ids)
+    def num_prefilled_tokens(self, num_prompt_tokens: int) -> int:
+        """Returns how many tokens engines have computed for this sequence before they generated further ones."""
+        return sum(num_prompt_tokens + carried - cached for _, carried, cached in self.prefills)
 
     def _apply(self, event: TextEvent, delta: Delta, now: float) -> None:
         if not self.prefills or self.prefills[-1][0] != self.attempt:
