@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shared import tls
-from shared.api_keys import read_keys
 from shared.config import (
     BusSettings,
     DetokenizerSettings,
@@ -192,6 +191,9 @@ def check(serve: ServeSettings) -> None:
         raise SettingsError("--nats-credentials needs --nats: the server that is started here has its own")
     tls.check(serve)
     if serve.api_keys_file:
+        # Imported here so that `antiphon --help` loads no decoder.
+        from shared.api_keys import read_keys
+
         read_keys(Path(serve.api_keys_file))
 
 

@@ -106,7 +106,12 @@ def test_single_special_tokens_can_be_shown_while_the_others_are_skipped(kind: s
     shown, hidden = (tokenizer_of(kind).token_to_id(text) for text in ("<s>", "<|end|>"))
     ids = [data.draw(st.sampled_from([one, shown, hidden])) for one in ids]
     rest = [one for one in ids if one == shown or one not in vocabulary_of(kind).special_ids]
-    text = "".join(deltas(start_detokenizer(vocabulary_of(kind), [], True, ("<s>", "none")), data.draw(split(ids))))
+    text = "".join(
+        deltas(
+            start_detokenizer(vocabulary_of(kind), [], True, shown_special_tokens=("<s>", "none")),
+            data.draw(split(ids)),
+        )
+    )
     assert text == "".join(deltas(start_detokenizer(vocabulary_of(kind), [], False), singles(rest)))
 
 
