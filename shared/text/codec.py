@@ -198,8 +198,8 @@ def load_facts(directory: Path, chat_template: str = "") -> TextFacts:
     named = {**_named_tokens(_read_object(directory / "special_tokens_map.json")), **_named_tokens(config)}
     if chat_template:
         return TextFacts(named, given_template(chat_template))
-    own, for_tools = _own_templates(directory, config)
-    return TextFacts(named, own, tool_template=for_tools)
+    own, tool_template = _own_templates(directory, config)
+    return TextFacts(named, own, tool_template=tool_template)
 
 
 def _no_tokenizer() -> ServiceError:
