@@ -105,3 +105,37 @@ def test_what_a_beam_search_cannot_take_is_refused_by_name(field: str, value: An
     assert SamplingParams(**fine, length_penalty=0.5, early_stopping="never").engine_params(0).beam is not None
     with pytest.raises(ValueError, match=f"'{field}'"):
         SamplingParams(**{**fine, field: value})
+
+
+@pytest.mark.spec("S-OFF-041")
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 2, "temperature": 0}, "temperature"),
+        ({"top_k": -2}, "top_k"),
+        ({"use_beam_search": True, "n": 1, "temperature": 0}, "n"),
+        ({"use_beam_search": True, "n": 2, "temperature": 0.5}, "temperature"),
+        ({"use_beam_search": True, "n": 2, "temperature": 0, "top_p": 0.9}, "top_p"),
+        ({"use_beam_search": True, "n": 2, "temperature": 0, "top_k": 5}, "top_k"),
+        ({"length_penalty": 0.5}, "length_penalty"),
+        ({"logit_bias": {1: 101}}, "logit_bias"),
+        ({"logit_bias": {"one": 1}}, "logit_bias"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": {"type": "object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"use_beam_search": True, "n": 2, "temperature": 0, "guided_json": {"type": "object"}}, "guided_json"),
+    ],
+)
+def test_the_constructor_keeps_the_rules_between_parameters(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        SamplingParams(**fields)
+
+
+@pytest.mark.spec("S-OFF-041")
+def test_the_constructor_takes_the_further_fields() -> None:
+    params = SamplingParams(n=2, best_of=3, top_k=40, ignore_eos=True, logit_bias={5: -1}, guided_json={"type": "null"})
+    engine = params.engine_params(1)
+    assert (engine.top_k, engine.ignore_eos, engine.logit_bias) == (40, True, ((5, -1.0),))
+    assert engine.grammar is not None
+    beams = SamplingParams(n=2, best_of=4, use_beam_search=True, length_penalty=0.5, temperature=0)
+    assert beams.engine_params(1).beam is not None
