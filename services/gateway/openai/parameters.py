@@ -131,6 +131,8 @@ def _chat_structure(body: ChatBody, choice: ToolChoice) -> Constraint | None:
         return structure
     if structure is not None:
         refuse(choice.param, f"cannot force a call together with '{structure.param}'")
+    if body.use_beam_search:
+        refuse(choice.param, "cannot force a call together with 'use_beam_search'")
     return forced_calls(choice)
 
 

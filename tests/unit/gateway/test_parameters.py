@@ -159,6 +159,13 @@ def test_best_of_more_than_n_needs_sampling_and_a_whole_answer():
 BEAM = {"use_beam_search": True, "n": 2, "temperature": 0}
 
 
+def test_a_beam_search_follows_no_structure():
+    tool = {"type": "function", "function": {"name": "f"}}
+    refusal(chat, "invalid_value", "tool_choice", **BEAM, tools=[tool], tool_choice="required")
+    refusal(chat, "invalid_value", "guided_json", **BEAM, guided_json={"type": "object"})
+    assert chat(**BEAM, tools=[tool], tool_choice="auto").params.beam == BeamParams(2)
+
+
 @pytest.mark.parametrize("read", [completion, chat])
 def test_a_beam_search_is_as_wide_as_best_of(read: Any):
     assert read(**BEAM).params.beam == BeamParams(2)

@@ -1,5 +1,7 @@
 """Beam groups in the core: who shares a search, rows and blocks, late members, aborts, refusals."""
 
+import dataclasses
+
 import pytest
 
 from services.engine.core import invariants
@@ -157,6 +159,20 @@ def test_a_search_waits_until_all_its_rows_are_free() -> None:
     assert len(plan.scheduled) == 2
     assert core.scheduler.rows.num_free == 0
     assert core.scheduler.rows.num_reserved == 0
+
+
+def test_all_beams_of_a_search_count_as_running_sequences_of_its_client() -> None:
+    core = make_core(max_num_seqs=4)
+    core.add(dataclasses.replace(member(0), client="a"))
+    for _ in range(2):
+        beam_step(core)
+    assert {beam.client for beam in core.scheduler.running} == {"a"}
+    assert core.scheduler.waiting.num_running_clients == 1
+    core.add(dataclasses.replace(spec("other", prompt_of(4, 300)), client="b"))
+    beam_step(core)
+    assert core.scheduler.waiting.num_running_clients == 2
+    core.abort("m0#1")
+    assert core.scheduler.waiting.num_running_clients == 1
 
 
 def test_a_preempted_search_begins_anew_and_finds_the_same() -> None:
