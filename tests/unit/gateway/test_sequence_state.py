@@ -2,7 +2,7 @@
 
 from services.gateway.requests.sequence_state import Address, ApplyResult, Phase, SequenceState
 from shared import limits
-from shared.messages import PositionLogprobs, SequenceMark, TextEvent, TokenText
+from shared.messages import PositionLogprobs, SequenceMark, TextEvent, TokenEvent, TokenText
 
 ENGINE = Address("e1", "aaaa0000")
 OTHER = Address("e2", "bbbb0000")
@@ -199,3 +199,15 @@ def test_an_error_needs_no_log_probabilities_before_it():
     sequence = running()
     sequence.num_prompt_logprobs = 5
     assert take(sequence, 0, (), 0, "", finish="error")[0] is ApplyResult.APPLIED
+
+
+def test_a_vector_ends_its_sequence_once_and_its_prompt_counts_as_computed():
+    sequence = SequenceState("r-0")
+    sequence.start_placement(ENGINE, None, 0.0)
+    sequence.accepted(0.0)
+    vector = TokenEvent("r-0", 1, 0, (), "stop", num_cached_tokens=16, vector=b"1234")
+    assert not sequence.apply_vector(vector, OTHER, 1.0)
+    assert sequence.apply_vector(vector, ENGINE, 1.0)
+    assert not sequence.apply_vector(vector, ENGINE, 2.0)
+    assert sequence.phase is Phase.DONE
+    assert sequence.num_prefilled_tokens(20) == 4
