@@ -1,7 +1,6 @@
 """A process with a model that runs the largest steps that its flags allow. Run by `test_memory_limit`.
 
-Prints, in bytes: the planned total, the anonymous memory at its peak, the planned cache, the most that was held between
-two steps.
+Prints, in bytes: the planned total, the anonymous memory at its peak, and the planned cache.
 """
 
 import sys
@@ -31,7 +30,7 @@ def main(model: str, backend: str, *flags: str) -> None:
         enable_chunked_prefill=bool(chunked),
         use_lookahead=num_guesses > 0,
         num_speculative_tokens=max(1, num_guesses),
-        kv_cache_memory_gb=0.12,
+        kv_cache_memory_gb=0.2,
         swap_space=0.0,
         threads=1,
     )
@@ -46,7 +45,9 @@ def main(model: str, backend: str, *flags: str) -> None:
     while engine.step():
         largest = max(largest, memory.held_bytes())
     assert engine.core.pool.num_free == worker.facts().num_blocks
-    sizes = (worker.memory.total_bytes, status("VmHWM") - file_bytes, worker.memory.cache_bytes, largest)
+    # The system updates the peak and the current size in batches of their own, so either may be the larger by a little.
+    peak = max(status("VmHWM") - file_bytes, largest)
+    sizes = (worker.memory.total_bytes, peak, worker.memory.cache_bytes)
     sys.stdout.write(" ".join(map(str, sizes)))
 
 
