@@ -27,7 +27,8 @@ from antiphon.served_models import models_of
 from antiphon.settings import SERVICES, ServeSettings, check, child_environment, of_service
 from shared import limits
 from shared.config import to_argv
-from shared.model_files import located, model_name
+from shared.model_files import located, model_directory, model_name
+from shared.quantization import Device, choose, read_model_config
 from shared.subjects import model_token, safe_token
 
 GRACE_S = limits.DRAIN_S + 5.0
@@ -66,6 +67,8 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
         check(model)
     gpus = assign_gpus(models, devices.visible(environ))
     models = [located(model) for model in models]
+    for model in models:
+        _check_quantization(model, environ)
     for notice in gpus.notices:
         _print_line("antiphon", notice)
     binary = "" if settings.nats else nats_server.find_binary()
@@ -74,6 +77,14 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
         stack.callback(sockets.close, listeners)
         plan = make_plan(models, environ, listeners, stack.enter_context(run_directory()), binary, gpus.ids)
         return asyncio.run(_run(plan, lambda: sockets.close(listeners)))
+
+
+def _check_quantization(model: ServeSettings, environ: Mapping[str, str]) -> None:
+    """Raises SettingsError if `--quantization` contradicts the model's files or a CPU. A GPU's engine checks itself."""
+    directory = model_directory(model, weights=False)
+    on_cpu = devices.on_cpu(model.device, environ)
+    device = Device("a CPU", model.cpu_backend == "auto") if on_cpu else Device("a GPU", multiplies_fp8=True)
+    choose(model.quantization, directory, read_model_config(directory), device)
 
 
 @dataclass(frozen=True, slots=True)

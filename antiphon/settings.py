@@ -108,7 +108,8 @@ class RunSettings(ServeSettings):
     )
     ds_dtype: str = flag(
         "",
-        "type that --backend=deepspeed computes with (default: float16, on a CPU auto)",
+        "type that --backend=deepspeed computes with; int8: weights of 8 bits, as --quantization=ifq (default: "
+        "float16, on a CPU auto)",
         env="DS_DTYPE",
         choices=("float16", "bfloat16", "int8"),
         group="engine: execution",
@@ -139,7 +140,7 @@ NOT_FOR_USERS = frozenset({"listen_fd", "service_id"})
 def completed(run: RunSettings, on_cpu: bool) -> RunSettings:
     """Returns the settings with the defaults that follow from `--backend`, the device and `--use-lookahead`.
 
-    Raises SettingsError for a `--ds-dtype` that is int8 or is given without `--backend=deepspeed`.
+    Raises SettingsError for a `--ds-dtype` without `--backend=deepspeed`, or one that contradicts `--quantization`.
     """
     # float16 is slow on a CPU; other types have a faster backend there.
     unnamed_dtype = "auto" if on_cpu else "float16"
@@ -155,12 +156,14 @@ def completed(run: RunSettings, on_cpu: bool) -> RunSettings:
         if run.ds_dtype:
             raise SettingsError("--ds-dtype needs --backend=deepspeed; use --dtype")
         return replace(run, dtype=run.dtype or unnamed_dtype)
-    if run.ds_dtype == "int8":
-        raise SettingsError("--ds-dtype: int8 weights are not supported; use float16 or bfloat16")
+    int8 = run.ds_dtype == "int8"
+    if int8 and run.quantization not in ("", "ifq"):
+        raise SettingsError(f"--ds-dtype=int8 contradicts --quantization={run.quantization}: leave one of them out")
     # Weights are loaded directly in the computing type, so `--dtype` as a separate loading type has no meaning here.
     return replace(
         run,
-        dtype=run.ds_dtype or unnamed_dtype,
+        dtype=unnamed_dtype if int8 else run.ds_dtype or unnamed_dtype,
+        quantization="ifq" if int8 else run.quantization,
         max_batch_size=run.max_batch_size or _DEEPSPEED_BATCH_SIZE,
         batch_wait_timeout=_DEEPSPEED_BATCH_WAIT_S if run.batch_wait_timeout is None else run.batch_wait_timeout,
     )

@@ -26,13 +26,14 @@ if str(ROOT) not in sys.path:
 from bench.probe import gemm_rate, read_rate  # noqa: E402  (after the path)
 from services.engine.cpu.compile import Variant, make_library, usable_variants  # noqa: E402
 from services.engine.cpu.library import cache_directory, find_library  # noqa: E402
-from services.engine.cpu.native import Library, NativeModel, Spec  # noqa: E402
-from services.engine.cpu.quantize import (  # noqa: E402
-    QuantizedWeight,
-    quantize_int4,
-    quantize_int8,
-    quantize_nf4,
+from services.engine.cpu.native import (  # noqa: E402
+    Library,
+    NativeModel,
+    Spec,
+    native_weight,
 )
+from services.engine.quantization.rounding import quantize_int4, quantize_int8, quantize_nf4  # noqa: E402
+from services.engine.quantization.weight import QuantizedWeight  # noqa: E402
 
 PANEL = 32
 COPIES_MAX = 24
@@ -123,7 +124,7 @@ def make_copies(library: Library, kind: str, out: int, width: int, count: int, t
     chosen = KINDS[kind](weight)
     for layer in range(count):
         if isinstance(chosen, QuantizedWeight):
-            model.set_quantized(layer, "o", 0, chosen.native(), chosen.shape, 0)
+            model.set_quantized(layer, "o", 0, native_weight(chosen), chosen.shape, 0)
         else:
             model.set_matrix(layer, "o", 0, chosen.data_ptr(), (out, width), 0)
     return Copies(kind, model, count, model.weight_bytes() // count)

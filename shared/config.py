@@ -10,7 +10,7 @@ import.
 import re
 from dataclasses import dataclass
 
-from shared import limits
+from shared import limits, quantization
 from shared.flags import (
     AT_LEAST_1,
     FRACTION,
@@ -305,6 +305,16 @@ class EngineSettings(ModelSettings):
         "type of weights and activations",
         env="DTYPE",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
+        group="engine: execution",
+    )
+    quantization: str = flag(
+        "",
+        "form of the weights: ifq (8 bits) and ifq_nf4 (4 bits) round plain weights while loading, fp8 too on a GPU "
+        "that has it; the names of prepared forms only confirm what the model's files say; auto: that, or else ifq "
+        "(default: as the files say)",
+        env="QUANTIZATION",
+        choices=quantization.NAMES,
+        alias=("-q",),
         group="engine: execution",
     )
     device: str = flag("auto", "where the model runs", choices=("auto", "cpu", "cuda"), group="engine: execution")

@@ -128,7 +128,7 @@ def validated(settings: type[T], values: Mapping[str, Any]) -> T:
         if value is not None:
             given[item.name] = _checked(item, _of_kind(item, value), item.name)
             choices = item.metadata["choices"]
-            if choices and given[item.name] not in choices:
+            if choices and given[item.name] not in (*choices, item.default):
                 raise SettingsError(f"{item.name}: {value!r} is not one of {', '.join(choices)}")
         elif item.name in values and isinstance(item.type, types.UnionType):
             given[item.name] = None

@@ -95,12 +95,6 @@ OPTIONS: tuple[Other, ...] = (
     _not_here("--kv-transfer-config", "value", "prompts are computed and continued by the same engine", _NONE),
     _not_here("--worker-cls --scheduler-cls", "value", "parts of the engine cannot be replaced", ("auto", *_NONE)),
     # weights
-    _not_here(
-        "--quantization -q",
-        "value",
-        "quantized weights are not served; --dtype bfloat16 and --kv-cache-dtype fp8 are what saves memory",
-        _NONE,
-    ),
     _not_here("--quantization-param-path", "value", "8-bit KV caches have no scales (--kv-cache-dtype)", _NONE),
     _not_here("--calculate-kv-scales", "flag", "8-bit KV caches have no scales (--kv-cache-dtype)"),
     _not_here("--rope-scaling --rope-theta", "value", _SHAPE, _NONE),
@@ -177,7 +171,6 @@ class Variable:
 _SEPARATION = "is not supported here: prompts are computed and continued by the same engine, which needs no rank table"
 
 VARIABLES: tuple[Variable, ...] = (
-    Variable("QUANTIZATION", "", _NONE, "--quantization"),
     Variable("TP", "", ("1",), "--tensor-parallel-size"),
     Variable("GLOBAL_RANK_TABLE_FILE_PATH", _SEPARATION),
     Variable("RANK_TABLE_FILE_PATH", _SEPARATION),

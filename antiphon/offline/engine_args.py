@@ -25,7 +25,6 @@ class EngineArgs(EngineSettings):
 
     seed: int = flag(0, "gives requests without a seed one, by their order: the same in each run", group=_GROUP)
     tensor_parallel_size: int = flag(1, "devices that share the model", group=_GROUP)
-    quantization: str | None = flag(None, "how the weights are quantized", group=_GROUP)
     disable_custom_all_reduce: bool = flag(False, "no effect: one device needs no reduction", group=_GROUP)
     enforce_eager: bool = changed(EngineSettings, "enforce_eager", False)
 

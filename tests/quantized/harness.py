@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from services.engine.cpu.native import NativeModel, Spec
-from services.engine.cpu.quantize import QuantizedWeight, quantize_int4, quantize_int8, quantize_nf4
+from services.engine.cpu.native import NativeModel, Spec, native_weight
+from services.engine.quantization.rounding import quantize_int4, quantize_int8, quantize_nf4
+from services.engine.quantization.weight import QuantizedWeight
 from tests.native.libraries import VARIANTS as INSTRUCTION_SETS
 from tests.native.libraries import library
 
@@ -33,7 +34,7 @@ class OneMatrix:
         spec = Spec(num_layers=1, threads=threads, num_kv_heads=1, head_dim=PANEL, block_size=PANEL)
         spec.wide = dtype == torch.float32
         self.model: NativeModel = library(variant).new(spec)
-        self.model.set_quantized(0, "o", 0, weight.native(), weight.shape, 0)
+        self.model.set_quantized(0, "o", 0, native_weight(weight), weight.shape, 0)
         self._out, self._dtype = weight.shape[0], dtype
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -15,9 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from services.engine.cpu.decoder import NativeDecoder
-from services.engine.cpu.native import NativeError, Step
-from services.engine.cpu.quantize import QuantizedWeight, quantize_int4, quantize_int8
+from services.engine.cpu.native import NativeError, Step, native_weight
 from services.engine.models.registry import find_family
+from services.engine.quantization.choice import WeightForm
+from services.engine.quantization.rounding import quantize_int4, quantize_int8
+from services.engine.quantization.weight import QuantizedWeight
 from services.engine.worker.model_files import read_config
 from tests.models import make_model
 from tests.native.libraries import library
@@ -52,8 +54,9 @@ class Decoder:
         def quantize(name: str, weight: Tensor) -> Tensor | QuantizedWeight:
             return KINDS[kind](weight) if name in quantized else weight
 
+        form = WeightForm(kind, quantize=quantize)
         self.decoder = NativeDecoder(
-            library(variant), description, directory, family.layout(description), dtype, BLOCK_SIZE, threads, quantize
+            library(variant), description, directory, family.layout(description), dtype, BLOCK_SIZE, threads, form
         )
         self._blocks = -(-TOKENS // BLOCK_SIZE)
         num_bytes = self.decoder.model.block_bytes()
@@ -195,11 +198,11 @@ def test_weights_take_the_memory_of_their_bits(models: dict[str, Path]) -> None:
 def test_experts_of_a_layer_that_are_quantized_differently_are_refused(models: dict[str, Path]) -> None:
     decoder = Decoder(models["qwen2_moe"], "int8", VARIANTS[0], torch.float32)
     other = quantize_int4(torch.zeros(96, 64), 32)
-    decoder.decoder.model.set_quantized(0, "experts.up", 1, other.native(), other.shape, 0)
+    decoder.decoder.model.set_quantized(0, "experts.up", 1, native_weight(other), other.shape, 0)
     with pytest.raises(NativeError, match="quantized alike"):
         decoder.logits(prompt(0))
     same = quantize_int8(torch.zeros(96, 64))
-    decoder.decoder.model.set_quantized(0, "experts.up", 1, same.native(), same.shape, 0)
+    decoder.decoder.model.set_quantized(0, "experts.up", 1, native_weight(same), same.shape, 0)
     assert decoder.logits(prompt(0)).isfinite().all()
     decoder.free()
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from services.engine.cpu.native import NativeError
-from services.engine.cpu.quantize import QuantizedWeight, pack_nibbles, quantize_int4, quantize_int8
+from services.engine.quantization.rounding import quantize_int4, quantize_int8
+from services.engine.quantization.weight import QuantizedWeight, pack_nibbles
 from tests.quantized.harness import (
     KINDS,
     VARIANTS,

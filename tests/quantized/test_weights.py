@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from services.engine.cpu.quantize import QuantizedWeight, quantize_int4, quantize_int8, quantize_nf4
+from services.engine.quantization.rounding import quantize_int4, quantize_int8, quantize_nf4
+from services.engine.quantization.weight import QuantizedWeight
 from tests.quantized.harness import random_weight
 
 SHAPES = ((1, 1), (5, 33), (16, 96), (7, 200))

@@ -6,7 +6,7 @@ the size of the model. Called by the CPU worker at start-up.
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.cpu.native import Library, Spec
+from services.engine.cpu.native import NATIVE_KINDS, Library, Spec, native_weight
 from services.engine.cpu.packed import Piece, WeightCache
-from services.engine.cpu.quantize import Quantize, QuantizedWeight
 from services.engine.kernels.alibi import alibi_slopes
 from services.engine.models.description import (
     ActivationKind,
@@ -26,10 +25,12 @@ from services.engine.models.description import (
     ResidualKind,
     RopeParameters,
 )
-from services.engine.models.layout import Parameter, ignored_names
+from services.engine.models.layout import Parameter
 from services.engine.models.rope import inverse_frequencies
-from services.engine.worker.checkpoint import Checkpoint
+from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
+from services.engine.quantization.weight import QuantizedWeight
 from services.engine.worker.memory import fetch
+from services.engine.worker.parameters import Matrix, ParameterReader
 
 WIDTH_MULTIPLE = 32
 """In the KV cache, the dimensions of a head are padded to a multiple of this number."""
@@ -51,25 +52,26 @@ class NativeDecoder:
         dtype: torch.dtype,
         block_size: int,
         threads: int,
-        quantize: Quantize | None = None,
+        form: WeightForm = PLAIN_WEIGHTS,
         cache: WeightCache | None = None,
     ) -> None:
         """Loads the checkpoint. Raises `ServiceError` if it does not fit its config.
 
-        Packed weights are taken from the cache if it has them; otherwise they are packed and written to the cache. With
-        `quantize` the cache is not used.
+        Packed weights are taken from the cache if it has them; otherwise they are packed and written to the cache.
+        Quantized weights are not cached.
         """
-        self._quantize = quantize
-        self._cache = None if quantize else cache
+        self._dtype = dtype
+        self._cache = cache if form.is_plain else None
         self._mapped = self._cache.find() if self._cache else None
         self._packed: list[Piece] = []
+        self.plain_bytes = 0
+        """Bytes that all matrices would take if they were not quantized."""
         self.description = description
         self.model = library.new(make_spec(description, dtype, block_size, threads))
         self._kept: list[Tensor] = []
         self._caches: dict[int, tuple[Tensor, Tensor]] = {}
-        with Checkpoint(model_dir) as checkpoint:
-            checkpoint.check(layout, ignored_names(description))
-            self._load(_Source(checkpoint, layout, dtype))
+        with ParameterReader(model_dir, description, layout, dtype, _CPU, form) as reader:
+            self._load(reader)
         for layer in range(description.num_layers):
             self._set_attention(layer)
         if description.alibi_scale is not None:
@@ -99,45 +101,48 @@ class NativeDecoder:
         self.model.set_table(layer, "keys", keys.data_ptr())
         self.model.set_table(layer, "values", values.data_ptr())
 
-    def _load(self, source: "_Source") -> None:
+    def _load(self, reader: ParameterReader) -> None:
         d = self.description
-        if source.has("positions"):
-            self._table(-1, "positions", source.tensor("positions"))
-        self._norm(source, -1, "final_norm", "final_norm")
-        as_it_is = self._matrix(-1, "head", 0, lambda: self._head(source), source.bias("head"))
+        if reader.has("positions"):
+            self._table(-1, "positions", reader.tensor("positions"))
+        self._norm(reader, -1, "final_norm", "final_norm")
+        as_it_is = self._matrix(-1, "head", 0, lambda: self._head(reader), _bias(reader, "head"))
         if not (as_it_is and d.tied_embeddings and not d.normalised_head):
-            self._table(-1, "embedding", source.tensor("embedding"))
+            self._table(-1, "embedding", reader.tensor("embedding"))
         for layer in range(d.num_layers):
-            self._load_layer(source, layer)
+            self._load_layer(reader, layer)
         _release_freed_memory()
 
-    def _head(self, source: "_Source") -> Tensor:
-        head = source.tensor("embedding" if self.description.tied_embeddings else "head.weight")
-        return F.normalize(head) if self.description.normalised_head else head
+    def _head(self, reader: ParameterReader) -> Matrix:
+        if self.description.normalised_head:
+            return F.normalize(reader.tensor("embedding" if self.description.tied_embeddings else "head.weight"))
+        if self.description.tied_embeddings:
+            return reader.rounded("head", reader.tensor("embedding"))
+        return reader.matrix("head")
 
-    def _load_layer(self, source: "_Source", layer: int) -> None:
+    def _load_layer(self, reader: ParameterReader, layer: int) -> None:
         d, prefix = self.description, f"layers.{layer}"
         for name in _NORMS:
-            self._norm(source, layer, name, f"{prefix}.{name}")
+            self._norm(reader, layer, name, f"{prefix}.{name}")
         for name in _MATRICES:
-            if source.has(f"{prefix}.{name}.weight"):
-                weight = partial(source.tensor, f"{prefix}.{name}.weight")
-                self._matrix(layer, name, 0, weight, source.bias(f"{prefix}.{name}"))
+            if reader.has(f"{prefix}.{name}.weight"):
+                read = partial(reader.matrix, f"{prefix}.{name}")
+                self._matrix(layer, name, 0, read, _bias(reader, f"{prefix}.{name}"))
         if d.qk_norm:
             heads = (("q_norm", d.num_heads), ("k_norm", d.num_kv_heads))
-            norms = torch.cat([source.floats(f"{prefix}.{name}").expand(count, -1) for name, count in heads])
+            norms = torch.cat([reader.floats(f"{prefix}.{name}").expand(count, -1) for name, count in heads])
             self._vector(layer, "qk_norm", self._with_one(norms))
         if d.experts is not None and d.has_experts(layer):
             for part in ("up", "down"):
-                weights = _Experts(partial(source.tensor, f"{prefix}.experts.{part}.weight"), d.experts.num_experts)
+                weights = _Experts(partial(reader.matrix, f"{prefix}.experts.{part}"), d.experts.num_experts)
                 for expert in range(d.experts.num_experts):
                     self._matrix(layer, f"experts.{part}", expert, partial(weights.of, expert), None)
 
-    def _norm(self, source: "_Source", layer: int, name: str, parameter: str) -> None:
-        if not source.has(f"{parameter}.weight"):
+    def _norm(self, reader: ParameterReader, layer: int, name: str, parameter: str) -> None:
+        if not reader.has(f"{parameter}.weight"):
             return
-        self._vector(layer, name, self._with_one(source.floats(f"{parameter}.weight")))
-        bias = source.bias(parameter)
+        self._vector(layer, name, self._with_one(reader.floats(f"{parameter}.weight")))
+        bias = _bias(reader, parameter)
         if bias is not None:
             self._vector(layer, f"{name}.bias", bias)
 
@@ -156,19 +161,21 @@ class NativeDecoder:
         frequencies = inverse_frequencies(rope).contiguous()
         self.model.set_rope(layer, frequencies.data_ptr(), len(frequencies), rope.interleaved, rope.attention_factor)
 
-    def _matrix(self, layer: int, name: str, expert: int, read: Callable[[], Tensor], bias: Tensor | None) -> bool:
-        """Passes a matrix to the library. Returns False if it was quantized, else True."""
+    def _matrix(self, layer: int, name: str, expert: int, read: Callable[[], Matrix], bias: Tensor | None) -> bool:
+        """Passes a matrix to the library. Returns False if it is quantized, else True."""
         address = 0 if bias is None else bias.data_ptr()
         if self._mapped:
             piece = self._mapped.piece((layer, name, expert))
             self.model.set_packed(*piece.name, piece.address, piece.shape, address)
             return True
         weight = read()
-        chosen = self._quantize(name, weight) if self._quantize else weight
-        if isinstance(chosen, QuantizedWeight):
-            self.model.set_quantized(layer, name, expert, chosen.native(), chosen.shape, address)
-            return False
-        weight = chosen.contiguous()
+        self.plain_bytes += weight.shape[0] * weight.shape[1] * self._dtype.itemsize
+        if isinstance(weight, QuantizedWeight):
+            if weight.kind in NATIVE_KINDS:
+                self.model.set_quantized(layer, name, expert, native_weight(weight), weight.shape, address)
+                return False
+            weight = weight.dequantized().to(self._dtype)
+        weight = weight.contiguous()
         shape = (weight.shape[0], weight.shape[1])
         self.model.set_matrix(layer, name, expert, weight.data_ptr(), shape, address)
         if self._cache:
@@ -198,33 +205,17 @@ def _release_freed_memory() -> None:
 class _Experts:
     """The weights of one layer's experts, which are one parameter. It is read when the first expert is requested."""
 
-    def __init__(self, read: Callable[[], Tensor], count: int) -> None:
+    def __init__(self, read: Callable[[], Matrix], count: int) -> None:
         self._read, self._count = read, count
-        self._weights: tuple[Tensor, ...] = ()
+        self._weights: Sequence[Matrix] = ()
 
-    def of(self, expert: int) -> Tensor:
+    def of(self, expert: int) -> Matrix:
         self._weights = self._weights or self._read().chunk(self._count)
         return self._weights[expert]
 
 
-class _Source:
-    """Reads the checkpoint's parameters by name."""
-
-    def __init__(self, checkpoint: Checkpoint, layout: tuple[Parameter, ...], dtype: torch.dtype) -> None:
-        self._checkpoint, self._dtype = checkpoint, dtype
-        self._parameters = {parameter.name: parameter for parameter in layout}
-
-    def has(self, name: str) -> bool:
-        return name in self._parameters
-
-    def tensor(self, name: str) -> Tensor:
-        return self._checkpoint.read(self._parameters[name], self._dtype, _CPU)
-
-    def floats(self, name: str) -> Tensor:
-        return self.tensor(name).to(torch.float32)
-
-    def bias(self, name: str) -> Tensor | None:
-        return self.floats(f"{name}.bias").contiguous() if self.has(f"{name}.bias") else None
+def _bias(reader: ParameterReader, name: str) -> Tensor | None:
+    return reader.floats(f"{name}.bias").contiguous() if reader.has(f"{name}.bias") else None
 
 
 def make_spec(d: DecoderDescription, dtype: torch.dtype, block_size: int, threads: int) -> Spec:

@@ -9,6 +9,8 @@ from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
+from services.engine.quantization.weight import QuantizedWeight, WeightKind
+
 _SPEC_INTEGERS = (
     "vocab_size",
     "hidden_size",
@@ -69,6 +71,23 @@ class Quantized(ctypes.Structure):
     _fields_ = [(name, c_int64) for name in ("kind", "group", "two_a_byte", "has_sign")] + [
         (name, c_void_p) for name in ("weight", "scales", "zeros", "levels")
     ]
+
+
+NATIVE_KINDS: tuple[WeightKind, ...] = ("int8", "int8_dynamic", "int4")
+"""The kinds of quantized weights that the library multiplies, in the order of its enumeration."""
+
+
+def native_weight(weight: QuantizedWeight) -> Quantized:
+    """Returns a weight as the library takes it; valid while the weight lives."""
+    address = {"weight": weight.values, "scales": weight.scales, "zeros": weight.zeros, "levels": weight.levels}
+    assert all(part is None or part.is_contiguous() for part in address.values())
+    return Quantized(
+        kind=NATIVE_KINDS.index(weight.kind),
+        group=weight.group_size,
+        two_a_byte=weight.two_a_byte,
+        has_sign=weight.has_sign,
+        **{name: 0 if part is None else part.data_ptr() for name, part in address.items()},
+    )
 
 
 _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {

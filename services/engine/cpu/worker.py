@@ -32,6 +32,7 @@ from services.engine.cpu.packed import open_cache
 from services.engine.models.config_fields import weight_dtype
 from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import find_family, has_family
+from services.engine.quantization.choice import WeightForm, weight_form
 from services.engine.worker.acceptance import accept
 from services.engine.worker.configuration import configuration_hash
 from services.engine.worker.dtypes import choose_dtype
@@ -51,6 +52,7 @@ from shared.messages import PromptLogprobs
 logger = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
+_MIB = 2**20
 _SERVED_DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -106,10 +108,13 @@ class CpuWorker(StepWorker):
         self._description = family.describe(config)
         self._dtype = choose_dtype(settings.dtype, weight_dtype(config), _CPU)
         layout = family.layout(self._description)
+        form = weight_form(settings, model_dir, config, _CPU, native=True)
         cache = open_cache(settings.weight_cache, model_dir, self._dtype)
         self._decoder = NativeDecoder(
-            library, self._description, model_dir, layout, self._dtype, settings.block_size, threads, cache=cache
+            library, self._description, model_dir, layout, self._dtype, settings.block_size, threads, form, cache
         )
+        if not form.is_plain:
+            self._log_weights(form)
         eos = eos_token_ids(model_dir, self._description)
         self._under_way: deque[_UnderWay | StepResult] = deque()
         self._freed_tensors = False
@@ -117,7 +122,8 @@ class CpuWorker(StepWorker):
 
         Other steps leave nothing on the heap: the library has its own memory.
         """
-        configuration = configuration_hash(model_dir, f"cpp {library.name}", self._dtype, self._dtype)
+        backend = f"cpp {library.name} {form.name}"
+        configuration = configuration_hash(model_dir, backend, self._dtype, self._dtype)
         self._prepare_state(
             StateSpec(
                 settings,
@@ -130,6 +136,11 @@ class CpuWorker(StepWorker):
                 pooling_kind=pooling_kind(model_dir),
             )
         )
+
+    def _log_weights(self, form: WeightForm) -> None:
+        """Logs what quantization saves: the packed matrices beside the same number of plain weights."""
+        packed, plain = self._decoder.model.weight_bytes() / _MIB, self._decoder.plain_bytes / _MIB
+        logger.info("quantization: %s, weights %.1f MiB instead of %.1f", form.name, packed, plain)
 
     def close(self) -> None:
         """See `ModelWorker`."""

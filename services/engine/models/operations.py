@@ -17,6 +17,7 @@ from services.engine.models.description import ActivationKind, DecoderDescriptio
 from services.engine.models.linear import DenseLinear, Linear, make_linear
 from services.engine.models.mlp import ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
 from services.engine.models.norm import Norm, make_norm
+from services.engine.quantization.weight import QuantizedWeight
 
 
 class ResidualMlp(Protocol):
@@ -34,7 +35,7 @@ class Operations(Protocol):
         """Returns a norm of a kind with these parameters [n]."""
         ...
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: "Tensor | QuantizedWeight", bias: Tensor | None = None) -> Linear:
         """Returns a linear layer with a weight [out, in]."""
         ...
 
@@ -72,7 +73,7 @@ class TorchOperations:
         """See `Operations`."""
         return make_norm(kind, weight, bias, eps)
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: "Tensor | QuantizedWeight", bias: Tensor | None = None) -> Linear:
         """See `Operations`."""
         return make_linear(weight, bias)
 

@@ -18,11 +18,12 @@ from services.engine.kernels.alibi import alibi_slopes
 from services.engine.kernels.experts import route
 from services.engine.models.attention import Attention, StepInputs
 from services.engine.models.description import ActivationKind, DecoderDescription, NormKind, RopeParameters
-from services.engine.models.linear import Linear
+from services.engine.models.linear import Linear, QuantizedLinear
 from services.engine.models.mlp import ExpertParts, Mlp
 from services.engine.models.norm import Norm
 from services.engine.models.operations import NormThenMlp, ResidualMlp
 from services.engine.models.rope import inverse_frequencies
+from services.engine.quantization.weight import QuantizedWeight
 from services.engine.triton.activation import activated
 from services.engine.triton.attention_work import DeviceWork, Geometry
 from services.engine.triton.decode_attention import attend_few
@@ -191,8 +192,10 @@ class TritonOperations:
         factor = weight.to(torch.float32) + 1.0 if kind == "rms_plus_one" else weight
         return TritonNorm(factor, bias if kind == "layer" else None, eps)
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: "Tensor | QuantizedWeight", bias: Tensor | None = None) -> Linear:
         """See `Operations`."""
+        if isinstance(weight, QuantizedWeight):
+            return QuantizedLinear(weight, bias)
         # The interpreter writes its arguments back after a launch, and the mapped pages of a checkpoint are read-only.
         return TritonLinear(weight.clone() if weight.device.type == "cpu" else weight.contiguous(), bias)
 

@@ -17,11 +17,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from services.engine.models.layout import IGNORED_SUFFIXES, Grouping, Parameter, Source
+from services.engine.quantization.method import PreparedMethod
+from services.engine.quantization.weight import QuantizedWeight, stack
 from shared.errors import ServiceError
+from shared.quantization import SMOOTHQUANT_FILE
 
 _SINGLES = ("model.safetensors", "pytorch_model.bin")
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _NAMES_SHOWN = 5
+_WEIGHT = ".weight"
+_MATRIX_DIMENSIONS = 2
 
 
 class _File(Protocol):
@@ -73,13 +78,14 @@ class _TorchFile:
 class Checkpoint:
     """The open files of a checkpoint. Use as a context manager; tensors read from it stay valid afterwards."""
 
-    def __init__(self, model_dir: Path) -> None:
-        self._stack = ExitStack()
+    def __init__(self, model_dir: Path, method: PreparedMethod | None = None, *, smoothquant: bool = False) -> None:
+        """Opens the files. `method`: how weights are stored, if not plainly; `smoothquant`: all in that one file."""
+        self._stack, self._method = ExitStack(), method
         self._files: dict[str, _File] = {}
         """Tensor name → the open file with that tensor."""
         self._prefix = ""
         """First part of the layout's tensor names that the names in the files leave out; usually empty."""
-        for path in weight_files(model_dir):
+        for path in [model_dir / SMOOTHQUANT_FILE] if smoothquant else weight_files(model_dir):
             file = _TorchFile(path) if path.suffix == ".bin" else _Safetensors(path, self._stack)
             self._files.update(dict.fromkeys(file.keys(), file))
 
@@ -87,50 +93,94 @@ class Checkpoint:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the files."""
         self._stack.close()
 
     def check(self, parameters: Iterable[Parameter], ignored: frozenset[str]) -> None:
         """Raises `ServiceError` naming tensors that are missing, have the wrong shape or are not used by the model."""
         wanted = {source.name: source for parameter in parameters for source in parameter.sources}
         self._find_prefix(wanted)
-        named = {self._theirs(name): source for name, source in wanted.items()}
-        missing = sorted(named.keys() - self._files.keys())
+        plain = {self._theirs(name): source for name, source in wanted.items() if not self._parts(source)}
+        stored = {name for source in wanted.values() for name in self._parts(source).values()}
+        missing = sorted((plain.keys() | stored) - self._files.keys())
         if missing:
             raise unusable(f"the checkpoint lacks {_listed(missing)}.")
-        extra = [name for name in self._files.keys() - named.keys() - ignored if not name.endswith(IGNORED_SUFFIXES)]
+        extra = [name for name in self._files.keys() - plain.keys() - stored - ignored if not self._ignores(name)]
         if extra:
             raise unusable(f"the checkpoint has tensors that this model does not use: {_listed(sorted(extra))}.")
-        for source in wanted.values():
+        for source in plain.values():
             self._check_shape(source)
 
     def read(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Returns the parameter's tensors, joined along their first dimension.
+        """Returns the parameter's tensors, joined along their first dimension; quantized ones as what they stand for.
 
         On a CPU a single tensor of the right type and order is returned without a copy, as the file's mapped pages.
         """
-        parts = [self._tensor(source.name) for source in parameter.sources]
-        if parameter.transposed:
-            parts = [part.t() for part in parts]
-        if len(parts) == 1:
-            joined = parts[0].to(device=device, dtype=dtype).contiguous()
-        else:
-            rows = [part.shape[0] for part in parts]
-            joined = torch.empty((sum(rows), *parts[0].shape[1:]), dtype=dtype, device=device)
-            for part, place in zip(parts, joined.split(rows), strict=True):
-                place.copy_(part)
+        weight = self.matrix(parameter, dtype, device)
+        return weight if isinstance(weight, Tensor) else weight.dequantized().to(dtype)
+
+    def matrix(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> "Tensor | QuantizedWeight":
+        """Returns the parameter like `read`, but quantized if all its tensors are stored quantized and alike."""
+        parts = [self._weight(source, parameter.transposed) for source in parameter.sources]
+        quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
+        if len(quantized) == len(parts):
+            stacked = stack(quantized)
+            if stacked is not None:
+                order = None if parameter.grouping is None else _sorted_heads(_indices(stacked), parameter.grouping)
+                return (stacked if order is None else stacked.rows(order)).to(device)
+        plain = [part.dequantized() if isinstance(part, QuantizedWeight) else part for part in parts]
+        joined = _joined(plain, dtype, device)
         return joined if parameter.grouping is None else _sorted_heads(joined, parameter.grouping)
 
     def is_mapped(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> bool:
         """Whether `read` returns the mapped pages of the file instead of a copy."""
         plain = len(parameter.sources) == 1 and not parameter.transposed and parameter.grouping is None
+        plain = plain and not self._parts(parameter.sources[0])
         return device.type == "cpu" and plain and self._tensor(parameter.sources[0].name).dtype == dtype
 
     def _find_prefix(self, wanted: Iterable[str]) -> None:
         """Finds `_prefix`. Checkpoints of a decoder without its head leave out the first part of every tensor name."""
         for prefix in {f"{name.partition('.')[0]}." for name in wanted}:
             inner = [name for name in wanted if name.startswith(prefix)]
-            if len(inner) > 1 and all(name.removeprefix(prefix) in self._files for name in inner):
+            if len(inner) > 1 and all(self._has(name.removeprefix(prefix)) for name in inner):
                 self._prefix = prefix
+
+    def _has(self, name: str) -> bool:
+        """Whether the files have a tensor, plainly or as the parts that stand for it."""
+        return name in self._files or bool(self._stored_parts(name))
+
+    def _parts(self, source: Source) -> dict[str, str]:
+        """Returns the tensors that stand for a quantized matrix, by the names of the parts; {} for a plain tensor."""
+        return self._stored_parts(self._theirs(source.name)) if len(source.shape) == _MATRIX_DIMENSIONS else {}
+
+    def _stored_parts(self, name: str) -> dict[str, str]:
+        if self._method is None or not name.endswith(_WEIGHT):
+            return {}
+        return self._method.parts(name.removesuffix(_WEIGHT), self._files.__contains__)
+
+    def _ignores(self, name: str) -> bool:
+        if name.endswith(IGNORED_SUFFIXES):
+            return True
+        if self._method is None or not self._method.ignores(name):
+            return False
+        # A bias of zeros, as some packages write it for layers that have none, changes nothing.
+        return not name.endswith(".bias") or not bool(self._files[name].get_tensor(name).any())
+
+    def _weight(self, source: Source, transposed: bool) -> "Tensor | QuantizedWeight":
+        """Returns a tensor of the checkpoint; a matrix as [out, in], also if the checkpoint has it transposed."""
+        parts = self._parts(source)
+        if not parts or self._method is None:
+            tensor = self._tensor(source.name)
+            return tensor.t() if transposed else tensor
+        out, width = reversed(source.shape) if transposed else source.shape
+        tensors = {part: self._files[name].get_tensor(name) for part, name in parts.items()}
+        try:
+            return self._method.weight(tensors, (out, width))
+        except ValueError as error:
+            raise unusable(f"the quantized tensors of {source.name} do not fit: {error}.") from error
 
     def _theirs(self, name: str) -> str:
         return name.removeprefix(self._prefix)
@@ -173,6 +223,21 @@ def _indexed(model_dir: Path, index: Path) -> list[Path]:
     if lost:
         raise unusable(f"{index} names files that are not there: {_listed(lost)}.")
     return [model_dir / name for name in names]
+
+
+def _joined(parts: list[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns tensors joined along their first dimension; a single one of the right type and order without a copy."""
+    if len(parts) == 1:
+        return parts[0].to(device=device, dtype=dtype).contiguous()
+    rows = [part.shape[0] for part in parts]
+    joined = torch.empty((sum(rows), *parts[0].shape[1:]), dtype=dtype, device=device)
+    for part, place in zip(parts, joined.split(rows), strict=True):
+        place.copy_(part)
+    return joined
+
+
+def _indices(weight: QuantizedWeight) -> Tensor:
+    return torch.arange(weight.shape[0])
 
 
 def _sorted_heads(rows: Tensor, grouping: Grouping) -> Tensor:

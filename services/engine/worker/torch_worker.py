@@ -24,6 +24,7 @@ from services.engine.models.config_fields import weight_dtype
 from services.engine.models.decoder import Decoder, LanguageModel
 from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import find_family, has_family
+from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm, weight_form
 from services.engine.worker.acceptance import accept
 from services.engine.worker.configuration import configuration_hash, torch_backend
 from services.engine.worker.dtypes import choose_cache_dtype, choose_torch_dtype
@@ -55,15 +56,17 @@ class TorchWorker(StepWorker):
             torch.set_num_threads(settings.threads or useful_threads(model_dir))
         config = read_config(model_dir)
         self._dtype = choose_torch_dtype(settings.dtype, weight_dtype(config), self._device, model_dir)
+        form = weight_form(settings, model_dir, config, self._device, native=False)
         self._model, self._description = load_model(
-            model_dir, config, self._dtype, self._device, trust_remote_code=settings.trust_remote_code
+            model_dir, config, self._dtype, self._device, form, trust_remote_code=settings.trust_remote_code
         )
         cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
         bytes_per_slot = self._description.kv_size * cache_dtype.itemsize
         slopes = scaled_slopes(self._description, self._device)
         self._shape = AttentionShape(settings.block_size, bytes_per_slot, self._dtype, self._device, slopes)
         eos = eos_token_ids(model_dir, self._description)
-        configuration = configuration_hash(model_dir, torch_backend(self._device), self._dtype, cache_dtype)
+        backend = f"{torch_backend(self._device)} {form.name}"
+        configuration = configuration_hash(model_dir, backend, self._dtype, cache_dtype)
         self._prepare_state(
             StateSpec(
                 settings,
@@ -155,6 +158,7 @@ def load_model(
     config: Mapping[str, Any],
     dtype: torch.dtype,
     device: torch.device,
+    form: WeightForm = PLAIN_WEIGHTS,
     *,
     trust_remote_code: bool = False,
 ) -> tuple[LanguageModel, DecoderDescription]:
@@ -163,6 +167,8 @@ def load_model(
     `trust_remote_code` allows transformers to run code that comes with the model. Raises `ServiceError`.
     """
     if not has_family(config):
+        if form.quantize is not None:
+            raise SettingsError(f"--quantization: {form.name} does not work for models that run through transformers")
         # Imported here because the import takes seconds and most models do not need it.
         from services.engine.worker.transformers_model import load_transformers_model
 
@@ -171,7 +177,7 @@ def load_model(
     family = find_family(config)
     description = family.describe(config)
     with torch.inference_mode():
-        weights = load_weights(model_dir, description, family.layout(description), dtype, device)
+        weights = load_weights(model_dir, description, family.layout(description), dtype, device, form=form)
         return Decoder(description, weights), description
 
 

@@ -25,6 +25,7 @@ from services.engine.models.attention import StepInputs
 from services.engine.models.config_fields import weight_dtype
 from services.engine.models.decoder import Decoder
 from services.engine.models.registry import find_family
+from services.engine.quantization.choice import weight_form
 from services.engine.sampling.grammar import grammar_compiler
 from services.engine.triton.attention_work import Heads, Integers
 from services.engine.triton.operations import TritonOperations
@@ -125,12 +126,12 @@ class TritonWorker:
         self._description = family.describe(config)
         self._dtype = choose_dtype(settings.dtype, weight_dtype(config), device)
         self._cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
-        self._configuration = configuration_hash(
-            model_dir, f"triton {hardware(device)}", self._dtype, self._cache_dtype
-        )
+        form = weight_form(settings, model_dir, config, device, native=False)
+        backend = f"triton {hardware(device)} {form.name}"
+        self._configuration = configuration_hash(model_dir, backend, self._dtype, self._cache_dtype)
         operations = TritonOperations(context_length(settings, self._description))
         layout = family.layout(self._description)
-        weights = load_weights(model_dir, self._description, layout, self._dtype, device, operations)
+        weights = load_weights(model_dir, self._description, layout, self._dtype, device, operations, form)
         self._model = Decoder(self._description, weights, operations)
         self._windows = tuple(dict.fromkeys(self._description.sliding_windows))
         group = self._description.num_heads // self._description.num_kv_heads

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from services.engine.models.decoder import DecoderWeights, LayerWeights
 from services.engine.models.description import DecoderDescription, Experts
-from services.engine.models.layout import Parameter, ignored_names
+from services.engine.models.layout import Parameter
 from services.engine.models.linear import Linear, can_pack
 from services.engine.models.mlp import ExpertParts, Mlp, SharedExpert
 from services.engine.models.norm import Norm
 from services.engine.models.operations import TORCH_OPERATIONS, Operations
-from services.engine.worker.checkpoint import Checkpoint
+from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
+from services.engine.worker.parameters import ParameterReader
 
 
 def load_weights(
@@ -28,67 +29,56 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     operations: Operations = TORCH_OPERATIONS,
+    form: WeightForm = PLAIN_WEIGHTS,
 ) -> DecoderWeights:
     """Returns the decoder's weights on the device, in the forms that the operations use."""
-    with Checkpoint(model_dir) as checkpoint:
-        checkpoint.check(layout, ignored_names(description))
-        loader = _Loader(checkpoint, description, layout, dtype, device, operations)
-        embedding = loader.tensor("embedding")
+    with ParameterReader(model_dir, description, layout, dtype, device, form) as reader:
+        loader = _Loader(reader, description, dtype, device, operations)
+        embedding = reader.tensor("embedding")
         return DecoderWeights(
             embedding=embedding,
             layers=tuple(_layer(loader, description, index) for index in range(description.num_layers)),
             final_norm=loader.norm("final_norm"),
             head=_head(embedding, loader, description),
-            positions=loader.owned("positions") if loader.has("positions") else None,
+            positions=reader.owned("positions") if reader.has("positions") else None,
         )
 
 
 class _Loader:
-    """Reads parameters by name."""
+    """Makes the parts of a decoder from its parameters."""
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        reader: ParameterReader,
         description: DecoderDescription,
-        layout: tuple[Parameter, ...],
         dtype: torch.dtype,
         device: torch.device,
         operations: Operations,
     ) -> None:
-        self._checkpoint, self._description, self.operations = checkpoint, description, operations
-        self._parameters = {parameter.name: parameter for parameter in layout}
-        self._dtype, self._device = dtype, device
-
-    def has(self, name: str) -> bool:
-        return name in self._parameters
-
-    def tensor(self, name: str) -> Tensor:
-        return self._checkpoint.read(self._parameters[name], self._dtype, self._device)
-
-    def owned(self, name: str) -> Tensor:
-        """Returns a tensor, copied if it would be the file's mapped pages.
-
-        Every step reads the tensor, and the system could evict mapped pages.
-        """
-        return self.tensor(name).clone() if self.is_mapped(name) else self.tensor(name)
+        self.reader, self._description, self.operations = reader, description, operations
+        self._dtype, self._packs = dtype, can_pack(dtype, device)
 
     def linear(self, name: str) -> Linear:
-        packs = can_pack(self._dtype, self._device)
-        weight = (self.tensor if packs else self.owned)(f"{name}.weight")
-        return self.operations.linear(weight, self._bias(name))
+        weight = self.reader.matrix(name)
+        if isinstance(weight, Tensor) and not self._packs and self.reader.is_mapped(f"{name}.weight"):
+            weight = weight.clone()
+        return self.operations.linear(weight, self.reader.bias(name))
+
+    def experts(self, name: str, count: int) -> Tensor:
+        """Returns the matrices of a layer's experts [experts, out, in], which are always plain."""
+        weight = self.reader.matrix(name)
+        if not isinstance(weight, Tensor):
+            weight = weight.dequantized().to(self._dtype)
+        elif self.reader.is_mapped(f"{name}.weight"):
+            weight = weight.clone()
+        return weight.unflatten(0, (count, -1))
 
     def norm(self, name: str) -> Norm:
         d = self._description
-        return self.operations.norm(d.norm, self.owned(f"{name}.weight"), self._bias(name), d.norm_eps)
+        return self.operations.norm(d.norm, self.reader.owned(f"{name}.weight"), self.reader.bias(name), d.norm_eps)
 
     def optional_norm(self, name: str) -> Norm | None:
-        return self.norm(name) if self.has(f"{name}.weight") else None
-
-    def is_mapped(self, name: str) -> bool:
-        return self._checkpoint.is_mapped(self._parameters[name], self._dtype, self._device)
-
-    def _bias(self, name: str) -> Tensor | None:
-        return self.owned(f"{name}.bias") if self.has(f"{name}.bias") else None
+        return self.norm(name) if self.reader.has(f"{name}.weight") else None
 
 
 def _layer(loader: _Loader, description: DecoderDescription, index: int) -> LayerWeights:
@@ -107,7 +97,7 @@ def _layer(loader: _Loader, description: DecoderDescription, index: int) -> Laye
 
 def _qk_norm(loader: _Loader, description: DecoderDescription, name: str) -> Tensor:
     heads = ((f"{name}.q_norm", description.num_heads), (f"{name}.k_norm", description.num_kv_heads))
-    norms = torch.cat([loader.tensor(norm).expand(count, -1) for norm, count in heads])
+    norms = torch.cat([loader.reader.tensor(norm).expand(count, -1) for norm, count in heads])
     return norms + 1.0 if description.norm == "rms_plus_one" else norms
 
 
@@ -125,9 +115,7 @@ def _expert_mlp(loader: _Loader, description: DecoderDescription, experts: Exper
         inner = loader.linear(f"{name}.shared.up"), loader.linear(f"{name}.shared.down")
         mlp = loader.operations.mlp(*inner, activation, gated=True)
         shared = SharedExpert(mlp, loader.linear(f"{name}.shared.gate"))
-    up, down = (loader.owned(f"{name}.experts.{part}.weight") for part in ("up", "down"))
-    count = experts.num_experts
-    up, down = up.unflatten(0, (count, -1)), down.unflatten(0, (count, -1))
+    up, down = (loader.experts(f"{name}.experts.{part}", experts.num_experts) for part in ("up", "down"))
     router = loader.linear(f"{name}.router")
     return loader.operations.expert_mlp(ExpertParts(experts, router, up, down, activation, shared))
 
@@ -139,8 +127,8 @@ def _head(embedding: Tensor, loader: _Loader, description: DecoderDescription) -
     the file's mapped pages and takes no memory of its own.
     """
     if description.tied_embeddings:
-        make = loader.operations.linear if loader.is_mapped("embedding") else loader.operations.unpacked_linear
+        make = loader.operations.linear if loader.reader.is_mapped("embedding") else loader.operations.unpacked_linear
         return make(embedding)
     if description.normalised_head:
-        return loader.operations.linear(F.normalize(loader.tensor("head.weight")))
+        return loader.operations.linear(F.normalize(loader.reader.tensor("head.weight")))
     return loader.linear("head")

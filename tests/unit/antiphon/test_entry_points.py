@@ -127,6 +127,7 @@ ACTING = [
     ("SEED", "7", "--seed=8", "seed", (7, 8, None)),
     ("MAX_MODEL_LEN", "100", "--max-model-len=200", "max_model_len", (100, 200, None)),
     ("GPU_MEMORY_UTILIZATION", "0.5", "--gpu_memory_utilization=0.6", "gpu_memory_utilization", (0.5, 0.6, 0.9)),
+    ("QUANTIZATION", "ifq", "--quantization=ifq_nf4", "quantization", ("ifq", "ifq_nf4", "")),
     ("ENFORCE_EAGER", "0", "--enforce-eager=1", "enforce_eager", (False, True, True)),
     ("USE_LOOKAHEAD", "1", "--use-lookahead=0", "use_lookahead", (True, False, False)),
     ("NUM_SPECULATIVE_TOKENS", "4", "--num-speculative-tokens=3", "num_speculative_tokens", (4, 3, 8)),
@@ -136,7 +137,7 @@ ACTING = [
     ("BATCH_WAIT_TIMEOUT", "0.5", "--batch-wait-timeout=2", "batch_wait_timeout", (0.5, 2.0, 0.1)),
 ]
 """Of each variable: a value, a flag that beats it, and what the setting is by variable, by flag and by default."""
-NOT_ACTING = ("QUANTIZATION", "TP")
+NOT_ACTING = ("TP",)
 OTHER_BACKEND = ("DS_DTYPE", "MAX_BATCH_SIZE", "BATCH_WAIT_TIMEOUT")
 
 
@@ -279,7 +280,10 @@ def test_run_answers_to_the_name_model_beside_its_own(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--backend=deepspeed", "--ds-dtype=int8"], "--ds-dtype: int8 weights are not supported"),
+        (
+            ["--backend=deepspeed", "--ds-dtype=int8", "-q", "ifq_nf4"],
+            "--ds-dtype=int8 contradicts --quantization=ifq_nf4",
+        ),
         (["--ds-dtype=float16"], "--ds-dtype needs --backend=deepspeed"),
     ],
 )

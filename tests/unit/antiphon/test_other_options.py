@@ -48,7 +48,8 @@ def cases(*, refused: bool) -> list[object]:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_option_of_the_servers_that_people_come_from_is_a_setting_or_answered(name: str) -> None:
     for command in ("serve", "run"):
-        assert (name in make_parser()[1][command].options()) != (name in BY_NAME)
+        actions = make_parser()[1][command]._actions
+        assert any(name in action.option_strings for action in actions) != (name in BY_NAME)
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -78,8 +79,8 @@ def test_an_option_that_would_change_something_is_refused_before_anything_starts
 @pytest.mark.parametrize(
     "words",
     [
-        ["--tensor-parallel-size", "1"], ["-tp=1"], ["--num_gpus=1"], ["-pp", "1"], ["--nnode=1"], ["--quantization="],
-        ["-q", "None"], ["--enable-lora=false"], ["--no-enable-lora"], ["--enabe_mm", "0"], ["--pod-ips="],
+        ["--tensor-parallel-size", "1"], ["-tp=1"], ["--num_gpus=1"], ["-pp", "1"], ["--nnode=1"],
+        ["-q", "None"], ["--quantization=none"], ["--enable-lora=false"], ["--no-enable-lora"], ["--enabe_mm", "0"], ["--pod-ips="],
         ["--mm-processor-kwargs", "{}"], ["--response-role", "assistant"], ["--distributed-executor-backend", "mp"],
         ["--ssl-cert-reqs", "0"],
     ],
@@ -117,11 +118,10 @@ def test_options_are_taken_out_with_their_values_and_nothing_else() -> None:
 def test_all_that_is_refused_is_named_at_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"QUANTIZATION": "ifq", "TP": "7"}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TP", "7")
     assert main(["run", "--enable-mm"]) == 78
     lines = capsys.readouterr().err.removeprefix("antiphon: ").splitlines()
-    names = ["--enable-mm", "QUANTIZATION=ifq", "TP=7"]
+    names = ["--enable-mm", "TP=7"]
     assert [line.split()[0] for line in lines] == names
     assert all("is not supported here: " in line for line in lines)
 
@@ -147,7 +147,6 @@ def test_no_variable_of_other_servers_is_ignored_in_silence(
 def test_an_option_beats_its_variable() -> None:
     assert not take(["--tensor-parallel-size=1"], {"TP": "7"}).refused
     assert list(take(["-tp=2"], {"TP": "1"}).refused) == ["-tp 2"]
-    assert not take(["-q", "none"], {"QUANTIZATION": "fp8"}).refused
 
 
 def test_help_is_given_whatever_the_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,72 @@
+"""What a worker does with a model's weights: the method that reads them and the quantizer that rounds them.
+
+`shared.quantization` has the rules, which the launcher applies too. Called by the workers when they load a model.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.engine.quantization.formats import prepared
+from services.engine.quantization.method import PreparedMethod
+from services.engine.quantization.online import online_quantizer
+from services.engine.quantization.weight import Quantize
+from shared.config import EngineSettings
+from shared.quantization import Device, choose
+
+logger = logging.getLogger(__name__)
+
+_HOPPER = (9, 0)
+_CPU = Device("a CPU")
+_CPU_TORCH = Device("a CPU", multiplies_quantized=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightForm:
+    """How the weights of a model are read. Without arguments: plain weights, loaded as they are."""
+
+    name: str = "none"
+    """What log lines and the configuration's hash call it."""
+    method: PreparedMethod | None = None
+    quantize: Quantize | None = None
+    is_smoothquant: bool = False
+    """Whether the weights are in the file `SMOOTHQUANT_FILE`."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all weights are loaded as plain tensors."""
+        return self.method is None and self.quantize is None
+
+
+PLAIN_WEIGHTS = WeightForm()
+
+
+def weight_form(
+    settings: EngineSettings, model_dir: Path, config: Mapping[str, Any], device: torch.device, *, native: bool
+) -> WeightForm:
+    """Returns the form for these settings. Raises SettingsError if settings, files and device contradict each other.
+
+    `native`: whether the backend multiplies quantized weights without dequantizing them first.
+    """
+    able = _device(device, native)
+    chosen = choose(settings.quantization, model_dir, config, able)
+    if settings.quantization == "auto":
+        because = "" if able.multiplies_quantized else ", PyTorch's operations do not multiply quantized weights"
+        logger.info("quantization: auto: %s%s", chosen.name, because)
+    if chosen.online is not None:
+        return WeightForm(chosen.name, quantize=online_quantizer(chosen.online))
+    if chosen.method is not None:
+        method = prepared(chosen.method, config)
+        return WeightForm(chosen.name, method, is_smoothquant=chosen.method == "smoothquant")
+    return WeightForm()
+
+
+def _device(device: torch.device, native: bool) -> Device:
+    if device.type == "cpu":
+        return _CPU if native else _CPU_TORCH
+    able = torch.cuda.get_device_capability(device) >= _HOPPER and torch.version.hip is None
+    return Device(torch.cuda.get_device_name(device), native, able)

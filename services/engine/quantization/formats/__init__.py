@@ -1,0 +1,35 @@
+"""The methods of prepared checkpoints: which tensors of a file stand for a weight, and what they mean.
+
+Each module has one format, made from the `quantization_config` of a config.json. Where a weight has a form that no
+backend multiplies (8 bits in groups, groups in another order of the inputs), the plain weight is returned instead: the
+results are the same, the memory is that of plain weights. Called by `quantization/choice.py`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from services.engine.quantization.formats.awq import Awq
+from services.engine.quantization.formats.compressed_tensors import CompressedTensors, smoothquant
+from services.engine.quantization.formats.fp8 import Fp8
+from services.engine.quantization.formats.gptq import Gptq
+from services.engine.quantization.method import PreparedMethod
+from shared.config import SettingsError
+from shared.quantization import Method, quantization_settings
+
+_METHODS: dict[Method, Callable[[Mapping[str, Any]], PreparedMethod]] = {
+    "awq": Awq.of_config,
+    "gptq": Gptq.of_config,
+    "compressed-tensors": CompressedTensors.of_config,
+    "fp8": Fp8.of_config,
+    "smoothquant": lambda _: smoothquant(),
+}
+
+
+def prepared(method: Method, config: Mapping[str, Any]) -> PreparedMethod:
+    """Returns the method with the parameters of a model's config. Raises SettingsError for what is not supported."""
+    try:
+        return _METHODS[method](quantization_settings(config))
+    except (KeyError, TypeError, ValueError) as error:
+        raise SettingsError(
+            f"--model: quantization_config of config.json ({method}) is not supported: {error}"
+        ) from error

@@ -1,0 +1,128 @@
+"""Checkpoints of the compressed-tensors package, which llm-compressor writes and vLLM reads.
+
+    int-quantized    weight int8 [out, in], weight_scale [out, 1] or [1], weight_zero_point if it is not symmetric
+    pack-quantized   weight_packed int32 [out, ceil(in * bits / 32)], weight_scale [out, groups], weight_shape [2],
+                     weight_zero_point packed along the outputs if it is not symmetric, weight_g_idx [in] if groups are
+                     not in order; values and zero points are stored plus half of the range
+    float-quantized  weight float8_e4m3fn [out, in], weight_scale
+
+Which of them a module has follows from its tensors; the config says the number of bits and whether rows are in 8 bits
+too. Rows get a scale of their own in each product, also if the checkpoint has a fixed one. Called by
+`formats.prepared`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.engine.quantization.formats.fp8 import fp8_weight
+from services.engine.quantization.formats.grouped import grouped_weight
+from services.engine.quantization.formats.packing import expect, unpack
+from services.engine.quantization.weight import QuantizedWeight
+
+_BITS = (4, 8)
+_BYTE_BITS = 8
+_OPTIONAL = ("weight_zero_point", "weight_g_idx", "weight_shape")
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensors:
+    """A `PreparedMethod`."""
+
+    bits: int
+    rows_in_8_bits: bool
+    block: tuple[int, int] | None = None
+    """Of 8-bit floating-point weights: outputs and inputs that share a scale."""
+
+    @staticmethod
+    def of_config(settings: Mapping[str, Any]) -> "CompressedTensors":
+        """Returns the method with the values of a `quantization_config`. Raises ValueError for unsupported ones."""
+        groups = list(settings["config_groups"].values())
+        found = [CompressedTensors._of_group(group) for group in groups]
+        if not found or any(method != found[0] for method in found):
+            raise ValueError("config_groups must have one group, or groups with the same scheme")
+        return found[0]
+
+    @staticmethod
+    def _of_group(group: Mapping[str, Any]) -> "CompressedTensors":
+        weights, rows = group["weights"], group.get("input_activations") or {}
+        bits = int(weights["num_bits"])
+        if bits not in _BITS:
+            raise ValueError(f"num_bits {bits}; weights of 4 and 8 bits are")
+        if weights.get("type", "int") == "float":
+            if bits != _BYTE_BITS:
+                raise ValueError(f"floating-point weights of {bits} bits; of 8 bits they are")
+            block = weights.get("block_structure") if weights.get("strategy") == "block" else None
+            return CompressedTensors(bits, False, None if block is None else (int(block[0]), int(block[1])))
+        whole = bool(rows) and rows.get("type", "int") == "int" and rows.get("num_bits") == _BYTE_BITS
+        if rows and not whole:
+            raise ValueError("input_activations that are not whole numbers of 8 bits")
+        return CompressedTensors(bits, whole)
+
+    def parts(self, module: str, has: Callable[[str], bool]) -> dict[str, str]:
+        """See `PreparedMethod`."""
+        if not has(f"{module}.weight_scale"):
+            return {}
+        stored = "weight_packed" if has(f"{module}.weight_packed") else "weight"
+        optional = tuple(name for name in _OPTIONAL if has(f"{module}.{name}"))
+        return {part: f"{module}.{part}" for part in (stored, "weight_scale", *optional)}
+
+    def weight(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> "Tensor | QuantizedWeight":
+        """See `PreparedMethod`."""
+        if "weight_shape" in parts and tuple(parts["weight_shape"].tolist()) != shape:
+            raise ValueError(f"weight_shape is {parts['weight_shape'].tolist()} instead of {list(shape)}")
+        if "weight_packed" in parts:
+            return self._packed(parts, shape)
+        if parts["weight"].dtype == torch.int8:
+            return self._bytes(parts, shape)
+        return fp8_weight(parts["weight"], parts["weight_scale"], shape, self.block)
+
+    def ignores(self, name: str) -> bool:
+        """See `PreparedMethod`: fixed scales of activations and of the KV cache."""
+        return name.endswith(("input_scale", "input_zero_point", "output_scale", "k_scale", "v_scale"))
+
+    def _bytes(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> "Tensor | QuantizedWeight":
+        out, _ = shape
+        expect("weight", parts["weight"], *shape)
+        scales, zeros = parts["weight_scale"].float().reshape(-1), parts.get("weight_zero_point")
+        if scales.numel() == 1:
+            scales = scales.expand(out)
+        symmetric = zeros is None or not bool(zeros.any())
+        if symmetric and scales.numel() == out:
+            kind = "int8_dynamic" if self.rows_in_8_bits else "int8"
+            return QuantizedWeight(kind, parts["weight"], shape, scales.contiguous())
+        groups = parts["weight_scale"].float().reshape(out, -1)
+        # Values and zero points are -128 … 127 here.
+        offset = 1 << (_BYTE_BITS - 1)
+        values = (parts["weight"].to(torch.int16) + offset).to(torch.uint8)
+        return grouped_weight(values, groups, None if zeros is None else zeros.float().reshape(out, -1) + offset, 8)
+
+    def _packed(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> "Tensor | QuantizedWeight":
+        out, width = shape
+        words = -(-width * self.bits // 32)
+        expect("weight_packed", parts["weight_packed"], out, words)
+        values = unpack(parts["weight_packed"], self.bits)[:, :width].contiguous()
+        scales = parts["weight_scale"].float()
+        scales = scales.reshape(1, 1).expand(out, 1) if scales.numel() == 1 else scales.reshape(out, -1)
+        if self.bits == _BYTE_BITS and scales.shape[1] == 1 and "weight_zero_point" not in parts:
+            # Stored plus 128.
+            signed = (values.to(torch.int16) - (1 << (_BYTE_BITS - 1))).to(torch.int8)
+            kind = "int8_dynamic" if self.rows_in_8_bits else "int8"
+            return QuantizedWeight(kind, signed, shape, scales[:, 0].contiguous())
+        return grouped_weight(values, scales, self._zeros(parts, out), self.bits, parts.get("weight_g_idx"))
+
+    def _zeros(self, parts: Mapping[str, Tensor], out: int) -> Tensor | None:
+        zeros = parts.get("weight_zero_point")
+        if zeros is None:
+            return None
+        if zeros.dtype == torch.int32 and zeros.shape[0] != out:
+            return unpack(zeros.t().contiguous(), self.bits).t()[:out].float()
+        return zeros.float().reshape(out, -1) + (1 << (self.bits - 1))
+
+
+def smoothquant() -> CompressedTensors:
+    """Returns the method of the file `SMOOTHQUANT_FILE`: int-quantized, with rows in 8 bits."""
+    return CompressedTensors(_BYTE_BITS, rows_in_8_bits=True)

@@ -1,0 +1,64 @@
+"""Checkpoints of float8_e4m3 weights: one scale for a tensor, an output, or a block of outputs and inputs.
+
+    weight            float8_e4m3fn [out, in]
+    weight_scale      [] or [1], [out] or [out, 1]: one number times the value is the weight
+    weight_scale_inv  [out / block, in / block]: the same for blocks, under the name that DeepSeek gave it
+
+Activations are not rounded, whatever the checkpoint says about them: results are at least as exact as with it. Called
+by `formats.prepared`; `compressed_tensors` has the same tensors under its own config.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.engine.quantization.formats.packing import expect
+from services.engine.quantization.weight import QuantizedWeight
+
+_SCALES = ("weight_scale", "weight_scale_inv")
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """A `PreparedMethod`. `block`: outputs and inputs that share a scale; None: all inputs do."""
+
+    block: tuple[int, int] | None
+
+    @staticmethod
+    def of_config(settings: Mapping[str, Any]) -> "Fp8":
+        """Returns the method with the values of a `quantization_config`."""
+        block = settings.get("weight_block_size")
+        return Fp8(None if block is None else (int(block[0]), int(block[1])))
+
+    def parts(self, module: str, has: Callable[[str], bool]) -> dict[str, str]:
+        """See `PreparedMethod`."""
+        scale = next((name for name in _SCALES if has(f"{module}.{name}")), None)
+        return {} if scale is None else {"weight": f"{module}.weight", "scale": f"{module}.{scale}"}
+
+    def weight(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> "Tensor | QuantizedWeight":
+        """See `PreparedMethod`."""
+        return fp8_weight(parts["weight"], parts["scale"], shape, self.block)
+
+    def ignores(self, name: str) -> bool:
+        """See `PreparedMethod`: scales of activations and of the KV cache, which are not rounded."""
+        return name.endswith(("input_scale", "activation_scale", "k_scale", "v_scale"))
+
+
+def fp8_weight(
+    values: Tensor, scales: Tensor, shape: tuple[int, int], block: tuple[int, int] | None
+) -> "Tensor | QuantizedWeight":
+    """Returns the weight of `shape` [out, in] with these values and scales; plain if scales are of blocks."""
+    expect("weight", values, *shape)
+    if values.dtype != torch.float8_e4m3fn:
+        raise ValueError(f"weight is {values.dtype} instead of float8_e4m3fn")
+    scales = scales.to(torch.float32)
+    if block is not None:
+        rows, columns = (torch.arange(size) // length for size, length in zip(shape, block, strict=True))
+        expect("scales", scales, int(rows[-1]) + 1, int(columns[-1]) + 1)
+        return values.to(torch.float32) * scales[rows][:, columns]
+    if scales.numel() not in (1, shape[0]):
+        raise ValueError(f"there are {scales.numel()} scales for {shape[0]} outputs")
+    return QuantizedWeight("fp8", values, shape, scales.flatten().expand(shape[0]).contiguous())

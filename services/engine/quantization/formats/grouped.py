@@ -1,0 +1,35 @@
+"""Weights of 2, 4 or 8 bits in groups of inputs, the common content of several formats. Called by the formats."""
+
+import torch
+from torch import Tensor
+
+from services.engine.quantization.rounding import GROUP_MULTIPLE
+from services.engine.quantization.weight import QuantizedWeight, pack_nibbles
+
+_INT4_BITS = 4
+
+
+def grouped_weight(
+    values: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group_index: Tensor | None = None
+) -> "Tensor | QuantizedWeight":
+    """Returns the weight that is (values - zeros) * scales.
+
+    `values` [out, in] uint8; `scales` and `zeros` [out, groups], without `zeros` half of the range; `group_index` [in]
+    is the group of each input, by default groups of equal size in order. The weight is quantized if a backend
+    multiplies this form, otherwise plain float32 [out, in].
+    """
+    out, width = values.shape
+    groups = scales.shape[1]
+    size = -(-width // groups)
+    scales, zeros = scales.to(torch.float32).contiguous(), None if zeros is None else zeros.to(torch.float32)
+    in_order = torch.arange(width) // size
+    if group_index is not None and torch.equal(group_index.to(torch.int64), in_order):
+        group_index = None
+    if bits == _INT4_BITS and group_index is None and (groups == 1 or size % GROUP_MULTIPLE == 0):
+        # A symmetric weight is stored without zero points: its product is faster.
+        middle = zeros is None or bool((zeros == 1 << (bits - 1)).all())
+        kept = None if middle or zeros is None else zeros.contiguous()
+        return QuantizedWeight("int4", pack_nibbles(values), (out, width), scales, size, kept)
+    index = in_order if group_index is None else group_index.to(torch.int64)
+    centre = torch.full((), float(1 << (bits - 1))) if zeros is None else zeros[:, index]
+    return (values.to(torch.float32) - centre) * scales[:, index]

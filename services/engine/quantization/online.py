@@ -1,0 +1,27 @@
+"""Chooses the matrices that are quantized while a model with plain weights is loaded, and rounds them.
+
+Quantized are the linear layers of attention and MLP, experts included. Embedding, output head, routers and norms stay
+as they are: they are small or decide too much. Called by the workers through `choice`.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from services.engine.quantization.rounding import quantize_fp8, quantize_int8, quantize_nf4
+from services.engine.quantization.weight import Quantize, QuantizedWeight
+from shared.quantization import OnlineMode
+
+QUANTIZED_MATRICES = frozenset({"qkv", "o", "up", "down", "experts.up", "experts.down", "shared.up", "shared.down"})
+"""Names of matrices within a layer."""
+_ROUND: dict[OnlineMode, Callable[[Tensor], QuantizedWeight]] = {
+    "ifq": lambda weight: quantize_int8(weight),
+    "ifq_nf4": lambda weight: quantize_nf4(weight),
+    "fp8": quantize_fp8,
+}
+
+
+def online_quantizer(mode: OnlineMode) -> Quantize:
+    """Returns the function that rounds a model's matrices as `--quantization` says."""
+    rounded = _ROUND[mode]
+    return lambda name, weight: rounded(weight) if name in QUANTIZED_MATRICES else weight

@@ -1,0 +1,99 @@
+"""Rounds plain weights to 8 or 4 bits, each weight to the nearest value, with no data about activations.
+
+`online` chooses which of a model's matrices are rounded while they are loaded. Methods that use activations are part of
+the quantization tool. Called by `online`, the tool and tests.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from services.engine.quantization.weight import INT4_MAX, INT4_MIDDLE, QuantizedWeight, pack_nibbles
+
+GROUP_MULTIPLE = 32
+"""Inputs that share a scale: a multiple of this number."""
+_INT8_MAX = 127
+_FP8_MAX = 448.0
+NF4_LEVELS = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+"""Levels of NF4, quantiles of the normal distribution: Dettmers et al., "QLoRA" (arXiv 2305.14314), appendix E."""
+
+
+def quantize_int8(weight: Tensor, kind: Literal["int8", "int8_dynamic"] = "int8") -> QuantizedWeight:
+    """Quantizes with one scale per output, its largest weight being 127. A weight's error is at most half a scale."""
+    wide = weight.to(torch.float32)
+    scales = _scale(wide.abs().amax(dim=1) / _INT8_MAX)
+    values = (wide / scales[:, None]).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8)
+    return QuantizedWeight(kind, values, _shape(weight), scales)
+
+
+def quantize_int4(weight: Tensor, group_size: int = 128, zero_points: bool = False) -> QuantizedWeight:
+    """Quantizes with one scale per output and group of inputs. A weight's error is at most half its scale.
+
+    Without zero points the range is symmetric: from -7 to 7 scales. With zero points the 16 values span the range of
+    the group's weights, extended to include zero.
+    """
+    groups = _grouped(weight, group_size)
+    if zero_points:
+        low, high = groups.amin(dim=2).clamp(max=0), groups.amax(dim=2).clamp(min=0)
+        scales = _scale((high - low) / INT4_MAX)
+        zeros = (-low / scales).round().clamp(0, INT4_MAX)
+    else:
+        scales, zeros = _scale(groups.abs().amax(dim=2) / (INT4_MIDDLE - 1)), None
+    middle = INT4_MIDDLE if zeros is None else zeros[:, :, None]
+    values = ((groups / scales[:, :, None]).round() + middle).clamp(0, INT4_MAX).to(torch.uint8)
+    packed = pack_nibbles(values.flatten(1)[:, : weight.shape[1]])
+    return QuantizedWeight("int4", packed, _shape(weight), scales, group_size, zeros)
+
+
+def quantize_nf4(weight: Tensor, group_size: int = 64) -> QuantizedWeight:
+    """Maps each weight to the nearest of 16 quantiles of a normal distribution, times its group's largest weight."""
+    groups = _grouped(weight, group_size)
+    levels = torch.tensor(NF4_LEVELS).to(torch.bfloat16).to(torch.float32)
+    scales = _scale(groups.abs().amax(dim=2))
+    between = (levels[1:] + levels[:-1]) / 2
+    values = torch.bucketize(groups / scales[:, :, None], between).to(torch.uint8)
+    packed = pack_nibbles(values.flatten(1)[:, : weight.shape[1]])
+    return QuantizedWeight("int4", packed, _shape(weight), scales, group_size, levels=levels)
+
+
+def quantize_fp8(weight: Tensor) -> QuantizedWeight:
+    """Quantizes to float8_e4m3 with one scale per output, its largest weight being 448."""
+    wide = weight.to(torch.float32)
+    scales = _scale(wide.abs().amax(dim=1) / _FP8_MAX)
+    values = (wide / scales[:, None]).clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
+    return QuantizedWeight("fp8", values, _shape(weight), scales)
+
+
+def _grouped(weight: Tensor, group_size: int) -> Tensor:
+    """Returns [out, groups, group_size] float32, the last group padded with zeros. Raises ValueError for a bad size."""
+    if group_size <= 0 or group_size % GROUP_MULTIPLE:
+        raise ValueError(f"groups of {group_size} inputs: must be a multiple of {GROUP_MULTIPLE}")
+    padding = -weight.shape[1] % group_size
+    return torch.nn.functional.pad(weight.to(torch.float32), (0, padding)).unflatten(1, (-1, group_size))
+
+
+def _scale(scales: Tensor) -> Tensor:
+    """Replaces a scale of 0 by 1."""
+    return torch.where(scales > 0, scales, 1.0)
+
+
+def _shape(weight: Tensor) -> tuple[int, int]:
+    return weight.shape[0], weight.shape[1]

@@ -1,0 +1,159 @@
+"""`QuantizedWeight`: a matrix of 8 or 4 bits per weight, in the form in which all backends take it.
+
+No file format is handled here: `rounding` makes such weights of plain ones, and the methods in `formats` of the tensors
+of checkpoints. The C++ library's `quantized.h` documents the products with these kinds and the bounds of their errors.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+WeightKind = Literal["int8", "int8_dynamic", "int4", "fp8"]
+"""int8: 8 bits per weight; int8_dynamic: activations are rounded to 8 bits too; int4: 4 bits per weight, in groups;
+fp8: float8_e4m3, which the C++ library does not multiply."""
+INT4_MAX = 15
+INT4_MIDDLE = 8
+_INT8_MAX = 127
+_TYPES = {"fp8": (torch.float8_e4m3fn,)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedWeight:
+    """A quantized matrix [out, in]. All tensors but `values` are float32."""
+
+    kind: WeightKind
+    values: Tensor
+    """int8 or uint8 [out, in]; int4 also uint8 [out, ceil(in / 2)] with two per byte, the first in the lower half."""
+    shape: tuple[int, int]
+    scales: Tensor
+    """[out]; for int4 [out, groups]."""
+    group_size: int = 0
+    """int4: number of inputs that share a scale, a multiple of 32 or at least `in`."""
+    zeros: Tensor | None = None
+    """int4: zero points [out, groups], on the scale 0 … 15, or on the scale of `levels` if they are given."""
+    levels: Tensor | None = None
+    """int4: the 16 numbers that values stand for, rounded to bfloat16. None: 0 … 15 with `zeros`, -8 … 7 without."""
+    has_sign: bool = False
+    """int4: whether values are -8 … 7 instead of 0 … 15."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if shapes or types of the parts do not match."""
+        out, width = self.shape
+        two = self.two_a_byte
+        columns = (width + 1) // 2 if two else width
+        groups = (out, -(-width // self.group_size)) if self.kind == "int4" and self.group_size > 0 else (out,)
+        types = _TYPES.get(self.kind, (torch.int8, torch.uint8))
+        if self.values.shape != (out, columns) or self.values.dtype not in types:
+            raise ValueError(f"values are {self.values.dtype} {tuple(self.values.shape)}")
+        for name, part, shape in (
+            ("scales", self.scales, groups),
+            ("zeros", self.zeros, groups),
+            ("levels", self.levels, (INT4_MAX + 1,)),
+        ):
+            if part is not None and (part.shape != shape or part.dtype != torch.float32):
+                raise ValueError(f"{name} are {part.dtype} {tuple(part.shape)}, not float32 {shape}")
+
+    @property
+    def two_a_byte(self) -> bool:
+        """Whether `values` has two values per byte."""
+        return self.kind == "int4" and self.values.shape[1] != self.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(part.nbytes for part in (self.values, self.scales, self.zeros, self.levels) if part is not None)
+
+    def to(self, device: torch.device) -> "QuantizedWeight":
+        """Returns the weight with its tensors on a device."""
+        return self._mapped(lambda part: part.to(device), lambda levels: levels.to(device))
+
+    def rows(self, index: Tensor | slice) -> "QuantizedWeight":
+        """Returns some of the rows (outputs), in the given order."""
+        return self._mapped(lambda part: part[index].contiguous(), lambda levels: levels)
+
+    def chunk(self, count: int) -> "tuple[QuantizedWeight, ...]":
+        """Returns `count` weights with equal numbers of rows."""
+        size = self.shape[0] // count
+        return tuple(self.rows(slice(first, first + size)) for first in range(0, size * count, size))
+
+    def round_rows(self, x: Tensor) -> Tensor:
+        """Returns x [n, in] as the product sees it: with int8_dynamic each row in 8 bits, otherwise unchanged."""
+        if self.kind != "int8_dynamic":
+            return x
+        wide = x.to(torch.float32)
+        scale = wide.abs().amax(dim=-1, keepdim=True) / _INT8_MAX
+        scale = torch.where(scale > 0, scale, 1.0)
+        return ((wide / scale).round() * scale).to(x.dtype)
+
+    def dequantized(self) -> Tensor:
+        """Returns the plain weights [out, in] float32 that this matrix stands for."""
+        if self.kind != "int4":
+            return self.values.to(torch.float32) * self.scales[:, None]
+        numbers = self._levels_of(self._places())
+        groups = torch.arange(self.shape[1], device=self.values.device) // self.group_size
+        if self.zeros is not None:
+            numbers = numbers - self.zeros[:, groups]
+        return numbers * self.scales[:, groups]
+
+    def _mapped(
+        self, change: Callable[[Tensor], Tensor], change_levels: Callable[[Tensor], Tensor]
+    ) -> "QuantizedWeight":
+        """Returns the weight with changed tensors: `change` for those with a row for each output."""
+        values = change(self.values)
+        return replace(
+            self,
+            values=values,
+            shape=(values.shape[0], self.shape[1]),
+            scales=change(self.scales),
+            zeros=None if self.zeros is None else change(self.zeros),
+            levels=None if self.levels is None else change_levels(self.levels),
+        )
+
+    def _places(self) -> Tensor:
+        """Returns the index among the 16 levels of each value: [out, in] int64."""
+        values = self.values.to(torch.int64)
+        if self.two_a_byte:
+            values = torch.stack([values & INT4_MAX, values >> 4], dim=-1).flatten(1)[:, : self.shape[1]]
+        return (values & INT4_MAX) ^ (INT4_MIDDLE if self.has_sign else 0)
+
+    def _levels_of(self, places: Tensor) -> Tensor:
+        if self.levels is not None:
+            return self.levels.to(torch.bfloat16).to(torch.float32)[places]
+        return places.to(torch.float32) - (0 if self.zeros is not None else INT4_MIDDLE)
+
+
+Quantize = Callable[[str, Tensor], "Tensor | QuantizedWeight"]
+"""Takes a matrix's name within its layer and its weight; returns the quantized weight, or the given one unchanged."""
+
+
+def pack_nibbles(values: Tensor) -> Tensor:
+    """Packs values 0 … 15 [out, in] uint8 into [out, ceil(in / 2)], two per byte, the first in the lower half."""
+    if values.shape[1] % 2:
+        values = torch.nn.functional.pad(values, (0, 1))
+    return (values[:, ::2] | (values[:, 1::2] << 4)).contiguous()
+
+
+def stack(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
+    """Returns the weights on top of each other, [sum of out, in]; None if they are not quantized alike."""
+    first = parts[0]
+    form = (first.kind, first.shape[1], first.group_size, first.zeros is None, first.has_sign, first.two_a_byte)
+    for part in parts[1:]:
+        theirs = (part.kind, part.shape[1], part.group_size, part.zeros is None, part.has_sign, part.two_a_byte)
+        if theirs != form or not _equal(part.levels, first.levels):
+            return None
+    return replace(
+        first,
+        values=torch.cat([part.values for part in parts]),
+        shape=(sum(part.shape[0] for part in parts), first.shape[1]),
+        scales=torch.cat([part.scales for part in parts]),
+        zeros=None if first.zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None]),
+    )
+
+
+def _equal(levels: Tensor | None, others: Tensor | None) -> bool:
+    if levels is None or others is None:
+        return levels is others
+    return torch.equal(levels, others)
