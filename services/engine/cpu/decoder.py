@@ -57,15 +57,15 @@ class NativeDecoder:
     ) -> None:
         """Loads the checkpoint. Raises `ServiceError` if it does not fit its config.
 
-        Packed weights are taken from the cache if it has them; otherwise they are packed and written to the cache.
-        Quantized weights are not cached.
+        Packed weights are taken from the cache if it has them; otherwise they are packed and written to the cache. The
+        cache takes plain weights only.
         """
         self._dtype = dtype
-        self._cache = cache if form.is_plain else None
+        self._cache = cache
         self._mapped = self._cache.find() if self._cache else None
         self._packed: list[Piece] = []
-        self.plain_bytes = 0
-        """Bytes that all matrices would take if they were not quantized."""
+        self.quantized_bytes, self.quantized_from_bytes = 0, 0
+        """Bytes of the quantized matrices, and what these matrices would take if they were not quantized."""
         self.description = description
         self.model = library.new(make_spec(description, dtype, block_size, threads))
         self._kept: list[Tensor] = []
@@ -169,9 +169,10 @@ class NativeDecoder:
             self.model.set_packed(*piece.name, piece.address, piece.shape, address)
             return True
         weight = read()
-        self.plain_bytes += weight.shape[0] * weight.shape[1] * self._dtype.itemsize
         if isinstance(weight, QuantizedWeight):
             if weight.kind in NATIVE_KINDS:
+                self.quantized_bytes += weight.nbytes
+                self.quantized_from_bytes += weight.shape[0] * weight.shape[1] * self._dtype.itemsize
                 self.model.set_quantized(layer, name, expert, native_weight(weight), weight.shape, address)
                 return False
             weight = weight.dequantized().to(self._dtype)

@@ -109,7 +109,8 @@ class CpuWorker(StepWorker):
         self._dtype = choose_dtype(settings.dtype, weight_dtype(config), _CPU)
         layout = family.layout(self._description)
         form = weight_form(settings, model_dir, config, _CPU, native=True)
-        cache = open_cache(settings.weight_cache, model_dir, self._dtype)
+        # Only plain weights are cached.
+        cache = open_cache(settings.weight_cache, model_dir, self._dtype) if form.is_plain else None
         self._decoder = NativeDecoder(
             library, self._description, model_dir, layout, self._dtype, settings.block_size, threads, form, cache
         )
@@ -138,9 +139,10 @@ class CpuWorker(StepWorker):
         )
 
     def _log_weights(self, form: WeightForm) -> None:
-        """Logs what quantization saves: the packed matrices beside the same number of plain weights."""
-        packed, plain = self._decoder.model.weight_bytes() / _MIB, self._decoder.plain_bytes / _MIB
-        logger.info("quantization: %s, weights %.1f MiB instead of %.1f", form.name, packed, plain)
+        """Logs what quantization saves."""
+        decoder = self._decoder
+        sizes = decoder.quantized_bytes / _MIB, decoder.quantized_from_bytes / _MIB
+        logger.info("quantization: %s, weights %.1f MiB instead of %.1f", form.name, *sizes)
 
     def close(self) -> None:
         """See `ModelWorker`."""

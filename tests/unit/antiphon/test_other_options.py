@@ -80,7 +80,8 @@ def test_an_option_that_would_change_something_is_refused_before_anything_starts
     "words",
     [
         ["--tensor-parallel-size", "1"], ["-tp=1"], ["--num_gpus=1"], ["-pp", "1"], ["--nnode=1"],
-        ["-q", "None"], ["--quantization=none"], ["--enable-lora=false"], ["--no-enable-lora"], ["--enabe_mm", "0"], ["--pod-ips="],
+        ["-q", "None"], ["--quantization=none"], ["--enable-lora=false"], ["--no-enable-lora"], ["--enabe_mm", "0"],
+        ["--pod-ips="],
         ["--mm-processor-kwargs", "{}"], ["--response-role", "assistant"], ["--distributed-executor-backend", "mp"],
         ["--ssl-cert-reqs", "0"],
     ],

@@ -1,0 +1,185 @@
+"""Prepared checkpoints of every layout, in all backends, against transformers with the weights that they stand for."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from services.engine.core.plan import CoreLimits
+from services.engine.models.registry import find_family
+from services.engine.quantization.choice import WeightForm
+from services.engine.quantization.formats import prepared
+from services.engine.quantization.weight import QuantizedWeight
+from services.engine.worker.model_files import read_config
+from services.engine.worker.parameters import ParameterReader
+from shared.config import SettingsError
+from shared.errors import ServiceError
+from shared.quantization import SMOOTHQUANT_FILE, Method, prepared_method
+from tests.model.harness import NUM_TOKENS, Engine, make_prompt
+from tests.models import greedy_reference, make_model
+from tests.quantized.checkpoints import LAYOUTS, compressed, make_checkpoints
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+QUANTIZED = {name for name in LAYOUTS if name not in ("gptq, inputs in another order", "gptq, 8 bits", "fp8, blocks")}
+"""The layouts that stay quantized; the others become the plain weights that they stand for."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Widths are multiples of every layout's groups."""
+    return make_model(
+        tmp_path_factory.mktemp("model"), "qwen2", seed=3, dtype="float32", hidden_size=64, intermediate_size=192
+    )
+
+
+@pytest.mark.spec("S-QNT-011", "S-QNT-012", "S-QNT-013")
+@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_prepared_checkpoint_gives_the_tokens_of_the_weights_that_it_stands_for(
+    name: str, backend: str, model: Path, tmp_path: Path
+) -> None:
+    quantized, plain = make_checkpoints(model, name, tmp_path)
+    prompts = [make_prompt(length) for length in (5, 40)]
+    engine = Engine(quantized, CoreLimits(8, 24, enable_prefix_caching=False), backend)
+    assert engine.generate(prompts) == [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in prompts]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_is_read_exactly(name: str, model: Path, tmp_path: Path) -> None:
+    quantized, plain = make_checkpoints(model, name, tmp_path)
+    expected = load_file(plain / "model.safetensors")
+    with reader(quantized) as parameters:
+        for ours, theirs in (("layers.1.o", "self_attn.o_proj"), ("layers.0.down", "mlp.down_proj")):
+            weight = parameters.matrix(ours)
+            assert isinstance(weight, QuantizedWeight) == (name in QUANTIZED)
+            wide = weight.dequantized() if isinstance(weight, QuantizedWeight) else weight
+            layer = ours.split(".")[1]
+            torch.testing.assert_close(wide, expected[f"model.layers.{layer}.{theirs}.weight"], rtol=1e-6, atol=1e-7)
+        fused = parameters.matrix("layers.0.qkv")
+        parts = [expected[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"]
+        wide = fused.dequantized() if isinstance(fused, QuantizedWeight) else fused
+        torch.testing.assert_close(wide, torch.cat(parts), rtol=1e-6, atol=1e-7)
+
+
+def reader(directory: Path) -> ParameterReader:
+    config = read_config(directory)
+    family = find_family(config)
+    description = family.describe(config)
+    method = prepared_method(config)
+    assert method is not None
+    form = WeightForm(method, prepared(method, config))
+    return ParameterReader(directory, description, family.layout(description), torch.float32, torch.device("cpu"), form)
+
+
+@pytest.mark.spec("S-QNT-014", "S-QNT-018", "S-QNT-023", "S-DEP-014")
+@pytest.mark.parametrize(
+    ("asked", "backend"),
+    [
+        # PyTorch's operations do not multiply quantized weights, so `auto` means plain weights there.
+        *((asked, backend) for asked in ("", "smoothquant", "smooth_quant") for backend in ("torch", "native")),
+        ("auto", "native"),
+    ],
+)
+def test_the_file_of_smoothquant_is_loaded_without_the_original_weights(
+    asked: str, backend: str, model: Path, tmp_path: Path
+) -> None:
+    quantized, plain = make_checkpoints(model, "w8a16", tmp_path)
+    (quantized / "model.safetensors").rename(quantized / SMOOTHQUANT_FILE)
+    shutil.copy(model / "config.json", quantized / "config.json")
+    assert not list(quantized.glob("model*"))
+    engine = Engine(quantized, CoreLimits(8, 64, enable_prefix_caching=False), backend, quantization=asked)
+    prompt = make_prompt(30)
+    # Rows of 8 bits change logits by about a hundredth, so the first tokens are compared.
+    produced, expected = engine.generate([prompt])[0], greedy_reference(plain, prompt, NUM_TOKENS)
+    assert produced[:2] == expected[:2]
+
+
+def test_rows_in_8_bits_follow_from_the_config(model: Path, tmp_path: Path) -> None:
+    quantized, _ = make_checkpoints(model, "w8a16", tmp_path)
+    config = json.loads((quantized / "config.json").read_text())
+    rows = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
+    for given, kind in ((None, "int8"), (rows, "int8_dynamic")):
+        config["quantization_config"] = compressed(8, rows=given, strategy="channel")
+        (quantized / "config.json").write_text(json.dumps(config))
+        with reader(quantized) as parameters:
+            weight = parameters.matrix("layers.0.up")
+        assert isinstance(weight, QuantizedWeight)
+        assert weight.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"quant_method": "gptq", "bits": 3}, "bits 3; weights of 2, 4, 8 bits are"),
+        ({"quant_method": "gptq"}, "'bits'"),
+        ({"quant_method": "awq", "bits": 8}, "bits 8; weights of 4 bits are"),
+        ({"quant_method": "awq", "version": "gemv"}, "version gemv; gemm is"),
+        (compressed(6), "num_bits 6; weights of 4 and 8 bits are"),
+        (compressed(4, "float"), "floating-point weights of 4 bits"),
+        (compressed(8, rows={"num_bits": 4, "type": "int"}), "input_activations that are not whole numbers of 8 bits"),
+        ({"quant_method": "compressed-tensors", "config_groups": {}}, "config_groups must have one group"),
+    ],
+)
+def test_a_scheme_that_is_not_supported_is_named(settings: dict[str, object], said: str) -> None:
+    method: Method = settings["quant_method"]  # type: ignore[assignment]
+    with pytest.raises(SettingsError, match="is not supported: ") as refused:
+        prepared(method, {"quantization_config": settings})
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("damage", ["missing", "extra", "shape", "bias"])
+def test_tensors_that_do_not_fit_are_named(damage: str, model: Path, tmp_path: Path) -> None:
+    quantized, _ = make_checkpoints(model, "gptq", tmp_path)
+    tensors = load_file(quantized / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj"
+    if damage == "missing":
+        del tensors[f"{name}.scales"]
+    elif damage == "extra":
+        tensors[f"{name}.surplus"] = torch.zeros(3)
+    elif damage == "bias":
+        tensors[f"{name}.bias"] = torch.ones(192)
+    else:
+        tensors[f"{name}.scales"] = tensors[f"{name}.scales"][:1].contiguous()
+    save_file(tensors, quantized / "model.safetensors")
+    with pytest.raises(ServiceError) as refused, reader(quantized) as parameters:
+        parameters.matrix("layers.0.up")
+    assert f"{name}." in refused.value.message
+
+
+def test_a_bias_of_zeros_that_a_package_added_changes_nothing(model: Path, tmp_path: Path) -> None:
+    quantized, _ = make_checkpoints(model, "gptq", tmp_path)
+    tensors = load_file(quantized / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.bias"] = torch.zeros(192)
+    save_file(tensors, quantized / "model.safetensors")
+    with reader(quantized) as parameters:
+        assert isinstance(parameters.matrix("layers.0.up"), QuantizedWeight)
+
+
+@pytest.mark.spec("S-QNT-015", "S-QNT-016")
+@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize(("mode", "levels"), [("ifq", 255), ("ifq_nf4", 16)])
+def test_plain_weights_are_rounded_while_they_are_loaded(
+    mode: str, levels: int, backend: str, model: Path, tmp_path: Path
+) -> None:
+    """The tokens are those of the rounded weights in transformers; embedding, head and norms stay as they are."""
+    from services.engine.quantization.online import online_quantizer
+
+    quantize = online_quantizer(mode)  # type: ignore[arg-type]
+    plain = tmp_path / "plain"
+    shutil.copytree(model, plain)
+    tensors = load_file(plain / "model.safetensors")
+    for key, tensor in tensors.items():
+        if "_proj" in key and key.endswith("weight"):
+            rounded = quantize("o", tensor)
+            assert isinstance(rounded, QuantizedWeight)
+            tensors[key] = rounded.dequantized()
+            row = tensors[key][0]
+            assert len(np.unique(row[: min(len(row), 64)])) <= levels
+    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
+    prompts = [make_prompt(length) for length in (5, 40)]
+    engine = Engine(model, CoreLimits(8, 24, enable_prefix_caching=False), backend, quantization=mode)
+    assert engine.generate(prompts) == [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in prompts]
