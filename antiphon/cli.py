@@ -99,6 +99,9 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     _batch_flags(add("run-batch", "answer a file of requests in OpenAI's batch format", _run_batch))
     _bench_kinds(add("bench", "measure latency, throughput, or a server", _bench))
     _doctor_flags(add("doctor", "check that this machine has what is needed", _doctor))
+    _ranktable_flags(
+        add("ranktable", "make or join the rank tables of separate prefill and decode instances", _ranktable)
+    )
     return parser, made
 
 
@@ -174,6 +177,33 @@ def _doctor_flags(parser: Parser) -> None:
     parser.add_argument("--model", default="", help="model directory to look at (default: the demo model)")
 
 
+def _ranktable_flags(parser: Parser) -> None:
+    parser.add_argument(
+        "--mode", required=True, choices=("gen", "merge"), help="gen: this machine's tables; merge: join"
+    )
+    parser.add_argument(
+        "--save-dir", type=Path, default=Path(), help="directory of the tables (default: the current one)"
+    )
+    parser.add_argument("--api-server", action="store_true", help="gen: this machine has the scheduler, one in all")
+    for role in ("prefill", "decode"):
+        parser.add_argument(
+            f"--{role}-server-list",
+            nargs="+",
+            action="extend",
+            metavar="IDS",
+            help=f"gen: device ids of each {role} instance of this machine, such as 4,5",
+        )
+    parser.add_argument("--ip", default="", help="gen: this machine's address (default: that of its default route)")
+    parser.add_argument(
+        "--global-ranktable-list",
+        nargs="+",
+        action="extend",
+        type=Path,
+        metavar="FILE",
+        help="merge: the global tables of all machines",
+    )
+
+
 def _serve(options: argparse.Namespace) -> int:
     from antiphon import launcher
 
@@ -239,6 +269,14 @@ def _bench(options: argparse.Namespace) -> int:
     from antiphon.benchmark import command
 
     return command.run(options)
+
+
+def _ranktable(options: argparse.Namespace) -> int:
+    from antiphon.disaggregation import table_tool
+
+    if problem := table_tool.misplaced(options):
+        make_parser()[1]["ranktable"].error(problem)
+    return table_tool.run(options)
 
 
 def _doctor(options: argparse.Namespace) -> int:
