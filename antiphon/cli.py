@@ -31,8 +31,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}{self._suggestion(message)}\nTry `{self.prog} --help`.\n")
 
     def options(self) -> list[str]:
-        """Returns all long options of this parser, with their leading `--`."""
-        return [text for action in self._actions for text in action.option_strings if text.startswith("--")]
+        """Returns all options of this parser with their leading dashes, except those of one letter."""
+        return [text for action in self._actions for text in action.option_strings if len(text) > 2]
 
     def _suggestion(self, message: str) -> str:
         if "invalid choice: " not in message:

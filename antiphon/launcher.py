@@ -25,7 +25,7 @@ from antiphon.readiness import ServerAddress, announce
 from antiphon.run_directory import run_directory
 from antiphon.served_models import models_of
 from antiphon.settings import SERVICES, ServeSettings, check, child_environment, of_service
-from shared import limits
+from shared import limits, parallel
 from shared.config import to_argv
 from shared.model_files import located, model_directory, model_name
 from shared.quantization import Device, choose, read_model_config
@@ -63,13 +63,16 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
     Raises SettingsError before any process has started.
     """
     models = models_of(settings)
+    visible = devices.visible(environ)
     for model in models:
+        parallel.check_devices(model, model.engines, len(visible))
         check(model)
-    gpus = assign_gpus(models, devices.visible(environ))
+    gpus = assign_gpus(models, visible)
     models = [located(model) for model in models]
     for model in models:
         _check_quantization(model, environ)
-    for notice in gpus.notices:
+    notices = dict.fromkeys(notice for model in models for notice in parallel.notices(model))
+    for notice in (*gpus.notices, *notices):
         _print_line("antiphon", notice)
     binary = "" if settings.nats else nats_server.find_binary()
     with contextlib.ExitStack() as stack:

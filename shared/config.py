@@ -10,7 +10,7 @@ import.
 import re
 from dataclasses import dataclass
 
-from shared import limits, quantization
+from shared import limits, parallel, quantization
 from shared.flags import (
     AT_LEAST_1,
     FRACTION,
@@ -359,12 +359,43 @@ class EngineSettings(ModelSettings):
     max_context_len_to_capture: int | None = flag(
         None, "former name of --max-seq-len-to-capture", rule=AT_LEAST_1, group="engine: execution"
     )
+    tensor_parallel_size: int = flag(
+        1,
+        "devices that share each layer of the model; only 1 works, see shared/parallel.py",
+        env="TP",
+        rule=AT_LEAST_1,
+        alias=("-tp", "--num-gpus"),
+        group="engine: parallel",
+    )
+    pipeline_parallel_size: int = flag(
+        1,
+        "devices that share the layers of the model in turn; only 1 works",
+        rule=AT_LEAST_1,
+        alias=("-pp",),
+        group="engine: parallel",
+    )
+    distributed_executor_backend: str = flag(
+        "auto",
+        "what starts the processes of several devices; one device needs none",
+        choices=("auto", "ray", "mp"),
+        group="engine: parallel",
+    )
+    nnode: int = flag(1, "machines that share the model; only 1 works", rule=AT_LEAST_1, group="engine: parallel")
+    pod_ips: str = flag(
+        "", "addresses of these machines, the first one's first, separated by commas", group="engine: parallel"
+    )
+    disable_custom_all_reduce: bool = flag(
+        False,
+        "do without an own all-reduce between devices; there is none, so it has no effect",
+        group="engine: parallel",
+    )
 
 
 def check_engine(settings: EngineSettings) -> None:
     """Raises SettingsError if settings of an engine contradict each other, independently of the model."""
     if settings.use_lookahead and not settings.use_v2_block_manager:
         raise SettingsError("--use-lookahead needs --use-v2-block-manager: add it")
+    parallel.check(settings)
 
 
 @dataclass(frozen=True, kw_only=True)

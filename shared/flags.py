@@ -17,7 +17,16 @@ from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-GROUPS = ("model", "http", "processes", "engine: scheduling", "engine: memory", "engine: execution", "bus")
+GROUPS = (
+    "model",
+    "http",
+    "processes",
+    "engine: scheduling",
+    "engine: memory",
+    "engine: execution",
+    "engine: parallel",
+    "bus",
+)
 """Headings of `--help`, in this order; other headings follow them."""
 NONE = object()
 """Stands for the word `none`, given for a setting that may be None. In contrast, None means that nothing was given."""
@@ -141,7 +150,7 @@ def parse_words(settings: type[Any], words: Mapping[str, str], source: str) -> d
     Raises SettingsError for an unknown name, for two names of the same field, and for a value that the flag would not
     accept. `source` begins the error message.
     """
-    items = {_dashed(name)[2:]: item for item in fields(settings) for name in _option_names(item)}
+    items = {_dashed(name).lstrip("-"): item for item in fields(settings) for name in _option_names(item)}
     values: dict[str, Any] = {}
     for word, text in words.items():
         name = word.replace("_", "-")

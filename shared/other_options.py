@@ -4,11 +4,11 @@ Users may bring options of vLLM (0.4 to 0.6, and common ones of later versions) 
 option is either a setting (`shared.config`), or listed here, or unknown, which ends the process with exit code 2. A
 listed option without effect is accepted with one notice. A listed option that would change the server's behaviour is
 refused with the reason and the alternative, if there is one, unless its value asks for nothing
-(`--tensor-parallel-size 1`). Called by every program that parses a command line, before its own parser. The
+(`--data-parallel-size 1`). Called by every program that parses a command line, before its own parser. The
 documentation page on settings lists this table.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,7 +74,6 @@ OPTIONS: tuple[Other, ...] = (
     _no_effect("--model-loader-extra-config --ignore-patterns", "value", "the loader reads only the model's own files"),
     _no_effect("--max-num-partial-prefills --max-long-partial-prefills", "value", _PREFILLS),
     _no_effect("--long-prefill-token-threshold", "value", _PREFILLS),
-    _no_effect("--disable-custom-all-reduce", "flag", "devices exchange nothing: an engine computes on one"),
     _no_effect("--disable-frontend-multiprocessing", "flag", "each service is a process of its own"),
     _no_effect("--enable-prompt-tokens-details --enable-request-id-headers", "flag", "answers always have them"),
     _no_effect(
@@ -86,12 +85,8 @@ OPTIONS: tuple[Other, ...] = (
     _no_effect("--collect-detailed-traces", "values", "traces always have all spans; see --otlp-traces-endpoint"),
     _no_effect("--scheduling-policy", "value", "a request's 'priority' counts always, then the order of arrival"),
     # devices and machines
-    _not_here("--tensor-parallel-size -tp --num-gpus --pipeline-parallel-size -pp", "value", _WHOLE, ("1",)),
     _not_here("--data-parallel-size -dp", "value", _WHOLE, ("1",)),
     _not_here("--enable-expert-parallel", "flag", _WHOLE),
-    _not_here("--distributed-executor-backend", "value", _WHOLE, ("mp", "uni", *_NONE)),
-    _not_here("--nnode", "value", "a deployment over machines is made of services on one bus (--nats)", ("1",)),
-    _not_here("--pod-ips", "value", "a deployment over machines is made of services on one bus (--nats)", _NONE),
     _not_here("--kv-transfer-config", "value", "prompts are computed and continued by the same engine", _NONE),
     _not_here("--worker-cls --scheduler-cls", "value", "parts of the engine cannot be replaced", ("auto", *_NONE)),
     # weights
@@ -155,23 +150,17 @@ OPTIONS: tuple[Other, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """An environment variable of another server.
-
-    `option`: the option with the same meaning. If it is given, the variable is ignored. It also supplies the reason if
-    `because` is empty.
-    """
+    """An environment variable of another server. `asks_nothing`: see `Other`."""
 
     name: str
     because: str
     asks_nothing: tuple[str, ...] = ()
-    option: str = ""
     refused: bool = True
 
 
 _SEPARATION = "is not supported here: prompts are computed and continued by the same engine, which needs no rank table"
 
 VARIABLES: tuple[Variable, ...] = (
-    Variable("TP", "", ("1",), "--tensor-parallel-size"),
     Variable("GLOBAL_RANK_TABLE_FILE_PATH", _SEPARATION),
     Variable("RANK_TABLE_FILE_PATH", _SEPARATION),
     Variable("NODE_PORTS", _SEPARATION),
@@ -204,7 +193,6 @@ def take(words: Sequence[str], environ: Mapping[str, str]) -> Taken:
     Option names must be spelled with dashes (`normalise`).
     """
     taken = Taken([], {}, {})
-    given = set[str]()
     index = 0
     while index < len(words):
         name, other, values = _read(words[index])
@@ -215,14 +203,12 @@ def take(words: Sequence[str], environ: Mapping[str, str]) -> Taken:
         if values is None:
             values = _values(other, words[index:])
             index += len(values)
-        given.update(other.names)
         if not values and other.takes != "flag":
             taken.refused[name] = "needs a value"
         elif not values or not all(value.lower() in other.asks_nothing for value in values):
             (taken.refused if other.refused else taken.told)[" ".join((name, *values))] = other.because
-    for variable, value in _variables(environ, given):
-        because = variable.because or BY_NAME[variable.option].because
-        (taken.refused if variable.refused else taken.told)[f"{variable.name}={value}"] = because
+    for variable, value in _variables(environ):
+        (taken.refused if variable.refused else taken.told)[f"{variable.name}={value}"] = variable.because
     return taken
 
 
@@ -247,9 +233,9 @@ def _values(other: Other, following: Sequence[str]) -> list[str]:
     return values
 
 
-def _variables(environ: Mapping[str, str], given: Container[str]) -> Iterator[tuple[Variable, str]]:
-    """Yields each listed variable, with its value, that asks for something and that no given option overrides."""
+def _variables(environ: Mapping[str, str]) -> Iterator[tuple[Variable, str]]:
+    """Yields each listed variable, with its value, that asks for something."""
     for variable in VARIABLES:
         value = environ.get(variable.name, "")
-        if value and value.lower() not in variable.asks_nothing and variable.option not in given:
+        if value and value.lower() not in variable.asks_nothing:
             yield variable, value

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from antiphon.settings import ServeSettings
+from shared import parallel
 from shared.config import BusSettings, EngineSettings, changed, flag, validated
 from shared.other_options import BY_NAME, Other
 
@@ -24,8 +25,6 @@ class EngineArgs(EngineSettings):
     """
 
     seed: int = flag(0, "gives requests without a seed one, by their order: the same in each run", group=_GROUP)
-    tensor_parallel_size: int = flag(1, "devices that share the model", group=_GROUP)
-    disable_custom_all_reduce: bool = flag(False, "no effect: one device needs no reduction", group=_GROUP)
     enforce_eager: bool = changed(EngineSettings, "enforce_eager", False)
 
     def settings(self) -> EngineSettings:
@@ -51,7 +50,11 @@ def engine_args(**values: Any) -> EngineArgs:
             raise TypeError(f"unknown argument {name!r}" + (f": did you mean {near[0]!r}?" if near else ""))
     if values.get(_FORMER) is not None:
         warnings.warn(f"'{_FORMER}' is deprecated: use 'max_seq_len_to_capture'", DeprecationWarning, stacklevel=3)
-    return validated(EngineArgs, {name: value for name, value in values.items() if name in known})
+    args = validated(EngineArgs, {name: value for name, value in values.items() if name in known})
+    parallel.check(args, str)
+    for notice in parallel.notices(args, str):
+        warnings.warn(notice, stacklevel=3)
+    return args
 
 
 def _answer(name: str, value: Any, other: Other) -> None:

@@ -52,8 +52,6 @@ def _sentence(other: Other) -> str:
 
 
 def _of_variable(variable: Variable) -> str:
-    if not variable.because:
-        return f"as `{variable.option}`, which beats it{_passes(variable.asks_nothing)}"
     return variable.because + _passes(variable.asks_nothing)
 
 

@@ -134,10 +134,10 @@ ACTING = [
     ("OPENAI_API_KEYS", "a,b", "--api-keys=c", "api_keys", ("a,b", "c", "")),
     ("DS_DTYPE", "bfloat16", "--ds-dtype=float16", "ds_dtype", ("bfloat16", "float16", "")),
     ("MAX_BATCH_SIZE", "4", "--max-batch-size=5", "max_batch_size", (4, 5, 16)),
+    ("TP", "2", "--num-gpus=3", "tensor_parallel_size", (2, 3, 1)),
     ("BATCH_WAIT_TIMEOUT", "0.5", "--batch-wait-timeout=2", "batch_wait_timeout", (0.5, 2.0, 0.1)),
 ]
 """Of each variable: a value, a flag that beats it, and what the setting is by variable, by flag and by default."""
-NOT_ACTING = ("TP",)
 OTHER_BACKEND = ("DS_DTYPE", "MAX_BATCH_SIZE", "BATCH_WAIT_TIMEOUT")
 
 
@@ -169,9 +169,8 @@ def test_the_table_has_every_variable_of_the_wrapper() -> None:
     own = {name for name in named if name.startswith("ANTIPHON_")}
     of_the_role_script = {"USE_OPENAI"}
     assert named - own - of_the_role_script == {row[0] for row in ACTING}
-    assert len(ACTING) + len(NOT_ACTING) == 18
-    refused = {variable.name for variable in VARIABLES if variable.refused}
-    assert set(NOT_ACTING) <= refused
+    assert len(ACTING) == 18
+    assert not {row[0] for row in ACTING} & {variable.name for variable in VARIABLES}
 
 
 @pytest.mark.parametrize("words", [("run",), ("serve",), ("run", "--conv-template=nope")])
@@ -325,6 +324,7 @@ def test_help_has_a_heading_for_each_kind_of_flag(capsys: pytest.CaptureFixture[
     for command in ("serve", "run"):
         help_text = make_parser()[1][command].format_help()
         headings = [line[:-1] for line in help_text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-        assert headings[-7:] == [
-            "model", "http", "processes", "engine: scheduling", "engine: memory", "engine: execution", "bus",
+        assert headings[-8:] == [
+            "model", "http", "processes", "engine: scheduling", "engine: memory", "engine: execution",
+            "engine: parallel", "bus",
         ]  # fmt: skip

@@ -35,7 +35,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
         found.append(settings)
         return 0
 
-    for name in ("MODEL_PATH", "MODEL_ID", *(variable.name for variable in VARIABLES)):
+    for name in ("MODEL_PATH", "MODEL_ID", "TP", *(variable.name for variable in VARIABLES)):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(launcher, "serve", serve)
     return found
@@ -79,10 +79,9 @@ def test_an_option_that_would_change_something_is_refused_before_anything_starts
 @pytest.mark.parametrize(
     "words",
     [
-        ["--tensor-parallel-size", "1"], ["-tp=1"], ["--num_gpus=1"], ["-pp", "1"], ["--nnode=1"],
-        ["-q", "None"], ["--quantization=none"], ["--enable-lora=false"], ["--no-enable-lora"], ["--enabe_mm", "0"],
-        ["--pod-ips="],
-        ["--mm-processor-kwargs", "{}"], ["--response-role", "assistant"], ["--distributed-executor-backend", "mp"],
+        ["--data-parallel-size", "1"], ["-dp=1"], ["--enable_expert_parallel=0"], ["-q", "None"],
+        ["--quantization=none"], ["--enable-lora=false"], ["--no-enable-lora"], ["--enabe_mm", "0"],
+        ["--mm-processor-kwargs", "{}"], ["--response-role", "assistant"],
         ["--ssl-cert-reqs", "0"],
     ],
 )  # fmt: skip
@@ -105,24 +104,24 @@ def test_options_are_taken_out_with_their_values_and_nothing_else() -> None:
         "--port",
         "0",
         "--max-log-len=5",
-        "-tp",
+        "-dp",
         "2",
     ]
     taken = take(normalise(words), {})
     assert taken.words == ["/m", "--port", "0"]
     assert list(taken.told) == ["--disable-log-requests", "--max-log-len 5"]
-    assert list(taken.refused) == ["--lora-modules a=b c=d", "-tp 2"]
-    assert take(["-tp"], {}).refused == {"-tp": "needs a value"}
-    assert take(["--nnode", "--port=0"], {}).words == ["--port=0"]
+    assert list(taken.refused) == ["--lora-modules a=b c=d", "-dp 2"]
+    assert take(["-dp"], {}).refused == {"-dp": "needs a value"}
+    assert take(["--runner", "--port=0"], {}).words == ["--port=0"]
 
 
 def test_all_that_is_refused_is_named_at_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TP", "7")
+    monkeypatch.setenv("NODE_PORTS", "7")
     assert main(["run", "--enable-mm"]) == 78
     lines = capsys.readouterr().err.removeprefix("antiphon: ").splitlines()
-    names = ["--enable-mm", "TP=7"]
+    names = ["--enable-mm", "NODE_PORTS=7"]
     assert [line.split()[0] for line in lines] == names
     assert all("is not supported here: " in line for line in lines)
 
@@ -145,13 +144,8 @@ def test_no_variable_of_other_servers_is_ignored_in_silence(
     assert capsys.readouterr().err == ""
 
 
-def test_an_option_beats_its_variable() -> None:
-    assert not take(["--tensor-parallel-size=1"], {"TP": "7"}).refused
-    assert list(take(["-tp=2"], {"TP": "1"}).refused) == ["-tp 2"]
-
-
 def test_help_is_given_whatever_the_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TP", "7")
+    monkeypatch.setenv("NODE_PORTS", "7")
     with pytest.raises(SystemExit) as end:
         main(["run", "--help"])
     assert end.value.code == 0
@@ -159,7 +153,11 @@ def test_help_is_given_whatever_the_variables_say(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("words", "near"),
-    [(["--tensor-paralel-size=2"], "--tensor-parallel-size"), (["--disable-log-request"], "--disable-log")],
+    [
+        (["--tensor-paralel-size=2"], "--tensor-parallel-size"),
+        (["--enable-lra"], "--enable-lora"),
+        (["--disable-log-request"], "--disable-log"),
+    ],
 )
 def test_a_mistyped_name_is_unknown_and_answered_with_the_nearest(
     words: list[str], near: str, capsys: pytest.CaptureFixture[str]
@@ -173,12 +171,12 @@ def test_a_mistyped_name_is_unknown_and_answered_with_the_nearest(
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_alone_refuses_the_same(service: str) -> None:
-    argv = [sys.executable, "-m", "antiphon", "service", service, "--nats=nats://127.0.0.1:1", "--nnode=2"]
-    environ = {**os.environ, "TP": "7"}
+    argv = [sys.executable, "-m", "antiphon", "service", service, "--nats=nats://127.0.0.1:1", "-dp=2"]
+    environ = {**os.environ, "NODE_PORTS": "7"}
     done = subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 78
-    assert done.stderr.startswith(f"{service}: --nnode 2 is not supported here: ")
-    assert "\n  TP=7 is not supported here: " in done.stderr
+    assert done.stderr.startswith(f"{service}: -dp 2 is not supported here: ")
+    assert "\n  NODE_PORTS=7 is not supported here: " in done.stderr
 
 
 def test_children_are_not_told_again_of_what_the_launcher_answered() -> None:
