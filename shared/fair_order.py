@@ -57,10 +57,17 @@ class FairOrder:
                 del self._idle[next(iter(self._idle))]
 
     def first(self, eligible: Callable[[str], bool] | None = None) -> str | None:
-        """Returns the client to serve next, of those that are eligible; None if there is none."""
+        """Returns the client to serve next, of those that are eligible; None if there is none.
+
+        Clients with a higher priority number than another one with waiting work are never eligible.
+        """
         if not self._waiting:
             return None
-        names = self._waiting if eligible is None else filter(eligible, self._waiting)
+        first = min(self._waiting, key=self._rank)
+        if eligible is None or eligible(first):
+            return first
+        priority = self._waiting[first].priority
+        names = (name for name, share in self._waiting.items() if share.priority == priority and eligible(name))
         return min(names, key=self._rank, default=None)
 
     def serve(self, name: str, tokens: float) -> None:

@@ -156,6 +156,9 @@ BATCH_CONCURRENCY = 64
 BATCH_PRIORITY = 1_000_000
 """Priority of the requests of batches. It is far behind 0, the priority of other requests, so that batches only use
 what those leave."""
+BATCH_CLIENT_PRIORITY = 2**32
+"""Added to the priority of an API key for its requests in batches. It exceeds the range of the priorities of keys, so
+that a key's batches are behind the other requests of all keys."""
 BATCHES_RUNNING_MAX = 64
 """Batches that are not finished in one gateway; further ones are refused with 503. Each holds the ids of its requests
 in memory."""

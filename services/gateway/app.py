@@ -104,14 +104,14 @@ def create_app(
     serving = Serving(backend, metrics, settings)
     _post(app, "/generate", GenerateEndpoint(serving).generate)
     _add_probes(app, ServiceEndpoints(backend, metrics))
-    app.state.batches = _add_apis(app, serving) if settings.use_openai else None
+    app.state.batches = _add_apis(app, serving, keys) if settings.use_openai else None
     if not settings.use_openai:
         _refuse_apis(app)
     openapi.add_schemas(app, [*BODIES.values()], [*ERROR_SCHEMAS.values()])
     return app
 
 
-def _add_apis(app: FastAPI, serving: Serving) -> Batches:
+def _add_apis(app: FastAPI, serving: Serving, keys: ApiKeys) -> Batches:
     """Adds the APIs besides `/generate`. Returns the batches, which run requests of their own."""
     _add_generation(app, GenerationEndpoints(serving))
     _add_pooling(app, PoolingEndpoints(serving.backend, serving.metrics))
@@ -121,7 +121,7 @@ def _add_apis(app: FastAPI, serving: Serving) -> Batches:
     _add_ollama(app, OllamaEndpoints(serving))
     files = FileStore(serving.settings.files_directory)
     _add_files(app, FileEndpoints(files))
-    running = Batches(BatchStore(files), InProcessClient(lambda: app))
+    running = Batches(BatchStore(files), InProcessClient(lambda: app), keys)
     _add_batches(app, BatchEndpoints(running))
     return running
 

@@ -106,9 +106,9 @@ async def test_a_file_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPat
     assert names(tmp_path) == []
 
 
-async def test_a_batch_runs_behind_other_requests_and_without_a_key():
+async def test_a_batch_runs_behind_other_requests_with_its_key_and_without_the_deadline_of_requests():
     backend = ScriptedBackend()
-    async with serving(backend, api_keys="secret") as port, client(port, api_key="secret") as api:
+    async with serving(backend, api_keys="secret", request_timeout=5.0) as port, client(port, api_key="secret") as api:
         data = lines({"prompt": "one"}, {"prompt": "two", "temperature": 9}, {"prompt": "three", "model": "other"})
         batch = await start(api, data)
         assert (batch.status, batch.object, batch.completion_window) == ("validating", "batch", "24h")
@@ -125,11 +125,39 @@ async def test_a_batch_runs_behind_other_requests_and_without_a_key():
         assert {name: line["response"]["status_code"] for name, line in bad.items()} == {"c1": 400, "c2": 404}
         [request] = backend.requests
         assert request.priority == limits.BATCH_PRIORITY
+        assert (request.client.name, request.client.priority) == ("key-1.batch", limits.BATCH_CLIENT_PRIORITY)
+        assert request.timeout_s == 0
         assert [one.id async for one in await api.batches.list()] == [batch.id]
         with pytest.raises(openai.BadRequestError, match="it is completed"):
             await api.batches.cancel(batch.id)
         forged = await call(port, "GET", "/v1/models", headers={"internal": "true", "state": "internal"})
         assert forged.status == 401
+
+
+async def test_files_and_batches_are_those_of_their_key():
+    async with (
+        serving(ScriptedBackend(), api_keys="mine,other") as port,
+        client(port, api_key="mine") as api,
+        client(port, api_key="other") as other,
+    ):
+        batch = await ended(api, (await start(api, lines({"prompt": "one"}))).id)
+        assert batch.output_file_id is not None
+        assert [one.id async for one in await api.batches.list()] == [batch.id]
+        assert len([one async for one in await api.files.list()]) == 2
+        assert [one async for one in await other.batches.list()] == []
+        assert [one async for one in await other.files.list()] == []
+        for hidden in (
+            other.files.retrieve(batch.output_file_id),
+            other.files.content(batch.input_file_id),
+            other.files.delete(batch.input_file_id),
+            other.batches.retrieve(batch.id),
+            other.batches.cancel(batch.id),
+            other.batches.create(input_file_id=batch.input_file_id, endpoint=URL, completion_window="24h"),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await hidden
+        file = await api.files.retrieve(batch.input_file_id)
+        assert "owner" not in file.to_dict()
 
 
 @pytest.mark.parametrize("url", ["/v1/chat/completions", "/v1/responses"])

@@ -5,7 +5,10 @@ from collections import Counter
 
 import pytest
 
+from services.gateway.access.call import Call
+from services.gateway.access.guard import client_of
 from services.gateway.generation import Client, GenerationRequest
+from shared.api_keys import ApiKey
 from shared.sampling import SamplingParams
 from tests.sim.doubles import STEP_S
 from tests.sim.society import Society, make_tokenizer
@@ -120,6 +123,34 @@ def test_a_key_of_lower_number_goes_first(model_dir):
         await asyncio.gather(*tasks)
         assert sum(task.done() for task in crowd) <= 20, "only those that ran or were in the engine's queue"
         await asyncio.gather(*crowd)
+
+    run_simulation(main)
+
+
+@pytest.mark.parametrize("priority", [0, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("owner", ["batches", "interactive"])
+def test_batches_of_a_key_are_behind_the_other_requests_of_all_keys(model_dir, owner, priority):
+    async def main() -> None:
+        society = await deployment(model_dir)
+        batches = client_of(Call(ApiKey(name=owner, priority=priority), in_batch=True))
+        interactive = client_of(Call(ApiKey(name="interactive", priority=2**31 - 1 if priority > 0 else 0)))
+        ends: list[str] = []
+
+        async def ask(name: str, client: Client, max_tokens: int) -> None:
+            assert (await society.ask(request(name, client, 40, max_tokens))).error is None
+            ends.append(name[0])
+
+        early = [asyncio.create_task(ask(f"b{number}", batches, 50)) for number in range(60)]
+        await asyncio.sleep(10 * STEP_S)
+        waited_for = [asyncio.create_task(ask(f"i{number}", interactive, 10)) for number in range(60)]
+        await asyncio.sleep(10 * STEP_S)
+        # A client that has nothing running has a place of its own before those of its priority, not before others.
+        other = client_of(Call(ApiKey(name="other"), in_batch=True))
+        late = [asyncio.create_task(ask(f"o{number}", other, 1)) for number in range(4)]
+        await asyncio.gather(*waited_for)
+        assert ends.count("b") <= 2 * FLAGS["max_num_seqs"], "only those that ran or were in the engine's queue"
+        assert ends[: ends.index("o") if "o" in ends else None].count("i") >= 60 - FLAGS["max_num_seqs"]
+        await asyncio.gather(*early, *late)
 
     run_simulation(main)
 

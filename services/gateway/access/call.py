@@ -27,6 +27,8 @@ class Call:
     """`X-Request-Timeout`, unchecked."""
     response_headers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Added to the response: what is left of the key's limits."""
+    in_batch: bool = False
+    """Whether it is a request of a batch, which runs behind the requests that clients wait for."""
 
 
 _NO_CALL = Call()
@@ -37,6 +39,12 @@ _CURRENT: ContextVar[Call] = ContextVar("call", default=_NO_CALL)
 def current_call() -> Call:
     """Returns the call that the current task serves."""
     return _CURRENT.get()
+
+
+def may_see(owner: str) -> bool:
+    """Whether the current call may see what the key with the name `owner` has made: its own, and all without keys."""
+    key = current_call().key
+    return key is ANONYMOUS or key.name == owner
 
 
 @contextlib.contextmanager

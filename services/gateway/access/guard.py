@@ -11,8 +11,12 @@ from services.gateway.access.guarded_generation import GuardedGeneration
 from services.gateway.access.quotas import Quotas
 from services.gateway.access.usage import UsageLedger
 from services.gateway.generation import Backend, Client, Generation, GenerationRequest, ModelCard
+from shared import limits
 from shared.api_keys import ANONYMOUS, ApiKey
 from shared.errors import ServiceError
+
+_BATCHES = ".batch"
+"""Ends the name of the client that a key's batches are. Names of keys have no dot."""
 
 
 class GuardedBackend:
@@ -45,7 +49,7 @@ class GuardedBackend:
         call = current_call()
         if call.key.models is not None:
             self.resolve_model(request.model)
-        request = replace(request, client=_client(call.key), timeout_s=self._timeout_s(request, call))
+        request = replace(request, client=client_of(call), timeout_s=self._timeout_s(request, call))
         quota = self._quotas.of(call.key) if call.key.is_limited else None
         return GuardedGeneration(self._backend, request, call, quota, self._usage)
 
@@ -62,11 +66,14 @@ class GuardedBackend:
         return self._backend.ready()
 
     def _timeout_s(self, request: GenerationRequest, call: Call) -> float:
-        """Returns the shortest of the timeouts of the body, of the header and of the server; 0: none."""
+        """Returns the shortest of the timeouts of the body, of the header and of the server; 0: none.
+
+        The server's does not hold for a request of a batch, which may wait as long as the batch runs.
+        """
         given = [self._checked(request.timeout_s, "timeout")] if request.timeout_s else []
         if call.timeout:
             given.append(self._checked(_number(call.timeout), "X-Request-Timeout"))
-        return min(given, default=self._timeout_max_s)
+        return min(given, default=0.0 if call.in_batch else self._timeout_max_s)
 
     def _checked(self, timeout_s: float, param: str) -> float:
         most = self._timeout_max_s
@@ -76,8 +83,18 @@ class GuardedBackend:
         raise ServiceError("invalid_value", f"{told}.", param=param)
 
 
-def _client(key: ApiKey) -> Client:
-    return Client() if key is ANONYMOUS else Client(key.name, key.weight, key.priority)
+def client_of(call: Call) -> Client:
+    """Returns on whose behalf engines work for a call.
+
+    The requests of a key's batches are those of a client of its own, behind the other requests of all keys. Without
+    keys there is one client, and the requests of batches have a priority behind its others (`limits.BATCH_PRIORITY`).
+    """
+    key = call.key
+    if key is ANONYMOUS:
+        return Client()
+    if call.in_batch:
+        return Client(f"{key.name}{_BATCHES}", key.weight, limits.BATCH_CLIENT_PRIORITY + key.priority)
+    return Client(key.name, key.weight, key.priority)
 
 
 def _allows(key: ApiKey, card: ModelCard) -> bool:

@@ -1,12 +1,12 @@
 """The endpoints of Anthropic's API: decode a request, run its generation or count its tokens."""
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.anthropic import convert, schemas
 from services.gateway.anthropic.encoder import ID_PREFIX, MessageEncoder
 from services.gateway.http import request_body
+from services.gateway.http.json_response import json_response
 from services.gateway.openai import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
 from services.gateway.openai.request_context import Arrival, RequestContext
@@ -51,4 +51,4 @@ class MessageEndpoints:
         card = self._serving.resolve_model(body.model)
         wanted = convert.count_tokens(body, card, request.state.request_id)
         [(tokens, _)] = await self._serving.backend.tokenize(wanted, return_tokens=False)
-        return Response(msgspec.json.encode({"input_tokens": len(tokens)}), media_type="application/json")
+        return json_response({"input_tokens": len(tokens)})

@@ -1,15 +1,18 @@
 """The batches of one gateway: starts new ones, and continues those whose gateway has ended.
 
-A batch is continued when a gateway starts, or when a client asks any gateway for the batch.
+A batch is continued when a gateway starts, or when a client asks any gateway for the batch. It runs with the key that
+made it, whoever asks. A call (`access.call`) finds only the batches that its key may see.
 """
 
 import asyncio
 import logging
 
+from services.gateway.access.call import current_call, may_see
 from services.gateway.batches.record import BatchRecord
 from services.gateway.batches.runner import BatchRun
-from services.gateway.batches.store import ID_PREFIX, BatchStore
+from services.gateway.batches.store import ID_PREFIX, BatchStore, unknown_batch
 from services.gateway.files.store import ID_PREFIX as FILE_PREFIX
+from services.gateway.http.auth import ApiKeys
 from services.gateway.http.in_process import InProcessClient
 from services.gateway.http.request_id import new_id
 from shared import limits
@@ -24,9 +27,10 @@ _INPUT_PURPOSE = "batch"
 class Batches:
     """Starts, finds and cancels batches."""
 
-    def __init__(self, store: BatchStore, client: InProcessClient) -> None:
+    def __init__(self, store: BatchStore, client: InProcessClient, keys: ApiKeys) -> None:
         self._store = store
         self._client = client
+        self._keys = keys
         self._slots = asyncio.Semaphore(limits.BATCH_CONCURRENCY)
         self._runs: dict[str, BatchRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -56,31 +60,34 @@ class Batches:
             error_file_id=FILE_PREFIX + new_id(),
             created_at=now,
             expires_at=now + limits.BATCH_WINDOW_S,
+            key=current_call().key.name,
             metadata=metadata,
         )
-        taken = await self._store.take(record.id)
-        assert taken, record.id
-        await self._store.put(record)
+        await self._store.create(record)
         self._start(record)
         return record
 
     async def get(self, batch_id: str) -> BatchRecord:
         """Returns a batch as it is now. Continues it if nobody runs it. Raises ServiceError('not_found')."""
-        return await self._current(await self._store.get(batch_id))
+        record = await self._store.get(batch_id)
+        if not may_see(record.key):
+            raise unknown_batch(batch_id)
+        return await self._current(record)
 
     async def all(self) -> list[BatchRecord]:
         """Returns all batches, the oldest first. Continues those that nobody runs."""
-        return [await self._current(record) for record in await self._store.all()]
+        return [await self._current(record) for record in await self._store.all() if may_see(record.key)]
 
     async def cancel(self, batch_id: str) -> BatchRecord:
         """Cancels a batch. Raises ServiceError: 'not_found', or 'invalid_value' if it has ended."""
         record = await self.get(batch_id)
         if record.is_final:
             refuse("batch_id", f"names a batch that cannot be cancelled: it is {record.status}")
+        # Recorded on disk in any case: the gateway that runs the batch, here or elsewhere, may end before it stops it.
+        await self._store.ask_to_cancel(batch_id)
         if run := self._runs.get(batch_id):
             run.cancel()
             return run.record
-        await self._store.ask_to_cancel(batch_id)
         record.enter("cancelling", self._store.files.now())
         return record
 
@@ -94,16 +101,20 @@ class Batches:
     async def _continue(self, record: BatchRecord) -> BatchRecord:
         if not await self._store.take(record.id):
             return record
-        # The gateway that held the lock may have finished the batch since the record was read.
-        record = await self._store.get(record.id)
+        try:
+            # The gateway that held the lock may have finished the batch since the record was read.
+            record = await self._store.get(record.id)
+        except BaseException:
+            await self._store.release(record)
+            raise
         if record.is_final:
-            await self._store.release(record.id)
+            await self._store.release(record)
         else:
             self._start(record)
         return record
 
     def _start(self, record: BatchRecord) -> None:
-        self._runs[record.id] = BatchRun(record, self._store, self._client, self._slots)
+        self._runs[record.id] = BatchRun(record, self._store, self._client, self._keys, self._slots)
         task = asyncio.create_task(self._run(record.id))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,8 +1,5 @@
 """The endpoints of batches."""
 
-from typing import Any
-
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -10,6 +7,7 @@ from services.gateway.batches import schemas
 from services.gateway.batches.batches import Batches
 from services.gateway.batches.schemas import BatchBody
 from services.gateway.http import request_body
+from services.gateway.http.json_response import json_response
 from services.gateway.openai import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
 from services.gateway.openai.listing import check_query, page
@@ -30,22 +28,18 @@ class BatchEndpoints:
         input_file_id, endpoint = schemas.check(body)
         check_metadata(body.metadata)
         record = await self._batches.create(input_file_id, endpoint, body.metadata or {})
-        return _json(record.to_object())
+        return json_response(record.to_object())
 
     async def list(self, request: Request, limit: int = 20, after: str | None = None) -> Response:
         """Lists the batches, the newest first."""
         check_query(request, ("limit", "after"))
         objects = [record.to_object() for record in await self._batches.all()]
-        return _json(page(objects, limit=limit, order="desc", after=after))
+        return json_response(page(objects, limit=limit, order="desc", after=after))
 
     async def retrieve(self, batch_id: str) -> Response:
         """Answers with a batch."""
-        return _json((await self._batches.get(batch_id)).to_object())
+        return json_response((await self._batches.get(batch_id)).to_object())
 
     async def cancel(self, batch_id: str) -> Response:
         """Cancels a batch. Its answers so far are kept."""
-        return _json((await self._batches.cancel(batch_id)).to_object())
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+        return json_response((await self._batches.cancel(batch_id)).to_object())

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from shared.api_keys import ANONYMOUS
 from shared.request.batch_lines import BatchLineError
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
@@ -31,6 +32,8 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     error_file_id: str
     created_at: int
     expires_at: int
+    key: str = ANONYMOUS.name
+    """Name of the API key that made the batch, with which its requests run. Not shown."""
     metadata: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     status: Status = "validating"
     times: dict[str, int] = msgspec.field(default_factory=dict[str, int])

@@ -5,17 +5,20 @@ after a restart): requests that the files answer already are not sent again.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 from typing import Any
 
 import msgspec
 
+from services.gateway.access.call import Call, serving
 from services.gateway.batches import requests
 from services.gateway.batches.record import BatchRecord, LineError, Status
 from services.gateway.batches.requests import RequestReader
 from services.gateway.batches.store import BatchStore
 from services.gateway.files.store import FileWriter
+from services.gateway.http.auth import ApiKeys
 from services.gateway.http.in_process import InProcessClient
 from shared import limits
 from shared.errors import ServiceError
@@ -28,50 +31,58 @@ _PAUSE_S, _PAUSE_MAX_S = 0.5, 30.0
 """Pause before a request is sent again because the server is overloaded; it doubles up to the second one."""
 _PURPOSE = "batch_output"
 _INPUT_GONE = LineError(code="invalid_input_file", message="The input file is not there any more.")
+_FAILURE = LineError(code="internal_error", message="The server had an error while it ran the batch.")
 _EXPIRED = "This request could not be executed before the completion window expired."
+
+
+class _StopSending(Exception):
+    """Cancels the requests in progress, because the batch is cancelled or has expired."""
 
 
 class BatchRun:
     """One batch that this gateway runs. The gateway must hold the lock of the batch."""
 
     def __init__(
-        self, record: BatchRecord, store: BatchStore, client: InProcessClient, slots: asyncio.Semaphore
+        self, record: BatchRecord, store: BatchStore, client: InProcessClient, keys: ApiKeys, slots: asyncio.Semaphore
     ) -> None:
-        """`slots`: bounds the requests of all batches that run at the same time."""
+        """`keys`: where the key of the batch is looked up. `slots`: bounds the running requests of all batches."""
         self.record = record
         self._store = store
         self._client = client
+        self._keys = keys
         self._slots = slots
         self._output = store.files.writer(record.output_file_id, limits.BATCH_OUTPUT_BYTES_MAX)
         self._errors = store.files.writer(record.error_file_id, limits.BATCH_OUTPUT_BYTES_MAX)
         self._answered = set[str]()
         self._pending: list[BatchRequest] = []
         self._reading = asyncio.Lock()
-        self._cancelled = asyncio.Event()
-        if record.status == "cancelling":
-            self._cancelled.set()
+        self._num_sending = 0
+        self._changed = asyncio.Event()
+        """Set when the batch is cancelled, or when all its requests are answered."""
 
     async def run(self) -> None:
         """Runs the batch to its end and gives its lock back. A failure ends the batch as `failed`."""
         try:
-            await self._run()
-        except FileNotFoundError:
-            await self._fail(_INPUT_GONE)
-        except ServiceError as error:
-            await self._fail(LineError(code=error.code, message=error.message))
-        except Exception:
-            log.exception("the batch %s failed", self.record.id)
-            await self._fail(
-                LineError(code="internal_error", message="The server had an error while it ran the batch.")
-            )
-        await self._save()
-        await self._store.release(self.record.id)
+            try:
+                await self._run()
+            except FileNotFoundError:
+                await self._fail(_INPUT_GONE)
+            except ServiceError as error:
+                await self._fail(LineError(code=error.code, message=error.message))
+            except Exception:
+                log.exception("the batch %s failed", self.record.id)
+                await self._fail(_FAILURE)
+            await self._save()
+        except (OSError, ServiceError) as error:
+            log.error("the end of the batch %s cannot be recorded: %s", self.record.id, error)
+        finally:
+            await self._store.release(self.record)
 
     def cancel(self) -> None:
         """Makes the batch end as `cancelled`. Does nothing if it is about to end."""
         if self.record.status in ("validating", "in_progress"):
             self.record.enter("cancelling", self._now())
-            self._cancelled.set()
+            self._changed.set()
 
     async def _run(self) -> None:
         if self.record.status == "validating" and not await self._validate():
@@ -83,15 +94,18 @@ class BatchRun:
             await self._save()
         if ended == "expired":
             await self._expire_the_rest()
-        self.record.has_output = await self._commit(self._output, self.record.completed, "output")
-        self.record.has_errors = await self._commit(self._errors, self.record.failed, "errors")
+        await self._keep_answers()
         self.record.enter(ended, self._now())
 
     async def _fail(self, error: LineError) -> None:
+        """Ends the batch as failed, with the answers so far."""
         self.record.errors.append(error)
+        try:
+            await self._find_answered()
+            await self._keep_answers()
+        except Exception:
+            log.exception("the answers of the failed batch %s cannot be kept", self.record.id)
         self.record.enter("failed", self._now())
-        for writer in (self._output, self._errors):
-            await writer.abort()
 
     async def _validate(self) -> bool:
         """Checks the input file. Returns whether the batch can run."""
@@ -110,55 +124,55 @@ class BatchRun:
         return True
 
     async def _find_answered(self) -> None:
-        """Counts the answers that an earlier run of the batch has written."""
+        """Counts the answers that are written, by this run or an earlier one."""
         good = await asyncio.to_thread(_read_part, self._output)
         bad = await asyncio.to_thread(_read_part, self._errors)
         self._answered = good | bad
         self.record.completed, self.record.failed = len(good), len(bad)
 
+    # --- sending ---
+
     async def _send_until_stopped(self) -> Status:
         """Sends the requests. Returns the state in which the batch ends: completed, cancelled or expired."""
         path = self._store.files.path(self.record.input_file_id)
         reader = await asyncio.to_thread(RequestReader, path, self.record.endpoint, frozenset(self._answered))
-        sending = asyncio.create_task(self._send_all(reader))
-        cancelling = asyncio.create_task(self._cancelled.wait())
+        ended = await self._why_to_stop()
         try:
-            while True:
-                await asyncio.wait([sending, cancelling], timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
-                if sending.done():
-                    await sending
-                    return "completed"
-                if await self._store.is_cancelled(self.record.id):
-                    self.cancel()
-                if self.record.status == "cancelling":
-                    return "cancelled"
-                if self._now() >= self.record.expires_at:
-                    return "expired"
-                await self._save()
+            if ended is None:
+                # The group cancels each of its tasks at most once: a write that is cancelled needs that to be whole.
+                async with asyncio.TaskGroup() as group:
+                    self._num_sending = limits.BATCH_CONCURRENCY
+                    for _ in range(self._num_sending):
+                        group.create_task(self._send_next(reader))
+                    while self._num_sending and (ended := await self._why_to_stop()) is None:
+                        await self._save()
+                        await self._until_changed()
+                    if self._num_sending:
+                        raise _StopSending
+        except ExceptionGroup as failed:
+            error = next((one for one in failed.exceptions if not isinstance(one, _StopSending)), None)
+            if error is not None:
+                raise error from None
         finally:
-            for task in (sending, cancelling):
-                task.cancel()
-            await asyncio.gather(sending, cancelling, return_exceptions=True)
             reader.close()
+        return ended or "completed"
 
-    async def _send_all(self, reader: RequestReader) -> None:
-        workers = [asyncio.create_task(self._send_next(reader)) for _ in range(limits.BATCH_CONCURRENCY)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+    async def _why_to_stop(self) -> Status | None:
+        """Returns the state in which the batch ends before its requests are answered; None if it goes on."""
+        if await self._store.is_cancelled(self.record.id):
+            self.cancel()
+        if self.record.status == "cancelling":
+            return "cancelled"
+        return "expired" if self._now() >= self.record.expires_at else None
+
+    async def _until_changed(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TICK_S):
+                await self._changed.wait()
 
     async def _send_next(self, reader: RequestReader) -> None:
         """Sends one request after the other until there is none left."""
-        while True:
-            async with self._reading:
-                if not self._pending:
-                    self._pending = await asyncio.to_thread(reader.next, limits.BATCH_CONCURRENCY)
-                if not self._pending:
-                    return
-                request = self._pending.pop(0)
+        while (request := await self._next_request(reader)) is not None:
             line = await self._send(request)
             good = is_good(line)
             # Counted first: a write that is cancelled is still done.
@@ -166,13 +180,27 @@ class BatchRun:
             self.record.completed += good
             self.record.failed += not good
             await (self._output if good else self._errors).write(_encode(line))
+        self._num_sending -= 1
+        if not self._num_sending:
+            self._changed.set()
+
+    async def _next_request(self, reader: RequestReader) -> BatchRequest | None:
+        async with self._reading:
+            if not self._pending:
+                self._pending = await asyncio.to_thread(reader.next, limits.BATCH_CONCURRENCY)
+            return self._pending.pop(0) if self._pending else None
 
     async def _send(self, request: BatchRequest) -> dict[str, Any]:
-        """Sends a request, again and again while the server is overloaded. Returns the line of its answer."""
+        """Sends a request, again and again while the server is overloaded. Returns the line of its answer.
+
+        Raises ServiceError if the key of the batch is gone or may not use the endpoint any more.
+        """
         body, pause_s = requests.body_with_priority(request), _PAUSE_S
         while True:
             async with self._slots:
-                response = await self._client.post(request.url, body)
+                # Looked up each time: what a key allows may change, and another gateway's key never counts.
+                with serving(Call(self._keys.named(self.record.key, request.url), in_batch=True)):
+                    response = await self._client.post(request.url, body)
             if response.status not in RETRIED:
                 return answered(request.custom_id, response.status, response.request_id, json.loads(response.body))
             await asyncio.sleep(min(max(pause_s, response.retry_after_s), _PAUSE_MAX_S))
@@ -190,12 +218,19 @@ class BatchRun:
         finally:
             reader.close()
 
+    # --- output ---
+
+    async def _keep_answers(self) -> None:
+        """Makes the output files exist."""
+        self.record.has_output = await self._commit(self._output, self.record.completed, "output")
+        self.record.has_errors = await self._commit(self._errors, self.record.failed, "errors")
+
     async def _commit(self, writer: FileWriter, num_lines: int, what: str) -> bool:
         """Makes an output file exist. Returns False, and makes none, if it would be empty."""
         if not num_lines:
             await writer.abort()
             return False
-        await writer.commit(f"{self.record.id}_{what}.jsonl", _PURPOSE)
+        await writer.commit(f"{self.record.id}_{what}.jsonl", _PURPOSE, self.record.key)
         return True
 
     async def _save(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from services.gateway.batches.record import BatchRecord
-from services.gateway.files.store import FileStore, write_atomically
+from services.gateway.files.store import FileStore, to_the_end, write_atomically
 from shared import limits
 from shared.errors import ServiceError
 
@@ -33,32 +33,49 @@ class BatchStore:
         """File descriptors of the locks that this process holds, by batch."""
 
     async def put(self, record: BatchRecord) -> None:
-        """Writes a record."""
+        """Writes a record. If cancelled, ends when the record is written, so that it replaces no later one."""
         data = msgspec.json.encode(record)
-        await asyncio.to_thread(write_atomically, self._path(record.id, _RECORD), data)
+        await to_the_end(write_atomically, self._path(record.id, _RECORD), data)
 
     async def get(self, batch_id: str) -> BatchRecord:
         """Returns a record. Raises ServiceError('not_found')."""
         found = await asyncio.to_thread(self._read, batch_id)
         if found is None:
-            raise ServiceError("not_found", f"No such batch: '{batch_id}'.", param="batch_id")
+            raise unknown_batch(batch_id)
         return found
 
     async def all(self) -> list[BatchRecord]:
         """Returns all records, the oldest first. Those of batches as old as expired files are deleted."""
         return await asyncio.to_thread(self._all)
 
+    async def create(self, record: BatchRecord) -> None:
+        """Takes the lock of a new batch and writes its record.
+
+        Raises ServiceError if the directory has no room for the batch.
+        """
+        await self.files.check_room()
+        taken = await self.take(record.id)
+        assert taken, record.id
+        try:
+            await self.put(record)
+        except BaseException:
+            await self.release(record)
+            raise
+
     async def take(self, batch_id: str) -> bool:
         """Takes the lock of a batch. Returns whether this process has it now and had it not before."""
         return await asyncio.to_thread(self._take, batch_id)
 
-    async def release(self, batch_id: str) -> None:
-        """Gives the lock of a finished batch back and removes what only its run needs."""
-        await asyncio.to_thread(self._release, batch_id)
+    async def release(self, record: BatchRecord) -> None:
+        """Gives the lock of a batch back. If the batch has ended, also removes what only its run needs.
+
+        If cancelled, ends when the lock is given back.
+        """
+        await to_the_end(self._release, record)
 
     async def ask_to_cancel(self, batch_id: str) -> None:
-        """Asks the gateway that runs a batch to cancel it."""
-        await asyncio.to_thread(self._path(batch_id, _CANCEL).touch)
+        """Asks the gateway that runs a batch, or that will continue it, to cancel it."""
+        await asyncio.to_thread(self._path(batch_id, _CANCEL).touch, 0o600)
 
     async def is_cancelled(self, batch_id: str) -> bool:
         """Whether somebody has asked to cancel a batch."""
@@ -79,25 +96,37 @@ class BatchStore:
             return None
         if found.is_final and found.created_at + limits.FILE_TTL_S <= self.files.now():
             path.unlink(missing_ok=True)
+            self._path(batch_id, _CANCEL).unlink(missing_ok=True)
             return None
         return found
 
     def _take(self, batch_id: str) -> bool:
         if batch_id in self._locks:
             return False
-        descriptor = os.open(self._path(batch_id, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self._path(batch_id, _LOCK)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return False
-        self._locks[batch_id] = descriptor
-        return True
+            # Its last holder may have removed the file after it was opened here. Then others lock another file.
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                self._locks[batch_id] = descriptor
+                return True
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        os.close(descriptor)
+        return False
 
-    def _release(self, batch_id: str) -> None:
-        for suffix in (_CANCEL, _LOCK):
-            self._path(batch_id, suffix).unlink(missing_ok=True)
-        os.close(self._locks.pop(batch_id))
+    def _release(self, record: BatchRecord) -> None:
+        try:
+            for suffix in (_CANCEL, _LOCK) if record.is_final else (_LOCK,):
+                self._path(record.id, suffix).unlink(missing_ok=True)
+        finally:
+            os.close(self._locks.pop(record.id))
 
     def _path(self, batch_id: str, suffix: str) -> Path:
         return self.files.directory / f"{batch_id}{suffix}"
+
+
+def unknown_batch(batch_id: str) -> ServiceError:
+    """Returns the error for a batch that is not there."""
+    return ServiceError("not_found", f"No such batch: '{batch_id}'.", param="batch_id")

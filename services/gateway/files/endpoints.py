@@ -1,14 +1,13 @@
 """The endpoints of files: upload, list, retrieve, download, delete."""
 
-from typing import Any
-
-import msgspec
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
+from services.gateway.access.call import current_call
 from services.gateway.files.multipart import FormParser, Part
-from services.gateway.files.store import FileStore, FileWriter, StoredFile
+from services.gateway.files.store import FileStore, FileWriter
 from services.gateway.http import request_body
+from services.gateway.http.json_response import json_response
 from services.gateway.openai.listing import check_query, page
 from shared import limits
 from shared.errors import ServiceError
@@ -33,7 +32,9 @@ class FileEndpoints:
         writer = await self._store.create()
         try:
             fields, filename = await _read_form(request, form, writer)
-            return _json(await writer.commit(filename, _purpose(fields), _ttl_s(fields)))
+            owner = current_call().key.name
+            stored = await writer.commit(filename, _purpose(fields), owner, _ttl_s(fields))
+            return json_response(stored.to_object())
         except BaseException:
             await writer.abort()
             raise
@@ -49,12 +50,12 @@ class FileEndpoints:
         """Lists the files, the newest first."""
         check_query(request, ("purpose", "limit", "order", "after"))
         files = [one for one in await self._store.all() if purpose in (None, one.purpose)]
-        objects = [msgspec.to_builtins(one) for one in files]
-        return _json(page(objects, limit=limit, order=order, after=after, most=LIST_MAX))
+        objects = [one.to_object() for one in files]
+        return json_response(page(objects, limit=limit, order=order, after=after, most=LIST_MAX))
 
     async def retrieve(self, file_id: str) -> Response:
         """Answers with the description of a file."""
-        return _json(await self._store.get(file_id))
+        return json_response((await self._store.get(file_id)).to_object())
 
     async def content(self, file_id: str) -> Response:
         """Answers with the data of a file."""
@@ -64,7 +65,7 @@ class FileEndpoints:
     async def delete(self, file_id: str) -> Response:
         """Removes a file. A batch that reads it fails."""
         await self._store.delete(file_id)
-        return _json({"id": file_id, "object": "file", "deleted": True})
+        return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
 async def _read_form(request: Request, form: FormParser, writer: FileWriter) -> tuple[dict[str, str], str]:
@@ -128,7 +129,3 @@ def _ttl_s(fields: dict[str, str]) -> int:
     if not (seconds.isascii() and seconds.isdecimal() and least <= int(seconds) <= most):
         refuse(_SECONDS, f"must be between {least} and {most}")
     return int(seconds)
-
-
-def _json(value: StoredFile | dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

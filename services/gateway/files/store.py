@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+from services.gateway.access.call import may_see
 from services.gateway.http.request_id import new_id
 from shared import limits
+from shared.api_keys import ANONYMOUS
 from shared.errors import ServiceError
 
 P = ParamSpec("P")
@@ -31,7 +33,7 @@ _PART, _DESCRIPTION = ".part", ".json"
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of a file, as OpenAI's API shows it. Times are in Unix seconds."""
+    """The description of a file. Times are in Unix seconds."""
 
     id: str
     object: str = "file"
@@ -42,6 +44,14 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str
     status: str = "processed"
     status_details: None = None
+    owner: str = ANONYMOUS.name
+    """Name of the API key that made the file. Not shown."""
+
+    def to_object(self) -> dict[str, Any]:
+        """Returns the description as OpenAI's API shows it."""
+        shown = msgspec.to_builtins(self)
+        del shown["owner"]
+        return shown
 
 
 _DECODER = msgspec.json.Decoder(StoredFile)
@@ -81,15 +91,18 @@ class FileWriter:
         if self.num_bytes > self._max_bytes:
             message = f"The file is larger than {self._max_bytes} bytes."
             raise ServiceError("request_too_large", message, param="file")
-        await _to_the_end(self._write, data)
+        await to_the_end(self._write, data)
 
-    async def commit(self, filename: str, purpose: str, ttl_s: int = limits.FILE_TTL_S) -> StoredFile:
-        """Makes the file exist and returns its description. `ttl_s`: seconds after which it is deleted."""
-        return await _to_the_end(self._commit, filename, purpose, ttl_s)
+    async def commit(self, filename: str, purpose: str, owner: str, ttl_s: int = limits.FILE_TTL_S) -> StoredFile:
+        """Makes the file exist and returns its description.
+
+        `owner`: name of the API key that may use it. `ttl_s`: seconds after which it is deleted.
+        """
+        return await to_the_end(self._commit, filename, purpose, owner, ttl_s)
 
     async def abort(self) -> None:
         """Removes what was written."""
-        await _to_the_end(self._abort)
+        await to_the_end(self._abort)
 
     def _write(self, data: bytes) -> None:
         with self._lock:
@@ -99,7 +112,7 @@ class FileWriter:
             while data:
                 data = data[self._file.write(data) :]
 
-    def _commit(self, filename: str, purpose: str, ttl_s: int) -> StoredFile:
+    def _commit(self, filename: str, purpose: str, owner: str, ttl_s: int) -> StoredFile:
         self._write(b"")
         self._close()
         target = self._store.directory / self.id
@@ -112,6 +125,7 @@ class FileWriter:
             expires_at=now + ttl_s,
             filename=filename,
             purpose=purpose,
+            owner=owner,
         )
         write_atomically(self._store.directory / f"{self.id}{_DESCRIPTION}", msgspec.json.encode(described))
         return described
@@ -128,7 +142,7 @@ class FileWriter:
 
 
 class FileStore:
-    """The files in one directory."""
+    """The files in one directory. A call (`access.call`) finds only the files that its key may see."""
 
     def __init__(self, directory: str = "", clock: Callable[[], float] = time.time) -> None:
         """`directory` is made when the first file is written; "" means a temporary one that ends with the process.
@@ -158,8 +172,12 @@ class FileStore:
 
     async def create(self) -> FileWriter:
         """Starts a new file. Raises ServiceError('request_too_large') if there is no room for a further one."""
-        await asyncio.to_thread(self._check_room)
+        await self.check_room()
         return self.writer(ID_PREFIX + new_id())
+
+    async def check_room(self) -> None:
+        """Raises ServiceError('request_too_large') if there is no room for a further file."""
+        await asyncio.to_thread(self._check_room)
 
     def writer(self, file_id: str, max_bytes: int = limits.FILE_BYTES_MAX) -> FileWriter:
         """Returns what writes the file with this id, which appends to what is written of it already."""
@@ -167,12 +185,12 @@ class FileStore:
 
     async def all(self) -> list[StoredFile]:
         """Returns all files, the oldest first."""
-        return await asyncio.to_thread(self._all)
+        return [one for one in await asyncio.to_thread(self._all) if may_see(one.owner)]
 
     async def get(self, file_id: str) -> StoredFile:
         """Returns the description of a file. Raises ServiceError('not_found')."""
         found = await asyncio.to_thread(self._read, file_id)
-        if found is None:
+        if found is None or not may_see(found.owner):
             raise ServiceError("not_found", f"No such file: '{file_id}'.", param="file_id")
         return found
 
@@ -237,7 +255,7 @@ class FileStore:
             (self.directory / name).unlink(missing_ok=True)
 
 
-async def _to_the_end(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+async def to_the_end(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
     """Returns the result of a function that runs in a thread. If cancelled, waits until the function has returned."""
     work = asyncio.ensure_future(asyncio.to_thread(function, *args, **named))
     try:

@@ -1,14 +1,15 @@
 """The parts of the HTTP edge that do not depend on the API: keys, limits, errors, request ids, events. No bus.
 
-| module         | what it does                                                   |
-|----------------|----------------------------------------------------------------|
-| `edge`         | middleware around every request: key, id, metrics, path prefix |
-| `auth`         | checks API keys                                                |
-| `request_id`   | draws request ids                                              |
-| `request_body` | reads a body within its limits                                 |
-| `errors`       | converts failures to error objects                             |
-| `in_process`   | sends the gateway's own requests to the application            |
-| `sse`          | writes server-sent events to a client that may be slow         |
-| `idempotency`  | answers a repeated request with the first answer               |
-| `disconnect`   | notices that a client has disconnected                         |
+| module          | what it does                                                   |
+|-----------------|----------------------------------------------------------------|
+| `edge`          | middleware around every request: key, id, metrics, path prefix |
+| `auth`          | checks API keys                                                |
+| `request_id`    | draws request ids                                              |
+| `request_body`  | reads a body within its limits                                 |
+| `errors`        | converts failures to error objects                             |
+| `json_response` | makes responses of JSON                                        |
+| `in_process`    | sends the gateway's own requests to the application            |
+| `sse`           | writes server-sent events to a client that may be slow         |
+| `idempotency`   | answers a repeated request with the first answer               |
+| `disconnect`    | notices that a client has disconnected                         |
 """

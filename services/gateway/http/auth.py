@@ -34,6 +34,7 @@ class ApiKeys:
         self._secret = secrets.token_bytes(32)
         self._needed = bool(self._listed) or file_keys is not None
         self._keys: dict[bytes, ApiKey] = {}
+        self._by_name: dict[str, ApiKey] = {}
         self.replace(file_keys or ())
 
     def replace(self, file_keys: Sequence[ApiKey]) -> None:
@@ -48,6 +49,7 @@ class ApiKeys:
                 )
             keys |= dict.fromkeys(slots, key)
         self._keys = keys
+        self._by_name = {key.name: key for key in keys.values()}
 
     def check(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> ApiKey:
         """Returns the key of a request; ANONYMOUS if no keys are set or the path is open.
@@ -65,11 +67,23 @@ class ApiKeys:
         key = self._find(token)
         if key is None:
             raise ServiceError("invalid_api_key", "Incorrect API key provided.")
-        scope = _scope_of(path)
-        if scope is not None and scope not in key.scopes:
-            raise ServiceError(
-                "permission_denied", f"The API key {key.name!r} may not use {path}: it lacks the scope {scope!r}."
-            )
+        _check_scope(key, path)
+        return key
+
+    def named(self, name: str, path: str) -> ApiKey:
+        """Returns the key with this name as it is now, for work on its behalf; ANONYMOUS if no keys are set.
+
+        Raises ServiceError: 'invalid_api_key' if there is no such key, 'permission_denied' as `check` does.
+        """
+        if not self._needed:
+            return ANONYMOUS
+        key = self._by_name.get(name)
+        if key is None:
+            told = "without an API key, and the server needs one now"
+            if name != ANONYMOUS.name:
+                told = f"with the API key {name!r}, which does not exist any more"
+            raise ServiceError("invalid_api_key", f"This was started {told}.")
+        _check_scope(key, path)
         return key
 
     def _find(self, token: bytes) -> ApiKey | None:
@@ -83,6 +97,14 @@ class ApiKeys:
 
     def _slot(self, value: bytes) -> bytes:
         return hashlib.blake2b(value, key=self._secret, digest_size=32).digest()
+
+
+def _check_scope(key: ApiKey, path: str) -> None:
+    scope = _scope_of(path)
+    if scope is not None and scope not in key.scopes:
+        raise ServiceError(
+            "permission_denied", f"The API key {key.name!r} may not use {path}: it lacks the scope {scope!r}."
+        )
 
 
 def _scope_of(path: str) -> Scope | None:

@@ -84,7 +84,7 @@ class _Passage:
     async def _guarded(self, receive: Receive) -> None:
         try:
             if self._scope["state"].get(INTERNAL):
-                # A request of the gateway itself: it belongs to the call in whose task it was sent.
+                # A request of the gateway itself. Its sender has set the call, with the key on whose behalf it runs.
                 await self._app(self._scope, receive, self._forward)
                 return
             key = self._keys.check(route_path(self._scope), self._scope["headers"])

@@ -1,7 +1,7 @@
 """Sends requests to the application itself, without a connection: for work that the gateway does on its own account.
 
-A request takes the same way as one over HTTP, so it has the same checks, errors and metrics. It needs no API key: the
-client that asked for the work had one. A request over HTTP cannot claim to be such a request.
+A request takes the same way as one over HTTP, so it has the same checks, errors and metrics. It carries no API key: the
+sender says on whose behalf it runs (`access.call.serving`). A request over HTTP cannot claim to be such a request.
 """
 
 import asyncio

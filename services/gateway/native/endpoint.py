@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.http import request_body
 from services.gateway.http.errors import as_service_error, error_response
+from services.gateway.http.json_response import encoded_response
 from services.gateway.native.convert import check_request_id, client_facts, engine_request, text_request
 from services.gateway.native.encoders import RequestOutputEncoder, TextEncoder, engine_error
 from services.gateway.native.schemas import (
@@ -124,7 +125,7 @@ class EngineAnswer(Response):
                 if self._stream:
                     await StreamedAnswer(self._run, keep_alive_s=0)(scope, receive, send)
                     return
-                answer = Response(await self._run.whole(receive), media_type="application/json")
+                answer = encoded_response(await self._run.whole(receive))
         except Exception as error:
             failure = as_service_error(error)
             self._run.metrics.count_error(failure.code)

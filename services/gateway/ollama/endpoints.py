@@ -1,13 +1,12 @@
 """The endpoints of Ollama's API: decode a request, run its generation, or describe models."""
 
-from typing import Any
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.http import request_body
+from services.gateway.http.json_response import json_response
 from services.gateway.ollama import convert, models, schemas
 from services.gateway.ollama.encoder import Form, LineEncoder, common_fields, said
 from services.gateway.ollama.schemas import OllamaChatBody, OllamaFields, OllamaGenerateBody, OllamaShowBody
@@ -47,16 +46,16 @@ class OllamaEndpoints:
 
     async def tags(self) -> Response:
         """Lists the models that can be used now."""
-        return _json(models.tags(self._serving.backend.models()))
+        return json_response(models.tags(self._serving.backend.models()))
 
     async def show(self, request: Request) -> Response:
         """Describes one model."""
         body = read_body(await _checked(request, OllamaShowBody), schemas.SHOW_DECODER)
-        return _json(models.show(self._card(given(body.model, body.name))))
+        return json_response(models.show(self._card(given(body.model, body.name))))
 
     async def version(self) -> Response:
         """Answers with the version of this software, not one of Ollama."""
-        return _json({"version": __version__})
+        return json_response({"version": __version__})
 
     def _card(self, name: str | None) -> ModelCard:
         return self._serving.resolve_model(models.without_tag(name))
@@ -93,8 +92,4 @@ def _loaded(body: OllamaFields, form: Form, card: ModelCard, arrival: Arrival) -
     """Answers a request without a prompt, with which clients load a model, or unload it with `keep_alive` 0."""
     reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
     fields = common_fields(card.name, arrival.created)
-    return _json({**fields, **said(form, ""), "done": True, "done_reason": reason})
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+    return json_response({**fields, **said(form, ""), "done": True, "done_reason": reason})

@@ -1,11 +1,11 @@
 """The endpoints that do not generate text: models, tokenize, detokenize, health, metrics, version."""
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.generation import Backend
 from services.gateway.http import request_body
+from services.gateway.http.json_response import encoded_response, json_response
 from services.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from services.gateway.openai import full_response as responses
 from services.gateway.openai import parameters, schemas, unsupported_params
@@ -13,8 +13,6 @@ from services.gateway.openai.body import read_body, read_fields
 from shared.errors import ServiceError
 from shared.request.checks import check_token_ids
 from shared.version import __version__
-
-_JSON = "application/json"
 
 
 class ServiceEndpoints:
@@ -26,7 +24,7 @@ class ServiceEndpoints:
 
     async def models(self) -> Response:
         """Lists the models that can be used now."""
-        return Response(responses.model_list(self._backend.models()), media_type=_JSON)
+        return encoded_response(responses.model_list(self._backend.models()))
 
     async def model(self, model_id: str) -> Response:
         """Describes one model."""
@@ -34,7 +32,7 @@ class ServiceEndpoints:
         if model_id not in (card.name, *card.aliases):
             # A request may name a model by its path or 'default', but neither is a model id.
             raise ServiceError("model_not_found", f"The model '{model_id}' does not exist.", param="model")
-        return Response(responses.model(card), media_type=_JSON)
+        return encoded_response(responses.model(card))
 
     async def tokenize(self, request: Request) -> Response:
         """Answers with the token ids of a text or a conversation."""
@@ -44,7 +42,7 @@ class ServiceEndpoints:
         card = self._backend.resolve_model(body.model)
         wanted = parameters.tokenize(body, card, request.state.request_id)
         [(tokens, texts)] = await self._backend.tokenize(wanted, return_tokens=bool(body.return_token_strs))
-        return _json(
+        return json_response(
             schemas.TokenizeAnswer(
                 count=len(tokens),
                 max_model_len=card.max_model_len,
@@ -60,21 +58,21 @@ class ServiceEndpoints:
         body = read_body(data, schemas.DETOKENIZE_DECODER)
         card = self._backend.resolve_model(body.model)
         if not body.tokens:
-            return _json(schemas.DetokenizeAnswer(prompt=""))
+            return json_response(schemas.DetokenizeAnswer(prompt=""))
         check_token_ids(body.tokens, card.vocab_size, "tokens")
         text = await self._backend.detokenize(card.name, tuple(body.tokens))
-        return _json(schemas.DetokenizeAnswer(prompt=text))
+        return json_response(schemas.DetokenizeAnswer(prompt=text))
 
     async def livez(self) -> Response:
         """Answers 200 while the process can handle requests at all."""
-        return _json({"status": "alive"})
+        return json_response({"status": "alive"})
 
     async def readyz(self) -> Response:
         """Answers 200 if generation requests can be served now; else 503 and what is missing."""
         reason = self._backend.ready()
         if reason:
-            return Response(_encode({"status": "not_ready", "reason": reason}), status_code=503, media_type=_JSON)
-        return _json({"status": "ready"})
+            return json_response({"status": "not_ready", "reason": reason}, 503)
+        return json_response({"status": "ready"})
 
     async def metrics(self) -> Response:
         """Answers with the metrics in Prometheus's text format."""
@@ -82,11 +80,4 @@ class ServiceEndpoints:
 
     async def version(self) -> Response:
         """Answers with the version of this software."""
-        return _json({"version": __version__})
-
-
-_encode = msgspec.json.Encoder().encode
-
-
-def _json(value: object) -> Response:
-    return Response(_encode(value), media_type=_JSON)
+        return json_response({"version": __version__})

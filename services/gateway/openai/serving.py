@@ -4,6 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.generation import Backend, ModelCard
+from services.gateway.http.json_response import encoded_response
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.answer_encoder import AnswerEncoder
 from services.gateway.openai.parameters import RequestDefaults
@@ -48,4 +49,4 @@ class Serving:
         run = self.runner(request, context, encoder, before_end)
         if context.stream:
             return StreamedAnswer(run, self.settings.keep_alive_s)
-        return Response(await run.whole(request.receive), media_type="application/json")
+        return encoded_response(await run.whole(request.receive))

@@ -6,7 +6,6 @@ sequence is queued or ends, when a heartbeat arrives, and when a member is lost.
 """
 
 import asyncio
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
@@ -79,15 +78,17 @@ class Dispatcher:
         engines, detokenizers = self._members.alive("engine", now), self._members.alive("detokenizer", now)
         placed: list[Placement] = []
         for model in self.queue.models():
-            newcomers = functools.partial(self._router.has_credit, ready_members(engines, model))
-            # When the next client has to wait for credit, another may still have a place as a newcomer.
-            for eligible in (None, newcomers):
-                while (ticket := self.queue.first(model, eligible)) is not None:
-                    placement = self._choose(ticket.claimant, engines, detokenizers, now)
-                    if placement is None:
+            eligible: Callable[[str], bool] | None = None
+            while (ticket := self.queue.first(model, eligible)) is not None:
+                placement = self._choose(ticket.claimant, engines, detokenizers, now)
+                if isinstance(placement, Placement):
+                    placed.append(placement)
+                elif placement is None:
+                    # When the next client has to wait for credit, another may still have a place as a newcomer.
+                    newcomers = self._router.newcomers(ready_members(engines, model)) if eligible is None else None
+                    if newcomers is None:
                         break
-                    if not isinstance(placement, ServiceError):
-                        placed.append(placement)
+                    eligible = newcomers
         return placed
 
     def expire(self, now: float) -> None:

@@ -12,7 +12,7 @@ negative. So that other gateways cannot starve this one, it may always have a fe
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shared import limits
@@ -130,12 +130,30 @@ class Router:
             return 0
         share = max(1, status.max_num_seqs // SHARE) - len(load.held)
         credit = max(status.credits - load.sent + load.ended, share)
-        few = len(load.clients) <= max(1, status.max_num_seqs // SHARE)
+        few = len(load.clients) <= _newcomers_max(engine)
         return max(credit, 1) if client and client not in load.clients and few else credit
 
-    def has_credit(self, engines: Sequence[Heartbeat], client: str) -> bool:
-        """Whether this gateway may send a sequence of the client to one of the engines now."""
-        return any(self.credit(engine, client) > 0 for engine in engines)
+    def newcomers(self, engines: Sequence[Heartbeat]) -> Callable[[str], bool] | None:
+        """Returns a function that tells whether a client may send a sequence beyond the credit, see `credit`.
+
+        Returns None if no client may at any of the engines. The function follows later changes of the loads.
+        """
+        open_to_them = [
+            (load, most)
+            for engine in engines
+            if not (load := self._load(engine)).silent
+            and not load.refused
+            and len(load.clients) <= (most := _newcomers_max(engine))
+        ]
+        if not open_to_them:
+            return None
+        return lambda client: (
+            bool(client)
+            and any(
+                client not in load.clients and len(load.clients) <= most and not load.refused
+                for load, most in open_to_them
+            )
+        )
 
     def can_take(self, engines: Sequence[Heartbeat], model: str) -> bool:
         """Whether the model has a ready engine that answers: it takes sequences now or when it has credit again."""
@@ -225,6 +243,11 @@ class Router:
             load.heartbeat, load.tokens, load.sent, load.ended = engine.sequence, 0, len(load.unanswered), 0
             load.refused = False
         return load
+
+
+def _newcomers_max(engine: Heartbeat) -> int:
+    """Returns the number of clients with sequences at an engine up to which a further one needs no credit."""
+    return max(1, _engine_status(engine).max_num_seqs // SHARE)
 
 
 def served_models(engines: Sequence[Heartbeat]) -> Mapping[str, EngineStatus]:

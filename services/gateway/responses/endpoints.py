@@ -1,15 +1,14 @@
 """The endpoints of the Responses API."""
 
 import time
-from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.http import request_body, sse
 from services.gateway.http.disconnect import ClientGoneError, unless_gone
+from services.gateway.http.json_response import json_response
 from services.gateway.openai import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
 from services.gateway.openai.listing import check_query, page
@@ -28,7 +27,6 @@ from shared.errors import ServiceError
 from shared.request.checks import refuse
 from shared.request.conversation import Turn
 
-_JSON = "application/json"
 _CONTINUED = ("completed", "incomplete")
 
 
@@ -72,18 +70,18 @@ class ResponseEndpoints:
             first = 0 if starting_after is None else starting_after + 1
             return LoggedAnswer(await self._events(response_id), first, self._serving.settings.keep_alive_s)
         if running := self._background.get(response_id):
-            return _json(running.encoder.snapshot())
-        return _json((await self._stored(response_id)).response)
+            return json_response(running.encoder.snapshot())
+        return json_response((await self._stored(response_id)).response)
 
     async def cancel(self, response_id: str) -> Response:
         """Cancels a background response. Does nothing if it has ended."""
         if running := self._background.get(response_id):
             await running.cancel()
-            return _json(running.encoder.response)
+            return json_response(running.encoder.response)
         response = (await self._stored(response_id)).response
         if not response["background"]:
             raise _not_in_background(response_id, "cancelled")
-        return _json(response)
+        return json_response(response)
 
     async def delete(self, response_id: str) -> Response:
         """Removes a response from the store. A response that runs in the background is cancelled first."""
@@ -91,7 +89,7 @@ class ResponseEndpoints:
             await running.cancel()
         if not await self._store.delete(response_id):
             raise unknown_response(response_id)
-        return _json({"id": response_id, "object": "response", "deleted": True})
+        return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def input_items(
         self, request: Request, response_id: str, limit: int = 20, order: str = "desc", after: str | None = None
@@ -102,7 +100,7 @@ class ResponseEndpoints:
             items = running.input_items
         else:
             items = (await self._stored(response_id)).input_items
-        return _json(page(items, limit=limit, order=order, after=after))
+        return json_response(page(items, limit=limit, order=order, after=after))
 
     # --- inside ---
 
@@ -147,7 +145,7 @@ class ResponseEndpoints:
         running = await self._background.start(BackgroundResponse(run, encoder, given.items), store)
         if context.stream:
             return LoggedAnswer(running.events, 0, self._serving.settings.keep_alive_s)
-        return _json(encoder.snapshot())
+        return json_response(encoder.snapshot())
 
     async def _put(
         self, encoder: ResponseEncoder, given: Input, turns: list[Turn], events: list[bytes] | None = None
@@ -198,7 +196,3 @@ class LoggedAnswer(Response):
 def _not_in_background(response_id: str, what: str) -> ServiceError:
     message = f"The response '{response_id}' cannot be {what}: it was not created with 'background'."
     return ServiceError("invalid_value", message, param="response_id")
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type=_JSON)

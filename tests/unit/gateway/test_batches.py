@@ -1,6 +1,7 @@
 """Batches with a client that answers as the test says: what happens at the end of a gateway, and of the window."""
 
 import asyncio
+import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -9,15 +10,22 @@ from typing import Any, cast
 
 import pytest
 
+from services.gateway.access.call import Call, current_call, serving
 from services.gateway.batches import runner
 from services.gateway.batches.batches import Batches
 from services.gateway.batches.record import BatchRecord
 from services.gateway.batches.store import BatchStore
 from services.gateway.files.store import FileStore
+from services.gateway.http.auth import ApiKeys
 from services.gateway.http.in_process import InProcessClient, InProcessResponse
 from shared import limits
+from shared.api_keys import ANONYMOUS, ApiKey
+from shared.errors import ServiceError
 
 URL = "/v1/completions"
+
+
+TEAM, OTHER = ApiKey(name="team", digests=(b"1",)), ApiKey(name="other", digests=(b"2",))
 
 
 class Client:
@@ -26,10 +34,12 @@ class Client:
     def __init__(self, *stuck: str) -> None:
         self.stuck = stuck
         self.asked: list[str] = []
+        self.calls: list[Call] = []
 
     async def post(self, path: str, body: bytes) -> InProcessResponse:
         prompt = json.loads(body)["prompt"]
         self.asked.append(prompt)
+        self.calls.append(current_call())
         if prompt in self.stuck:
             await asyncio.Event().wait()
         return InProcessResponse(200, "r", json.dumps({"said": prompt}).encode(), 0.0)
@@ -38,10 +48,11 @@ class Client:
 class Gateway:
     """What one gateway has of batches."""
 
-    def __init__(self, directory: Path, client: Client, clock: Callable[[], float]) -> None:
+    def __init__(self, directory: Path, client: Client, clock: Callable[[], float], *keys: ApiKey) -> None:
+        self.keys = ApiKeys("", keys or None)
         self.files = FileStore(str(directory), clock)
         self.store = BatchStore(self.files)
-        self.batches = Batches(self.store, cast(InProcessClient, client))
+        self.batches = Batches(self.store, cast(InProcessClient, client), self.keys)
 
     async def end(self) -> None:
         """Ends as a killed process does: the tasks stop, and the operating system releases the locks."""
@@ -60,7 +71,7 @@ class Gateway:
         for prompt in prompts:
             line = {"custom_id": prompt, "url": URL, "body": {"prompt": prompt}}
             await writer.write(json.dumps(line).encode() + b"\n")
-        file = await writer.commit("in.jsonl", "batch")
+        file = await writer.commit("in.jsonl", "batch", current_call().key.name)
         return (await self.batches.create(file.id, URL, {})).id
 
     async def until(self, batch_id: str, condition: Callable[[BatchRecord], bool]) -> BatchRecord:
@@ -175,7 +186,164 @@ async def test_a_batch_whose_output_cannot_be_written_fails(
     gateway = Gateway(tmp_path, Client(), clock)
     record = await gateway.until(await gateway.start("a"), lambda record: record.is_final)
     assert (record.status, record.errors[0].code) == ("failed", "request_too_large")
-    assert names(tmp_path, ".part") == []
+    assert (record.completed, record.has_output) == (0, False)
+    assert names(tmp_path, ".part", ".lock") == []
+
+
+async def test_a_batch_runs_with_the_key_that_made_it_whoever_asks(tmp_path: Path, clock: Clock):
+    first = Gateway(tmp_path, Client("a"), clock, TEAM, OTHER)
+    with serving(Call(TEAM, timeout="1")):
+        batch_id = await first.start("a")
+        record = await first.until(batch_id, lambda record: record.status == "in_progress")
+    await first.end()
+    client = Client()
+    second = Gateway(tmp_path, client, clock, TEAM, OTHER)
+    with serving(Call(OTHER, timeout="1")):
+        assert await second.batches.all() == []
+        for unknown in (second.batches.get(batch_id), second.batches.cancel(batch_id)):
+            with pytest.raises(ServiceError, match="No such batch"):
+                await unknown
+        with pytest.raises(ServiceError, match="No such file"):
+            await second.files.get(record.input_file_id)
+    assert client.asked == []
+    with serving(Call(TEAM, timeout="1")):
+        record = await second.until(batch_id, lambda record: record.is_final)
+        assert (await second.files.get(record.output_file_id)).owner == "team"
+    assert client.calls == [Call(TEAM, in_batch=True)]
+    assert "team" not in json.dumps(record.to_object())
+
+
+@pytest.mark.parametrize(
+    ("owner", "keys", "told"),
+    [
+        (TEAM, (OTHER,), "with the API key 'team', which does not exist any more"),
+        (ANONYMOUS, (OTHER,), "without an API key, and the server needs one now"),
+        (TEAM, (ApiKey(name="team", digests=(b"1",), scopes=frozenset({"admin"})),), "lacks the scope 'inference'"),
+    ],
+)
+async def test_a_batch_whose_key_is_gone_fails_and_keeps_its_answers(
+    tmp_path: Path, clock: Clock, owner: ApiKey, keys: tuple[ApiKey, ...], told: str
+):
+    first = Gateway(tmp_path, Client("b"), clock, *([] if owner is ANONYMOUS else [owner]))
+    with serving(Call(owner)):
+        batch_id = await first.start("a", "b")
+        await first.until(batch_id, lambda record: record.completed == 1)
+    await first.end()
+    client = Client()
+    second = Gateway(tmp_path, client, clock, *keys)
+    await second.batches.continue_all()
+    record = await second.until(batch_id, lambda record: record.is_final)
+    assert (record.status, record.completed, record.failed, client.asked) == ("failed", 1, 0, [])
+    assert told in record.errors[0].message
+    assert set(second.lines(record.output_file_id)) == {"a"}
+    assert names(tmp_path, ".lock", ".part", ".cancel") == []
+
+
+async def test_without_keys_a_batch_of_any_key_runs(tmp_path: Path, clock: Clock):
+    first = Gateway(tmp_path, Client("a"), clock, TEAM)
+    with serving(Call(TEAM)):
+        batch_id = await first.start("a")
+        await first.until(batch_id, lambda record: record.status == "in_progress")
+    await first.end()
+    client = Client()
+    record = await Gateway(tmp_path, client, clock).until(batch_id, lambda record: record.is_final)
+    assert (record.status, client.calls) == ("completed", [Call(in_batch=True)])
+
+
+async def test_the_answers_of_a_failed_batch_are_kept(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "BATCH_CONCURRENCY", 1)
+    monkeypatch.setattr(limits, "BATCH_OUTPUT_BYTES_MAX", 250)
+    gateway = Gateway(tmp_path, Client(), clock)
+    record = await gateway.until(await gateway.start("a", "b", "c"), lambda record: record.is_final)
+    assert (record.status, record.errors[0].code) == ("failed", "request_too_large")
+    assert (record.completed, record.has_output, record.has_errors) == (1, True, False)
+    assert set(gateway.lines(record.output_file_id)) == {"a"}
+
+
+async def test_a_batch_whose_end_cannot_be_recorded_is_released_and_continued(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    gateway = Gateway(tmp_path, Client(), clock)
+    put = gateway.store.put
+
+    async def full(record: BatchRecord) -> None:
+        if record.status in ("finalizing", "failed"):
+            raise OSError("no space left")
+        await put(record)
+
+    monkeypatch.setattr(gateway.store, "put", full)
+    batch_id = await gateway.start("a")
+    async with asyncio.timeout(20):
+        while batch_id in gateway.batches._runs:
+            await asyncio.sleep(0.01)
+    assert "cannot be recorded: no space left" in caplog.text
+    assert (gateway.store._locks, names(tmp_path, ".lock")) == ({}, [])
+    monkeypatch.undo()
+    record = await gateway.until(batch_id, lambda record: record.is_final)
+    assert (record.status, set(gateway.lines(record.output_file_id))) == ("completed", {"a"})
+
+
+async def test_a_cancellation_outlives_the_gateway_that_was_asked(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    first = Gateway(tmp_path, Client("a"), clock)
+    batch_id = await first.start("a")
+    await first.until(batch_id, lambda record: record.status == "in_progress")
+    monkeypatch.setattr(runner, "TICK_S", 100)
+    await asyncio.sleep(0.1)
+    await first.batches.cancel(batch_id)
+    await first.end()
+    client = Client()
+    second = Gateway(tmp_path, client, clock)
+    record = await second.until(batch_id, lambda record: record.is_final)
+    assert (record.status, client.asked) == ("cancelled", [])
+    assert names(tmp_path, ".lock", ".part", ".cancel") == []
+
+
+async def test_a_batch_that_fails_and_is_cancelled_cancels_a_request_only_once(tmp_path: Path, clock: Clock):
+    """A second cancellation would interrupt a write that the first one lets end."""
+    cancelled: list[str] = []
+
+    class Failing(Client):
+        async def post(self, path: str, body: bytes) -> InProcessResponse:
+            if json.loads(body)["prompt"] == "a":
+                raise RuntimeError("a bug")
+            try:
+                return await super().post(path, body)
+            except asyncio.CancelledError:
+                cancelled.append("once")
+                await gateway.batches.cancel(batch_id)
+                try:
+                    await asyncio.sleep(0.1)
+                except asyncio.CancelledError:
+                    cancelled.append("twice")
+                raise
+
+    gateway = Gateway(tmp_path, Failing("b"), clock)
+    batch_id = await gateway.start("b", "a")
+    record = await gateway.until(batch_id, lambda record: record.is_final)
+    assert (record.status, cancelled) == ("failed", ["once"])
+
+
+async def test_a_lock_whose_file_its_holder_has_removed_is_not_taken(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    gateway, other = Gateway(tmp_path, Client(), clock), Gateway(tmp_path, Client(), clock)
+    batch_id = "batch_" + "x" * 22
+    assert await gateway.store.take(batch_id)
+    lock = tmp_path / f"{batch_id}.lock"
+    flock = fcntl.flock
+
+    def removed_meanwhile(descriptor: int, operation: int) -> None:
+        lock.unlink()
+        os.close(gateway.store._locks.pop(batch_id))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed_meanwhile)
+    assert not await other.store.take(batch_id)
+    monkeypatch.undo()
+    assert not lock.exists()
+    assert await other.store.take(batch_id)
 
 
 async def test_a_batch_without_its_input_fails(tmp_path: Path, clock: Clock):

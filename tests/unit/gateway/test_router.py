@@ -192,6 +192,10 @@ def test_a_client_without_a_sequence_at_an_engine_may_have_one_beyond_its_credit
     assert router.choose_engine([beat], "m", 10, [], client="new") is beat
     router.record_dispatch(beat, "n0", 10, [], "new")
     assert router.credit(beat, "new") <= 0
-    assert not router.has_credit([beat], "third"), "the first newcomer has used what goes beyond the credit"
+    assert router.newcomers([beat]) is None, "the first newcomer has used what goes beyond the credit"
     router.record_end(("a", "instance_id"), "n0")
-    assert router.has_credit([beat], "third")
+    newcomers = router.newcomers([beat])
+    assert newcomers is not None
+    assert [newcomers(name) for name in ("third", "old", "")] == [True, False, False]
+    router.record_dispatch(beat, "t0", 10, [], "third")
+    assert not newcomers("fourth"), "it follows what is sent"

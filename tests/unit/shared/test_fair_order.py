@@ -82,6 +82,10 @@ def test_priorities_go_first_and_may_change():
     assert {serve(order) for _ in range(9)} == {"low", "high"}
     assert order.first(lambda name: name == "low") == "low"
     assert order.first(lambda name: False) is None
+    order.activate("low", priority=5)
+    assert order.first(lambda name: name == "low") is None, "a client of an earlier priority waits"
+    order.deactivate("high")
+    assert order.first(lambda name: name == "low") == "low"
 
 
 def test_clients_that_left_are_forgotten():

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from services.gateway.generation import Backend, GenerationRequest, ModelCard
 from services.gateway.http import request_body
+from services.gateway.http.json_response import encoded_response
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
@@ -36,21 +37,21 @@ class PoolingEndpoints:
         """Answers with a vector for each input."""
         body, head, found = await self._pooled(request, schemas.EMBEDDING_DECODER, requests.embeddings, "embd")
         items = await _in_turns(answers.embedding_items(found.vectors, given(body.encoding_format, "float")))
-        return _json(answers.embeddings(head, items, found.num_tokens))
+        return encoded_response(answers.embeddings(head, items, found.num_tokens))
 
     async def score(self, request: Request) -> Response:
         """Answers with the similarity of each pair of texts: the cosine of their vectors."""
         body, head, found = await self._pooled(request, schemas.SCORE_DECODER, requests.score, "score")
         num_first = 1 if isinstance(body.text_1, str) else len(body.text_1 or ())
         values = await _in_turns(answers.cosines(found.vectors[:num_first], found.vectors[num_first:]))
-        return _json(answers.scores(head, values, found.num_tokens))
+        return encoded_response(answers.scores(head, values, found.num_tokens))
 
     async def rerank(self, request: Request) -> Response:
         """Answers with the documents that match a query best: those whose vectors have the largest cosines with it."""
         body, head, found = await self._pooled(request, schemas.RERANK_DECODER, requests.rerank, "rerank")
         values = await _in_turns(answers.cosines(found.vectors[:1], found.vectors[1:]))
         documents = requests.document_texts(body) if given(body.return_documents, True) else None
-        return _json(answers.ranking(head, values, found.num_tokens, body.top_n, documents))
+        return encoded_response(answers.ranking(head, values, found.num_tokens, body.top_n, documents))
 
     async def _pooled(
         self,
@@ -78,7 +79,3 @@ async def _in_turns(items: Iterator[T]) -> list[T]:
         if len(found) % _TURN == 0:
             await asyncio.sleep(0)
     return found
-
-
-def _json(data: bytes) -> Response:
-    return Response(data, media_type="application/json")
