@@ -128,9 +128,10 @@ FILE_BYTES_MAX = 200 * 2**20
 UPLOAD_BYTES_MAX = FILE_BYTES_MAX + 2**20
 """Size of the body of an upload: a file and the rest of the form."""
 FILES_MAX = 4096
-"""Files in the directory of files. Listing them reads the description of each."""
+"""Files in the directory of files, with those that are being written. Listing them reads the description of each."""
 FILES_BYTES_MAX = 8 * 2**30
-"""Size of all files in the directory, besides the file that is being written."""
+"""Size of all files in the directory, with what is written of those that are not complete. It is looked at when a file
+or a batch is begun."""
 FILE_NAME_CHARS_MAX = 255
 """Characters of a file's name that are kept, the last ones. The name is only shown; it is never a path."""
 FILE_TTL_MIN_S = 3600
@@ -162,6 +163,9 @@ that a key's batches are behind the other requests of all keys."""
 BATCHES_RUNNING_MAX = 64
 """Batches that are not finished in one gateway; further ones are refused with 503. Each holds the ids of its requests
 in memory."""
+BATCHES_MAX = 1024
+"""Batches in the directory of files. Listing them reads the record of each. With more, those are forgotten that ended
+and are the oldest; their files are kept."""
 BATCH_OUTPUT_BYTES_MAX = 2 * 2**30
 """Size of one output file of a batch. A batch whose answers are larger fails."""
 BATCH_ERRORS_MAX = 100

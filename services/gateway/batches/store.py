@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from services.gateway.batches.record import BatchRecord
-from services.gateway.files.store import FileStore, to_the_end, write_atomically
+from services.gateway.files.store import FileStore, read_record, to_the_end, write_atomically
 from shared import limits
 from shared.errors import ServiceError
 
@@ -51,9 +51,11 @@ class BatchStore:
     async def create(self, record: BatchRecord) -> None:
         """Takes the lock of a new batch and writes its record.
 
-        Raises ServiceError if the directory has no room for the batch.
+        If there are too many records, the oldest of batches that have ended are deleted; their files are kept. Raises
+        ServiceError if the directory has no room for the output of the batch, or for its record.
         """
         await self.files.check_room()
+        await asyncio.to_thread(self._make_room)
         taken = await self.take(record.id)
         assert taken, record.id
         try:
@@ -81,6 +83,15 @@ class BatchStore:
         """Whether somebody has asked to cancel a batch."""
         return await asyncio.to_thread(self._path(batch_id, _CANCEL).exists)
 
+    def _make_room(self) -> None:
+        records = self._all()
+        ended = iter([one for one in records if one.is_final])
+        for _ in range(len(records) + 1 - limits.BATCHES_MAX):
+            oldest = next(ended, None)
+            if oldest is None:
+                raise ServiceError("server_is_overloaded", "Too many batches are not finished. Try again later.")
+            self._forget(oldest.id)
+
     def _all(self) -> list[BatchRecord]:
         paths = self.files.directory.glob(f"{ID_PREFIX}*{_RECORD}")
         found = [one for path in paths if (one := self._read(path.name.removesuffix(_RECORD))) is not None]
@@ -90,15 +101,17 @@ class BatchStore:
         if not _ID.fullmatch(batch_id):
             return None
         path = self._path(batch_id, _RECORD)
-        try:
-            found = _DECODER.decode(path.read_bytes())
-        except FileNotFoundError:
+        found = read_record(path, _DECODER)
+        if found is None:
             return None
         if found.is_final and found.created_at + limits.FILE_TTL_S <= self.files.now():
-            path.unlink(missing_ok=True)
-            self._path(batch_id, _CANCEL).unlink(missing_ok=True)
+            self._forget(batch_id)
             return None
         return found
+
+    def _forget(self, batch_id: str) -> None:
+        for suffix in (_RECORD, _CANCEL):
+            self._path(batch_id, suffix).unlink(missing_ok=True)
 
     def _take(self, batch_id: str) -> bool:
         if batch_id in self._locks:

@@ -2,11 +2,14 @@
 
 A file is two files there: `ID` with the data, and `ID.json`, which describes it. A file that is being written is
 `ID.part`; it exists for clients when `ID.json` does, which is written last. All work on the disk is done in threads.
+Only the user of the gateways can read what is written.
 """
 
 import asyncio
 import atexit
 import contextlib
+import logging
+import os
 import re
 import shutil
 import tempfile
@@ -25,11 +28,14 @@ from shared import limits
 from shared.api_keys import ANONYMOUS
 from shared.errors import ServiceError
 
+log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
+D = TypeVar("D")
 ID_PREFIX = "file-"
 _ID = re.compile(r"file-[A-Za-z0-9]{22}")
 _PART, _DESCRIPTION = ".part", ".json"
+_FILE_MODE, _DIRECTORY_MODE = 0o600, 0o700
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +114,7 @@ class FileWriter:
         with self._lock:
             if self._file is None:
                 # Without a buffer, so that what is written survives the process.
-                self._file = self.path.open("ab", buffering=0)
+                self._file = FileIO(self.path, "ab", opener=_private)
             while data:
                 data = data[self._file.write(data) :]
 
@@ -210,7 +216,7 @@ class FileStore:
                 atexit.register(shutil.rmtree, temporary, ignore_errors=True)
                 return Path(temporary)
             path = Path(self._given)
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
             return path
         except OSError as error:
             message = "The server's directory for files cannot be used: set it with --files-directory."
@@ -218,20 +224,23 @@ class FileStore:
 
     def _check_room(self) -> None:
         self._remove_abandoned()
-        files = self._all()
+        # Files that are being written count with what they have so far.
+        sizes = [one.bytes for one in self._all()] + [_size(path) for path in self._parts()]
         free = shutil.disk_usage(self.directory).free
-        used = sum(one.bytes for one in files)
-        too_many = len(files) >= limits.FILES_MAX or used >= limits.FILES_BYTES_MAX
+        too_many = len(sizes) >= limits.FILES_MAX or sum(sizes) >= limits.FILES_BYTES_MAX
         if too_many or free < limits.FILE_BYTES_MAX:
             message = "The server has no room for a further file. Delete files that are not needed."
             raise ServiceError("request_too_large", message, param="file")
 
     def _remove_abandoned(self) -> None:
         """Removes files that a process which has ended did not finish."""
-        for path in self.directory.glob(f"{ID_PREFIX}*{_PART}"):
+        for path in self._parts():
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime + limits.FILE_ABANDONED_S < self._clock():
                     path.unlink()
+
+    def _parts(self) -> list[Path]:
+        return list(self.directory.glob(f"{ID_PREFIX}*{_PART}"))
 
     def _all(self) -> list[StoredFile]:
         names = [path.name.removesuffix(_DESCRIPTION) for path in self.directory.glob(f"{ID_PREFIX}*{_DESCRIPTION}")]
@@ -241,9 +250,8 @@ class FileStore:
     def _read(self, file_id: str) -> StoredFile | None:
         if not _ID.fullmatch(file_id):
             return None
-        try:
-            found = _DECODER.decode((self.directory / f"{file_id}{_DESCRIPTION}").read_bytes())
-        except FileNotFoundError:
+        found = read_record(self.directory / f"{file_id}{_DESCRIPTION}", _DECODER)
+        if found is None:
             return None
         if found.expires_at <= self.now():
             self._delete(file_id)
@@ -265,13 +273,38 @@ async def to_the_end(function: Callable[P, T], *args: P.args, **named: P.kwargs)
         raise
 
 
+def read_record(path: Path, decoder: "msgspec.json.Decoder[D]") -> D | None:
+    """Returns what a file of JSON holds; None if there is no such file, or if it is damaged, which is logged."""
+    try:
+        return decoder.decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        log.error("%s is damaged and is passed over: %s", path, error)
+        return None
+
+
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file so that a reader sees it whole, as it was or as it is."""
+    """Writes a file so that a reader sees it whole, as it was or as it is, also after a failure of the machine."""
     temporary = path.with_name(f".{path.name}.{new_id()}")
     try:
-        temporary.write_bytes(data)
+        with open(temporary, "xb", opener=_private) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, _FILE_MODE)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

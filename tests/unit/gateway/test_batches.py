@@ -15,7 +15,7 @@ from services.gateway.batches import runner
 from services.gateway.batches.batches import Batches
 from services.gateway.batches.record import BatchRecord
 from services.gateway.batches.store import BatchStore
-from services.gateway.files.store import FileStore
+from services.gateway.files.store import FileStore, write_atomically
 from services.gateway.http.auth import ApiKeys
 from services.gateway.http.in_process import InProcessClient, InProcessResponse
 from shared import limits
@@ -355,6 +355,91 @@ async def test_a_batch_without_its_input_fails(tmp_path: Path, clock: Clock):
     await second.files.delete(record.input_file_id)
     record = await second.until(batch_id, lambda record: record.is_final)
     assert (record.status, record.errors[0].code) == ("failed", "invalid_input_file")
+
+
+async def test_a_damaged_record_is_passed_over_and_logged(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+):
+    gateway = Gateway(tmp_path, Client(), clock)
+    record = await gateway.until(await gateway.start("a"), lambda record: record.is_final)
+    whole = tmp_path / f"{record.id}.json"
+    for damaged in (b"", whole.read_bytes()[:-9], b'{"id": 3}', b"\xff"):
+        for name in ("batch_" + "x" * 22, "file-" + "x" * 22):
+            (tmp_path / f"{name}.json").write_bytes(damaged)
+        await gateway.batches.continue_all()
+        assert [one.id for one in await gateway.batches.all()] == [record.id]
+        assert len(await gateway.files.all()) == 2
+        with pytest.raises(ServiceError, match="No such batch"):
+            await gateway.batches.get("batch_" + "x" * 22)
+        with pytest.raises(ServiceError, match="No such file"):
+            await gateway.files.get("file-" + "x" * 22)
+    assert "is damaged and is passed over" in caplog.text
+
+
+def test_a_record_is_on_the_disk_before_it_replaces_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "record"
+    write_atomically(path, b"old")
+
+    def broken(descriptor: int) -> None:
+        assert os.fstat(descriptor).st_size == 3
+        raise OSError("a broken disk")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match="broken"):
+        write_atomically(path, b"new")
+    assert names(tmp_path, "") == ["record"]
+    assert path.read_bytes() == b"old"
+
+
+async def test_only_the_user_of_the_gateway_can_read_what_is_stored(tmp_path: Path, clock: Clock):
+    directory = tmp_path / "files"
+    gateway = Gateway(directory, Client("b"), clock)
+    batch_id = await gateway.start("a", "b")
+    await gateway.until(batch_id, lambda record: record.completed == 1)
+    await gateway.store.ask_to_cancel(batch_id)
+    assert {path.suffix for path in directory.iterdir()} == {"", ".json", ".part", ".lock", ".cancel"}
+    assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o600}
+    assert directory.stat().st_mode & 0o777 == 0o700
+    await gateway.until(batch_id, lambda record: record.is_final)
+
+
+async def test_files_that_are_being_written_count_and_a_batch_needs_room(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    gateway = Gateway(tmp_path, Client(), clock)
+    await gateway.until(await gateway.start("a"), lambda record: record.is_final)
+    [first, _] = await gateway.files.all()
+    monkeypatch.setattr(limits, "FILES_MAX", 3)
+    part = await gateway.files.create()
+    await part.write(b"x" * 10)
+    for full in (gateway.files.create(), gateway.batches.create(first.id, URL, {})):
+        with pytest.raises(ServiceError, match="no room"):
+            await full
+    monkeypatch.undo()
+    monkeypatch.setattr(limits, "FILES_BYTES_MAX", sum(one.bytes for one in await gateway.files.all()) + 10)
+    with pytest.raises(ServiceError, match="no room"):
+        await gateway.files.create()
+    await part.abort()
+    await gateway.files.create()
+    assert len(await gateway.batches.all()) == 1
+
+
+async def test_the_oldest_batches_that_have_ended_make_room_for_new_ones(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(limits, "BATCHES_MAX", 2)
+    gateway = Gateway(tmp_path, Client("stuck"), clock)
+    running = await gateway.start("stuck")
+    ids: list[str] = []
+    for _ in range(3):
+        clock.now += 1
+        ids.append(await gateway.start("a"))
+        await gateway.until(ids[-1], lambda record: record.is_final)
+    assert {one.id for one in await gateway.batches.all()} == {running, ids[-1]}
+    await gateway.start("stuck")
+    with pytest.raises(ServiceError, match="Too many batches"):
+        await gateway.start("stuck")
+    await gateway.end()
 
 
 async def test_files_and_batches_are_forgotten_after_a_month(tmp_path: Path, clock: Clock):
