@@ -15,7 +15,7 @@ from services.gateway.model_catalog import RETRY_AFTER_S, SERVICES, ModelCatalog
 from services.gateway.requests.dispatcher import Dispatcher
 from services.gateway.requests.messages import split_sequence_id
 from services.gateway.requests.progress_watch import ProgressWatch
-from services.gateway.requests.prompts import text_size, tokenize_message
+from services.gateway.requests.prompts import tokenize_message
 from services.gateway.requests.request_actor import GatewayParts, RequestActor
 from services.gateway.requests.router import Router
 from services.gateway.requests.sequence_state import Address
@@ -127,7 +127,7 @@ class GatewayActor(Actor):
     async def tokenize(self, request: GenerationRequest, *, return_tokens: bool) -> list[tuple[list[int], list[str]]]:
         """See Backend."""
         message = tokenize_message(request, self.resolve_model(request.model), 0, return_tokens=return_tokens)
-        reply = await self._peers.tokenizer(message, text_size(request), request.trace_headers)
+        reply = await self._peers.tokenizer(message, request.num_characters, request.trace_headers)
         assert isinstance(reply, TokenizeReply)
         return [(unpack_ids(prompt.token_ids), list(prompt.tokens)) for prompt in reply.prompts]
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from shared.codec import TOKEN_BYTES
 from shared.messages import ChatMessage, FinishReason, PositionLogprobs
 from shared.pooling import PoolingParams
 from shared.sampling import SamplingParams
@@ -91,6 +92,22 @@ class GenerationRequest:
     def num_sequences(self) -> int:
         """Number of sequences for each prompt."""
         return max(self.n, self.best_of)
+
+    @property
+    def num_characters(self) -> int:
+        """Number of characters of the prompts that tokenizers convert: their texts, and what the chat template gets."""
+        conversations = [self.messages] if self.messages else self.conversations
+        messages = [message for conversation in conversations for message in conversation]
+        told = sum(len(message.role) + len(message.content) + len(message.fields) for message in messages)
+        variables = len(self.template_variables) * len(conversations)
+        return sum(map(len, self.texts)) + len(self.suffix) * len(self.texts) + told + variables
+
+    @property
+    def num_given_tokens(self) -> int:
+        """Number of tokens of the prompts that are given as token ids, also as contents of messages."""
+        messages = [*self.messages, *(message for conversation in self.conversations for message in conversation)]
+        packed = sum(len(message.token_ids) for message in messages)
+        return sum(map(len, self.token_ids)) + packed // TOKEN_BYTES
 
     def prompt_name(self, index: int) -> str:
         """Returns the name of a prompt in the user's request."""

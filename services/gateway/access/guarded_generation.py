@@ -140,9 +140,10 @@ class GuardedGeneration:
 
 def estimated_tokens(request: GenerationRequest) -> int:
     """Returns the tokens that are reserved for a request until its true number is known: prompts and output."""
-    texts = [*request.texts, *("".join(message.content for message in request.messages),) * bool(request.messages)]
-    prompt = sum(-(-len(text) // CHARS_PER_TOKEN) for text in texts) + sum(map(len, request.token_ids))
+    num_texts = request.num_prompts - len(request.token_ids)
+    converted = max(num_texts, -(-request.num_characters // CHARS_PER_TOKEN))
+    prompt = converted + request.num_given_tokens
     if request.pooling is not None:
         return prompt
-    num_sequences = (len(texts) + len(request.token_ids)) * request.num_sequences
+    num_sequences = request.num_prompts * request.num_sequences
     return prompt + num_sequences * (request.params.max_tokens or limits.OUTPUT_ESTIMATE_TOKENS)

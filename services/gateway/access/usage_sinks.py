@@ -5,12 +5,14 @@ its answer was lost; it can tell by `request_id`.
 """
 
 import asyncio
+import base64
 import fcntl
 import os
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from http.client import HTTPException
 from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
@@ -75,29 +77,54 @@ class FileSink:
 
 
 class WebhookSink:
-    """Posts records to a web server, as lines of JSON (`application/x-ndjson`). Any status below 300 means taken."""
+    """Posts records to a web server, as lines of JSON (`application/x-ndjson`). Any status below 300 means taken.
+
+    `url` may have a user and a password (`https://USER:PASSWORD@host/`), which are sent as basic authorization.
+    Redirects are not followed: urllib would send a GET without the records.
+    """
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        """Raises ValueError if the URL has no host."""
+        parts = urlsplit(url)
+        if not parts.hostname:
+            raise ValueError("the URL has no host")
+        user, _, host = parts.netloc.rpartition("@")
+        self._url = parts._replace(netloc=host).geturl()
+        self._headers = {"content-type": "application/x-ndjson", "user-agent": f"antiphon/{__version__}"}
+        if user:
+            self._headers["authorization"] = _basic_authorization(parts)
+        self._opener = urllib.request.build_opener(_NoRedirects)
 
     async def deliver(self, records: Sequence[UsageRecord]) -> None:
         """See `usage.Deliver`."""
         try:
             await asyncio.to_thread(self._post, json_lines(records))
-        except (OSError, ValueError) as error:  # URLError and HTTPError are OSErrors
-            raise DeliveryError(str(error)) from error
+        except (OSError, ValueError, HTTPException) as error:  # URLError and HTTPError are OSErrors
+            raise DeliveryError(str(error) or repr(error)) from error
 
     def _post(self, data: bytes) -> None:
-        headers = {"content-type": "application/x-ndjson", "user-agent": f"antiphon/{__version__}"}
-        request = urllib.request.Request(self._url, data, headers, method="POST")
-        with urllib.request.urlopen(request, timeout=WEBHOOK_TIMEOUT_S) as response:
+        request = urllib.request.Request(self._url, data, self._headers, method="POST")
+        with self._opener.open(request, timeout=WEBHOOK_TIMEOUT_S) as response:
             response.read()
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """Returns None, which makes a redirect an HTTPError."""
+
+
+def _basic_authorization(parts: SplitResult) -> str:
+    pair = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+    return f"Basic {base64.b64encode(pair.encode()).decode()}"
 
 
 def sink_of(word: str) -> FileSink | WebhookSink:
     """Returns the sink that `--usage-sink` names: `file:PATH` or a URL. Raises SettingsError."""
     if not word.startswith(_FILE):
-        return WebhookSink(word)
+        try:
+            return WebhookSink(word)
+        except ValueError as error:
+            raise SettingsError(f"--usage-sink: not a usable URL: {error}") from None
     sink = FileSink(word.removeprefix(_FILE))
     sink.check()
     return sink

@@ -90,7 +90,7 @@ async def _tokenized(
     peers: ServiceClients, request: GenerationRequest, card: ModelCard, block_size: int
 ) -> TokenizeReply:
     message = tokenize_message(request, card, block_size)
-    reply = await peers.tokenizer(message, text_size(request), request.trace_headers)
+    reply = await peers.tokenizer(message, request.num_characters, request.trace_headers)
     assert isinstance(reply, TokenizeReply)
     return reply
 
@@ -146,13 +146,6 @@ def tokenize_message(
         generates=request.pooling is None,
         prompt_names=request.prompt_names,
     )
-
-
-def text_size(request: GenerationRequest) -> int:
-    """Returns the number of characters to tokenize."""
-    suffixes = len(request.suffix) * len(request.texts)
-    conversation = sum(len(message.content) + len(message.fields) for message in request.messages)
-    return sum(map(len, request.texts)) + suffixes + conversation + len(request.template_variables)
 
 
 def sequence_params(params: SamplingParams, choice: int, num_prompt_tokens: int, card: ModelCard) -> SamplingParams:

@@ -1,6 +1,7 @@
 """Usage records on their way: in order, each once, kept while a receiver is down, dropped only when that lasts."""
 
 import asyncio
+import base64
 import json
 import threading
 from collections.abc import Iterator
@@ -129,6 +130,7 @@ class Webhook(HTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.bodies: list[tuple[str, bytes]] = []
+        self.authorizations: list[str | None] = []
         self.refusals = 1
 
 
@@ -136,7 +138,16 @@ class _Handler(BaseHTTPRequestHandler):
     server: Webhook
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
+        body = self.rfile.read(int(self.headers["content-length"] or 0))
+        self.server.authorizations.append(self.headers["authorization"])
+        if self.path == "/moved":
+            self.send_response(302)
+            self.send_header("location", "/usage")
+            self.end_headers()
+            return
+        if self.path == "/nonsense":
+            self.wfile.write(b"no HTTP at all\r\n\r\n")
+            return
         if self.server.refusals:
             self.server.refusals -= 1
             self.send_error(503)
@@ -144,6 +155,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.bodies.append((self.headers["content-type"], body))
         self.send_response(204)
         self.end_headers()
+
+    do_GET = do_POST
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -172,6 +185,28 @@ async def test_a_web_server_gets_lines_and_is_tried_again(webhook: Webhook, monk
     [(kind, body)] = webhook.bodies
     assert kind == "application/x-ndjson"
     assert [json.loads(line)["request_id"] for line in body.splitlines()] == ["r0", "r1", "r2"]
+
+
+@pytest.mark.parametrize("path", ["moved", "nonsense"])
+async def test_an_answer_that_is_no_success_is_a_failed_delivery(webhook: Webhook, path: str):
+    webhook.refusals = 0
+    with pytest.raises(DeliveryError):
+        await WebhookSink(f"http://127.0.0.1:{webhook.server_port}/{path}").deliver([record(1)])
+    assert webhook.bodies == []
+    assert len(webhook.authorizations) == 1, "a redirect is not followed"
+
+
+async def test_the_user_of_a_url_becomes_basic_authorization(webhook: Webhook, unused_port: int):
+    webhook.refusals = 0
+    await WebhookSink(f"http://me:p%40ss%3A@127.0.0.1:{webhook.server_port}/").deliver([record(1)])
+    await WebhookSink(f"http://127.0.0.1:{webhook.server_port}/").deliver([record(1)])
+    assert webhook.authorizations == ["Basic " + base64.b64encode(b"me:p@ss:").decode(), None]
+    with pytest.raises(DeliveryError) as raised:
+        await WebhookSink(f"http://me:secret@127.0.0.1:{unused_port}/").deliver([record(1)])
+    assert "secret" not in str(raised.value)
+    for unusable in ("http://me:secret@/x", "http://[::1/x"):
+        with pytest.raises(SettingsError, match="not a usable URL"):
+            sink_of(unusable)
 
 
 async def test_a_web_server_that_is_not_there_is_a_failed_delivery(unused_port: int):
