@@ -124,17 +124,17 @@ def make_plan(
         specs.append(ChildSpec("nats", "nats", argv, own, show=nats_server.worth_showing))
     sockets_of_gateways = [each.fileno() for each in listeners[: first.gateways]]
     # With a key file alone, which may hold only digests, the launcher's own requests need a key that it knows.
-    gateway_keys = first.api_keys or (secrets.token_urlsafe(24) if first.api_keys_file else "")
+    own_key = secrets.token_urlsafe(24) if first.api_keys_file and not first.api_keys else ""
     files = first.files_directory or str(directory / "files")
     specs += [
-        _gateway_spec(index, models, environ, place, listen_fd=fd, keys=gateway_keys, files_directory=files)
+        _gateway_spec(index, models, environ, place, listen_fd=fd, own_key=own_key, files_directory=files)
         for index, fd in enumerate(sockets_of_gateways)
     ]
     specs += _model_specs(models, environ, place, gpus)
     host, port = listeners[0].getsockname()[:2]
     default = first.default_model
     ordered = sorted(names, key=lambda name: bool(default) and name != default)
-    token = gateway_keys.split(",")[0].strip()
+    token = own_key or first.api_keys.split(",")[0].strip()
     return Plan(specs, host, port, ordered, token, bool(first.ssl_certfile), first.use_openai)
 
 
@@ -145,18 +145,22 @@ def _gateway_spec(
     place: _Place,
     *,
     listen_fd: int,
-    keys: str,
+    own_key: str,
     files_directory: str,
 ) -> ChildSpec:
     settings = models[0]
-    changes: dict[str, object] = {"listen_fd": listen_fd, "api_keys": "", "usage_sink": ""}
+    changes: dict[str, object] = {"listen_fd": listen_fd, "api_keys": "", "launcher_key": "", "usage_sink": ""}
     # All gateways have the same files, and one that is started again continues its batches.
     changes |= {"files_directory": files_directory}
     changes |= {"default_model": settings.default_model or model_name(settings)}
     # Gateways with the same seed would derive the same seeds for their requests.
     changes |= {"seed": None if settings.seed is None else settings.seed + index}
     changes |= {"return_token_ids": settings.return_token_ids or any(model.skip_tokenizer_init for model in models)}
-    secret = {"OPENAI_API_KEYS": keys, "ANTIPHON_USAGE_SINK": settings.usage_sink}
+    secret = {
+        "OPENAI_API_KEYS": settings.api_keys,
+        "ANTIPHON_LAUNCHER_KEY": own_key,
+        "ANTIPHON_USAGE_SINK": settings.usage_sink,
+    }
     secret = {name: value for name, value in secret.items() if value}
     spec = _service_spec("gateway", f"gateway-{index + 1}", settings, changes, {**environ}, place, secret)
     return replace(spec, pass_fds=(listen_fd,))

@@ -133,7 +133,7 @@ class RunSettings(ServeSettings):
 
 _CONCURRENCY = {"vllm": 128, "deepspeed": 32}
 _DEEPSPEED_BATCH_SIZE, _DEEPSPEED_BATCH_WAIT_S = 16, 0.1
-NOT_FOR_USERS = frozenset({"listen_fd", "service_id"})
+NOT_FOR_USERS = frozenset({"launcher_key", "listen_fd", "service_id"})
 """Settings that only the launcher sets. They are not offered as flags to users."""
 
 

@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 Scope = Literal["inference", "admin"]
 SCOPES: frozenset[Scope] = frozenset({"inference", "admin"})
 """`inference`: models, generation and tokenizing. `admin`: metrics and other facts about the whole server."""
-_RESERVED = "anonymous"
+_ANONYMOUS, _LAUNCHER = "anonymous", "launcher"
+_RESERVED = {_ANONYMOUS: "stands for requests without a key", _LAUNCHER: "is that of the launcher's own key"}
+"""Names that keys of a file must not have, and why."""
 _Name = Annotated[str, msgspec.Meta(pattern=rf"^[A-Za-z0-9_-]{{1,{limits.KEY_NAME_CHARS_MAX}}}$")]
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-fA-F]{64}$")]
 _Secret = Annotated[str, msgspec.Meta(min_length=1)]
@@ -58,7 +60,7 @@ class ApiKey:
         return self.models is None or not self.models.isdisjoint(names)
 
 
-ANONYMOUS = ApiKey(name=_RESERVED)
+ANONYMOUS = ApiKey(name=_ANONYMOUS)
 """Stands for all requests to a server that needs no key."""
 
 
@@ -89,6 +91,14 @@ def listed_keys(listed: str) -> list[ApiKey]:
     words = [word.strip() for word in listed.split(",")]
     values = [word for word in words if word]
     return [ApiKey(name=f"key-{number}", digests=(digest(value),)) for number, value in enumerate(values, 1)]
+
+
+def launcher_keys(value: str) -> list[ApiKey]:
+    """Returns the key with which a launcher asks the gateways that it has started; none if `value` is empty.
+
+    Its name is reserved, so that it collides with no key of a file.
+    """
+    return [ApiKey(name=_LAUNCHER, digests=(digest(value),))] if value else []
 
 
 def read_keys(path: Path) -> list[ApiKey]:
@@ -127,8 +137,8 @@ def digest(value: str | bytes) -> bytes:
 
 
 def _key_of(entry: _Entry, source: str) -> ApiKey:
-    if entry.name == _RESERVED:
-        raise SettingsError(f"{source}: this name stands for requests without a key; choose another")
+    if entry.name in _RESERVED:
+        raise SettingsError(f"{source}: this name {_RESERVED[entry.name]}; choose another")
     digests = [digest(value) for value in _listed(entry.key)]
     digests += [bytes.fromhex(value) for value in _listed(entry.sha256)]
     if not digests:

@@ -422,6 +422,9 @@ class GatewaySettings(BusSettings):
         alias=("--api-key",),
         group="http",
     )
+    launcher_key: str = flag(
+        "", "a key for the requests of the launcher itself", env="ANTIPHON_LAUNCHER_KEY", group="http"
+    )
     use_openai: bool = flag(
         True,
         "serve OpenAI's API; if not, only POST /generate, the probes and /metrics, and requests name no model",

@@ -37,7 +37,9 @@ class GatewayService:
         self._settings = settings
         self._actor: GatewayActor | None = None
         self._key_file = KeyFile(settings.api_keys_file) if settings.api_keys_file else None
-        self._keys = ApiKeys(settings.api_keys, self._key_file.read() if self._key_file else None)
+        self._keys = ApiKeys(
+            settings.api_keys, self._key_file.read() if self._key_file else None, settings.launcher_key
+        )
         self._sink = sink_of(settings.usage_sink) if settings.usage_sink else None
 
     async def start(self, host: Host) -> None:

@@ -8,7 +8,7 @@ import hmac
 import secrets
 from collections.abc import Iterable, Sequence
 
-from shared.api_keys import ANONYMOUS, ApiKey, Scope, digest, listed_keys
+from shared.api_keys import ANONYMOUS, ApiKey, Scope, digest, launcher_keys, listed_keys
 from shared.errors import ServiceError
 from shared.flags import SettingsError
 
@@ -25,12 +25,14 @@ _KEY_HEADER = b"x-api-key"
 class ApiKeys:
     """The accepted keys: those of a list, which may do everything, and those of a key file."""
 
-    def __init__(self, listed: str, file_keys: Sequence[ApiKey] | None = None) -> None:
+    def __init__(self, listed: str, file_keys: Sequence[ApiKey] | None = None, launcher_key: str = "") -> None:
         """`listed`: keys separated by commas. `file_keys`: keys of a key file; None: there is no key file.
+
+        `launcher_key`: a further key, that of the process that has started this one; "": none.
 
         Raises SettingsError if a key of the file has the name or the value of a listed one.
         """
-        self._listed = listed_keys(listed)
+        self._listed = [*listed_keys(listed), *launcher_keys(launcher_key)]
         self._secret = secrets.token_bytes(32)
         self._needed = bool(self._listed) or file_keys is not None
         self._keys: dict[bytes, ApiKey] = {}

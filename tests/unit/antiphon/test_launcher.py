@@ -98,7 +98,8 @@ def test_with_a_key_file_alone_the_launcher_has_a_key_of_its_own(planned) -> Non
     assert len(plan.token) >= 32
     assert plan.token != again.token
     for spec in plan.specs:
-        assert (spec.environ.get("OPENAI_API_KEYS") == plan.token) == (spec.service == "gateway")
+        assert (spec.environ.get("ANTIPHON_LAUNCHER_KEY") == plan.token) == (spec.service == "gateway")
+        assert "OPENAI_API_KEYS" not in spec.environ
         assert not any(plan.token in word for word in spec.argv)
         assert ("--api-keys-file=keys.toml" in spec.argv) == (spec.service == "gateway")
     assert planned(ServeSettings(api_keys_file="keys.toml", api_keys="mine")).token == "mine"

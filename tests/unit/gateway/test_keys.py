@@ -84,6 +84,7 @@ def test_metrics_need_the_scope_admin_and_documents_any_key():
         ('name = "a b"\nkey = "x"', "name"),
         ('name = "a.b"\nkey = "x"', "name"),
         ('name = "anonymous"\nkey = "x"', "another"),
+        ('name = "launcher"\nkey = "x"', "another"),
         ('name = "a"\nkey = ""', "length"),
         ('name = "a"\nkey = ["x", ""]', "length"),
         ('name = "a"\nsha256 = "abc"', "sha256"),
@@ -117,6 +118,11 @@ def test_listed_keys_and_file_keys_may_not_collide():
         with pytest.raises(SettingsError, match="--api-keys"):
             ApiKeys(listed, read(FULL))
     assert [key.name for key in listed_keys(" a, ,b")] == ["key-1", "key-2"]
+
+
+def test_the_launchers_key_collides_with_no_name_of_a_file():
+    keys = ApiKeys("", read('[[keys]]\nname = "key-1"\nkey = "x"'), "own")
+    assert [keys.check("/v1/models", bearer(value)).name for value in ("x", "own")] == ["key-1", "launcher"]
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
