@@ -99,7 +99,8 @@ def create_app(
     formats = http_errors.ErrorFormats(ERROR_FORMATS)
     http_errors.install(app, metrics.count_error, formats)
     keys, prefix = keys or ApiKeys(settings.api_keys), settings.root_path.rstrip("/")
-    app.add_middleware(Edge, keys=keys, metrics=metrics, formats=formats, prefix=prefix)
+    streaming = ollama.STREAMING
+    app.add_middleware(Edge, keys=keys, metrics=metrics, formats=formats, prefix=prefix, streaming=streaming)
     _allow_pages(app, settings)
     serving = Serving(backend, metrics, settings)
     _post(app, "/generate", GenerateEndpoint(serving).generate)

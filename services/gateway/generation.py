@@ -98,7 +98,7 @@ class GenerationRequest:
         """Number of characters of the prompts that tokenizers convert: their texts, and what the chat template gets."""
         conversations = [self.messages] if self.messages else self.conversations
         messages = [message for conversation in conversations for message in conversation]
-        told = sum(len(message.role) + len(message.content) + len(message.fields) for message in messages)
+        told = sum(len(message.content) + len(message.fields) for message in messages)
         variables = len(self.template_variables) * len(conversations)
         return sum(map(len, self.texts)) + len(self.suffix) * len(self.texts) + told + variables
 

@@ -13,6 +13,7 @@ from shared.api_keys import keys_of_text
 from shared.errors import ServiceError
 from shared.messages import UsageRecord
 from tests.integration.edge import Connection, Reply, ScriptedBackend, call, serving, text_batches
+from tests.unit.gateway.test_multipart import form
 
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
@@ -272,3 +273,30 @@ async def test_a_key_that_is_not_well_formed_is_refused(key: str):
         refused = await repeatable(port, "k", stream=True)
         assert (refused.status, refused.error["param"]) == (400, "Idempotency-Key")
         assert (await repeatable(port, "k", stream=False)).status == 200
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+async def test_ollamas_streams_cannot_be_repeated_although_they_need_no_field(prefix: str):
+    async with limited(ScriptedBackend(), root_path=prefix) as port:
+        headers = {"authorization": "Bearer sk-free", "idempotency-key": "k"}
+        for path in ("/api/chat", "/api/generate"):
+            body = {"model": "org/toy", "messages": HELLO} if "chat" in path else {"model": "org/toy", "prompt": "hi"}
+            for stream in ({}, {"stream": None}, {"stream": True}):
+                refused = await call(port, "POST", prefix + path, {**body, **stream}, headers)
+                assert (refused.status, "cannot be repeated" in refused.json["error"]) == (400, True)
+            whole = [await call(port, "POST", prefix + path, {**body, "stream": False}, headers) for _ in range(2)]
+            assert [reply.status for reply in whole] == [200, 200]
+            assert whole[1].headers["idempotency-replayed"] == "true"
+
+
+async def test_an_upload_cannot_be_repeated_whatever_its_size():
+    async with limited(ScriptedBackend()) as port:
+        body = form([("purpose", None, b"batch"), ("file", "a", b"x")])
+        headers = {
+            "authorization": "Bearer sk-free",
+            "content-type": "multipart/form-data; boundary=edge",
+            "idempotency-key": "k",
+        }
+        refused = await call(port, "POST", "/v1/files", body, headers)
+        assert (refused.status, refused.error["param"]) == (400, "Idempotency-Key")
+        assert "An upload cannot be repeated" in refused.error["message"]

@@ -10,8 +10,9 @@ import fcntl
 import os
 import urllib.request
 from collections.abc import Sequence
-from http.client import HTTPException
+from http.client import HTTPException, HTTPMessage
 from pathlib import Path
+from typing import IO
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
@@ -109,7 +110,9 @@ class WebhookSink:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: object) -> None:
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> None:
         """Returns None, which makes a redirect an HTTPError."""
 
 

@@ -5,7 +5,7 @@ has disconnected.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,13 +24,23 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class Edge:
-    """Wraps an application. `prefix`: path under which a proxy serves it; requests may have the prefix or not."""
+    """Wraps an application. `prefix`: path under which a proxy serves it; requests may have the prefix or not.
+
+    `streaming`: see Idempotency.
+    """
 
     def __init__(
-        self, app: ASGIApp, *, keys: ApiKeys, metrics: GatewayMetrics, formats: ErrorFormats, prefix: str = ""
+        self,
+        app: ASGIApp,
+        *,
+        keys: ApiKeys,
+        metrics: GatewayMetrics,
+        formats: ErrorFormats,
+        prefix: str = "",
+        streaming: Collection[str] = (),
     ) -> None:
         self.app = app
-        self._repeatable = Idempotency(app)
+        self._repeatable = Idempotency(app, streaming=streaming)
         self._keys = keys
         self._metrics = metrics
         self._formats = formats

@@ -2,8 +2,9 @@
 
 For clients that send a request again because they do not know whether it was answered. The request is run once, and
 its answer is kept for `IDEMPOTENCY_S`; a repetition that comes earlier than the answer waits for it. The request runs
-to its end even if its client disconnects. Only answers of success are kept, so that a request that failed can be sent
-again. Streams are refused. Each gateway keeps its own answers.
+to its end even if its client disconnects. Only whole answers of success are kept, so that a request that failed can be
+sent again. Streams are refused, and uploads, which are too large to be kept in memory. Each gateway keeps its own
+answers.
 """
 
 import asyncio
@@ -12,9 +13,9 @@ import logging
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Collection, Iterable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,12 +23,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.gateway.access.call import current_call
 from services.gateway.http import request_body
 from services.gateway.http.disconnect import unless_gone
+from services.gateway.http.errors import route_path
 from shared import limits
 from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
 HEADER = b"idempotency-key"
 _REPLAYED = (b"idempotency-replayed", b"true")
+_FORM = b"multipart/form-data"
+_STREAMED = (b"text/event-stream", b"application/x-ndjson")
+"""Content types of streams. A stream that fails after its beginning has the status of success."""
 _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
 
 
@@ -54,6 +59,11 @@ class _Answer:
         elif message["type"] == "http.response.body":
             self.body += message.get("body", b"")
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether it may be given again: a success, and no stream, which may have failed in the middle."""
+        return 200 <= self.status < 300 and not _header(self.headers, b"content-type").startswith(_STREAMED)
+
     async def send(self, send: Send, *more: tuple[bytes, bytes]) -> None:
         """Sends the response, with further headers."""
         await send({"type": "http.response.start", "status": self.status, "headers": [*self.headers, *more]})
@@ -78,28 +88,34 @@ class _Running:
 
 
 class Idempotency:
-    """Wraps an application. Bounded in number and size: if there are too many answers, the oldest are dropped."""
+    """Wraps an application. Bounded in number and size: if there are too many answers, the oldest are dropped.
 
-    def __init__(self, app: ASGIApp, now: Callable[[], float] = time.monotonic) -> None:
+    `streaming`: paths of routes that answer with a stream unless the body's `stream` is false.
+    """
+
+    def __init__(
+        self, app: ASGIApp, now: Callable[[], float] = time.monotonic, streaming: Collection[str] = ()
+    ) -> None:
         self._app = app
         self._now = now
+        self._streaming = frozenset(streaming)
         self._kept: OrderedDict[_Name, _Kept] = OrderedDict()
         self._num_bytes = 0
         self._running: dict[_Name, _Running] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or answers it if it repeats another one. Raises ServiceError."""
-        key = next((value for name, value in scope["headers"] if name == HEADER), None)
-        if key is None or scope["method"] != "POST":
+        if scope["method"] != "POST" or all(name != HEADER for name, _ in scope["headers"]):
             await self._app(scope, receive, send)
             return
+        key, path = _header(scope["headers"], HEADER), route_path(scope)
         if not _KEY.fullmatch(key):
-            raise ServiceError(
-                "invalid_value", "'Idempotency-Key' must have 1 to 255 visible characters.", param="Idempotency-Key"
-            )
+            _refuse("'Idempotency-Key' must have 1 to 255 visible characters.")
+        if _header(scope["headers"], b"content-type").lower().startswith(_FORM):
+            _refuse("An upload cannot be repeated: send it without 'Idempotency-Key'.")
         body = await request_body.read(scope["headers"], receive)
-        _refuse_stream(body)
-        name, fingerprint = _Name(current_call().key.name, scope["path"], key), hashlib.sha256(body).digest()
+        _refuse_stream(body, by_default=path in self._streaming)
+        name, fingerprint = _Name(current_call().key.name, path, key), hashlib.sha256(body).digest()
         if (kept := self._find(name)) is not None:
             _check(kept.fingerprint, fingerprint)
             await kept.answer.send(send, _REPLAYED)
@@ -136,7 +152,7 @@ class Idempotency:
             await self._app(scope, _receive_of(body), collect)
         finally:
             del self._running[name]
-        if 200 <= answer.status < 300:
+        if answer.is_repeatable:
             self._keep(name, _Kept(fingerprint, answer, self._now()))
         return answer
 
@@ -161,14 +177,22 @@ class _Streams(msgspec.Struct):
 _STREAMS = msgspec.json.Decoder(_Streams)
 
 
-def _refuse_stream(body: bytes) -> None:
+def _refuse_stream(body: bytes, *, by_default: bool) -> None:
     try:
         stream = _STREAMS.decode(body).stream
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return  # the route answers with what is wrong with the body
-    if stream is True:
-        told = "A stream cannot be repeated: send the request without 'stream', or without 'Idempotency-Key'."
-        raise ServiceError("invalid_value", told, param="Idempotency-Key")
+    if stream is True or (stream is None and by_default):
+        _refuse("A stream cannot be repeated: send the request with 'stream' false, or without 'Idempotency-Key'.")
+
+
+def _refuse(told: str) -> NoReturn:
+    raise ServiceError("invalid_value", told, param="Idempotency-Key")
+
+
+def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
+    """Returns the value of a header; b"" if it is not there."""
+    return next((value for each, value in headers if each == name), b"")
 
 
 def _check(first: bytes, second: bytes) -> None:

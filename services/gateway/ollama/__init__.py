@@ -20,5 +20,7 @@ BODIES = {
     "/api/generate": Body(OllamaGenerateBody, ("model",)),
     "/api/show": Body(OllamaShowBody, ("model",)),
 }
+STREAMING = ("/api/chat", "/api/generate")
+"""Routes whose answers are streams unless the body's `stream` is false."""
 ERROR_FORMATS = {"/api/": error_body}
 ERROR_SCHEMAS = {"/api/": SCHEMA}

@@ -27,11 +27,11 @@ def test_everything_of_a_prompt_counts():
 
     hello, packed = ChatMessage("user", "x" * 36), ChatMessage("user", "", token_ids=pack_ids(range(20)))
     tools = ChatMessage("user", "x" * 36, fields=b"y" * 40)
-    assert estimated(messages=(hello, hello)) == 20 + 10
-    assert estimated(messages=(tools,), template_variables=b"z" * 40) == 10 + 10 + 10 + 10
+    assert estimated(messages=(hello, hello)) == 18 + 10
+    assert estimated(messages=(tools,), template_variables=b"z" * 40) == 9 + 10 + 10 + 10
     assert estimated(messages=(packed,)) == 1 + 20 + 10
-    assert estimated(conversations=((hello,), (hello, hello)), n=2) == 30 + 4 * 10
-    assert estimated(conversations=((hello,), (hello,)), template_variables=b"z" * 40) == 20 + 20 + 2 * 10
+    assert estimated(conversations=((hello,), (hello, hello)), n=2) == 27 + 4 * 10
+    assert estimated(conversations=((hello,), (hello,)), template_variables=b"z" * 40) == 18 + 20 + 2 * 10
     assert estimated(texts=("x" * 4, "x" * 4), suffix="y" * 4) == 4 + 2 * 10
     assert estimated(texts=("x",) * 9) == 9 + 9 * 10
 

@@ -13,14 +13,14 @@ BODY = b'{"prompt": "hi"}'
 class Client:
     """Asks an application that answers with a number and `size` bytes."""
 
-    def __init__(self, size: int = 10) -> None:
-        self.now, self.size = 0.0, size
+    def __init__(self, size: int = 10, kind: bytes = b"text/plain") -> None:
+        self.now, self.size, self.kind = 0.0, size, kind
         self._numbers = itertools.count()
         self.edge = Idempotency(self._app, lambda: self.now)
 
     async def _app(self, scope, receive, send) -> None:
         assert (await receive())["body"] == BODY
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", self.kind)]})
         await send({"type": "http.response.body", "body": b"%d " % next(self._numbers), "more_body": True})
         await send({"type": "http.response.body", "body": b"x" * self.size})
 
@@ -38,7 +38,7 @@ class Client:
 
         scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": [(b"idempotency-key", key.encode())]}
         await self.edge(scope, receive, send)
-        assert (b"content-type", b"text/plain") in sent[0]["headers"]
+        assert (b"content-type", self.kind) in sent[0]["headers"]
         return int(sent[1]["body"].split()[0])
 
 
@@ -55,6 +55,12 @@ async def test_an_answer_is_kept_for_ten_minutes():
     assert [await client.ask("b"), await client.ask("a")] == [1, 0]
     client.now += 1
     assert [await client.ask("a"), await client.ask("b")] == [2, 1]
+
+
+@pytest.mark.parametrize("kind", [b"text/event-stream; charset=utf-8", b"application/x-ndjson"])
+async def test_a_stream_which_may_have_failed_in_the_middle_is_not_kept(kind: bytes):
+    client = Client(kind=kind)
+    assert [await client.ask("a"), await client.ask("a")] == [0, 1]
 
 
 async def test_the_oldest_answers_are_dropped_when_there_are_too_many(monkeypatch):
