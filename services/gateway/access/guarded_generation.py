@@ -71,7 +71,7 @@ class GuardedGeneration:
         """See Generation. Also raises ServiceError('rate_limit_exceeded'), before the first item."""
         try:
             await self._admit()
-            if self._ended:  # cancelled meanwhile
+            if self._ended:
                 return
             self._inner = self._backend.generate(self._request)
             async for batch in self._inner.updates():
@@ -92,9 +92,13 @@ class GuardedGeneration:
         if self._quota is None:
             return
         try:
-            self._admission = await self._quota.admit(estimated_tokens(self._request))
+            admission = await self._quota.admit(estimated_tokens(self._request))
         finally:
             self._call.response_headers = self._quota.headers()
+        if self._ended:  # cancelled meanwhile
+            self._quota.withdraw(admission)
+        else:
+            self._admission = admission
 
     def _saw(self, batch: list[SequenceUpdate]) -> None:
         for update in batch:

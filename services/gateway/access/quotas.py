@@ -108,20 +108,19 @@ class KeyQuota:
     async def admit(self, tokens: int) -> Admission:
         """Reserves a request and `tokens` tokens, prompt and output together.
 
-        Raises ServiceError('rate_limit_exceeded') if a limit has no room, with the time until it has.
+        Raises ServiceError('rate_limit_exceeded') if a limit has no room, with the time until it has. If it is
+        cancelled, nothing is reserved.
         """
         need = Amounts(min(1, self.key.requests_per_minute), min(tokens, self.key.tokens_per_minute))
-        if self._exchanging.locked() or not self._covers(need):
-            async with self._exchanging:
-                if not self._covers(need):
-                    self._refuse_known(need)
-                    grant = await self._exchange(need)
-                    if grant.lacking is not None:
-                        raise self._refusal(grant)
-        self._left -= need
-        self._running += 1
-        self._return_later()
-        return Admission(need, self._now())
+        if not self._exchanging.locked() and self._covers(need):
+            return self._reserve(need)
+        admitting = asyncio.get_running_loop().create_task(self._admit(need))
+        try:
+            return await asyncio.shield(admitting)
+        except asyncio.CancelledError:
+            # An exchange goes on to its end: the store may have done it, and then this gateway must know.
+            admitting.add_done_callback(self._withdraw_unused)
+            raise
 
     def withdraw(self, admission: Admission) -> None:
         """Takes an admission back whose request was not run. To be called instead of `finish`."""
@@ -155,6 +154,27 @@ class KeyQuota:
                 told[f"x-ratelimit-remaining-{name}"] = str(min(limit, max(0, math.floor(left))))
                 told[f"x-ratelimit-reset-{name}"] = duration_text(reset_s)
         return told
+
+    # --- admitting ---
+
+    async def _admit(self, need: Amounts) -> Admission:
+        async with self._exchanging:
+            if not self._covers(need):
+                self._refuse_known(need)
+                grant = await self._exchange(need)
+                if grant.lacking is not None:
+                    raise self._refusal(grant)
+            return self._reserve(need)
+
+    def _reserve(self, need: Amounts) -> Admission:
+        self._left -= need
+        self._running += 1
+        self._return_later()
+        return Admission(need, self._now())
+
+    def _withdraw_unused(self, admitting: "asyncio.Task[Admission]") -> None:
+        if not admitting.cancelled() and admitting.exception() is None:
+            self.withdraw(admitting.result())
 
     # --- the share of this gateway ---
 

@@ -5,11 +5,17 @@ import logging
 
 import pytest
 
+from services.gateway.access.call import Call
+from services.gateway.access.guarded_generation import GuardedGeneration
 from services.gateway.access.quotas import Quotas, duration_text
+from services.gateway.access.usage import UsageLedger
+from services.gateway.generation import GenerationRequest
 from shared import limits
 from shared.api_keys import ApiKey
 from shared.errors import ServiceError
+from shared.sampling import SamplingParams
 from shared.subjects import bucket_name
+from tests.integration.edge import ScriptedBackend
 from tests.support.memory import MemoryBus
 from tests.support.simulation import SimClock, run_simulation
 
@@ -104,6 +110,49 @@ def test_an_admission_that_is_taken_back_counts_for_nothing():
         quota.finish(await quota.admit(100), 100)
         with pytest.raises(ServiceError):
             await quota.admit(1)
+
+    run_simulation(main)
+
+
+def test_a_cancelled_admission_reserves_nothing_at_whatever_moment_it_is_cancelled():
+    limited = key(requests_per_minute=3, tokens_per_minute=300, concurrent_requests=1)
+
+    async def main() -> None:
+        for turns in range(40):
+            quotas = Gateways(1).all[0]
+            admitting = asyncio.create_task(quotas.of(limited).admit(300))
+            for _ in range(turns):
+                await asyncio.sleep(0.0001)
+            if admitting.done():
+                break
+            admitting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await admitting
+            await asyncio.sleep(0.1)
+            assert await admitted(quotas, limited, 300), turns
+            await asyncio.sleep(3 * limits.QUOTA_LEASE_S)
+            assert not quotas.of(limited).is_in_use
+        assert turns > 3
+
+    run_simulation(main)
+
+
+def test_a_generation_that_is_cancelled_while_it_is_admitted_gives_its_place_back():
+    limited = key(concurrent_requests=1)
+
+    async def main() -> None:
+        quota = Gateways(1).all[0].of(limited)
+        request = GenerationRequest("r", "m", SamplingParams(), texts=("hi",))
+        generation = GuardedGeneration(ScriptedBackend(), request, Call(limited), quota, UsageLedger())
+
+        async def updates() -> int:
+            return len([batch async for batch in generation.updates()])
+
+        running = asyncio.create_task(updates())
+        await asyncio.sleep(0)
+        await generation.cancel("abort")
+        assert await running == 0
+        quota.withdraw(await quota.admit(1))
 
     run_simulation(main)
 
