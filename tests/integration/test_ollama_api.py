@@ -1,6 +1,7 @@
 """Ollama's API against the HTTP edge. The backend is scripted: see `edge`."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from services.gateway.generation import GenerationRequest, SequenceUpdate
 from shared.errors import ServiceError
 from shared.grammar import Grammar
-from tests.integration.edge import Reply, ScriptedBackend, call, serving, text_batches
+from tests.integration.edge import CARD, Reply, ScriptedBackend, call, serving, text_batches
 
 HELLO = {"model": "org/toy", "messages": [{"role": "user", "content": "Hello?"}]}
 
@@ -127,6 +128,18 @@ async def test_models_are_listed_and_described():
         assert set((await call(port, "GET", "/api/version")).json) == {"version"}
 
 
+async def test_a_model_whose_own_name_has_the_default_tag_is_found_by_it():
+    tagged, plain = replace(CARD, name="foo:latest", path="/1"), replace(CARD, name="bar", path="/2")
+    backend = ScriptedBackend(cards=[tagged, plain])
+    async with serving(backend) as port:
+        for asked, found in (("foo:latest", "foo:latest"), ("bar", "bar"), ("bar:latest", "bar")):
+            answer = await call(port, "POST", "/api/chat", {**HELLO, "model": asked, "stream": False})
+            assert (answer.status, answer.json["model"]) == (200, found)
+        backend.cards.append(replace(CARD, name="bar:latest", path="/3"))
+        both = [await call(port, "POST", "/api/show", {"model": name}) for name in ("bar", "bar:latest")]
+        assert [one.json["model_info"]["general.basename"] for one in both] == ["bar", "bar:latest"]
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -135,11 +148,12 @@ async def test_models_are_listed_and_described():
         ({"messages": [{"role": "user", "images": ["x"]}]}, "The field 'messages[0].images' is not supported yet."),
         ({"messages": [*HELLO["messages"], {"role": "assistant", "content": ""}]}, "'messages[1].role' must be 'user'"),
         ({"options": {"temperature": 3}}, "'options.temperature' must be between 0 and 2."),
-        ({"options": {"temperature": "hot"}}, "'temperature' must be a number or null, not a string."),
+        ({"options": {"temperature": "hot"}}, "'options.temperature' must be a number or null, not a string."),
         ({"options": {"num_predict": 0}}, "'options.num_predict' must be at least 1."),
         ({"options": {"num_ctx": 4096}}, "'options.num_ctx' must not exceed the model's context length of 512 tokens."),
-        ({"options": {"mirostat": 2}}, "The parameter 'mirostat' is not supported yet."),
-        ({"options": {"num_predct": 2}}, "Did you mean 'num_predict'?"),
+        ({"options": {"mirostat": 2}}, "The parameter 'options.mirostat' is not supported yet."),
+        ({"options": {"stop": [1]}}, "'options.stop[0]' must be a string"),
+        ({"options": {"num_predct": 2}}, "'options.num_predct'. Did you mean 'num_predict'?"),
         ({"options": [1]}, "must be an object"),
         ({"format": "yaml"}, "'format' must be 'json' or a JSON Schema: an object."),
         ({"format": {"enum": ["x" * 70_000]}}, "'format' must not be longer than"),

@@ -14,6 +14,7 @@ from services.gateway.openai import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
 from services.gateway.openai.request_context import Arrival, Kind, RequestContext
 from services.gateway.openai.serving import Serving
+from shared.errors import ServiceError
 from shared.request.checks import given
 from shared.version import __version__
 
@@ -58,7 +59,13 @@ class OllamaEndpoints:
         return json_response({"version": __version__})
 
     def _card(self, name: str | None) -> ModelCard:
-        return self._serving.resolve_model(models.without_tag(name))
+        """Returns the model with this name or, if there is none and the name has the default tag, with it left out."""
+        try:
+            return self._serving.resolve_model(name)
+        except ServiceError as error:
+            if error.code != "model_not_found" or name is None or not name.endswith(models.DEFAULT_TAG):
+                raise
+        return self._serving.resolve_model(name.removesuffix(models.DEFAULT_TAG))
 
     async def _answer(
         self,

@@ -21,11 +21,6 @@ _DETAILS: dict[str, Any] = {
 }
 
 
-def without_tag(name: str | None) -> str | None:
-    """Returns the name of a model without the default tag."""
-    return None if name is None else name.removesuffix(DEFAULT_TAG)
-
-
 def tags(cards: Sequence[ModelCard]) -> dict[str, Any]:
     """Returns the answer of `/api/tags`."""
     return {"models": [_tag(card) for card in cards]}

@@ -10,6 +10,7 @@ import msgspec
 
 from services.gateway.openai import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
+from services.gateway.openai.parameter_names import in_names
 from services.gateway.openai.unsupported_params import FieldRules, Unsupported
 from shared.errors import ServiceError
 from shared.request.checks import refuse
@@ -87,7 +88,8 @@ def read(given: dict[str, Any] | None, max_model_len: int) -> Options:
         unsupported_params.check(read_fields(data), Options, rules=_RULES)
         options = read_body(data, _DECODER)
     except ServiceError as error:
-        raise ServiceError(error.code, error.message, param=f"options.{error.param}".rstrip(".")) from None
+        param = error.param
+        raise in_names(error, {param: f"options.{param}"} if param else {"": "options"}) from None
     if options.num_ctx is not None and options.num_ctx > max_model_len:
         refuse("options.num_ctx", f"must not exceed the model's context length of {max_model_len} tokens")
     return options
