@@ -26,6 +26,7 @@ from shared.request.batch_lines import (
     BatchRequest,
     answered,
     is_good,
+    numbered_lines,
     read_answers,
     read_request,
     unanswered,
@@ -72,10 +73,10 @@ def run(source: Path, target: Path, server: str, token: str | None, concurrency:
 def read_requests(source: Path) -> list[BatchRequest]:
     """Returns the requests of a file. Raises SettingsError that names the first invalid line."""
     try:
-        lines = source.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        with source.open("rb") as file:
+            requests = [_request(line, f"{source}, line {number}") for number, line in numbered_lines(file)]
+    except OSError as error:
         raise SettingsError(f"{source} cannot be read: {error}") from error
-    requests = [_request(line, f"{source}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     seen = set[str]()
     for request in requests:
         if request.custom_id in seen:
@@ -101,7 +102,7 @@ def keep_whole_lines(target: Path) -> dict[str, bool]:
     return done
 
 
-def _request(line: str, where: str) -> BatchRequest:
+def _request(line: bytes, where: str) -> BatchRequest:
     try:
         return read_request(line, ENDPOINTS)
     except BatchLineError as error:

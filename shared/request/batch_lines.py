@@ -6,9 +6,10 @@ An answer line:  {"id": "batch_req_…", "custom_id": "a", "response": {"status_
 Used by `antiphon run-batch`, which sends the requests to a server, and by the gateway, which runs batches itself.
 """
 
+import io
 import json
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,6 +28,15 @@ class BatchRequest:
     custom_id: str
     url: str
     body: dict[str, Any]
+
+
+def numbered_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines of a batch file that are not blank, each with its number from 1.
+
+    `file`: a file in binary mode, which is read line by line. Only a line feed ends a line: JSON texts may contain the
+    other characters that Python takes for line ends, such as U+2028.
+    """
+    return ((number, line) for number, line in enumerate(file, 1) if line.strip())
 
 
 def read_request(line: str | bytes, endpoints: Collection[str]) -> BatchRequest:
@@ -74,7 +84,7 @@ def read_answers(data: bytes) -> tuple[bytes, dict[str, bool]]:
     """
     whole = data[: data.rfind(b"\n") + 1]
     found: dict[str, bool] = {}
-    for number, line in enumerate(whole.splitlines(), 1):
+    for number, line in numbered_lines(io.BytesIO(whole)):
         try:
             answer = json.loads(line)
             found[answer["custom_id"]] = is_good(answer)

@@ -163,5 +163,10 @@ async def test_a_key_uses_its_own_models_and_routes_and_no_others():
                 assert (refused.error["code"], refused.error["param"]) == ("permission_denied", "model")
             assert (await ask_as("sk-ops", "POST", path, fields)).status == 403
         assert (await ask_as("sk-toy", "GET", "/v1/models/org/other")).status == 403
+        for key, told in (("sk-toy", "The API key 'toy' may use: 'org/toy'."), ("sk-all", "'org/toy', 'org/other'.")):
+            unknown = await ask_as(key, "POST", "/v1/completions", {"prompt": "hi", "model": "third"})
+            assert (unknown.status, unknown.error["param"]) == (404, "model")
+            assert unknown.error["message"].startswith("The model 'third' does not exist.")
+            assert unknown.error["message"].endswith(told)
         for key, status in (("sk-ops", 200), ("sk-toy", 403), ("sk-all", 200), ("sk-none", 401)):
             assert (await ask_as(key, "GET", "/metrics")).status == status

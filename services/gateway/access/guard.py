@@ -38,7 +38,15 @@ class GuardedBackend:
 
     def resolve_model(self, name: str | None) -> ModelCard:
         """See Backend. Also raises ServiceError('permission_denied') for a model that the key may not use."""
-        card, key = self._backend.resolve_model(name), current_call().key
+        key = current_call().key
+        try:
+            card = self._backend.resolve_model(name)
+        except ServiceError as error:
+            if error.code == "model_not_found" and key.models is not None:
+                # The backend's message lists all models, also those that the key may not know of.
+                told = f"The model {name!r} does not exist. The API key {key.name!r} may use: {_names(key)}."
+                raise ServiceError(error.code, told, param=error.param) from None
+            raise
         if not _allows(key, card):
             told = f"The API key {key.name!r} may not use the model {card.name!r}. Its models: {_names(key)}."
             raise ServiceError("permission_denied", told, param="model")

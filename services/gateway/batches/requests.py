@@ -1,14 +1,14 @@
 """Checks and reads the requests of an input file. Blocks: called in threads."""
 
 import json
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from services.gateway.batches.record import LineError, invalid_line
 from shared import limits
-from shared.request.batch_lines import BatchLineError, BatchRequest, read_request
+from shared.request.batch_lines import BatchLineError, BatchRequest, numbered_lines, read_request
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _NOT_IN_BATCHES = ("priority", "background")
@@ -27,7 +27,7 @@ def check(path: Path, endpoint: str) -> Checked:
     ids = set[str]()
     errors: list[LineError] = []
     with path.open("rb") as file:
-        for number, line in _lines(file):
+        for number, line in numbered_lines(file):
             try:
                 request = _read(line, endpoint)
                 if request.custom_id in ids:
@@ -48,27 +48,26 @@ class RequestReader:
     """Reads the requests of a checked file, except those that are answered already."""
 
     def __init__(self, path: Path, endpoint: str, answered: Set[str]) -> None:
-        """Raises FileNotFoundError."""
-        self._file = path.open("rb")
-        self._requests = (_read(line, endpoint) for _, line in _lines(self._file))
+        self._path, self._endpoint = path, endpoint
         self._answered = answered
+        self._file: IO[bytes] | None = None
 
     def next(self, count: int) -> list[BatchRequest]:
-        """Returns up to `count` further requests; none at the end of the file."""
-        return list(islice((one for one in self._requests if one.custom_id not in self._answered), count))
+        """Returns up to `count` further requests; none at the end of the file. Raises FileNotFoundError."""
+        if self._file is None:
+            self._file = self._path.open("rb")
+        requests = (_read(line, self._endpoint) for _, line in numbered_lines(self._file))
+        return list(islice((one for one in requests if one.custom_id not in self._answered), count))
 
     def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+        """Closes the file. `next` must not be running."""
+        if self._file is not None:
+            self._file.close()
 
 
 def body_with_priority(request: BatchRequest) -> bytes:
     """Returns the body of a request, with a priority behind all requests that are not of a batch."""
     return json.dumps({**request.body, "priority": limits.BATCH_PRIORITY}).encode()
-
-
-def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    return ((number, line) for number, line in enumerate(file, 1) if line.strip())
 
 
 def _read(line: bytes, endpoint: str) -> BatchRequest:

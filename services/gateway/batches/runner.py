@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections.abc import Set
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from services.gateway.batches import requests
 from services.gateway.batches.record import BatchRecord, LineError, Status
 from services.gateway.batches.requests import RequestReader
 from services.gateway.batches.store import BatchStore
-from services.gateway.files.store import FileWriter
+from services.gateway.files.store import FileWriter, to_the_end
 from services.gateway.http.auth import ApiKeys
 from services.gateway.http.in_process import InProcessClient
 from shared import limits
@@ -134,11 +135,10 @@ class BatchRun:
 
     async def _send_until_stopped(self) -> Status:
         """Sends the requests. Returns the state in which the batch ends: completed, cancelled or expired."""
-        path = self._store.files.path(self.record.input_file_id)
-        reader = await asyncio.to_thread(RequestReader, path, self.record.endpoint, frozenset(self._answered))
-        ended = await self._why_to_stop()
+        reader = self._reader(frozenset(self._answered))
+        ended: Status | None = None
         try:
-            if ended is None:
+            if (ended := await self._why_to_stop()) is None:
                 # The group cancels each of its tasks at most once: a write that is cancelled needs that to be whole.
                 async with asyncio.TaskGroup() as group:
                     self._num_sending = limits.BATCH_CONCURRENCY
@@ -156,6 +156,9 @@ class BatchRun:
         finally:
             reader.close()
         return ended or "completed"
+
+    def _reader(self, answered: Set[str]) -> RequestReader:
+        return RequestReader(self._store.files.path(self.record.input_file_id), self.record.endpoint, answered)
 
     async def _why_to_stop(self) -> Status | None:
         """Returns the state in which the batch ends before its requests are answered; None if it goes on."""
@@ -187,7 +190,7 @@ class BatchRun:
     async def _next_request(self, reader: RequestReader) -> BatchRequest | None:
         async with self._reading:
             if not self._pending:
-                self._pending = await asyncio.to_thread(reader.next, limits.BATCH_CONCURRENCY)
+                self._pending = await to_the_end(reader.next, limits.BATCH_CONCURRENCY)
             return self._pending.pop(0) if self._pending else None
 
     async def _send(self, request: BatchRequest) -> dict[str, Any]:
@@ -208,10 +211,9 @@ class BatchRun:
 
     async def _expire_the_rest(self) -> None:
         """Writes an error for each request that is not answered."""
-        path = self._store.files.path(self.record.input_file_id)
-        reader = await asyncio.to_thread(RequestReader, path, self.record.endpoint, self._answered)
+        reader = self._reader(self._answered)
         try:
-            while rest := await asyncio.to_thread(reader.next, limits.BATCH_CONCURRENCY):
+            while rest := await to_the_end(reader.next, limits.BATCH_CONCURRENCY):
                 lines = [_encode(unanswered(one.custom_id, "batch_expired", _EXPIRED)) for one in rest]
                 await self._errors.write(b"".join(lines))
                 self.record.failed += len(rest)
