@@ -166,8 +166,17 @@ async def test_other_endpoints_in_batches(url: str):
     async with serving(ScriptedBackend()) as port, client(port) as api:
         batch = await ended(api, (await start(api, lines(body, url=url), url)).id)
         good = await answers(api, batch.output_file_id)
-        assert "Good day" in json.dumps(good["c0"]["response"]["body"])
+        answer = good["c0"]["response"]["body"]
+        assert "Good day" in json.dumps(answer)
         assert batch.error_file_id is None
+        if "responses" in url:
+            # It is in the output file, and in no gateway's memory unless the request says so.
+            assert answer["store"] is False
+            with pytest.raises(openai.NotFoundError):
+                await api.responses.retrieve(answer["id"])
+            batch = await ended(api, (await start(api, lines({**body, "store": True}, url=url), url)).id)
+            stored = (await answers(api, batch.output_file_id))["c0"]["response"]["body"]
+            assert (await api.responses.retrieve(stored["id"])).output_text == "Good day"
 
 
 async def test_requests_of_an_overloaded_server_are_sent_again():

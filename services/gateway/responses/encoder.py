@@ -126,6 +126,8 @@ class ResponseEncoder:
         self._created = False
         self._status: Status = "queued"
         self.response = described.build("queued", [])
+        self.num_bytes = 0
+        """Size of the last encoded event that has the whole response."""
 
     @property
     def output_text(self) -> str:
@@ -185,8 +187,9 @@ class ResponseEncoder:
 
     def failure(self, error: ServiceError) -> bytes:
         """See AnswerEncoder."""
+        ended = self._output.close("incomplete")
         self._set("failed", error=error)
-        return self._event("response.failed")
+        return ended + self._event("response.failed")
 
     def cancelled(self) -> None:
         """Makes the response cancelled. There is no event for it: the stream just ends."""
@@ -198,7 +201,9 @@ class ResponseEncoder:
         self.response = self._object.build(status, self._output.items, **fields)
 
     def _event(self, kind: str) -> bytes:
-        return self._events.event(kind, response=self.response)
+        data = self._events.event(kind, response=self.response)
+        self.num_bytes = len(data)
+        return data
 
 
 def _part(text: str, logprobs: Logprobs) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from services.gateway.access.call import current_call
 from services.gateway.http import request_body, sse
 from services.gateway.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.http.json_response import json_response
@@ -44,6 +45,9 @@ class ResponseEndpoints:
         data = await request_body.read(request.scope["headers"], request.receive)
         unsupported_params.check(read_fields(data), ResponsesBody, rules=schemas.RULES)
         body = read_body(data, schemas.RESPONSES_DECODER)
+        if body.store is None:
+            # The answer of a request in a batch is in the output file of the batch.
+            body.store = not current_call().in_batch
         convert.check(body)
         given = input_items.read(body.input, request.state.request_id)
         turns = [*await self._earlier_turns(body.previous_response_id), *given.turns]
@@ -51,11 +55,11 @@ class ResponseEndpoints:
         encoder = ResponseEncoder(ResponseObject(body, context), request.state.request_id)
 
         async def store() -> None:
-            await self._put(encoder, given, turns)
+            await self._put(encoder, given, turns, len(data))
 
         if body.background:
-            return await self._start(request, context, encoder, given, turns)
-        return await self._serving.answer(request, context, encoder, nothing if body.store is False else store)
+            return await self._start(request, context, encoder, given, turns, len(data))
+        return await self._serving.answer(request, context, encoder, store if body.store else nothing)
 
     async def retrieve(
         self, request: Request, response_id: str, stream: bool = False, starting_after: int | None = None
@@ -135,10 +139,16 @@ class ResponseEndpoints:
         )
 
     async def _start(
-        self, request: Request, context: RequestContext, encoder: ResponseEncoder, given: Input, turns: list[Turn]
+        self,
+        request: Request,
+        context: RequestContext,
+        encoder: ResponseEncoder,
+        given: Input,
+        turns: list[Turn],
+        num_bytes: int,
     ) -> Response:
         async def store(ended: BackgroundResponse) -> None:
-            await self._put(encoder, given, turns, ended.events.events)
+            await self._put(encoder, given, turns, num_bytes, ended.events.events)
 
         self._background.check_room()
         run = self._serving.runner(request, context, encoder)
@@ -148,10 +158,21 @@ class ResponseEndpoints:
         return json_response(encoder.snapshot())
 
     async def _put(
-        self, encoder: ResponseEncoder, given: Input, turns: list[Turn], events: list[bytes] | None = None
+        self,
+        encoder: ResponseEncoder,
+        given: Input,
+        turns: list[Turn],
+        num_bytes: int,
+        events: list[bytes] | None = None,
     ) -> None:
-        whole = [*turns, Turn(role="assistant", content=encoder.output_text)]
-        record = StoredResponse(response=encoder.response, input_items=given.items, turns=whole, events=events or [])
+        """Stores a response that has ended. `num_bytes`: size of the request's body."""
+        record = StoredResponse(
+            response=encoder.response,
+            input_items=given.items,
+            turns=[*turns, Turn(role="assistant", content=encoder.output_text)],
+            encoded_bytes=num_bytes + encoder.num_bytes,
+            events=events or [],
+        )
         await self._store.put(record)
 
     async def _stored(self, response_id: str) -> StoredResponse:

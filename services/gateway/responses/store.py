@@ -9,27 +9,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import msgspec
-
 from services.gateway.responses.input_items import Item
 from shared import limits
 from shared.errors import ServiceError
 from shared.request.conversation import Turn
 
-_OVERHEAD_BYTES = 1024
-"""Size of a record besides its texts, an estimate from above."""
+_OVERHEAD_BYTES, _ITEM_BYTES = 1024, 256
+"""Size of a record, and of each of its input items, besides their texts; estimates from above."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
     """One finished response. `turns`: the whole conversation with the output, without instructions.
 
-    `events`: the events of a background response, which can be streamed again; empty for other responses.
+    `encoded_bytes`: size of the request's body and of the encoded response together. `events`: the events of a
+    background response, which can be streamed again; empty for other responses.
     """
 
     response: dict[str, Any]
     input_items: list[Item]
     turns: list[Turn]
+    encoded_bytes: int
     events: list[bytes] = field(default_factory=list[bytes])
 
     @property
@@ -40,9 +40,9 @@ class StoredResponse:
     @property
     def num_bytes(self) -> int:
         """Size of the record in memory, an estimate."""
-        items = len(msgspec.json.encode([self.response, self.input_items]))
         turns = sum(len(turn.content) for turn in self.turns if isinstance(turn.content, str))
-        return _OVERHEAD_BYTES + items + turns + sum(map(len, self.events))
+        overhead = _OVERHEAD_BYTES + _ITEM_BYTES * len(self.input_items)
+        return overhead + self.encoded_bytes + turns + sum(map(len, self.events))
 
 
 class ResponseStore(Protocol):

@@ -18,6 +18,7 @@ from services.gateway.responses.encoder import ResponseEncoder
 from services.gateway.responses.event_log import EventLog
 from services.gateway.responses.response_object import ResponseObject
 from services.gateway.responses.schemas import ResponsesBody
+from shared.errors import ServiceError
 from tests.unit.gateway.request_contexts import ID, context, state, update
 
 Make = Callable[[], AnswerEncoder]
@@ -101,6 +102,25 @@ def test_the_events_of_a_response_add_up_to_the_whole_response(texts: list[str],
     assert said == "".join(item["content"][0]["text"] for item in response["output"]) == "".join(texts)
     done = [one["item"] for one in found if one["type"] == "response.output_item.done"]
     assert done == response["output"]
+
+
+def test_a_response_that_fails_closes_its_item_and_numbers_its_events():
+    encoder, accumulator = responses(), ChoiceAccumulator(1, 1)
+    choice = accumulator.choices[0]
+    choice.add(update("Good "))
+    data = encoder.opening(state(accumulator)) + encoder.chunk(choice, "Good ")
+    found = events(data + encoder.failure(ServiceError("engine_failure", "The engine died.")))
+    assert [one["sequence_number"] for one in found] == list(range(len(found)))
+    *_, done, failed = found
+    assert (done["type"], failed["type"]) == ("response.output_item.done", "response.failed")
+    assert failed["response"]["output"] == [done["item"]]
+    assert (done["item"]["status"], done["item"]["content"][0]["text"]) == ("incomplete", "Good ")
+
+
+def test_the_size_of_a_response_is_that_of_its_last_event():
+    encoder = responses()
+    *_, last = sse.split_events(streamed(encoder, ["Good ", "day"], "stop"))
+    assert encoder.num_bytes == len(last) > len(json.dumps(encoder.output_text))
 
 
 @given(batches=st.lists(st.integers(0, 3), max_size=8), first=st.integers(0, 12))

@@ -12,7 +12,7 @@ MAX_BYTES, TTL_S = 8000, 10.0
 
 def record(response_id: str, size: int = 0) -> StoredResponse:
     turns = [Turn(role="user", content="x" * size)]
-    return StoredResponse(response={"id": response_id}, input_items=[], turns=turns)
+    return StoredResponse(response={"id": response_id}, input_items=[], turns=turns, encoded_bytes=20)
 
 
 def run(coroutine: Any) -> Any:
