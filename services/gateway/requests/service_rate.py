@@ -5,7 +5,9 @@ import math
 WINDOW_S = 10.0
 """Time over which the rate is averaged: an end counts for 1/e after this time."""
 WAIT_S = (1.0, 60.0)
-"""Shortest and longest time that a client is told, seconds. Without ends it is the shortest: nothing is known."""
+"""Shortest and longest time that a client is told, seconds."""
+KNOWN_S = 600.0
+"""Time after the last end for which the rate is known. Later, and before the first end, the shortest time is told."""
 
 
 class ServiceRate:
@@ -15,12 +17,13 @@ class ServiceRate:
         self._ends = 0.0
         """Number of ends, the older the less."""
         self._first: float | None = None
-        self._last = 0.0
+        self._last = self._decayed_at = 0.0
 
     def ended(self, now: float) -> None:
         """Records that a sequence has ended."""
         self._decay(now)
         self._ends += 1.0
+        self._last = now
         if self._first is None:
             self._first = now
 
@@ -34,11 +37,12 @@ class ServiceRate:
         return self._ends / seen_s
 
     def wait_s(self, num_waiting: int, now: float) -> float:
-        """Returns the time until `num_waiting` sequences and one more have ended."""
-        rate = self.per_second(now)
+        """Returns the time until `num_waiting` sequences and one more have ended, within WAIT_S."""
         least, most = WAIT_S
-        return min(most, max(least, (num_waiting + 1) / rate)) if rate * most > 1 else least
+        if self._first is None or now - self._last > KNOWN_S:
+            return least
+        return min(most, max(least, (num_waiting + 1) / self.per_second(now)))
 
     def _decay(self, now: float) -> None:
-        self._ends *= math.exp(-(now - self._last) / WINDOW_S)
-        self._last = now
+        self._ends *= math.exp(-(now - self._decayed_at) / WINDOW_S)
+        self._decayed_at = now

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.requests.service_rate import WAIT_S, WINDOW_S, ServiceRate
+from services.gateway.requests.service_rate import KNOWN_S, WAIT_S, WINDOW_S, ServiceRate
 
 
 def served(per_second: float, seconds: float, start: float = 1000.0) -> tuple[ServiceRate, float]:
@@ -37,6 +37,18 @@ def test_a_rate_follows_a_change():
         rate.ended(now + number)
     assert rate.per_second(now + 60) == pytest.approx(1, rel=0.3)
     assert rate.wait_s(10, now + 2000) == WAIT_S[0], "idle: nothing is known any more"
+
+
+@pytest.mark.parametrize("silence_s", [WINDOW_S * 5, WAIT_S[1], KNOWN_S])
+def test_a_service_that_has_become_slow_asks_for_the_longest_wait(silence_s: float):
+    rate, now = served(10.0, 60.0)
+    asked = now
+    while asked + 5 < now + silence_s - 1:
+        asked += 5
+        waited = rate.wait_s(20, asked)
+    assert waited == WAIT_S[1]
+    slow, now = served(1 / 120, 600.0)
+    assert slow.wait_s(10, now + 100) == WAIT_S[1]
 
 
 @given(st.floats(0.01, 1000), st.integers(0, 10**6))
