@@ -213,26 +213,41 @@ async def test_an_invalid_input_makes_the_batch_fail(data: bytes, told: str):
 
 
 @pytest.mark.parametrize(
-    ("change", "param"),
+    ("change", "code", "param"),
     [
-        ({"input_file_id": None}, "input_file_id"),
-        ({"endpoint": None}, "endpoint"),
-        ({"completion_window": None}, "completion_window"),
-        ({"endpoint": "/v1/messages"}, "endpoint"),
-        ({"completion_window": "1h"}, "completion_window"),
-        ({"metadata": {"a": "b" * 513}}, "metadata"),
-        ({"output_expires_after": {"anchor": "created_at"}}, "output_expires_after"),
-        ({"file": "x"}, "file"),
+        ({"input_file_id": None}, "missing_required_parameter", "input_file_id"),
+        ({"endpoint": None}, "missing_required_parameter", "endpoint"),
+        ({"completion_window": None}, "missing_required_parameter", "completion_window"),
+        ({"endpoint": "/v1/messages"}, "invalid_value", "endpoint"),
+        ({"endpoint": 3}, "invalid_value", "endpoint"),
+        ({"completion_window": "1h"}, "invalid_value", "completion_window"),
+        ({"metadata": {"a": "b" * 513}}, "invalid_value", "metadata"),
+        ({"output_expires_after": {"anchor": "created_at"}}, "unsupported_parameter", "output_expires_after"),
+        ({"file": "x"}, "unsupported_parameter", "file"),
     ],
 )
-async def test_a_wrong_batch_is_refused_by_name(change: dict[str, Any], param: str):
+async def test_a_wrong_batch_is_refused_by_name(change: dict[str, Any], code: str, param: str):
     async with serving(ScriptedBackend()) as port:
-        body = {"input_file_id": "file-x", "endpoint": URL, "completion_window": "24h", **change}
+        body = {"input_file_id": "file-x", "endpoint": URL, "completion_window": "24h"}
+        reply = await call(port, "POST", "/v1/batches", {**body, **change})
+        assert (reply.status, reply.error["code"], reply.error["param"]) == (400, code, param)
+        assert f"'{param}'" in reply.error["message"]
+        # With the change taken back it is refused for its file alone, so nothing else was wrong with it.
+        [listed, unknown] = [await call(port, "GET", "/v1/batches"), await call(port, "POST", "/v1/batches", body)]
+        assert listed.json["data"] == []
+        assert (unknown.status, unknown.error["code"], unknown.error["param"]) == (404, "not_found", "file_id")
+
+
+async def test_a_batch_or_an_input_file_that_is_not_there_is_not_found():
+    async with serving(ScriptedBackend()) as port, client(port) as api:
+        output = (await ended(api, (await start(api, lines({"prompt": "one"}))).id)).output_file_id
+        for path in ("batch_x", "batch_" + "x" * 22, "..%2Ffile-x"):
+            reply = await call(port, "GET", f"/v1/batches/{path}")
+            assert (reply.status, reply.error["code"]) == (404, "not_found")
+        body = {"input_file_id": output, "endpoint": URL, "completion_window": "24h"}
         reply = await call(port, "POST", "/v1/batches", body)
-        assert (reply.status, reply.error["param"]) == (400, param)
-        missing = await call(port, "POST", "/v1/batches", {"input_file_id": "x", **{**body, **dict.fromkeys(change)}})
-        assert missing.status in (400, 404)
-        assert (await call(port, "GET", "/v1/batches/batch_x")).status == 404
+        assert (reply.status, reply.error["param"]) == (400, "input_file_id")
+        assert "must name a file with the purpose 'batch'" in reply.error["message"]
 
 
 async def test_a_cancelled_batch_keeps_its_answers():

@@ -1,4 +1,4 @@
-"""Every program in `examples/` runs against a real server that serves the demo model, and prints what it promises."""
+"""Every program in `examples/` runs with the demo model, most against a real server, and prints what it promises."""
 
 import json
 import os
@@ -12,7 +12,6 @@ import pytest
 from tests.system.served import ROOT, Served, until_the_end
 
 EXAMPLES = ROOT / "examples"
-OFFLINE = "offline"
 pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
 
 
@@ -22,10 +21,10 @@ def served() -> Iterator[Served]:
         yield started
 
 
-def run(served: Served, name: str) -> str:
+def run(served: Served | None, name: str) -> str:
     path = EXAMPLES / name
     argv = [sys.executable, str(path)] if path.suffix == ".py" else ["bash", str(path)]
-    environ = {**os.environ, "OPENAI_BASE_URL": served.url}
+    environ = {**os.environ, "OPENAI_BASE_URL": served.url if served is not None else "http://127.0.0.1:9/v1"}
     environ.pop("OPENAI_API_KEY", None)
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=90)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -87,12 +86,18 @@ def test_curl_alone_reaches_every_part_of_the_api(served: Served) -> None:
     assert json.loads(answers[-1])["count"] > 0
 
 
-def test_every_example_for_a_server_is_tested_and_listed() -> None:
+def test_prompts_are_answered_without_a_server() -> None:
+    lines = run(None, "offline_generate.py").splitlines()
+    assert [line.partition(" -> ")[0][-1] for line in lines] == ["?", ".", "?"]
+    assert all(line.partition(" -> ")[2] for line in lines)
+
+
+def test_every_example_is_tested_and_listed() -> None:
     programs = {path.name for path in EXAMPLES.iterdir() if path.suffix in {".py", ".sh"}}
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in listed for name in programs)
     source = Path(__file__).read_text(encoding="utf-8")
-    assert {name for name in programs if not name.startswith(OFFLINE)} <= {n for n in programs if f'"{n}"' in source}
+    assert programs == {name for name in programs if f'"{name}"' in source}
 
 
 def test_texts_are_ordered_by_their_vectors(served: Served) -> None:
