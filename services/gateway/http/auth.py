@@ -84,7 +84,7 @@ class ApiKeys:
             told = "without an API key, and the server needs one now"
             if name != ANONYMOUS.name:
                 told = f"with the API key {name!r}, which does not exist any more"
-            raise ServiceError("invalid_api_key", f"This was started {told}.")
+            raise ServiceError("invalid_api_key", f"The work was started {told}.")
         _check_scope(key, path)
         return key
 

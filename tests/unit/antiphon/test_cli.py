@@ -9,7 +9,7 @@ import pytest
 
 from antiphon import launcher
 from antiphon.cli import main, make_parser
-from antiphon.settings import ServeSettings
+from antiphon.settings import NOT_FOR_USERS, ServeSettings
 from shared.config import EngineSettings, SettingsError, normalise, parse
 
 HEAVY = {"torch", "transformers", "fastapi", "uvicorn", "nats", "pydantic", "numpy", "tokenizers", "msgspec"}
@@ -98,7 +98,7 @@ def test_an_abbreviation_is_not_guessed(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_serve_takes_every_flag_of_every_service() -> None:
     options = vars(options_of("serve"))
-    needed = {item.name for item in fields(ServeSettings)} - {"listen_fd", "service_id"}
+    needed = {item.name for item in fields(ServeSettings)} - NOT_FOR_USERS
     assert needed <= set(options)
     assert {item.name for item in fields(EngineSettings)} <= {item.name for item in fields(ServeSettings)}
 
