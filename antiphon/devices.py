@@ -17,7 +17,7 @@ _DEVICE_FILE = re.compile(r"nvidia\d+")
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Which engine uses which GPU.
+    """Which engine uses which GPUs.
 
     `ids` has the value of CUDA_VISIBLE_DEVICES for each engine; it is empty if engines choose their device themselves.
     `notices` are messages for the user.
@@ -43,20 +43,23 @@ def on_cpu(device: str, environ: Mapping[str, str]) -> bool:
     return device == "cpu" or (device == "auto" and not visible(environ))
 
 
-def for_engines(engines: int, device: str, gpus: Sequence[str]) -> Assignment:
-    """Assigns one GPU to each of `engines` engines (of all models). Raises SettingsError if there are too few GPUs.
+def for_engines(needed: Sequence[int], device: str, gpus: Sequence[str]) -> Assignment:
+    """Assigns GPUs to engines (of all models), of which each needs `needed`. Raises SettingsError if there are too few.
 
     `device` is the value of the setting `--device`. With `--device=cpu`, without GPUs, or with a single engine, no GPU
     is assigned and `ids` is empty.
     """
     if device == "cpu" or not gpus:
         return Assignment()
-    if engines > len(gpus):
+    engines, total = len(needed), sum(needed)
+    if total > len(gpus):
+        each = "a GPU each" if total == engines else f"{total} GPUs"
         raise SettingsError(
-            f"--engines (--worker-num): {engines} engines need a GPU each, and {len(gpus)} can be used here. Start "
-            f"{len(gpus)}, or compute on the CPU with --device=cpu."
+            f"--engines (--worker-num): {engines} engines need {each}, and {len(gpus)} can be used here. Start "
+            f"{len(gpus) // max(needed)}, or compute on the CPU with --device=cpu."
         )
-    unused = len(gpus) - engines
+    unused = len(gpus) - total
     told = f"{unused} of {len(gpus)} GPUs stay unused: {engines} engines are started (--engines, --worker-num)"
     notices = (told,) if unused else ()
-    return Assignment(tuple(gpus[:engines]) if engines > 1 else (), notices)
+    ids = tuple(",".join(gpus[sum(needed[:i]) : sum(needed[: i + 1])]) for i in range(engines))
+    return Assignment(ids if engines > 1 else (), notices)

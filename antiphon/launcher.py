@@ -208,8 +208,8 @@ def _service_spec(
 
 def assign_gpus(models: Sequence[ServeSettings], visible: Sequence[str]) -> devices.Assignment:
     """Assigns a GPU to each engine of all models that are not set to `--device=cpu`. Raises SettingsError."""
-    engines = sum(model.engines for model in models if model.device != "cpu")
-    return devices.for_engines(engines, "auto" if engines else "cpu", visible)
+    needed = [parallel.world_size(model) for model in models if model.device != "cpu" for _ in range(model.engines)]
+    return devices.for_engines(needed, "auto" if needed else "cpu", visible)
 
 
 def engine_threads(settings: ServeSettings, engines: int) -> int:

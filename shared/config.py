@@ -361,7 +361,7 @@ class EngineSettings(ModelSettings):
     )
     tensor_parallel_size: int = flag(
         1,
-        "devices that share each layer of the model; only 1 works, see shared/parallel.py",
+        "devices that share each layer of the model; it must divide the number of attention heads",
         env="TP",
         rule=AT_LEAST_1,
         alias=("-tp", "--num-gpus"),
@@ -369,14 +369,14 @@ class EngineSettings(ModelSettings):
     )
     pipeline_parallel_size: int = flag(
         1,
-        "devices that share the layers of the model in turn; only 1 works",
+        "groups of devices that have a part of the layers each",
         rule=AT_LEAST_1,
         alias=("-pp",),
         group="engine: parallel",
     )
     distributed_executor_backend: str = flag(
         "auto",
-        "what starts the processes of several devices; one device needs none",
+        "what starts the processes of several devices: mp (the engine itself); ray is not supported",
         choices=("auto", "ray", "mp"),
         group="engine: parallel",
     )
@@ -386,7 +386,7 @@ class EngineSettings(ModelSettings):
     )
     disable_custom_all_reduce: bool = flag(
         False,
-        "do without an own all-reduce between devices; there is none, so it has no effect",
+        "has no effect: sums between devices are those of torch.distributed",
         group="engine: parallel",
     )
 

@@ -1,8 +1,8 @@
 """Settings of models that several devices or machines share: what is a mistake, and what is not possible, and why.
 
-An engine computes on one device and holds the whole model. The settings of other servers are read and checked all the
-same: a degree of 1 asks for what an engine does, a greater one is refused with what to use instead. `REFUSALS` is the
-one list of these reasons. Called through `shared.config.check_engine`, by the launcher and by the offline API.
+An engine computes a model on one device, or with several processes of one machine on as many devices
+(`services/engine/executor/multiproc.py`). `REFUSALS` is the one list of what is not possible, with what to use
+instead. Called through `shared.config.check_engine`, by the launcher and by the offline API.
 """
 
 import importlib.util
@@ -60,20 +60,11 @@ class Refusal:
     reason: str
 
 
-_SMALLER = (
-    "for a model that does not fit, use a smaller type (--dtype bfloat16, --kv-cache-dtype fp8) or a shorter "
-    "--max-model-len"
-)
-_ONE_DEVICE = "an engine holds the whole model on one device"
 REFUSALS = (
-    Refusal("tensor_parallel_size", f"{_ONE_DEVICE}; start more engines with --engines (--worker-num), and {_SMALLER}"),
-    Refusal(
-        "pipeline_parallel_size", f"{_ONE_DEVICE}; start more engines with --engines (--worker-num), and {_SMALLER}"
-    ),
     Refusal(
         "nnode",
-        f"{_ONE_DEVICE} of one machine; for several machines start services on one bus (--nats), or prefill and decode "
-        "instances by rank tables (antiphon start-role)",
+        "the devices of an engine are in one machine; for several machines start services on one bus (--nats), or "
+        "prefill and decode instances by rank tables (antiphon start-role)",
     ),
 )
 """What is refused above 1, in the order in which it is reported."""
@@ -87,10 +78,11 @@ def spell_flag(field: str) -> str:
 def check(settings: ParallelSettings, spell: Spelling = spell_flag) -> None:
     """Raises SettingsError for settings that are a mistake or not possible. Mistakes are reported first."""
     _check_machines(settings, spell)
-    if settings.distributed_executor_backend == "ray" and importlib.util.find_spec("ray") is None:
+    if settings.distributed_executor_backend == "ray":
+        missing = "" if importlib.util.find_spec("ray") else "ray is not installed here; "
         raise SettingsError(
-            f"{spell('distributed_executor_backend')} ray: ray is not installed here. Leave the option out: a model on "
-            "one device needs no executor"
+            f"{spell('distributed_executor_backend')} ray: {missing}the processes of an engine are started by the "
+            "engine itself. Leave the option out, or use mp"
         )
     for refusal in REFUSALS:
         value: int = getattr(settings, refusal.field)
@@ -102,11 +94,16 @@ def notices(settings: ParallelSettings, spell: Spelling = spell_flag) -> list[st
     """Returns a sentence for each setting that is accepted and has no effect."""
     found: list[str] = []
     if settings.disable_custom_all_reduce:
-        found.append(f"{spell('disable_custom_all_reduce')} has no effect here: an engine computes on one device")
-    if settings.distributed_executor_backend != "auto":
+        found.append(f"{spell('disable_custom_all_reduce')} has no effect here: sums are those of torch.distributed")
+    if settings.distributed_executor_backend != "auto" and world_size(settings) == 1:
         name = f"{spell('distributed_executor_backend')} {settings.distributed_executor_backend}"
         found.append(f"{name} has no effect here: an engine on one device is one process")
     return found
+
+
+def world_size(settings: ParallelSettings) -> int:
+    """Returns the number of processes that compute a model together, each on a device of its own."""
+    return settings.tensor_parallel_size * settings.pipeline_parallel_size
 
 
 def check_devices(settings: ParallelSettings, engines: int, devices: int) -> None:
@@ -114,7 +111,7 @@ def check_devices(settings: ParallelSettings, engines: int, devices: int) -> Non
 
     `engines` is the number of engines with these settings, `devices` the number of visible GPUs, 0 on a CPU.
     """
-    each = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    each = world_size(settings)
     if each > 1 and devices and each * engines > devices:
         raise SettingsError(
             f"--tensor-parallel-size (TP) x --worker-num: {engines} engines of {each} devices need {engines * each}, "

@@ -26,6 +26,7 @@ from services.engine.warmup import warm_up
 from services.engine.worker.seam import ModelWorker
 from shared.clock import Clock, SystemClock
 from shared.config import EngineSettings, SettingsError, check_engine
+from shared.parallel import world_size
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +73,13 @@ class Engine:
         """
         check_engine(settings)
         settings = with_present_names(settings)
-        worker = (make_worker or load_model)(settings)
-        limits = core_limits(settings, worker.facts())
+        executor = _make_executor(settings, make_worker)
+        limits = core_limits(settings, executor.facts())
         if settings.use_warmup:
             started = time.monotonic()
-            steps = warm_up(worker, limits)
+            steps = warm_up(executor, limits)
             logger.info("warmed up with %d steps in %.2f s", steps, time.monotonic() - started)
-        return cls(UniprocExecutor(worker), limits, report, clock=clock, steps_per_report=settings.num_scheduler_steps)
+        return cls(executor, limits, report, clock=clock, steps_per_report=settings.num_scheduler_steps)
 
     @classmethod
     def of_worker(
@@ -117,6 +118,15 @@ class Engine:
         """Frees the device's memory. The engine cannot be used afterwards."""
         self._gate.close()
         self.executor.close()
+
+
+def _make_executor(settings: EngineSettings, make_worker: MakeWorker | None) -> Executor:
+    """Returns an executor of one process or of several, with the model loaded."""
+    if make_worker is None and world_size(settings) > 1:
+        from services.engine.executor.multiproc import MultiprocExecutor
+
+        return MultiprocExecutor.start(settings)
+    return UniprocExecutor((make_worker or load_model)(settings))
 
 
 def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:

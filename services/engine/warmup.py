@@ -1,4 +1,4 @@
-"""Runs dummy sequences through a worker before it serves (`--use-warmup`), so that one-time costs are paid at start.
+"""Runs dummy sequences through an executor before it serves (`--use-warmup`), so that one-time costs are paid at start.
 
 The dummy sequences use a core of their own, so the engine's core starts with all rows free and an empty prefix cache.
 Called by `engine`.
@@ -9,23 +9,25 @@ from dataclasses import replace
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts
 from services.engine.core.request import SequenceSpec
-from services.engine.worker.seam import ModelWorker
+from services.engine.executor import Executor
 from shared.sampling import SamplingParams
 
 DECODE_STEPS = 2
 
 
-def warm_up(worker: ModelWorker, limits: CoreLimits) -> int:
+def warm_up(executor: Executor, limits: CoreLimits) -> int:
     """Prefills a prompt that fills a step if possible, then decodes `max_num_seqs` sequences. Returns the steps run."""
     # This core gets no clock, so a batch that gathers would never time out. A model without a head can be warmed up
     # like any other, because the worker computes the same.
-    core = Core(replace(limits, max_batch_size=None), replace(worker.facts(), generates=True))
-    for index, length in enumerate(_lengths(limits, worker.facts())):
+    facts = executor.facts()
+    core = Core(replace(limits, max_batch_size=None), replace(facts, generates=True))
+    for index, length in enumerate(_lengths(limits, facts)):
         params = SamplingParams(max_tokens=1 + DECODE_STEPS, temperature=float(index % 2), ignore_eos=True)
-        core.add(SequenceSpec(f"warm-up {index}", (index % worker.facts().vocab_size,) * length, params))
+        core.add(SequenceSpec(f"warm-up {index}", (index % facts.vocab_size,) * length, params))
     steps = 0
     while not (plan := core.schedule()).empty:
-        core.apply(plan, worker.run(plan))
+        executor.launch(plan)
+        core.apply(plan, executor.collect())
         steps += 1
     return steps
 

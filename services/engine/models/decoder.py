@@ -76,12 +76,44 @@ class LanguageModel(Protocol):
         ...
 
 
+class Stage(Protocol):
+    """The exchange of hidden states between the pipeline stages of a model."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this stage embeds the tokens."""
+        ...
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this stage's hidden states are the model's."""
+        ...
+
+    def receive(self, num_tokens: int, like: Tensor) -> Tensor:
+        """Returns the hidden states [num_tokens, hidden] of the stage before, with the width and type of `like`."""
+        ...
+
+    def send(self, hidden: Tensor) -> None:
+        """Sends hidden states to the stage behind this one."""
+        ...
+
+    def from_last(self, hidden: Tensor) -> Tensor:
+        """Returns the last stage's tensor; the others pass one of the same shape."""
+        ...
+
+
 class Decoder:
     """A model's forward pass. `operations` must be the ones that created the parts of `weights`."""
 
     def __init__(
-        self, description: DecoderDescription, weights: DecoderWeights, operations: Operations = TORCH_OPERATIONS
+        self,
+        description: DecoderDescription,
+        weights: DecoderWeights,
+        operations: Operations = TORCH_OPERATIONS,
+        stage: Stage | None = None,
     ) -> None:
+        """`stage`: if the layers are those of one of several pipeline stages, the exchange with the others."""
+        self._stage = stage
         self.description = description
         self._weights = weights
         embedding = weights.embedding
@@ -102,22 +134,29 @@ class Decoder:
 
     def forward(self, ids: Tensor, positions: Tensor, step: StepInputs) -> Tensor:
         """Ids and positions [num_tokens] → hidden [num_tokens, hidden]; writes the step's keys and values."""
-        hidden = self._embed(ids, positions)
+        stage = self._stage
+        if stage is None or stage.is_first:
+            hidden = self._embed(ids, positions)
+        else:
+            hidden = stage.receive(len(ids), self._weights.embedding)
         prepared = self._attention.prepare(positions)
         for block in self._blocks:
             hidden = block(hidden, prepared, step)
+        if stage is not None and not stage.is_last:
+            stage.send(hidden)
+            return hidden
         return self._weights.final_norm(hidden)
 
     def step_logits(self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor | None) -> Tensor:
         """See `LanguageModel`."""
         hidden = self.forward(ids, positions, step)
-        return self.logits(hidden if tokens is None else hidden.index_select(0, tokens))
+        return self.logits(self._from_last(hidden if tokens is None else hidden.index_select(0, tokens)))
 
     def hidden_and_logits(
         self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor
     ) -> tuple[Tensor, Tensor]:
         """See `LanguageModel`."""
-        hidden = self.forward(ids, positions, step)
+        hidden = self._from_last(self.forward(ids, positions, step))
         return hidden, self.logits(hidden.index_select(0, tokens))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -125,6 +164,10 @@ class Decoder:
         logits = self._weights.head(hidden).to(torch.float32)
         cap = self.description.logits_softcap
         return logits if cap is None else (logits / cap).tanh_().mul_(cap)
+
+    def _from_last(self, hidden: Tensor) -> Tensor:
+        """Returns the hidden states that the last stage has for the same tokens, so that each stage samples alike."""
+        return hidden if self._stage is None else self._stage.from_last(hidden)
 
     def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         hidden = F.embedding(ids, self._weights.embedding)

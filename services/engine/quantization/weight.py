@@ -74,6 +74,24 @@ class QuantizedWeight:
         """Returns some of the rows (outputs), in the given order."""
         return self._mapped(lambda part: part[index].contiguous(), lambda levels: levels)
 
+    def columns(self, first: int, last: int) -> "QuantizedWeight | Tensor":
+        """Returns the columns (inputs) from `first` up to `last`; plain float32 if they are no whole groups."""
+        if self.kind != "int4":
+            return replace(self, values=self.values[:, first:last].contiguous(), shape=(self.shape[0], last - first))
+        size = self.group_size
+        one_group = size >= self.shape[1]
+        if (first % 2 or last % 2) if one_group else (first % size or (last % size and last != self.shape[1])):
+            return self.dequantized()[:, first:last].contiguous()
+        places = slice(first // 2, -(-last // 2)) if self.two_a_byte else slice(first, last)
+        groups = slice(0, 1) if one_group else slice(first // size, -(-last // size))
+        return replace(
+            self,
+            values=self.values[:, places].contiguous(),
+            shape=(self.shape[0], last - first),
+            scales=self.scales[:, groups].contiguous(),
+            zeros=None if self.zeros is None else self.zeros[:, groups].contiguous(),
+        )
+
     def chunk(self, count: int) -> "tuple[QuantizedWeight, ...]":
         """Returns `count` weights with equal numbers of rows."""
         size = self.shape[0] // count

@@ -23,6 +23,7 @@ from services.engine.models.mlp import ExpertParts, Mlp
 from services.engine.models.norm import Norm
 from services.engine.models.operations import NormThenMlp, ResidualMlp
 from services.engine.models.rope import inverse_frequencies
+from services.engine.parallel.shard import ALONE, Shard
 from services.engine.quantization.weight import QuantizedWeight
 from services.engine.triton.activation import activated
 from services.engine.triton.attention_work import DeviceWork, Geometry
@@ -145,7 +146,12 @@ class TritonAttention:
     """An `Attention` that takes its work lists (`DeviceWork`) from `StepInputs.attention`. Positions are int32."""
 
     def __init__(
-        self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor, num_positions: int
+        self,
+        description: DecoderDescription,
+        qk_norms: tuple[Tensor | None, ...],
+        like: Tensor,
+        num_positions: int,
+        shard: Shard,
     ) -> None:
         self._description, self._qk_norms = description, qk_norms
         self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
@@ -155,7 +161,8 @@ class TritonAttention:
             self._tables[rope] = make_table(frequencies, rope.attention_factor, num_positions, like.dtype)
         slopes = None
         if description.alibi_scale is not None:
-            slopes = (alibi_slopes(description.num_heads) * description.alibi_scale).to(like.device)
+            every = alibi_slopes(description.num_heads * shard.tp_size) * description.alibi_scale
+            slopes = every.chunk(shard.tp_size)[shard.tp_rank].to(like.device)
         scale = description.head_dim**-0.5 if description.query_scale is None else description.query_scale
         self._geometry = Geometry(description.num_kv_heads, scale, description.attention_softcap, slopes)
 
@@ -184,8 +191,8 @@ class TritonAttention:
 class TritonOperations:
     """`Operations` with Triton kernels. `num_positions`: number of tokens of the longest context."""
 
-    def __init__(self, num_positions: int) -> None:
-        self._num_positions = num_positions
+    def __init__(self, num_positions: int, shard: Shard = ALONE) -> None:
+        self._num_positions, self._shard = num_positions, shard
 
     def norm(self, kind: NormKind, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
         """See `Operations`."""
@@ -215,7 +222,7 @@ class TritonOperations:
         self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor
     ) -> Attention:
         """See `Operations`."""
-        return TritonAttention(description, qk_norms, like, self._num_positions)
+        return TritonAttention(description, qk_norms, like, self._num_positions, self._shard)
 
     def normed_linear(self, norm: Norm, linear: Linear) -> Callable[[Tensor], Tensor]:
         """See `Operations`."""

@@ -17,6 +17,7 @@ import torch
 
 from services.engine.core.plan import StepPlan
 from services.engine.models.description import DecoderDescription
+from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.worker.host_cache import plan_host_blocks
 from services.engine.worker.kv_cache import Budget, KvPlan, bytes_per_block, context_length, plan_kv_cache
 from services.engine.worker.memory import free_bytes, held_bytes
@@ -91,6 +92,8 @@ class Backend:
     """Allocates the buffers of the largest forward pass and returns their bytes; None if they must be measured."""
     measures: bool = True
     """Whether to measure steps. False under Triton's interpreter, where a step takes half a minute."""
+    ranks: Communicator = ALONE_RANK
+    """All ranks get as many blocks as the one with the least memory. On a CPU they share the machine's."""
 
 
 def plan_measured(settings: EngineSettings, backend: Backend) -> MemoryPlan:
@@ -98,7 +101,7 @@ def plan_measured(settings: EngineSettings, backend: Backend) -> MemoryPlan:
     step = _measure(settings, backend) if backend.measures else StepBytes(0, 0, 0)
     step = replace(step, fixed=step.fixed + backend.kept_bytes)
     mapped = backend.mapped_bytes
-    plan = plan_memory(settings, backend.description, backend.cache_dtype, backend.device, step, mapped)
+    plan = plan_memory(settings, backend.description, backend.cache_dtype, backend.device, step, mapped, backend.ranks)
     backend.make_state(plan.kv, plan.num_host_blocks)
     logger.info("%s", plan)
     return plan
@@ -122,6 +125,7 @@ def plan_memory(
     device: torch.device,
     step: StepBytes,
     mapped_bytes: int = 0,
+    ranks: Communicator = ALONE_RANK,
 ) -> MemoryPlan:
     """Returns the sizes of KV cache and swap space, while only the weights are on the device.
 
@@ -132,13 +136,17 @@ def plan_memory(
     block_bytes = bytes_per_block(description, settings.block_size, dtype)
     context = context_length(settings, description)
     if on_cpu and settings.max_model_len is None:
-        context = min(context, _longest_context(settings, description, block_bytes, step, mapped_bytes))
+        longest = _longest_context(settings, description, block_bytes, step, mapped_bytes)
+        context = ranks.smallest(min(context, longest // ranks.shard.size))
     rows, step_bytes = _rows_bytes(settings, description, context), step.at(context)
     needed = rows + step_bytes + _heap_bytes(step_bytes) + mapped_bytes
-    budget = cpu_budget(settings, needed) if on_cpu else cuda_budget(settings, device, step_bytes)
+    budget = cpu_budget(settings, needed, ranks.shard.size) if on_cpu else cuda_budget(settings, device, step_bytes)
     kv = plan_kv_cache(settings, description, dtype, budget, context)
+    kv = KvPlan(ranks.smallest(kv.num_blocks), ranks.smallest(kv.max_model_len))
     cache = kv.num_blocks * block_bytes
-    num_host_blocks = plan_host_blocks(settings, description, kv, dtype, needed + cache if on_cpu else rows)
+    promised = needed + cache if on_cpu else rows
+    num_host_blocks = plan_host_blocks(settings, description, kv, dtype, promised, ranks.shard.size)
+    num_host_blocks = ranks.smallest(num_host_blocks)
     return MemoryPlan(kv, num_host_blocks, held_bytes(), cache, num_host_blocks * block_bytes, rows, step_bytes)
 
 
@@ -160,10 +168,11 @@ def _rows_bytes(settings: EngineSettings, description: DecoderDescription, conte
     return table_bytes(settings.max_num_seqs, context, settings.block_size, description.vocab_size)
 
 
-def cpu_budget(settings: EngineSettings, needed_bytes: int) -> Budget:
-    """Returns the budget of a KV cache in main memory, from which rows and steps need `needed_bytes`."""
-    most = int(max(0, free_bytes() - needed_bytes) * FREE_SHARE_MAX)
-    return Budget(min(int(settings.kv_cache_memory_gb * settings.gpu_memory_utilization * _GIB), most), most)
+def cpu_budget(settings: EngineSettings, needed_bytes: int, num_ranks: int = 1) -> Budget:
+    """Returns the budget of one rank's KV cache in main memory, from which rows and steps need `needed_bytes`."""
+    most = int(max(0, free_bytes() - needed_bytes * num_ranks) * FREE_SHARE_MAX) // num_ranks
+    asked = int(settings.kv_cache_memory_gb * settings.gpu_memory_utilization * _GIB) // num_ranks
+    return Budget(min(asked, most), most)
 
 
 def cuda_budget(settings: EngineSettings, device: torch.device, step_bytes: int) -> Budget:

@@ -20,18 +20,24 @@ _GIB = 2**30
 
 
 def plan_host_blocks(
-    settings: EngineSettings, description: DecoderDescription, kv: KvPlan, dtype: torch.dtype, promised_bytes: int = 0
+    settings: EngineSettings,
+    description: DecoderDescription,
+    kv: KvPlan,
+    dtype: torch.dtype,
+    promised_bytes: int = 0,
+    num_ranks: int = 1,
 ) -> int:
     """Returns the number of host blocks, at most as many as `max_num_seqs` sequences of full length can use.
 
     `promised_bytes` of the free memory are reserved for other uses: the rows and, on a CPU, the KV cache and the steps.
+    The `num_ranks` processes that compute the model on this machine share the rest.
     Raises `SettingsError` if `--swap-space` asks for more than the rest of the free memory.
     """
     free = max(0, free_bytes() - promised_bytes)
     block_bytes = bytes_per_block(description, settings.block_size, dtype)
     useful = settings.max_num_seqs * -(-kv.max_model_len // settings.block_size)
     if settings.swap_space is None:
-        asked = min(DEFAULT_SWAP_GIB * _GIB, free * DEFAULT_FREE_SHARE)
+        asked = min(DEFAULT_SWAP_GIB * _GIB, free * DEFAULT_FREE_SHARE) / num_ranks
         return min(useful, int(asked) // block_bytes)
     asked = settings.swap_space * _GIB
     if asked > free:
@@ -39,7 +45,7 @@ def plan_host_blocks(
             f"--swap-space: {settings.swap_space:g} GiB is more than the {free / _GIB:.1f} GiB of memory "
             "that are free here. Lower it; 0 has preempted sequences computed again instead."
         )
-    return min(useful, int(asked) // block_bytes)
+    return min(useful, int(asked / num_ranks) // block_bytes)
 
 
 def copy_blocks(plan: StepPlan, cache: KvCache, host: KvCache) -> None:

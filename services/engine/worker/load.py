@@ -8,6 +8,7 @@ import torch
 
 from services.engine.cpu.worker import load_cpu_worker
 from services.engine.models.registry import has_family
+from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.worker.model_files import read_config
 from services.engine.worker.seam import ModelWorker
 from services.engine.worker.torch_worker import TorchWorker
@@ -20,9 +21,14 @@ logger = logging.getLogger(__name__)
 _OLDEST, _OLDEST_WITH_FLOAT8 = (8, 0), (8, 9)
 
 
-def load_worker(settings: EngineSettings) -> ModelWorker:
-    """Returns a loaded worker. Raises `SettingsError` or `ServiceError` for settings or a model that cannot work."""
+def load_worker(settings: EngineSettings, ranks: Communicator = ALONE_RANK) -> ModelWorker:
+    """Returns a loaded worker, or the worker of one of several ranks.
+
+    Raises `SettingsError` or `ServiceError` for settings or a model that cannot work.
+    """
     model_dir, device = model_directory(settings), choose_device(settings.device)
+    if ranks.shard.size > 1:
+        return _load_rank(settings, model_dir, device, ranks)
     if settings.load_format == "safetensors" and not any(model_dir.glob("*.safetensors")):
         raise SettingsError(f"--load-format=safetensors: {model_dir} has no file of that kind; leave the option out")
     for notice in cpu_notices(settings) if device.type == "cpu" else ():
@@ -37,6 +43,20 @@ def load_worker(settings: EngineSettings) -> ModelWorker:
         if worker is not None:
             return worker
     return TorchWorker(settings, model_dir, device)
+
+
+def _load_rank(settings: EngineSettings, model_dir: Path, device: torch.device, ranks: Communicator) -> ModelWorker:
+    """Returns the worker of a rank, which uses the device of its own number."""
+    if device.type == "cuda":
+        device = torch.device("cuda", ranks.shard.rank)
+        torch.cuda.set_device(device)
+    if ranks.stage is None and uses_triton(settings, device, model_dir):
+        from services.engine.worker.triton_worker import TritonWorker
+
+        return TritonWorker(settings, model_dir, device, ranks)
+    if ranks.shard.rank == 0:
+        logger.info("PyTorch's operations compute: other backends do not divide a model in this way")
+    return TorchWorker(settings, model_dir, device, ranks)
 
 
 def cpu_notices(settings: EngineSettings) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult, default_batched_tokens
 from services.engine.models.description import DecoderDescription
+from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.sampling.grammar import grammar_compiler
 from services.engine.worker.budget import Backend, MemoryPlan, plan_measured
 from services.engine.worker.host_cache import copy_blocks
@@ -45,6 +46,7 @@ class StateSpec:
     """See `EngineFacts.embedding_size`."""
     pooling_kind: PoolingKind
     """See `EngineFacts.pooling_kind`."""
+    ranks: Communicator = ALONE_RANK
 
 
 class StepWorker(ABC):
@@ -114,6 +116,7 @@ class StepWorker(ABC):
             self._context_token_bytes,
             mapped_bytes=self._mapped_bytes(),
             reserve=self._reserve,
+            ranks=spec.ranks,
         )
         self._memory = plan_measured(spec.settings, backend)
         if spec.device.type == "cpu":

@@ -24,6 +24,8 @@ from services.engine.models.config_fields import weight_dtype
 from services.engine.models.decoder import Decoder, LanguageModel
 from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import find_family, has_family
+from services.engine.parallel.communicator import ALONE_RANK, Communicator
+from services.engine.parallel.shard import ALONE, Shard, local_description
 from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm, weight_form
 from services.engine.worker.acceptance import accept
 from services.engine.worker.configuration import configuration_hash, torch_backend
@@ -48,24 +50,33 @@ SMALL_MODEL_BYTES = 64 * 2**20
 class TorchWorker(StepWorker):
     """A `ModelWorker` that computes with plain torch operations."""
 
-    def __init__(self, settings: EngineSettings, model_dir: Path, device: torch.device | None = None) -> None:
-        """Loads the model. Raises `ServiceError` for a model or settings that cannot work."""
+    def __init__(
+        self,
+        settings: EngineSettings,
+        model_dir: Path,
+        device: torch.device | None = None,
+        ranks: Communicator = ALONE_RANK,
+    ) -> None:
+        """Loads the model, or the part of it that `ranks.shard` says.
+
+        Raises `ServiceError` or `SettingsError` for a model or settings that cannot work.
+        """
         self._device = device or torch.device("cpu")
         check_offload(settings, self._device)
         if self._device.type == "cpu":
-            torch.set_num_threads(settings.threads or useful_threads(model_dir))
+            torch.set_num_threads(settings.threads or max(1, useful_threads(model_dir) // ranks.shard.size))
         config = read_config(model_dir)
         self._dtype = choose_torch_dtype(settings.dtype, weight_dtype(config), self._device, model_dir)
         form = weight_form(settings, model_dir, config, self._device, native=False)
         self._model, self._description = load_model(
-            model_dir, config, self._dtype, self._device, form, trust_remote_code=settings.trust_remote_code
+            model_dir, config, self._dtype, self._device, form, ranks, trust_remote_code=settings.trust_remote_code
         )
         cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
         bytes_per_slot = self._description.kv_size * cache_dtype.itemsize
-        slopes = scaled_slopes(self._description, self._device)
+        slopes = scaled_slopes(self._description, self._device, ranks.shard)
         self._shape = AttentionShape(settings.block_size, bytes_per_slot, self._dtype, self._device, slopes)
         eos = eos_token_ids(model_dir, self._description)
-        backend = f"{torch_backend(self._device)} {form.name}"
+        backend = f"{torch_backend(self._device)} {form.name} {ranks.shard.tp_size}x{ranks.shard.pp_size}"
         configuration = configuration_hash(model_dir, backend, self._dtype, cache_dtype)
         self._prepare_state(
             StateSpec(
@@ -77,6 +88,7 @@ class TorchWorker(StepWorker):
                 configuration,
                 embedding_size=self._model.embedding_size,
                 pooling_kind=pooling_kind(model_dir),
+                ranks=ranks,
             )
         )
         if self._device.type == "cuda":
@@ -159,14 +171,18 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     form: WeightForm = PLAIN_WEIGHTS,
+    ranks: Communicator = ALONE_RANK,
     *,
     trust_remote_code: bool = False,
 ) -> tuple[LanguageModel, DecoderDescription]:
     """Returns a `Decoder` if the architecture's family is known, else a model that transformers runs.
 
-    `trust_remote_code` allows transformers to run code that comes with the model. Raises `ServiceError`.
+    Of several ranks, the decoder and its description are those of the rank's part. `trust_remote_code` allows
+    transformers to run code that comes with the model. Raises `ServiceError`.
     """
     if not has_family(config):
+        if ranks.shard.size > 1:
+            raise SettingsError("--tensor-parallel-size: this architecture runs through transformers, in one process")
         if form.quantize is not None:
             raise SettingsError(f"--quantization: {form.name} does not work for models that run through transformers")
         # Imported here because the import takes seconds and most models do not need it.
@@ -177,8 +193,10 @@ def load_model(
     family = find_family(config)
     description = family.describe(config)
     with torch.inference_mode():
-        weights = load_weights(model_dir, description, family.layout(description), dtype, device, form=form)
-        return Decoder(description, weights), description
+        layout = family.layout(description)
+        weights = load_weights(model_dir, description, layout, dtype, device, form=form, ranks=ranks)
+        local = local_description(description, ranks.shard)
+        return Decoder(local, weights, stage=ranks.stage), local
 
 
 def check_offload(settings: EngineSettings, device: torch.device) -> None:
@@ -193,11 +211,15 @@ def check_offload(settings: EngineSettings, device: torch.device) -> None:
     logger.info("--cpu-offload-gb changes nothing on a CPU: all weights are in host memory")
 
 
-def scaled_slopes(description: DecoderDescription, device: torch.device) -> Tensor | None:
-    """Returns the slopes of linear position biases, [kv_heads, heads / kv_heads]; None for a model without them."""
+def scaled_slopes(description: DecoderDescription, device: torch.device, shard: Shard = ALONE) -> Tensor | None:
+    """Returns the slopes of linear position biases, [kv_heads, heads / kv_heads]; None for a model without them.
+
+    `description` is that of the rank's part of the model.
+    """
     if description.alibi_scale is None:
         return None
-    slopes = alibi_slopes(description.num_heads) * description.alibi_scale
+    every = alibi_slopes(description.num_heads * shard.tp_size) * description.alibi_scale
+    slopes = every.chunk(shard.tp_size)[shard.tp_rank]
     return slopes.view(description.num_kv_heads, -1).to(device)
 
 

@@ -25,6 +25,8 @@ from services.engine.models.attention import StepInputs
 from services.engine.models.config_fields import weight_dtype
 from services.engine.models.decoder import Decoder
 from services.engine.models.registry import find_family
+from services.engine.parallel.communicator import ALONE_RANK, Communicator
+from services.engine.parallel.shard import local_description
 from services.engine.quantization.choice import weight_form
 from services.engine.sampling.grammar import grammar_compiler
 from services.engine.triton.attention_work import Heads, Integers
@@ -117,21 +119,27 @@ class TritonWorker:
     """A `PipelinedWorker` for GPUs."""
 
     @torch.inference_mode()
-    def __init__(self, settings: EngineSettings, model_dir: Path, device: torch.device) -> None:
-        """Loads the model. Raises `ServiceError` or `SettingsError` for a model or settings that cannot work."""
-        self._device = device
+    def __init__(
+        self, settings: EngineSettings, model_dir: Path, device: torch.device, ranks: Communicator = ALONE_RANK
+    ) -> None:
+        """Loads the model, or the part of it that `ranks.shard` says; pipeline stages are not possible.
+
+        Raises `ServiceError` or `SettingsError` for a model or settings that cannot work.
+        """
+        assert ranks.stage is None
+        self._device, self._ranks = device, ranks
         check_offload(settings, device)
         config = read_config(model_dir)
         family = find_family(config)
-        self._description = family.describe(config)
+        whole = family.describe(config)
+        self._description = local_description(whole, ranks.shard)
         self._dtype = choose_dtype(settings.dtype, weight_dtype(config), device)
         self._cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
         form = weight_form(settings, model_dir, config, device, native=False)
-        backend = f"triton {hardware(device)} {form.name}"
+        backend = f"triton {hardware(device)} {form.name} {ranks.shard.tp_size}"
         self._configuration = configuration_hash(model_dir, backend, self._dtype, self._cache_dtype)
-        operations = TritonOperations(context_length(settings, self._description))
-        layout = family.layout(self._description)
-        weights = load_weights(model_dir, self._description, layout, self._dtype, device, operations, form)
+        operations = TritonOperations(context_length(settings, whole), ranks.shard)
+        weights = load_weights(model_dir, whole, family.layout(whole), self._dtype, device, operations, form, ranks)
         self._model = Decoder(self._description, weights, operations)
         self._windows = tuple(dict.fromkeys(self._description.sliding_windows))
         group = self._description.num_heads // self._description.num_kv_heads
@@ -227,7 +235,8 @@ class TritonWorker:
         width = -(-bounds.context // block_size)
         self._tables = torch.zeros((bounds.num_rows, width), dtype=torch.int32, device=self._device)
         on_device = self._device.type == "cuda"
-        captures = on_device and not settings.enforce_eager
+        # Sums between ranks are not captured.
+        captures = on_device and not settings.enforce_eager and self._ranks.shard.size == 1
         backend = Backend(
             d,
             self._device,
@@ -238,6 +247,7 @@ class TritonWorker:
             context_token_bytes=lambda _: 0,
             kept_bytes=graphs_bytes(bounds.num_rows, d.vocab_size) if captures else 0,
             measures=on_device,
+            ranks=self._ranks,
         )
         plan_measured(settings, backend)
         if captures:

@@ -18,8 +18,11 @@ from services.engine.models.linear import Linear, can_pack
 from services.engine.models.mlp import ExpertParts, Mlp, SharedExpert
 from services.engine.models.norm import Norm
 from services.engine.models.operations import TORCH_OPERATIONS, Operations
+from services.engine.parallel.communicator import ALONE_RANK, Communicator
+from services.engine.parallel.linear import SummedLinear, SummedMlp
+from services.engine.parallel.shard import is_summed, local_description
 from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
-from services.engine.worker.parameters import ParameterReader
+from services.engine.worker.parameters import ParameterReader, within_layer
 
 
 def load_weights(
@@ -30,10 +33,15 @@ def load_weights(
     device: torch.device,
     operations: Operations = TORCH_OPERATIONS,
     form: WeightForm = PLAIN_WEIGHTS,
+    ranks: Communicator = ALONE_RANK,
 ) -> DecoderWeights:
-    """Returns the decoder's weights on the device, in the forms that the operations use."""
-    with ParameterReader(model_dir, description, layout, dtype, device, form) as reader:
-        loader = _Loader(reader, description, dtype, device, operations)
+    """Returns the decoder's weights on the device, in the forms that the operations use.
+
+    `description` and `layout` are those of the whole model. The result has the part of it that `ranks.shard` says.
+    """
+    with ParameterReader(model_dir, description, layout, dtype, device, form, ranks.shard) as reader:
+        description = local_description(description, ranks.shard)
+        loader = _Loader(reader, description, dtype, device, operations, ranks)
         embedding = reader.tensor("embedding")
         return DecoderWeights(
             embedding=embedding,
@@ -54,15 +62,28 @@ class _Loader:
         dtype: torch.dtype,
         device: torch.device,
         operations: Operations,
+        ranks: Communicator,
     ) -> None:
-        self.reader, self._description, self.operations = reader, description, operations
+        self.reader, self._description, self.operations, self._ranks = reader, description, operations, ranks
         self._dtype, self._packs = dtype, can_pack(dtype, device)
 
     def linear(self, name: str) -> Linear:
+        """Returns a linear layer; one that is divided by columns among ranks sums its results."""
+        if not is_summed(within_layer(name), self.reader.shard):
+            return self.part(name, self.reader.bias(name))
+        return SummedLinear(self.part(name), self.reader.bias(name), self._ranks.all_sum)
+
+    def part(self, name: str, bias: Tensor | None = None) -> Linear:
+        """Returns a linear layer of the rank's part of a matrix."""
         weight = self.reader.matrix(name)
         if isinstance(weight, Tensor) and not self._packs and self.reader.is_mapped(f"{name}.weight"):
             weight = weight.clone()
-        return self.operations.linear(weight, self.reader.bias(name))
+        return self.operations.linear(weight, bias)
+
+    def mixture(self, parts: ExpertParts) -> Mlp:
+        """Returns a mixture of experts, the shared one included; divided among ranks, it sums its results."""
+        mlp = self.operations.expert_mlp(parts)
+        return mlp if self.reader.shard.tp_size == 1 else SummedMlp(mlp, self._ranks.all_sum)
 
     def experts(self, name: str, count: int) -> Tensor:
         """Returns the matrices of a layer's experts [experts, out, in], which are always plain."""
@@ -112,12 +133,13 @@ def _mlp(loader: _Loader, description: DecoderDescription, index: int) -> Mlp:
 def _expert_mlp(loader: _Loader, description: DecoderDescription, experts: Experts, name: str) -> Mlp:
     activation, shared = description.activation, None
     if experts.shared_intermediate_size:
-        inner = loader.linear(f"{name}.shared.up"), loader.linear(f"{name}.shared.down")
+        # Its results are summed together with those of the others.
+        inner = loader.part(f"{name}.shared.up"), loader.part(f"{name}.shared.down")
         mlp = loader.operations.mlp(*inner, activation, gated=True)
         shared = SharedExpert(mlp, loader.linear(f"{name}.shared.gate"))
     up, down = (loader.experts(f"{name}.experts.{part}", experts.num_experts) for part in ("up", "down"))
     router = loader.linear(f"{name}.router")
-    return loader.operations.expert_mlp(ExpertParts(experts, router, up, down, activation, shared))
+    return loader.mixture(ExpertParts(experts, router, up, down, activation, shared))
 
 
 def _head(embedding: Tensor, loader: _Loader, description: DecoderDescription) -> Linear:

@@ -22,10 +22,10 @@ def test_gpus_are_what_the_variable_names_or_else_the_device_files(tmp_path: Pat
 
 @pytest.mark.spec("S-SRV-014", "S-SRV-105:workers")
 def test_each_engine_gets_a_gpu_of_its_own() -> None:
-    assert for_engines(2, "auto", ["3", "1"]) == Assignment(("3", "1"))
-    assert for_engines(1, "auto", ["0"]) == Assignment()
+    assert for_engines([1, 1], "auto", ["3", "1"]) == Assignment(("3", "1"))
+    assert for_engines([1], "auto", ["0"]) == Assignment()
     for engines, device, gpus in ((4, "auto", []), (4, "cpu", ["0"])):
-        assert for_engines(engines, device, gpus) == Assignment()
+        assert for_engines([1] * engines, device, gpus) == Assignment()
 
 
 @pytest.mark.spec("S-SRV-014", "S-SRV-105:workers")
@@ -37,6 +37,6 @@ def test_more_engines_than_gpus_are_refused_before_anything_starts(monkeypatch: 
 
 @pytest.mark.spec("S-SRV-105:workers")
 def test_gpus_that_stay_unused_are_told() -> None:
-    found = for_engines(2, "cuda", ["0", "1", "2"])
+    found = for_engines([1, 1], "cuda", ["0", "1", "2"])
     assert found.ids == ("0", "1")
     assert found.notices == ("1 of 3 GPUs stay unused: 2 engines are started (--engines, --worker-num)",)

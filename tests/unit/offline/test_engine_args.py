@@ -50,7 +50,6 @@ def test_an_unknown_argument_is_a_type_error_with_the_nearest_name() -> None:
         ({"dtype": "float8"}, ValueError, "dtype: 'float8' is not one of auto"),
         ({"max_num_seqs": "4"}, TypeError, "max_num_seqs: '4' is not a value of type int"),
         ({"max_num_seqs": True}, TypeError, "max_num_seqs: True is not a value of type int"),
-        ({"tensor_parallel_size": 2}, ValueError, "tensor_parallel_size 2 is not supported here: "),
         ({"quantization": "int3"}, ValueError, "quantization: 'int3' is not one of none, None, auto, ifq"),
         ({"enable_lora": True}, ValueError, "enable_lora=True is not supported here: adapters"),
         ({"guided_decoding_backend": "outlines"}, ValueError, "guided_decoding_backend='outlines' is not supported"),

@@ -51,13 +51,6 @@ def test_one_device_is_what_an_engine_has(start: str, words: list[str], served: 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ["--tensor-parallel-size=2"],
-            "--tensor-parallel-size 2 is not supported here: an engine holds the whole model",
-        ),
-        (["-tp", "2"], "--tensor-parallel-size 2 is not supported here"),
-        (["--num-gpus=4"], "--tensor-parallel-size 4 is not supported here"),
-        (["-pp=3"], "--pipeline-parallel-size 3 is not supported here"),
         (["--nnode=2", "--pod-ips=192.0.2.1,192.0.2.2"], "--nnode 2 is not supported here"),
         (["--nnode=2"], "--pod-ips is needed, the addresses of all 2 machines"),
         (["--nnode=2", "--pod-ips=192.0.2.1"], "--pod-ips: 1 addresses for --nnode 2"),
@@ -89,9 +82,11 @@ def test_the_variable_means_the_same_and_the_flag_beats_it(
     start: str, served: list[ServeSettings], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TP", "2")
-    assert STARTS[start]([]) == 78
-    assert "--tensor-parallel-size 2 is not supported here" in capsys.readouterr().err
-    assert STARTS[start](["--num-gpus=1"]) == 0
+    for words, size in (([], 2), (["--num-gpus=1"], 1), (["-tp", "4"], 4), (["--tensor-parallel-size=3"], 3)):
+        assert STARTS[start](words) == 0
+        assert served[-1].tensor_parallel_size == size
+    assert STARTS[start](["-pp=3"]) == 0
+    assert served[-1].pipeline_parallel_size == 3
     monkeypatch.setenv("TP", "two")
     assert STARTS[start]([]) == 78
     assert "environment variable TP: 'two' is not a valid int" in capsys.readouterr().err
@@ -109,9 +104,13 @@ def test_executors_are_ray_and_mp_and_ray_must_be_installed(
     assert STARTS[start](["--distributed-executor-backend=ray"]) == 78
     assert "ray is not installed" in capsys.readouterr().err
     monkeypatch.setattr(parallel.importlib.util, "find_spec", lambda _name: object())
-    assert STARTS[start](["--distributed-executor-backend=ray"]) == 0
-    assert parallel.notices(served[0]) == [
-        "--distributed-executor-backend ray has no effect here: an engine on one device is one process"
+    assert STARTS[start](["--distributed-executor-backend=ray"]) == 78
+    assert "started by the engine itself. Leave the option out, or use mp" in capsys.readouterr().err
+    assert STARTS[start](["--distributed-executor-backend=mp", "-tp=2"]) == 0
+    assert parallel.notices(served[-1]) == []
+    assert STARTS[start](["--distributed-executor-backend=mp", "-tp=1"]) == 0
+    assert parallel.notices(served[-1]) == [
+        "--distributed-executor-backend mp has no effect here: an engine on one device is one process"
     ]
 
 
@@ -133,9 +132,8 @@ def test_the_offline_api_has_the_same_switch() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size 2 is not supported here"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size: 0 is not at least 1"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size 2 is not supported here"),
+        ({"nnode": 2, "pod_ips": "192.0.2.1,192.0.2.2"}, "nnode 2 is not supported here"),
         ({"nnode": 2}, "nnode 2: pod_ips is needed"),
         ({"distributed_executor_backend": "foo"}, "'foo' is not one of auto, ray, mp"),
     ],

@@ -11,6 +11,7 @@ from services.engine.core import invariants
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts, StepPlan, StepResult
 from services.engine.engine import Engine
+from services.engine.executor import UniprocExecutor
 from services.engine.warmup import warm_up
 from tests.unit.engine.core.factories import answer, joined, make_core, prompt_of, spec
 
@@ -161,4 +162,4 @@ def test_the_step_loop_wakes_when_the_wait_is_over() -> None:
 @pytest.mark.spec("S-SRV-061")
 def test_a_warm_up_gathers_nothing() -> None:
     plain, gathering = CoreLimits(4, 64), CoreLimits(4, 64, max_batch_size=16, batch_wait_timeout=60.0)
-    assert warm_up(TickingWorker(), gathering) == warm_up(TickingWorker(), plain) > 1
+    assert warm_up(UniprocExecutor(TickingWorker()), gathering) == warm_up(UniprocExecutor(TickingWorker()), plain) > 1

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from services.engine.core.plan import CoreLimits, NewSequence, ScheduledSequence, StepPlan
+from services.engine.executor import UniprocExecutor
 from services.engine.warmup import warm_up
 from services.engine.worker.load import choose_device, load_worker
 from services.engine.worker.model_files import eos_token_ids, read_config
@@ -115,7 +116,7 @@ def test_warming_up_prefills_and_decodes_and_leaves_no_trace(checkpoint: Callabl
     plan = StepPlan(1, new=(join,), scheduled=(share,), num_tokens=9)
     fresh = TorchWorker(settings(directory), directory).run(plan)
     warm = TorchWorker(settings(directory), directory)
-    assert warm_up(warm, CoreLimits(4, 40 if chunked else 96, enable_chunked_prefill=chunked)) >= 3
+    assert warm_up(UniprocExecutor(warm), CoreLimits(4, 40 if chunked else 96, enable_chunked_prefill=chunked)) >= 3
     assert warm.run(plan) == fresh
 
 

@@ -1,0 +1,177 @@
+"""The part of a model that one rank has.
+
+    tensor parallel     a rank has some heads and some of the columns inside each MLP. The matrices before them (qkv,
+                        up) lose rows, those behind them (o, down) lose columns, and the results of these are summed
+    pipeline parallel   a rank has some consecutive layers. Hidden states go from rank to rank
+
+Embedding, head, routers and norms are whole on each rank. Pure: descriptions and indices, no communication. Called by
+the parameter reader and the workers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from services.engine.models.description import DecoderDescription, Experts
+from services.engine.quantization.weight import QuantizedWeight
+from shared.config import SettingsError
+
+_TP = "--tensor-parallel-size"
+_PP = "--pipeline-parallel-size"
+_ROWS = frozenset({"qkv", "up", "shared.up", "experts.up"})
+_COLUMNS = frozenset({"o", "down", "shared.down", "experts.down"})
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A rank's place among `tp_size` * `pp_size` ranks. The default is a rank that is alone."""
+
+    tp_rank: int = 0
+    tp_size: int = 1
+    pp_rank: int = 0
+    pp_size: int = 1
+
+    @staticmethod
+    def of_rank(rank: int, tp_size: int, pp_size: int) -> "Shard":
+        """Returns the place of a rank: the ranks of a pipeline stage follow each other."""
+        return Shard(rank % tp_size, tp_size, rank // tp_size, pp_size)
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank among all."""
+        return self.pp_rank * self.tp_size + self.tp_rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.tp_size * self.pp_size
+
+    def layers(self, num_layers: int) -> range:
+        """Returns the layers of this rank's pipeline stage; earlier stages get one more if they do not divide."""
+        each, more = divmod(num_layers, self.pp_size)
+        first = self.pp_rank * each + min(self.pp_rank, more)
+        return range(first, first + each + (self.pp_rank < more))
+
+
+ALONE = Shard()
+
+
+def local_description(d: DecoderDescription, shard: Shard) -> DecoderDescription:
+    """Returns the description of a rank's decoder. Raises SettingsError if the model cannot be divided."""
+    if shard == ALONE:
+        return d
+    _check(d, shard)
+    layers, n = shard.layers(d.num_layers), shard.tp_size
+    experts = None
+    if d.experts is not None:
+        kept = frozenset(layer - layers.start for layer in d.experts.layers if layer in layers)
+        experts = replace(
+            d.experts,
+            layers=kept,
+            intermediate_size=d.experts.intermediate_size // n,
+            shared_intermediate_size=d.experts.shared_intermediate_size // n,
+        )
+    return replace(
+        d,
+        num_layers=len(layers),
+        num_heads=d.num_heads // n,
+        num_kv_heads=max(1, d.num_kv_heads // n),
+        intermediate_size=d.intermediate_size // n,
+        # The scale of scores follows from the size of a head, which does not change.
+        sliding_windows=d.sliding_windows[layers.start : layers.stop],
+        experts=experts,
+    )
+
+
+def sharded(
+    name: str, weight: "Tensor | QuantizedWeight", d: DecoderDescription, shard: Shard
+) -> "Tensor | QuantizedWeight":
+    """Returns a rank's part of a matrix [out, in] with the name that it has within its layer, such as `qkv`.
+
+    `d` describes the whole model. Matrices without such a name are whole on each rank.
+    """
+    if shard.tp_size == 1:
+        return weight
+    if name in _ROWS:
+        rows = _rows(name, d, shard)
+        return (
+            weight.rows(rows) if isinstance(weight, QuantizedWeight) else weight.index_select(0, rows.to(weight.device))
+        )
+    if name in _COLUMNS:
+        each = weight.shape[1] // shard.tp_size
+        first = shard.tp_rank * each
+        if isinstance(weight, QuantizedWeight):
+            return weight.columns(first, first + each)
+        return weight[:, first : first + each].contiguous()
+    return weight
+
+
+def sharded_bias(name: str, bias: Tensor, d: DecoderDescription, shard: Shard) -> Tensor:
+    """Returns a rank's part of the bias of the matrix of that name; of matrices that are summed, the whole bias."""
+    if shard.tp_size == 1 or name not in _ROWS:
+        return bias
+    return bias.index_select(0, _rows(name, d, shard).to(bias.device))
+
+
+def is_summed(name: str, shard: Shard) -> bool:
+    """Whether the results of the matrix of that name must be summed over the ranks of a stage."""
+    return shard.tp_size > 1 and name in _COLUMNS
+
+
+def local_heads(d: DecoderDescription, shard: Shard) -> slice:
+    """Returns which of the whole model's query heads a rank has."""
+    each = d.num_heads // shard.tp_size
+    return slice(shard.tp_rank * each, (shard.tp_rank + 1) * each)
+
+
+def _rows(name: str, d: DecoderDescription, shard: Shard) -> Tensor:
+    if name == "qkv":
+        return _qkv_rows(d, shard)
+    if name == "experts.up":
+        assert d.experts is not None
+        return _parts(_of_experts(d.experts), shard)
+    inner = d.experts.shared_intermediate_size if name == "shared.up" and d.experts else d.intermediate_size
+    return _parts([inner] * (2 if d.gated_mlp or name == "shared.up" else 1), shard)
+
+
+def _of_experts(experts: Experts) -> list[int]:
+    """Returns the heights of the stacked parts: gate and up of each expert."""
+    return [experts.intermediate_size] * (2 * experts.num_experts)
+
+
+def _parts(heights: Sequence[int], shard: Shard) -> Tensor:
+    """Returns the rows of this rank if each of the stacked parts is divided among the ranks."""
+    found: list[Tensor] = []
+    start = 0
+    for height in heights:
+        each = height // shard.tp_size
+        found.append(torch.arange(start + shard.tp_rank * each, start + (shard.tp_rank + 1) * each))
+        start += height
+    return torch.cat(found)
+
+
+def _qkv_rows(d: DecoderDescription, shard: Shard) -> Tensor:
+    """Returns the rows of this rank's query, key and value heads. Ranks share a key head if there are too few."""
+    heads, size = local_heads(d, shard), d.head_dim
+    kv_each = max(1, d.num_kv_heads // shard.tp_size)
+    kv_first = shard.tp_rank * d.num_kv_heads // shard.tp_size
+    queries = torch.arange(heads.start * size, heads.stop * size)
+    keys = torch.arange(kv_first * size, (kv_first + kv_each) * size) + d.q_size
+    return torch.cat([queries, keys, keys + d.kv_size])
+
+
+def _check(d: DecoderDescription, shard: Shard) -> None:
+    n = shard.tp_size
+    numbers = {"attention heads": d.num_heads, "columns of the MLP": d.intermediate_size}
+    if d.experts is not None:
+        numbers["columns of an expert"] = d.experts.intermediate_size
+        numbers["columns of the shared expert"] = d.experts.shared_intermediate_size
+    for what, number in numbers.items():
+        if number % n:
+            raise SettingsError(f"{_TP}: {n} does not divide the model's {number} {what}")
+    if d.num_kv_heads % n and n % d.num_kv_heads:
+        raise SettingsError(f"{_TP}: {n} and the model's {d.num_kv_heads} key heads do not divide each other")
+    if shard.pp_size > d.num_layers:
+        raise SettingsError(f"{_PP}: {shard.pp_size} is more than the model's {d.num_layers} layers")

@@ -1,0 +1,130 @@
+"""Ranks on threads of one process, for tests of what each rank computes: the exchanges of real ranks without processes.
+
+`RankThreads` is a `ModelWorker` whose plans run on every rank's worker at once, each on a thread of its own.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import TypeVar
+
+from torch import Tensor
+
+from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from services.engine.parallel.communicator import Communicator
+from services.engine.parallel.shard import Shard
+from services.engine.worker.seam import ModelWorker
+
+TIMEOUT_S = 60.0
+T = TypeVar("T")
+
+
+class _Meeting:
+    """Where the ranks of one group exchange values: each passes one and gets all, in the order of the ranks."""
+
+    def __init__(self, size: int) -> None:
+        self._values: list[object] = [None] * size
+        self._barrier = threading.Barrier(size)
+
+    def exchange(self, place: int, value: object) -> list[object]:
+        self._values[place] = value
+        self._barrier.wait(TIMEOUT_S)
+        found = list(self._values)
+        # Nobody may pass the next value before all have read this one.
+        self._barrier.wait(TIMEOUT_S)
+        return found
+
+    def abort(self) -> None:
+        self._barrier.abort()
+
+
+class ThreadCommunicator:
+    """A `Communicator` of one rank."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        all_ranks: _Meeting,
+        stage: _Meeting,
+        column: _Meeting,
+        pipes: list[SimpleQueue[Tensor]],
+    ) -> None:
+        self.shard, self._all, self._stage, self._column, self._pipes = shard, all_ranks, stage, column, pipes
+        self.is_first, self.is_last = shard.pp_rank == 0, shard.pp_rank == shard.pp_size - 1
+        self.stage: Communicator | None = self if shard.pp_size > 1 else None
+
+    def all_sum(self, x: Tensor) -> Tensor:
+        parts = self._stage.exchange(self.shard.tp_rank, x.clone())
+        total = parts[0].float().clone()  # type: ignore[attr-defined]
+        for part in parts[1:]:
+            total += part
+        return total.to(x.dtype)
+
+    def smallest(self, number: int) -> int:
+        return min(self._all.exchange(self.shard.rank, number))  # type: ignore[type-var, return-value]
+
+    def receive(self, num_tokens: int, like: Tensor) -> Tensor:
+        hidden = self._pipes[self.shard.pp_rank - 1].get(timeout=TIMEOUT_S)
+        assert hidden.shape == (num_tokens, like.shape[1])
+        assert hidden.dtype == like.dtype
+        return hidden
+
+    def send(self, hidden: Tensor) -> None:
+        self._pipes[self.shard.pp_rank].put(hidden.clone())
+
+    def from_last(self, hidden: Tensor) -> Tensor:
+        if self.shard.pp_size == 1:
+            return hidden
+        last = self._column.exchange(self.shard.pp_rank, hidden.clone())[-1]
+        assert isinstance(last, Tensor)
+        assert last.shape == hidden.shape
+        return last.clone()
+
+
+class RankThreads:
+    """A `ModelWorker` of several ranks. Their results must be equal."""
+
+    def __init__(self, make: Callable[[Communicator], ModelWorker], tp_size: int, pp_size: int) -> None:
+        shards = [Shard.of_rank(rank, tp_size, pp_size) for rank in range(tp_size * pp_size)]
+        everybody = _Meeting(len(shards))
+        stages = [_Meeting(tp_size) for _ in range(pp_size)]
+        columns = [_Meeting(pp_size) for _ in range(tp_size)]
+        pipes: list[list[SimpleQueue[Tensor]]] = [[SimpleQueue() for _ in range(pp_size)] for _ in range(tp_size)]
+        self._meetings = (everybody, *stages, *columns)
+        self._threads = ThreadPoolExecutor(len(shards))
+        communicators = [
+            ThreadCommunicator(s, everybody, stages[s.pp_rank], columns[s.tp_rank], pipes[s.tp_rank]) for s in shards
+        ]
+        self.workers = self._on_all(lambda rank: make(communicators[rank]), len(shards))
+
+    def facts(self) -> EngineFacts:
+        """See ModelWorker."""
+        facts = [worker.facts() for worker in self.workers]
+        assert len({(f.num_blocks, f.max_model_len, f.num_host_blocks) for f in facts}) == 1
+        return facts[0]
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """See ModelWorker."""
+        results = self._on_all(lambda rank: self.workers[rank].run(plan), len(self.workers))
+        assert all(result.token_ids == results[0].token_ids for result in results)
+        return results[0]
+
+    def close(self) -> None:
+        """See ModelWorker."""
+        for worker in self.workers:
+            worker.close()
+        self._threads.shutdown()
+
+    def _on_all(self, work: Callable[[int], T], count: int) -> list[T]:
+        futures = [self._threads.submit(self._guarded, work, rank) for rank in range(count)]
+        return [future.result(TIMEOUT_S) for future in futures]
+
+    def _guarded(self, work: Callable[[int], T], rank: int) -> T:
+        try:
+            return work(rank)
+        except BaseException:
+            # The others wait for this one.
+            for meeting in self._meetings:
+                meeting.abort()
+            raise

@@ -1,0 +1,86 @@
+"""An engine of several processes: the same text as one, and replaced when any of its processes dies."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from antiphon import LLM, SamplingParams
+from antiphon.cli import main
+from tests.system.served import Served, alive, fetch, until_the_end, wait_until
+
+PROMPTS = [f"Number {number}:" for number in range(16)]
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[str]:
+    with LLM(model=str(model), dtype="float32", kv_cache_memory_gb=0.1) as llm:
+        return greedy(llm)
+
+
+def greedy(llm: LLM) -> list[str]:
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    return [output.outputs[0].text for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+
+
+def ranks_of(served: Served) -> list[int]:
+    """Process ids of the engine's other ranks."""
+    parent = served.pids()["engine-1"]
+    children = Path(f"/proc/{parent}/task").glob("*/children")
+    return [int(word) for path in children for word in path.read_text().split()]
+
+
+@pytest.mark.spec("S-OFF-006", "S-SRV-070")
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
+def test_the_offline_api_divides_a_model(sizes: tuple[int, int], model: Path, expected: list[str]) -> None:
+    settings = {"tensor_parallel_size": sizes[0], "pipeline_parallel_size": sizes[1]}
+    with LLM(model=str(model), dtype="float32", device="cpu", kv_cache_memory_gb=0.1, **settings) as llm:
+        assert greedy(llm) == expected
+
+
+@pytest.mark.spec("S-SRV-070", "S-SRV-071", "S-DEP-033")
+@pytest.mark.parametrize(
+    ("command", "flags", "environ", "num_ranks"),
+    [
+        ("serve", ("-tp", "2", "--pipeline-parallel-size=2"), {}, 4),
+        ("run", (), {"TP": "2"}, 2),
+    ],
+)
+def test_a_divided_model_serves_and_outlives_a_rank(
+    command: str, flags: tuple[str, ...], environ: dict[str, str], num_ranks: int, model: Path, expected: list[str]
+) -> None:
+    words = ("--model", str(model), "--served-model-name=m", "--device=cpu", "--dtype=float32", *flags)
+    body = {"model": "m", "prompt": PROMPTS, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+    with until_the_end(Served(*words, environ=environ, command=("antiphon", command))) as served:
+        assert texts(served, body) == expected
+        chosen = {"model": "m", "prompt": PROMPTS[0], "guided_choice": ["north", "south"], "temperature": 0}
+        assert texts(served, chosen)[0] in ("north", "south")
+        ranks = ranks_of(served)
+        assert len(ranks) == num_ranks - 1
+        before = served.pids()["engine-1"]
+        os.kill(ranks[-1], signal.SIGKILL)
+        # The next request finds the rank gone; it is computed by the engine that replaces this one.
+        assert texts(served, body) == expected
+        wait_until(lambda: served.pids().get("engine-1", before) != before, 20, lambda: served.output)
+        engine, ranks = served.pids()["engine-1"], ranks_of(served)
+        os.kill(engine, signal.SIGKILL)
+        wait_until(lambda: not any(map(alive, ranks)), 20, lambda: "a rank outlives its engine")
+
+
+def texts(served: Served, body: dict[str, object]) -> list[str]:
+    reply = fetch(served, "POST", "/v1/completions", body)
+    assert reply.status == 200, reply.body
+    return [choice["text"] for choice in reply.json["choices"]]
+
+
+@pytest.mark.spec("S-SRV-070", "S-DEP-033")
+def test_a_model_that_cannot_be_divided_is_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TP", "3")
+    assert main(["serve", str(model), "--device=cpu", "--port=0"]) == 78
+    assert "--tensor-parallel-size: 3 does not divide the model's" in capfd.readouterr().err
+    with pytest.raises(ValueError, match="3 does not divide the model's"):
+        LLM(model=str(model), device="cpu", tensor_parallel_size=3)
