@@ -11,10 +11,11 @@ import runpy
 import secrets
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
 
-from antiphon.settings import NOT_FOR_USERS, SERVICES, RunSettings, ServeSettings, completed
+from antiphon.settings import NOT_FOR_USERS, SERVICES, InstanceSettings, RunSettings, ServeSettings, completed
 from shared.config import SettingsError, add_flags, normalise, parse
 from shared.other_options import BY_NAME, Taken, take
 from shared.version import __version__
@@ -47,8 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. `argv` defaults to the arguments of the process."""
     words = normalise(sys.argv[1:] if argv is None else argv)
     parser, commands = make_parser()
-    starts_everything = words[:1] in (["serve"], ["run"])
-    taken = take(words, os.environ) if starts_everything else Taken(words, {}, {})
+    taken = Taken(words, {}, {})
+    if words[:1] in (["serve"], ["run"]):
+        taken = take(words, os.environ)
+    elif words[:1] == ["start-role"]:
+        own = {item.metadata["env"] for item in fields(InstanceSettings)}
+        taken = take(words, {name: value for name, value in os.environ.items() if name not in own})
     options, unknown = parser.parse_known_args(taken.words)
     if unknown:
         commands[options.command].error(unknown_words(unknown, commands[options.command].options()))
@@ -99,6 +104,16 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     _batch_flags(add("run-batch", "answer a file of requests in OpenAI's batch format", _run_batch))
     _bench_kinds(add("bench", "measure latency, throughput, or a server", _bench))
     _doctor_flags(add("doctor", "check that this machine has what is needed", _doctor))
+    _flags_of(
+        add(
+            "start-role",
+            "start one instance of separate prefill and decode instances, told by rank tables",
+            _start_role,
+            "antiphon start-role [FLAGS]",
+        ),
+        InstanceSettings,
+    )
+    add("tools-path", "print the directory of the scripts for rank tables, for LLM_TOOLS_PATH", _tools_path)
     _ranktable_flags(
         add("ranktable", "make or join the rank tables of separate prefill and decode instances", _ranktable)
     )
@@ -269,6 +284,21 @@ def _bench(options: argparse.Namespace) -> int:
     from antiphon.benchmark import command
 
     return command.run(options)
+
+
+def _start_role(options: argparse.Namespace) -> int:
+    from antiphon.disaggregation import start
+
+    return start.run(options, os.environ)
+
+
+def _tools_path(_options: argparse.Namespace) -> int:
+    root = Path(__file__).resolve().parents[1]
+    found = [path for path in (root / "infra" / "llm_tools", root / "llm_tools") if path.is_dir()]
+    if not found:
+        raise SettingsError("the scripts are not installed here; `antiphon ranktable` and `start-role` do the same")
+    print(found[0])
+    return 0
 
 
 def _ranktable(options: argparse.Namespace) -> int:

@@ -1,8 +1,9 @@
-"""The launcher's HTTP client, which makes one GET request. It uses no library, so that the command starts fast."""
+"""The launcher's HTTP client, which makes one request. It uses no library, so that the command starts fast."""
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,10 +14,14 @@ _BODY_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The HTTP status and the body of an answer. Status 0 means that there was no answer."""
+    """The HTTP status, the body and the headers (with names in lower case) of an answer.
+
+    Status 0 means that there was no answer.
+    """
 
     status: int
     body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 async def get(
@@ -26,26 +31,45 @@ async def get(
 
     With `https`, any certificate is accepted.
     """
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return await _exchange(host, port, _message("GET", host, path, headers), https, timeout_s)
+
+
+async def post(
+    host: str, port: int, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float = 2.0
+) -> Answer:
+    """Sends one POST request and returns the answer. Any failure or a timeout gives status 0."""
+    headers = {**headers, "Content-Length": str(len(body))}
+    return await _exchange(host, port, _message("POST", host, path, headers) + body, False, timeout_s)
+
+
+def _message(method: str, host: str, path: str, headers: Mapping[str, str]) -> bytes:
+    # With HTTP/1.0 the answer ends when the connection is closed and is never chunked.
+    lines = [f"{method} {path} HTTP/1.0", f"Host: {host}", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join((*lines, "", "")).encode()
+
+
+async def _exchange(host: str, port: int, message: bytes, https: bool, timeout_s: float) -> Answer:
     with contextlib.suppress(OSError, TimeoutError, ValueError, IndexError):
         async with asyncio.timeout(timeout_s):
-            return await _get(host, port, path, token, https)
+            return await _answer(host, port, message, https)
     return Answer(0)
 
 
-async def _get(host: str, port: int, path: str, token: str, https: bool) -> Answer:
+async def _answer(host: str, port: int, message: bytes, https: bool) -> Answer:
     reader, writer = await asyncio.open_connection(host, port, ssl=_any_certificate() if https else None)
     try:
-        authorization = f"Authorization: Bearer {token}\r\n" if token else ""
-        # With HTTP/1.0 the answer ends when the connection is closed and is never chunked.
-        writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n{authorization}\r\n".encode())
+        writer.write(message)
         await writer.drain()
         status = int((await reader.readline()).split()[1])
-        while (await reader.readline()).strip():
-            pass
+        headers: dict[str, str] = {}
+        while line := (await reader.readline()).strip():
+            name, _, value = line.decode("latin-1").partition(":")
+            headers[name.lower()] = value.strip()
         body = b""
         while len(body) < _BODY_BYTES_MAX and (data := await reader.read(_BODY_BYTES_MAX)):
             body += data
-        return Answer(status, body)
+        return Answer(status, body, headers)
     finally:
         writer.close()
         with contextlib.suppress(OSError):

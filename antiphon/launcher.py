@@ -14,7 +14,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,18 +68,26 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
         parallel.check_devices(model, model.engines, len(visible))
         check(model)
     gpus = assign_gpus(models, visible)
-    models = [located(model) for model in models]
-    for model in models:
-        _check_quantization(model, environ)
-    notices = dict.fromkeys(notice for model in models for notice in parallel.notices(model))
-    for notice in (*gpus.notices, *notices):
-        _print_line("antiphon", notice)
+    models = located_models(models, environ)
+    for notice in gpus.notices:
+        print_line("antiphon", notice)
     binary = "" if settings.nats else nats_server.find_binary()
     with contextlib.ExitStack() as stack:
         listeners = sockets.listen(settings.host, settings.port, settings.gateways)
         stack.callback(sockets.close, listeners)
-        plan = make_plan(models, environ, listeners, stack.enter_context(run_directory()), binary, gpus.ids)
-        return asyncio.run(_run(plan, lambda: sockets.close(listeners)))
+        directory = stack.enter_context(run_directory())
+        plan = make_plan(models, environ, listeners, directory, binary, gpus.ids)
+        return asyncio.run(run_plan(plan, lambda: sockets.close(listeners)))
+
+
+def located_models(models: Sequence[ServeSettings], environ: Mapping[str, str]) -> list[ServeSettings]:
+    """Returns the settings with the models' files at local paths, and prints notices. Raises SettingsError."""
+    models = [located(model) for model in models]
+    for model in models:
+        _check_quantization(model, environ)
+    for notice in dict.fromkeys(notice for model in models for notice in parallel.notices(model)):
+        print_line("antiphon", notice)
+    return models
 
 
 def _check_quantization(model: ServeSettings, environ: Mapping[str, str]) -> None:
@@ -91,7 +99,7 @@ def _check_quantization(model: ServeSettings, environ: Mapping[str, str]) -> Non
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """The bus that the children of one launcher use. `prefix` is the beginning of their member ids on this bus."""
 
     nats: str
@@ -106,19 +114,20 @@ def make_plan(
     directory: Path,
     nats_binary: str,
     gpus: Sequence[str] = (),
+    bus: nats_server.Bus | None = None,
 ) -> Plan:
     """Returns the specifications of all children and the address of the server.
 
     `models` has the settings of each model; settings of gateways and of the bus are the same in all of them.
     `nats_binary` is empty if an existing bus is used. `gpus` has one GPU for each engine that is not set to
-    `--device=cpu`.
+    `--device=cpu`. `bus` is the bus that `nats_binary` runs (default: one on 127.0.0.1).
     """
     specs: list[ChildSpec] = []
     first, names = models[0], [model_name(model) for model in models]
-    place = _Place(first.nats, first.nats_credentials, _member_prefix())
+    place = Place(first.nats, first.nats_credentials, _member_prefix())
     if nats_binary:
-        bus = nats_server.prepare(directory)
-        place = _Place(bus.url, str(bus.credentials), "")
+        bus = bus or nats_server.prepare(directory)
+        place = Place(bus.url, str(bus.credentials), "")
         argv = [nats_binary, "-c", str(bus.config)]
         own = nats_server.environment(child_environment(environ))
         specs.append(ChildSpec("nats", "nats", argv, own, show=nats_server.worth_showing))
@@ -142,7 +151,7 @@ def _gateway_spec(
     index: int,
     models: Sequence[ServeSettings],
     environ: Mapping[str, str],
-    place: _Place,
+    place: Place,
     *,
     listen_fd: int,
     own_key: str,
@@ -162,12 +171,12 @@ def _gateway_spec(
         "ANTIPHON_USAGE_SINK": settings.usage_sink,
     }
     secret = {name: value for name, value in secret.items() if value}
-    spec = _service_spec("gateway", f"gateway-{index + 1}", settings, changes, {**environ}, place, secret)
+    spec = service_spec("gateway", f"gateway-{index + 1}", settings, changes, {**environ}, place, secret)
     return replace(spec, pass_fds=(listen_fd,))
 
 
 def _model_specs(
-    models: Sequence[ServeSettings], environ: Mapping[str, str], place: _Place, gpus: Sequence[str]
+    models: Sequence[ServeSettings], environ: Mapping[str, str], place: Place, gpus: Sequence[str]
 ) -> Iterator[ChildSpec]:
     """Yields the tokenizers, engines and detokenizers of each model.
 
@@ -184,19 +193,23 @@ def _model_specs(
                 on_gpu = service == "engine" and gpus and model.device != "cpu"
                 own = {devices.VARIABLE: next(free)} if on_gpu else {}
                 child = f"{prefix}{service}-{index + 1}"
-                spec = _service_spec(service, child, model, changes, {**environ, **own}, place)
+                spec = service_spec(service, child, model, changes, {**environ, **own}, place)
                 yield replace(spec, model=name)
 
 
-def _service_spec(
+def service_spec(
     service: str,
     name: str,
     settings: ServeSettings,
     changes: Mapping[str, object],
     environ: Mapping[str, str],
-    place: _Place,
+    place: Place,
     secret: Mapping[str, str] | None = None,
 ) -> ChildSpec:
+    """Returns the child process of a service.
+
+    `changes` overrides single settings; `secret` has variables that may not be on a command line.
+    """
     member_id = safe_token(place.prefix + name, limits.MEMBER_ID_CHARS_MAX)
     # API keys, and URLs that may have a password, are passed in the environment, because every user of the machine can
     # read command lines.
@@ -215,10 +228,10 @@ def assign_gpus(models: Sequence[ServeSettings], visible: Sequence[str]) -> devi
 def engine_threads(settings: ServeSettings, engines: int) -> int:
     """Returns the number of threads for each engine of a model: `--threads`, or an equal share of the cores.
 
-    `engines` is the number of engines of all models. Returns 0 for a single engine without `--threads`, which then
+    `engines` is the number of engines of all models. Returns 0 for at most one engine without `--threads`, which then
     decides itself.
     """
-    if settings.threads or engines == 1:
+    if settings.threads or engines <= 1:
         return settings.threads
     return max(1, len(os.sched_getaffinity(0)) // engines)
 
@@ -228,36 +241,44 @@ def _member_prefix() -> str:
     return f"{re.sub(r'[^A-Za-z0-9_-]', '-', socket.gethostname())[:32]}-{os.getpid()}-"
 
 
-async def _run(plan: Plan, stop_listening: Callable[[], None]) -> int:
-    fleet = Fleet(_print_line)
-    stop = asyncio.create_task(_signalled(fleet))
+async def run_plan(
+    plan: Plan, stop_listening: Callable[[], None], beside: Callable[[], Awaitable[Failure]] | None = None
+) -> int:
+    """Runs the children until the first signal or until they fail, and returns the exit code.
+
+    `stop_listening` is called before they are stopped. `beside` runs along with them; when it returns, the server stops
+    with this failure.
+    """
+    fleet = Fleet(print_line)
+    stop = asyncio.create_task(signalled(fleet))
     fleet.start(plan.specs)
     place = ServerAddress(plan.host, plan.port, plan.token, plan.https, plan.openai)
-    announcing = asyncio.create_task(announce(place, plan.models, fleet.pids, _print_line))
+    announcing = asyncio.create_task(announce(place, plan.models, fleet.pids, print_line))
+    companion = asyncio.ensure_future(beside()) if beside else asyncio.get_running_loop().create_future()
     try:
-        await asyncio.wait({stop, fleet.failed}, return_when=asyncio.FIRST_COMPLETED)
-        failure = fleet.failed.result() if fleet.failed.done() else None
+        await asyncio.wait({stop, fleet.failed, companion}, return_when=asyncio.FIRST_COMPLETED)
+        failure = next((each.result() for each in (fleet.failed, companion) if each.done()), None)
         announcing.cancel()
         stop_listening()
         await _shut_down(fleet, failure)
         return failure.exit_code if failure else (FORCED if fleet.killed else 0)
     finally:
         fleet.kill()
-        for task in (stop, announcing):
+        for task in (stop, announcing, companion):
             task.cancel()
-        await asyncio.gather(stop, announcing, return_exceptions=True)
+        await asyncio.gather(stop, announcing, companion, return_exceptions=True)
 
 
 async def _shut_down(fleet: Fleet, failure: Failure | None) -> None:
     grace_s = FAILURE_GRACE_S if failure else GRACE_S
-    _print_line("antiphon", f"stopping: {failure.message}" if failure else "stopping (Ctrl-C again: at once)")
+    print_line("antiphon", f"stopping: {failure.message}" if failure else "stopping (Ctrl-C again: at once)")
     await fleet.stop(("gateway",), grace_s)
     await fleet.stop(BACK_SERVICES, grace_s)
     await fleet.stop(("nats",), BUS_GRACE_S)
-    _print_line("antiphon", f"stopped: {failure.message}" if failure else "stopped")
+    print_line("antiphon", f"stopped: {failure.message}" if failure else "stopped")
 
 
-async def _signalled(fleet: Fleet) -> None:
+async def signalled(fleet: Fleet) -> None:
     """Waits for the first signal to stop. Every further signal kills the children."""
     first = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -272,7 +293,8 @@ async def _signalled(fleet: Fleet) -> None:
     await first.wait()
 
 
-def _print_line(name: str, line: str) -> None:
+def print_line(name: str, line: str) -> None:
+    """Prints a line of output of a child, or of the launcher itself, to standard error."""
     # The reader of the output may have ended (closed pipe), which must not stop the server.
     with contextlib.suppress(OSError):
         print(f"{name:<13} | {line}", file=sys.stderr, flush=True)

@@ -29,6 +29,7 @@ LIMITS = {
 JETSTREAM = {"max_memory_store": "64MB", "max_file_store": "1MB"}
 """Limits of JetStream, whose key-value store holds the state of API keys' limits in memory. Nothing is stored on disk:
 tokens can be computed again. (0 would mean most of the disk.)"""
+USER = "antiphon"
 SMALL_PROCESSORS_MAX = 4
 _LOUD = ("[WRN]", "[ERR]", "[FTL]")
 _KNOWN = ("Plaintext passwords detected", "Maximum payloads over")
@@ -54,20 +55,29 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**({"GOMAXPROCS": "1"} if small else {}), **environ}
 
 
-def prepare(directory: Path) -> Bus:
-    """Chooses a free port and a password, and writes configuration and credentials into `directory`."""
-    port, user, password = _free_port(), "antiphon", secrets.token_urlsafe(24)
-    config, credentials = directory / "nats.conf", directory / "nats.credentials"
-    _write_private(config, render(port, user, password, directory / "jetstream"))
-    _write_private(credentials, f"{user}:{password}")
-    return Bus(f"nats://127.0.0.1:{port}", config, credentials)
+def prepare(directory: Path, *, host: str = "127.0.0.1", password: str = "") -> Bus:
+    """Chooses a free port and a password, and writes configuration and credentials into `directory`.
+
+    `host`: the address to listen on; `Bus.url` is for clients on this machine. `password` is random unless given.
+    """
+    port, password = _free_port(), password or secrets.token_urlsafe(24)
+    config = directory / "nats.conf"
+    _write_private(config, render(port, USER, password, directory / "jetstream", host))
+    return Bus(f"nats://127.0.0.1:{port}", config, write_credentials(directory, password))
 
 
-def render(port: int, user: str, password: str, store: Path) -> str:
+def write_credentials(directory: Path, password: str) -> Path:
+    """Writes the file with user and password of the bus that clients read, and returns its path."""
+    path = directory / "nats.credentials"
+    _write_private(path, f"{USER}:{password}")
+    return path
+
+
+def render(port: int, user: str, password: str, store: Path, host: str = "127.0.0.1") -> str:
     """Returns the text of the server's configuration file. `store`: a directory that the server may create."""
     stored = ", ".join(f"{name}: {value}" for name, value in {"store_dir": f'"{store}"', **JETSTREAM}.items())
     lines = [
-        f'listen: "127.0.0.1:{port}"',
+        f'listen: "{host}:{port}"',
         'server_name: "antiphon"',
         *(f"{name}: {value}" for name, value in LIMITS.items()),
         f"jetstream {{ {stored} }}",

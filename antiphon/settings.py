@@ -131,9 +131,47 @@ class RunSettings(ServeSettings):
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class InstanceSettings(ServeSettings):
+    """The settings of `antiphon start-role`, which starts one instance of a deployment with prefill and decode apart.
+
+    The role follows from the rank tables.
+    """
+
+    host: str = changed(GatewaySettings, "host", "0.0.0.0")
+    global_rank_table_file_path: str = flag(
+        "",
+        "file with the global rank table, the same for every instance",
+        env="GLOBAL_RANK_TABLE_FILE_PATH",
+        group="instance",
+    )
+    rank_table_file_path: str = flag(
+        "",
+        "file with the local rank table of this instance, which decides its role",
+        env="RANK_TABLE_FILE_PATH",
+        group="instance",
+    )
+    node_ports: str = flag(
+        "",
+        "read by the scheduler: ports of all prefill and then all decode instances, in the global table's order, "
+        "separated by commas",
+        env="NODE_PORTS",
+        group="instance",
+    )
+    llm_tools_path: str = flag(
+        "", "directory that has PD_separate with the scripts", env="LLM_TOOLS_PATH", group="instance"
+    )
+    cluster_key_file: str = flag(
+        "",
+        "file with a secret that is the same for every instance; needed with several hosts (default: one of this user)",
+        env="ANTIPHON_CLUSTER_KEY_FILE",
+        group="instance",
+    )
+
+
 _CONCURRENCY = {"vllm": 128, "deepspeed": 32}
 _DEEPSPEED_BATCH_SIZE, _DEEPSPEED_BATCH_WAIT_S = 16, 0.1
-NOT_FOR_USERS = frozenset({"launcher_key", "listen_fd", "service_id"})
+NOT_FOR_USERS = frozenset({"launcher_key", "listen_fd", "required_engines", "service_id"})
 """Settings that only the launcher sets. They are not offered as flags to users."""
 
 
@@ -207,5 +245,5 @@ def child_environment(environ: Mapping[str, str], **extra: str) -> dict[str, str
     variable could override a value that the user's flag set to the default.
     """
     known = {item.metadata["env"] for kind in SERVICES.values() for item in fields(kind)}
-    known |= {variable.name for variable in VARIABLES}
+    known |= {item.metadata["env"] for item in fields(InstanceSettings)} | {variable.name for variable in VARIABLES}
     return {**{name: value for name, value in environ.items() if name not in known}, **extra}

@@ -343,6 +343,13 @@ class EngineSettings(ModelSettings):
         "keeps none (default: ~/.cache/antiphon/weights)",
         group="engine: execution",
     )
+    role: str = flag(
+        "both",
+        "what the engine does: all of a request; prefill: the prompts of decode engines; decode: the rest of requests, "
+        "with KV from prefill engines",
+        choices=("both", "prefill", "decode"),
+        group="engine: KV transfer",
+    )
     use_warmup: bool = flag(False, "run made-up requests before the engine counts as ready", group="engine: execution")
     enforce_eager: bool = flag(
         False,
@@ -503,6 +510,9 @@ class GatewaySettings(BusSettings):
         "",
         "directory of uploaded files and batches; gateways that share it have the same ones (default: a temporary one)",
         group="http",
+    )
+    required_engines: str = flag(
+        "", "ids of engines that must have been there before the server counts as ready, by commas", group="http"
     )
     keep_alive_s: float = flag(15.0, "seconds between comments on a silent stream", group="http")
     root_path: str = flag(

@@ -55,7 +55,7 @@ meanwhile may not be handled yet, so the silence of members does not count."""
 class GatewayActor(Actor):
     """One gateway on the bus. Implements `generation.Backend`."""
 
-    def __init__(self, host: Host, default_model: str = "") -> None:
+    def __init__(self, host: Host, default_model: str = "", required_engines: Sequence[str] = ()) -> None:
         super().__init__(f"gateway {host.id}", host.transport)
         self.members = Members()
         self.requests: dict[str, RequestActor] = {}
@@ -68,7 +68,7 @@ class GatewayActor(Actor):
         )
         self._num_requests = 0
         self._num_sequences = 0
-        self._catalog = ModelCatalog(self.members, host.clock, default_model, self._judging_time)
+        self._catalog = ModelCatalog(self.members, host.clock, default_model, self._judging_time, required_engines)
         self._draining = False
         self._connected = True
         self._ticked_at, self._was_late = self._now(), False

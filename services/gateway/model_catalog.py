@@ -27,15 +27,22 @@ class ModelCatalog:
 
     `default_model`: served name of the model of requests that name none; if empty, the first usable model by name.
     `judging_time` returns the time at which leases are judged, in monotonic seconds (default: now).
+    `required_engines`: ids of engines that must each have been ready once before the gateway counts as ready.
     """
 
     def __init__(
-        self, members: Members, clock: Clock, default_model: str = "", judging_time: Callable[[], float] | None = None
+        self,
+        members: Members,
+        clock: Clock,
+        default_model: str = "",
+        judging_time: Callable[[], float] | None = None,
+        required_engines: Sequence[str] = (),
     ) -> None:
         self._members = members
         self._clock = clock
         self._now = judging_time or clock.monotonic
         self._default = default_model
+        self._required = dict.fromkeys(required_engines)
         self._ready_at: dict[tuple[str, str], float] = {}
         self._created: dict[str, int] = {}
         self._formats: dict[str, tuple[str, str]] = {}
@@ -46,6 +53,8 @@ class ModelCatalog:
         if isinstance(beat.status, PoolStatus) and beat.state == "ready":
             self._formats[beat.status.model] = (beat.status.tool_format, beat.status.reasoning_format)
         if beat.state == "ready":
+            if beat.service == "engine":
+                self._required.pop(beat.id, None)
             self._ready_at[beat.service, model_of(beat)] = self._now()
 
     def cards(self) -> list[ModelCard]:
@@ -75,8 +84,10 @@ class ModelCatalog:
     def waiting_for(self) -> str:
         """Returns '' if at least one model has a ready member of each service now; else what is missing.
 
-        The sentence does not contain the names of models.
+        The sentence does not contain the names of models. Required engines that have not been ready yet come first.
         """
+        if self._required:
+            return f"Waiting for the instances: {', '.join(self._required)}."
         ready = self._ready(recent=False)
         lacks = [_missing(model, ready) for model in self._known()] or [list(SERVICES)]
         if not all(lacks):

@@ -44,7 +44,8 @@ class GatewayService:
 
     async def start(self, host: Host) -> None:
         """See Service."""
-        self._actor = GatewayActor(host, self._settings.default_model)
+        required = [name for name in self._settings.required_engines.split(",") if name]
+        self._actor = GatewayActor(host, self._settings.default_model, required)
         listener = _listen(self._settings)
         await self._actor.listen()
         self._actor_task = asyncio.create_task(self._actor.run())

@@ -1,0 +1,148 @@
+"""`antiphon start-role`: starts one instance of a deployment with separate prefill and decode instances.
+
+The same command and settings start every instance; the rank tables decide whether it is the scheduler, a prefill or a
+decode instance. `start_servers.sh` calls it.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from antiphon import devices, launcher, nats_server, sockets
+from antiphon.disaggregation.instance import Deployment, check_lengths, check_ports, check_worker, read_deployment
+from antiphon.disaggregation.join import bus_password, read_key
+from antiphon.disaggregation.scheduler import Gathering, new_epoch
+from antiphon.disaggregation.worker import Worker
+from antiphon.fleet import Failure
+from antiphon.run_directory import run_directory
+from antiphon.served_models import models_of
+from antiphon.settings import InstanceSettings, check
+from shared.config import SettingsError, parse
+
+TOOLS = ("pd_ranktable_tools.py", "start_servers.sh")
+
+
+def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Starts the instance that the settings and tables describe; returns the exit code. Raises SettingsError."""
+    settings = parse(InstanceSettings, options, environ)
+    _check_tools(settings.llm_tools_path)
+    deployment = read_deployment(settings.global_rank_table_file_path, settings.rank_table_file_path)
+    if settings.also or settings.models:
+        raise SettingsError("--also, --models: an instance of a deployment serves one model, that of --model")
+    if settings.role != "both":
+        raise SettingsError("--role: the rank tables decide the role of an instance; leave it out")
+    if not options.enable_chunked_prefill:
+        # Only whoever asks for chunked prefill by name may have steps shorter than the longest context.
+        check_lengths(settings.max_num_batched_tokens, settings.max_model_len)
+    key = read_key(settings.cluster_key_file, one_host=deployment.has_one_host)
+    start = _scheduler if deployment.own.role == "scheduler" else _worker
+    return start(deployment, settings, environ, key)
+
+
+def _scheduler(deployment: Deployment, settings: InstanceSettings, environ: Mapping[str, str], key: bytes) -> int:
+    ports = check_ports(deployment, settings.node_ports, settings.port)
+    names = ",".join(worker.name for worker in deployment.workers())
+    # Devices belong to the other instances: this one has no engine to which their settings could apply.
+    settings = replace(settings, tensor_parallel_size=1, required_engines=names)
+    model = _prepared(settings, environ)
+    binary, epoch = "" if settings.nats else nats_server.find_binary(), new_epoch()
+    with contextlib.ExitStack() as stack:
+        listeners = sockets.listen(settings.host, settings.port, settings.gateways)
+        stack.callback(sockets.close, listeners)
+        directory = stack.enter_context(run_directory())
+        bus, url = None, ""
+        if binary:
+            everywhere = "127.0.0.1" if deployment.has_one_host else "0.0.0.0"
+            bus = nats_server.prepare(directory, host=everywhere, password=bus_password(key, epoch))
+            url = _bus_url(bus.url, deployment)
+        plan = launcher.make_plan([replace(model, engines=0)], environ, listeners, directory, binary, (), bus)
+        gathering = Gathering(deployment, ports, key, epoch, url, launcher.print_line)
+
+        async def gather() -> Failure:
+            return await gathering.run()
+
+        return asyncio.run(launcher.run_plan(plan, lambda: sockets.close(listeners), gather))
+
+
+def _worker(deployment: Deployment, settings: InstanceSettings, environ: Mapping[str, str], key: bytes) -> int:
+    own = deployment.own
+    check_worker(
+        own,
+        host=settings.host,
+        port=settings.port,
+        engines=settings.engines,
+        devices=settings.tensor_parallel_size,
+    )
+    environ = {**environ, **_visible_devices(own.device_ids, settings.device, environ)}
+    model = _prepared(settings, environ)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_claimed(own.server.server_ip, own.device_ids))
+        (listener,) = listeners = sockets.listen(settings.host, settings.port, 1)
+        stack.callback(sockets.close, listeners)
+        worker = Worker(deployment, model, environ, key, stack.enter_context(run_directory()))
+        return asyncio.run(worker.run(listener))
+
+
+def _prepared(settings: InstanceSettings, environ: Mapping[str, str]) -> InstanceSettings:
+    """Returns the settings with the model's files at a local path, after the checks of every server."""
+    (model,) = models_of(settings)
+    check(model)
+    (located,) = launcher.located_models([model], environ)
+    assert isinstance(located, InstanceSettings)
+    return located
+
+
+def _bus_url(local_url: str, deployment: Deployment) -> str:
+    """Returns the bus's URL for the instances: the local one if all are on this host."""
+    if deployment.has_one_host:
+        return local_url
+    host = deployment.own.server.server_ip
+    return local_url.replace("127.0.0.1", f"[{host}]" if ":" in host else host)
+
+
+def _visible_devices(ids: tuple[str, ...], device: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variable that shows the engine its GPUs; empty on a CPU, where devices are slots."""
+    if devices.on_cpu(device, environ):
+        return {}
+    found = devices.visible(environ)
+    missing = [each for each in ids if each not in found]
+    if missing:
+        raise SettingsError(
+            f"RANK_TABLE_FILE_PATH: device {', '.join(missing)} is not here: this process can use {', '.join(found)}. "
+            "Make the tables with the numbers of GPUs of this machine"
+        )
+    return {devices.VARIABLE: ",".join(ids)}
+
+
+@contextlib.contextmanager
+def _claimed(host: str, ids: tuple[str, ...]) -> Iterator[None]:
+    """Context manager that claims devices of this machine. Raises SettingsError if another instance has one.
+
+    A claim is a socket with an abstract name, which the kernel removes when the process ends. Such names are shared by
+    all processes with the same network, containers with `--net=host` included. They exist on Linux only.
+    """
+    with contextlib.ExitStack() as stack:
+        for each in ids if sys.platform == "linux" else ():
+            claim = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            try:
+                claim.bind(f"\0antiphon-device-{host}-{each}")
+            except OSError as error:
+                raise SettingsError(
+                    f"RANK_TABLE_FILE_PATH: device {each} of {host} is in use by another instance: stop that one, or "
+                    "give this one a local table of its own"
+                ) from error
+        yield
+
+
+def _check_tools(path: str) -> None:
+    missing = [name for name in TOOLS if path and not (Path(path) / "PD_separate" / name).is_file()]
+    if missing:
+        raise SettingsError(
+            f"LLM_TOOLS_PATH: {path} has no PD_separate/{missing[0]}; set it to what `antiphon tools-path` prints, or "
+            "unset it"
+        )

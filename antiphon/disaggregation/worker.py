@@ -1,0 +1,146 @@
+"""A prefill or decode instance: waits until the scheduler joins it to the bus, and runs one engine on that bus.
+
+With `--nats` the bus is known and the engine starts at once; the scheduler still asks the instance who it is.
+"""
+
+import asyncio
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from antiphon import launcher, nats_server
+from antiphon.disaggregation.instance import Deployment
+from antiphon.disaggregation.instance_server import Request, Response, json_response, not_here, serve
+from antiphon.disaggregation.join import HEADER, Join, Joined, bus_password, is_signed, sign
+from antiphon.fleet import Fleet
+from antiphon.processes import ChildSpec
+from antiphon.settings import InstanceSettings
+
+_READY = re.compile(r" INFO \S+ ready$")
+"""The line that a service logs when it has sent its first heartbeat as ready."""
+
+
+class Worker:
+    """One instance and its engine. `directory` is private to this process."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        settings: InstanceSettings,
+        environ: Mapping[str, str],
+        key: bytes,
+        directory: Path,
+    ) -> None:
+        self._own, self._digest = deployment.own, deployment.digest
+        self._settings, self._environ, self._key, self._directory = settings, environ, key, directory
+        self._engines = deployment.on_host(deployment.own.server.server_ip)
+        self._joined: Join | None = None
+        self._wanted: asyncio.Queue[launcher.Place] = asyncio.Queue()
+        self._ready_pid = 0
+
+    async def run(self, listener: socket.socket) -> int:
+        """Runs the instance until the first signal or until its engine fails, and returns the exit code."""
+        self._fleet = fleet = Fleet(launcher.print_line)
+        stop = asyncio.create_task(launcher.signalled(fleet))
+        starting = asyncio.create_task(self._start_engines())
+        server = await serve(listener, self.answer)
+        self._say_state()
+        try:
+            await asyncio.wait({stop, fleet.failed, starting}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()  # raises: it has no other end
+            failure = fleet.failed.result() if fleet.failed.done() else None
+            server.close()
+            launcher.print_line("antiphon", f"stopping: {failure.message}" if failure else "stopping")
+            await fleet.stop(("engine",), launcher.FAILURE_GRACE_S if failure else launcher.GRACE_S)
+            launcher.print_line("antiphon", f"stopped: {failure.message}" if failure else "stopped")
+            return failure.exit_code if failure else (launcher.FORCED if fleet.killed else 0)
+        finally:
+            fleet.kill()
+            server.close()
+            for task in (stop, starting):
+                task.cancel()
+            await asyncio.gather(stop, starting, return_exceptions=True)
+
+    def answer(self, request: Request) -> Response:
+        """Answers one HTTP request."""
+        if request.path == "/join" and request.method == "POST":
+            return self._on_join(request)
+        if request.method == "GET" and request.path in ("/health", "/readyz", "/livez"):
+            state = self._state()
+            is_well = state == "ready" or request.path == "/livez"
+            return json_response(200 if is_well else 503, instance=self._own.name, status=state)
+        return not_here(f"{self._own.name} on {self._own.server.server_ip}")
+
+    def _on_join(self, request: Request) -> Response:
+        """Follows the scheduler's message, unless it is not authentic or means another instance."""
+        if not is_signed(self._key, "join", request.body, request.headers.get(HEADER, "")):
+            return json_response(403, error="the keys of scheduler and instance differ (--cluster-key-file)")
+        try:
+            join = msgspec.json.decode(request.body, type=Join)
+        except msgspec.DecodeError as error:
+            return json_response(400, error=f"not a message of a scheduler of this version: {error}")
+        refused = self._refusal(join)
+        if not refused and not (self._joined and self._joined.epoch == join.epoch):
+            self._follow(join)
+        reply = Joined(join.epoch, self._own.name, self._digest, ",".join(self._own.device_ids), refused)
+        body = msgspec.json.encode(reply)
+        return Response(409 if refused else 200, body, {HEADER: sign(self._key, "joined", body)})
+
+    def _refusal(self, join: Join) -> str:
+        if join.table != self._digest:
+            return "its global rank table is another one (GLOBAL_RANK_TABLE_FILE_PATH)"
+        if join.name != self._own.name:
+            return f"it is {self._own.name}"
+        if self._joined and join.epoch < self._joined.epoch:
+            return "it follows a scheduler that was started later"
+        if bool(join.bus) == bool(self._settings.nats):
+            return "either all instances and the scheduler have --nats, or none"
+        return ""
+
+    def _follow(self, join: Join) -> None:
+        self._joined = join
+        if join.bus:
+            password = bus_password(self._key, join.epoch)
+            credentials = nats_server.write_credentials(self._directory, password)
+            self._wanted.put_nowait(launcher.Place(join.bus, str(credentials), ""))
+
+    async def _start_engines(self) -> None:
+        """Starts the engine on each bus that a scheduler names; the one before is stopped. Runs without end."""
+        if self._settings.nats:
+            self._wanted.put_nowait(launcher.Place(self._settings.nats, self._settings.nats_credentials, ""))
+        while True:
+            place = await self._wanted.get()
+            # A bus that is gone takes no tokens any more: there is nothing to drain.
+            await self._fleet.stop(("engine",), launcher.FAILURE_GRACE_S)
+            self._ready_pid = 0
+            launcher.print_line("antiphon", f"{self._own.name} joins the bus at {place.nats}")
+            self._fleet.start([self._engine(place)])
+
+    def _engine(self, place: launcher.Place) -> ChildSpec:
+        changes = {"role": self._own.role, "threads": launcher.engine_threads(self._settings, self._engines)}
+        spec = launcher.service_spec("engine", self._own.name, self._settings, changes, self._environ, place)
+        return replace(spec, show=self._see)
+
+    def _see(self, line: str) -> bool:
+        """Notes that the engine is ready. All its lines are shown."""
+        if _READY.search(line):
+            self._ready_pid = self._fleet.pids().get(self._own.name, 0)
+            launcher.print_line("antiphon", f"{self._own.name} is ready")
+        return True
+
+    def _state(self) -> str:
+        if not self._joined and not self._settings.nats:
+            return "waiting for the scheduler"
+        pid = self._fleet.pids().get(self._own.name, 0)
+        return "ready" if pid and pid == self._ready_pid else "starting"
+
+    def _say_state(self) -> None:
+        devices = ",".join(self._own.device_ids)
+        launcher.print_line("antiphon", f"{self._own.name} (devices {devices}) listens on port {self._settings.port}")
+        if not self._settings.nats:
+            launcher.print_line("antiphon", "waiting for the scheduler, which starts the bus")
