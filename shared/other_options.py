@@ -158,13 +158,18 @@ class Variable:
     refused: bool = True
 
 
-_SEPARATION = "is not supported here: prompts are computed and continued by the same engine, which needs no rank table"
+_INSTANCE = (
+    "is not supported here: it is for prefill and decode instances, which `antiphon start-role` (start_servers.sh) "
+    "starts; use that, or unset it"
+)
 
 VARIABLES: tuple[Variable, ...] = (
-    Variable("GLOBAL_RANK_TABLE_FILE_PATH", _SEPARATION),
-    Variable("RANK_TABLE_FILE_PATH", _SEPARATION),
-    Variable("NODE_PORTS", _SEPARATION),
-    Variable("LLM_TOOLS_PATH", "has no effect here: there are no tools to find", refused=False),
+    Variable("GLOBAL_RANK_TABLE_FILE_PATH", _INSTANCE),
+    Variable("RANK_TABLE_FILE_PATH", _INSTANCE),
+    Variable("NODE_PORTS", _INSTANCE),
+    Variable(
+        "LLM_TOOLS_PATH", "has no effect here: it is read by `antiphon start-role` (start_servers.sh)", refused=False
+    ),
 )
 BY_NAME: Mapping[str, Other] = {name: other for other in OPTIONS for name in other.names}
 

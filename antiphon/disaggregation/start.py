@@ -52,6 +52,10 @@ def _scheduler(deployment: Deployment, settings: InstanceSettings, environ: Mapp
     model = _prepared(settings, environ)
     binary, epoch = "" if settings.nats else nats_server.find_binary(), new_epoch()
     with contextlib.ExitStack() as stack:
+        # Instances follow the scheduler that was started last: a second one would take them away from the first.
+        stack.enter_context(
+            _claimed(f"scheduler-{deployment.digest[:32]}", "a scheduler of this deployment runs already")
+        )
         listeners = sockets.listen(settings.host, settings.port, settings.gateways)
         stack.callback(sockets.close, listeners)
         directory = stack.enter_context(run_directory())
@@ -81,7 +85,9 @@ def _worker(deployment: Deployment, settings: InstanceSettings, environ: Mapping
     environ = {**environ, **_visible_devices(own.device_ids, settings.device, environ)}
     model = _prepared(settings, environ)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_claimed(own.server.server_ip, own.device_ids))
+        for each in own.device_ids:
+            device = f"device {each} of {own.server.server_ip} is in use by another instance"
+            stack.enter_context(_claimed(f"device-{own.server.server_ip}-{each}", device))
         (listener,) = listeners = sockets.listen(settings.host, settings.port, 1)
         stack.callback(sockets.close, listeners)
         worker = Worker(deployment, model, environ, key, stack.enter_context(run_directory()))
@@ -120,21 +126,20 @@ def _visible_devices(ids: tuple[str, ...], device: str, environ: Mapping[str, st
 
 
 @contextlib.contextmanager
-def _claimed(host: str, ids: tuple[str, ...]) -> Iterator[None]:
-    """Context manager that claims devices of this machine. Raises SettingsError if another instance has one.
+def _claimed(name: str, in_use: str) -> Iterator[None]:
+    """Context manager that claims a name on this machine. Raises SettingsError that says `in_use` if it is claimed.
 
     A claim is a socket with an abstract name, which the kernel removes when the process ends. Such names are shared by
-    all processes with the same network, containers with `--net=host` included. They exist on Linux only.
+    all processes with the same network, containers with `--net=host` included. They exist on Linux only; elsewhere
+    nothing is claimed.
     """
-    with contextlib.ExitStack() as stack:
-        for each in ids if sys.platform == "linux" else ():
-            claim = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as claim:
+        if sys.platform == "linux":
             try:
-                claim.bind(f"\0antiphon-device-{host}-{each}")
+                claim.bind(f"\0antiphon-{name}")
             except OSError as error:
                 raise SettingsError(
-                    f"RANK_TABLE_FILE_PATH: device {each} of {host} is in use by another instance: stop that one, or "
-                    "give this one a local table of its own"
+                    f"RANK_TABLE_FILE_PATH: {in_use}: stop that one, or start this one with a local table of its own"
                 ) from error
         yield
 

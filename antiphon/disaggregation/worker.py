@@ -6,6 +6,7 @@ With `--nats` the bus is known and the engine starts at once; the scheduler stil
 import asyncio
 import re
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from antiphon.fleet import Fleet
 from antiphon.processes import ChildSpec
 from antiphon.settings import InstanceSettings
 
+SCHEDULER_SILENT_S = 10.0
+"""An instance that has not heard from the scheduler for this many seconds does not count as ready."""
 _READY = re.compile(r" INFO \S+ ready$")
 """The line that a service logs when it has sent its first heartbeat as ready."""
 
@@ -41,6 +44,7 @@ class Worker:
         self._joined: Join | None = None
         self._wanted: asyncio.Queue[launcher.Place] = asyncio.Queue()
         self._ready_pid = 0
+        self._heard_at = 0.0
 
     async def run(self, listener: socket.socket) -> int:
         """Runs the instance until the first signal or until its engine fails, and returns the exit code."""
@@ -85,8 +89,10 @@ class Worker:
         except msgspec.DecodeError as error:
             return json_response(400, error=f"not a message of a scheduler of this version: {error}")
         refused = self._refusal(join)
-        if not refused and not (self._joined and self._joined.epoch == join.epoch):
-            self._follow(join)
+        if not refused:
+            self._heard_at = time.monotonic()
+            if not (self._joined and self._joined.epoch == join.epoch):
+                self._follow(join)
         reply = Joined(join.epoch, self._own.name, self._digest, ",".join(self._own.device_ids), refused)
         body = msgspec.json.encode(reply)
         return Response(409 if refused else 200, body, {HEADER: sign(self._key, "joined", body)})
@@ -134,7 +140,7 @@ class Worker:
         return True
 
     def _state(self) -> str:
-        if not self._joined and not self._settings.nats:
+        if not self._joined or time.monotonic() - self._heard_at > SCHEDULER_SILENT_S:
             return "waiting for the scheduler"
         pid = self._fleet.pids().get(self._own.name, 0)
         return "ready" if pid and pid == self._ready_pid else "starting"

@@ -11,7 +11,7 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
-from antiphon.settings import NOT_FOR_USERS, DirectSettings, RunSettings, ServeSettings
+from antiphon.settings import NOT_FOR_USERS, DirectSettings, InstanceSettings, RunSettings, ServeSettings
 from shared.flags import GROUPS
 from shared.other_options import OPTIONS, VARIABLES, Other, Variable
 
@@ -67,7 +67,7 @@ def _names(names: Sequence[str]) -> str:
 def _flags() -> Iterator["Field[Any]"]:
     plain = {item.name for item in fields(ServeSettings)}
     yield from (item for item in fields(ServeSettings) if item.name not in NOT_FOR_USERS)
-    yield from (item for item in fields(RunSettings) if item.name not in plain)
+    yield from (item for kind in (RunSettings, InstanceSettings) for item in fields(kind) if item.name not in plain)
 
 
 def _row(item: "Field[Any]") -> str:
@@ -80,12 +80,13 @@ def _row(item: "Field[Any]") -> str:
 def _defaults(item: "Field[Any]") -> str:
     found = {
         kind: {other.name: _word(other.default) for other in fields(kind)}.get(item.name, "")
-        for kind in (ServeSettings, RunSettings, DirectSettings)
+        for kind in (ServeSettings, RunSettings, DirectSettings, InstanceSettings)
     }
     text = found[ServeSettings]
     if item.name not in {other.name for other in fields(ServeSettings)}:
-        return f"only `run`: {found[RunSettings]}".removesuffix(": ")
-    for kind, name in ((RunSettings, "run"), (DirectSettings, "api_server")):
+        command = "run" if item.name in {other.name for other in fields(RunSettings)} else "start-role"
+        return f"only `{command}`: {found[RunSettings]}".removesuffix(": ")
+    for kind, name in ((RunSettings, "run"), (DirectSettings, "api_server"), (InstanceSettings, "start-role")):
         if found[kind] != found[ServeSettings]:
             text += f"; `{name}`: {found[kind]}"
     return text.removeprefix("; ")

@@ -30,9 +30,10 @@ RUN python /build/group_requirements.py /build/pyproject.toml project > /build/r
 COPY shared shared
 COPY services services
 COPY antiphon antiphon
+COPY infra/llm_tools llm_tools
 COPY --from=compiled /app/services/engine/cpu/compiled services/engine/cpu/compiled
 RUN python -m compileall -q shared services antiphon
-ENV HF_HOME=/models
+ENV HF_HOME=/models LLM_TOOLS_PATH=/app/llm_tools
 USER 10001
 EXPOSE 8501
 STOPSIGNAL SIGTERM

@@ -1,6 +1,6 @@
 """Which models can be used, which one a request means, and what is said of one that cannot serve it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -20,10 +20,10 @@ STATUS: dict[str, Callable[[str], EngineStatus | PoolStatus | StreamStatus]] = {
 class World:
     """Members that are heard at times that the test sets."""
 
-    def __init__(self, default_model: str = "") -> None:
+    def __init__(self, default_model: str = "", required_engines: Sequence[str] = ()) -> None:
         self.now = 100.0
         self.members = Members()
-        self.catalog = ModelCatalog(self.members, self, default_model)
+        self.catalog = ModelCatalog(self.members, self, default_model, required_engines=required_engines)
         self._sequence = 0
 
     def monotonic(self) -> float:
@@ -128,7 +128,7 @@ def test_requests_wait_for_a_tokenizer_or_detokenizer_that_was_lost_a_moment_ago
 def test_a_lost_engine_is_missed_at_once_and_its_model_is_not_forgotten_at_once() -> None:
     world = World()
     world.hear("a")
-    world.now += 2 * limits.LEASE_S
+    world.now += 2 * limits.QUEUE_WAIT_S
     world.hear("b")
     assert world.refusal("a")[0] == "no_engine"
     world.now += 2 * limits.QUEUE_WAIT_S
@@ -165,3 +165,16 @@ def test_a_model_keeps_the_formats_that_its_tokenizer_announced() -> None:
     world.catalog.observe(Heartbeat("tokenizer", "t", "b", 2, "ready", 99, 0.1, status))
     world.catalog.observe(Heartbeat("tokenizer", "u", "b", 2, "starting", 1, 0.1, PoolStatus(model="a")))
     assert (world.catalog.resolve("a").tool_format, world.catalog.resolve("a").reasoning_format) == ("hermes", "qwen3")
+
+
+def test_required_engines_are_named_until_each_has_been_ready_once() -> None:
+    world = World(required_engines=("a-engine", "b-engine"))
+    assert world.catalog.waiting_for() == "Waiting for the instances: a-engine, b-engine."
+    world.hear("a")
+    world.hear("b", "engine", state="starting")
+    assert world.catalog.waiting_for() == "Waiting for the instances: b-engine."
+    world.hear("b", "engine")
+    assert world.catalog.waiting_for() == ""
+    world.now += limits.QUEUE_WAIT_S * 100
+    world.hear("a")
+    assert world.catalog.waiting_for() == ""

@@ -1,0 +1,142 @@
+"""Instances of a deployment with separate prefill and decode instances, started by the role script. No fixtures."""
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.system.served import END_S, ROOT, wait_until
+
+TOOLS = ROOT / "infra" / "llm_tools" / "PD_separate"
+FLAGS = ("--max-model-len=512", "--max-num-seqs=16", "--max-num-batched-tokens=512", "--host=0.0.0.0")
+"""The flags of the script's documentation, at the size of a small model."""
+MORE = ("--kv-cache-memory-gb=0.05", "--dtype=float32", "--threads=1")
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
+
+
+class Role:
+    """One call of start_servers.sh, and what it printed."""
+
+    def __init__(self, name: str, argv: list[str], environ: dict[str, str]) -> None:
+        self.name = name
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            ["sh", str(TOOLS / "start_servers.sh"), *argv],
+            cwd=ROOT,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_for(self, text: str, timeout_s: float = 90.0) -> None:
+        wait_until(lambda: text in self.output or self.process.poll() is not None, timeout_s, lambda: self.output)
+        assert text in self.output, self.output
+
+    def code(self) -> int:
+        """The exit code, once the process has ended by itself."""
+        code = self.process.wait(END_S)
+        self._close()
+        return code
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(END_S)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self._close()
+
+    def _close(self) -> None:
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+
+class Machine:
+    """The tables of one machine, made by the tool, and the instances that were started with them."""
+
+    def __init__(self, folder: Path, model: Path, prefill: list[str], decode: list[str]) -> None:
+        self.folder, self.model = folder, model
+        words = ["--mode", "gen", "--prefill-server-list", *prefill, "--decode-server-list", *decode, "--api-server"]
+        argv = [sys.executable, str(TOOLS / "pd_ranktable_tools.py"), *words, "--save-dir", str(folder)]
+        subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
+        (table,) = folder.glob("global_ranktable_*.json")
+        self.ip = table.stem.removeprefix("global_ranktable_")
+        self.table = table
+        self.running: list[Role] = []
+
+    def start(self, name: str, port: int, node_ports: str = "", *flags: str, **variables: str) -> Role:
+        """Starts an instance by the ids in the name of its local table, or `host`."""
+        environ = {
+            **os.environ,
+            "ANTIPHON_PYTHON": sys.executable,
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "LLM_TOOLS_PATH": str(TOOLS.parent),
+            "GLOBAL_RANK_TABLE_FILE_PATH": str(self.table),
+            "RANK_TABLE_FILE_PATH": str(self.folder / f"local_ranktable_{self.ip}_{name}.json"),
+            "NODE_PORTS": node_ports,
+            "USE_OPENAI": "1",
+            **variables,
+        }
+        argv = [f"--model={self.model}", "--tensor-parallel-size=1", *FLAGS, f"--port={port}", *MORE]
+        role = Role(name, [*argv, "--served-model-name", "demo", *flags], environ)
+        self.running.append(role)
+        return role
+
+    def stop(self) -> None:
+        """Stops the scheduler first, as one would."""
+        for role in sorted(self.running, key=lambda each: each.name != "host"):
+            role.stop()
+
+
+@contextlib.contextmanager
+def machine(folder: Path, model: Path, prefill: list[str], decode: list[str]) -> Iterator[Machine]:
+    """A machine whose instances are stopped at the end."""
+    made = Machine(folder, model, prefill, decode)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def ask(port: int, path: str, body: Any = None) -> tuple[int, Any]:
+    """A request to a port of this machine: the status (0: nobody answers) and the JSON of the answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        data = None if body is None else json.dumps(body)
+        connection.request("POST" if data else "GET", path, data, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        data = response.read()
+        return response.status, json.loads(data) if re.match(rb"[\[{]", data) else data.decode()
+    except (OSError, http.client.HTTPException):
+        return 0, None
+    finally:
+        connection.close()

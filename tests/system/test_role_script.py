@@ -1,0 +1,176 @@
+"""A deployment by rank tables, as its documentation starts it: tables, prefill and decode instances, scheduler."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.models import greedy_reference
+from tests.system.roles import Machine, ask, free_ports, machine
+from tests.system.served import ROOT, wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+
+def chat(model: str) -> dict[str, Any]:
+    """The documented request."""
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 100,
+        "top_k": -1,
+        "top_p": 1,
+        "temperature": 0,
+        "ignore_eos": False,
+        "stream": False,
+    }
+
+
+@pytest.fixture(scope="module")
+def ports() -> list[int]:
+    """Of the prefill instance, the decode instance and the scheduler."""
+    return free_ports(3)
+
+
+@pytest.fixture(scope="module")
+def deployed(model: Path, tmp_path_factory: pytest.TempPathFactory, ports: list[int]) -> Iterator[Machine]:
+    """One prefill and one decode instance; the scheduler is started first, and finds nobody."""
+    with machine(tmp_path_factory.mktemp("tables"), model, ["4"], ["6"]) as made:
+        host = made.start("host", ports[2], f"{ports[0]},{ports[1]}")
+        wait_until(lambda: ask(ports[2], "/health")[0] == 503, 60, lambda: host.output)
+        assert ask(ports[2], "/health")[1]["reason"] == "Waiting for the instances: prefill-1, decode-1."
+        assert ask(ports[2], "/v1/chat/completions", chat("demo"))[0] == 503
+        # Workers export the ports too, where they mean nothing.
+        made.start("6", ports[1], "8088,8089")
+        wait_until(lambda: "prefill-1." in str(ask(ports[2], "/health")[1]), 60, lambda: host.output)
+        wait_until(lambda: ask(ports[1], "/health")[0] == 200, 60, lambda: made.running[1].output)
+        wait_until(lambda: ask(ports[2], "/health")[1]["reason"].endswith(": prefill-1."), 60, lambda: host.output)
+        made.start("4", ports[0], "8088,8089")
+        host.wait_for("Antiphon is ready")
+        yield made
+
+
+@pytest.mark.spec("S-DIS-040")
+def test_the_scheduler_waits_for_its_instances_in_whatever_order_they_come(deployed: Machine, ports: list[int]) -> None:
+    """The fixture has shown the waiting: 503 with the names of those that are missing."""
+    assert [ask(port, "/health") for port in ports] == [
+        (200, {"instance": "prefill-1", "status": "ready"}),
+        (200, {"instance": "decode-1", "status": "ready"}),
+        (200, {"status": "ready"}),
+    ]
+    for name in ("prefill-1", "decode-1"):
+        assert f"{name} has joined" in deployed.running[0].output
+
+
+@pytest.mark.spec("S-DIS-003", "S-DIS-036", "S-SRV-003")
+def test_the_same_script_and_flags_start_every_role_and_the_scheduler_has_no_engine(deployed: Machine) -> None:
+    def services(index: int) -> list[str]:
+        """The services that an instance started, by their commands."""
+        pid = deployed.running[index].process.pid
+        listed = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True).stdout
+        children = [line.split(maxsplit=1)[1] for line in listed.splitlines() if line.split()[0] == str(pid)]
+        return sorted(word for child in children for word in child.split() if word.startswith("services."))
+
+    gathered = ["services.detokenizer", "services.gateway", "services.tokenizer"]
+    assert [services(index) for index in range(3)] == [gathered, ["services.engine"], ["services.engine"]]
+
+
+@pytest.mark.spec("S-DIS-060:disaggregated", "S-DEP-044")
+def test_the_documented_request_is_answered_at_the_schedulers_port(
+    deployed: Machine, ports: list[int], model: Path
+) -> None:
+    answers = [ask(ports[2], "/v1/chat/completions", chat(name)) for name in (str(model), "demo")]
+    assert [status for status, _ in answers] == [200, 200]
+    (choice,) = answers[0][1]["choices"]
+    assert choice["message"]["role"] == "assistant"
+    assert answers[0][1]["choices"] == answers[1][1]["choices"]
+
+
+def test_tokens_are_those_of_the_model(deployed: Machine, ports: list[int], model: Path) -> None:
+    prompt = list(range(5, 60))
+    body = {"model": "demo", "prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    status, answer = ask(ports[2], "/v1/completions", {**body, "return_token_ids": True})
+    assert status == 200
+    assert answer["choices"][0]["token_ids"] == greedy_reference(model, prompt, 24)
+
+
+@pytest.mark.spec("S-DIS-045")
+def test_the_ports_of_the_instances_answer_that_requests_belong_to_the_scheduler(
+    deployed: Machine, ports: list[int]
+) -> None:
+    for port, name in zip(ports[:2], ("prefill-1", "decode-1"), strict=True):
+        for path, body in (
+            ("/v1/chat/completions", chat("demo")),
+            ("/v1/models", None),
+            ("/generate", {"prompt": "a"}),
+        ):
+            status, answer = ask(port, path, body)
+            assert status == 404
+            assert f"This is {name}" in answer["error"]["message"]
+            assert "send them to the port of the scheduler" in answer["error"]["message"]
+
+
+def test_a_message_without_the_key_is_refused(deployed: Machine, ports: list[int]) -> None:
+    status, answer = ask(ports[0], "/join", {"epoch": 1 << 62, "name": "prefill-1", "table": "", "bus": "nats://h:1"})
+    assert (status, "keys" in answer["error"]) == (403, True)
+    assert ask(ports[2], "/health")[0] == 200
+
+
+@pytest.mark.spec("S-DIS-047", "S-DIS-046")
+def test_a_device_and_a_deployment_are_taken_once(deployed: Machine) -> None:
+    second = deployed.start("4", free_ports(1)[0])
+    assert second.code() == 78
+    assert f"device 4 of {deployed.ip} is in use by another instance" in second.output
+    second = deployed.start("host", free_ports(1)[0], "1,2")
+    assert second.code() == 78
+    assert "a scheduler of this deployment runs already" in second.output
+    deployed.running[-2:] = []
+
+
+def test_an_instance_that_was_killed_joins_again_when_it_is_started_again(deployed: Machine, ports: list[int]) -> None:
+    deployed.running[2].stop(signal.SIGKILL)
+    body = {"model": "demo", "prompt": "A", "max_tokens": 4, "temperature": 0}
+    wait_until(lambda: ask(ports[2], "/v1/completions", body)[0] == 200, 60)
+    deployed.running[2] = deployed.start("4", ports[0])
+    deployed.running.pop()
+    wait_until(lambda: ask(ports[0], "/health")[0] == 200, 60, lambda: deployed.running[2].output)
+    assert "joins the bus" in deployed.running[2].output
+    assert ask(ports[2], "/v1/completions", body)[0] == 200
+
+
+@pytest.mark.spec("S-DIS-043")
+def test_ports_in_the_wrong_order_are_an_error_that_names_the_position(deployed: Machine, ports: list[int]) -> None:
+    """The scheduler is replaced by one with swapped ports, and then by a right one, which the instances follow."""
+    assert deployed.running[0].stop() == 0
+    wrong = deployed.start("host", ports[2], f"{ports[1]},{ports[0]}")
+    assert wrong.code() == 78
+    assert "NODE_PORTS position 1, prefill-1 at" in wrong.output or "NODE_PORTS position 2, decode-1" in wrong.output
+    assert "in the order of the global rank table" in wrong.output
+    few = deployed.start("host", ports[2], str(ports[0]))
+    assert few.code() == 78
+    assert "has 1 ports, and the global rank table 2 instances" in few.output
+    deployed.running[-2:] = []
+    deployed.running[0] = deployed.start("host", ports[2], f"{ports[0]},{ports[1]}", USE_OPENAI="0")
+    deployed.running.pop()
+    deployed.running[0].wait_for("Antiphon is ready")
+
+
+@pytest.mark.spec("S-DIS-035")
+def test_use_openai_0_in_the_scheduler_serves_generate_alone(deployed: Machine, ports: list[int]) -> None:
+    """The scheduler of the last test has it; the other instances have 1, which means nothing there."""
+    assert ask(ports[2], "/v1/chat/completions", chat("demo"))[0] == 404
+    status, answer = ask(ports[2], "/generate", {"prompt": "A", "max_tokens": 4, "temperature": 0})
+    assert status == 200
+    assert len(answer["text"]) == 1
+
+
+def test_the_script_says_what_is_missing(tmp_path: Path) -> None:
+    script = ROOT / "infra" / "llm_tools" / "PD_separate" / "start_servers.sh"
+    environ = {"PATH": "/usr/bin:/bin", "ANTIPHON_PYTHON": sys.executable, "HOME": str(tmp_path)}
+    done = subprocess.run(["sh", str(script)], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 78
+    assert "GLOBAL_RANK_TABLE_FILE_PATH is not set: export the path of the global rank table" in done.stderr
