@@ -10,36 +10,27 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
 
+from antiphon.device_checks import Check, device_checks
 from antiphon.nats_server import find_binary
 from shared.config import ModelSettings, SettingsError
 from shared.model_files import model_directory
 
-State = Literal["ok", "warn", "fail"]
 GIB = 1 << 30
 _PYTHON_MIN = (3, 11)
 _COMMAND_S = 60.0
 _MEMORY_LOW, _DISK_LOW = 2 * GIB, 2 * GIB
-_TORCH = "import torch; print(torch.__version__, torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One finding. `advice` says what the user can do; it is empty if there is nothing to do."""
-
-    state: State
-    subject: str
-    finding: str
-    advice: str = ""
+_TORCH = (
+    "import torch; print(torch.__version__, torch.cuda.device_count() if torch.cuda.is_available() else 0,"
+    " torch.version.cuda or '-')"
+)
 
 
 def run(model: str = "", port: int = 8000) -> int:
     """Prints all findings. Returns 1 if one of them prevents `antiphon serve` from working, else 0."""
-    checks = [check() for check in all_checks(model, port)]
+    checks = [found for check in all_checks(model, port) for found in check()]
     for check in checks:
         print(f"{check.state:<5} {check.subject:<12} {check.finding}")
         if check.advice:
@@ -49,9 +40,9 @@ def run(model: str = "", port: int = 8000) -> int:
     return 1 if failed else 0
 
 
-def all_checks(model: str, port: int) -> list[Callable[[], Check]]:
-    """Returns the checks in the order in which their findings are printed."""
-    return [
+def all_checks(model: str, port: int) -> Iterator[Callable[[], list[Check]]]:
+    """Yields the checks in the order in which their findings are printed."""
+    alone = (
         python_version,
         torch_import,
         lambda: processor(cpu_flags(), platform.machine()),
@@ -63,7 +54,10 @@ def all_checks(model: str, port: int) -> list[Callable[[], Check]]:
         lambda: free_port(port),
         disk,
         docker,
-    ]
+    )
+    for check in alone:
+        yield lambda check=check: [check()]
+    yield lambda: device_checks(*torch_devices())
 
 
 def python_version() -> Check:
@@ -78,10 +72,19 @@ def torch_import() -> Check:
     """Checks that torch can be imported, and counts the GPUs that torch can use."""
     code, output = _command([sys.executable, "-c", _TORCH])
     if code == 0:
-        version, gpus = output.split()
+        version, gpus, _ = output.split()
         return Check("ok", "torch", f"{version}, {gpus} GPU" if gpus != "0" else f"{version}, runs on the CPU")
     last = output.strip().splitlines()[-1] if output.strip() else f"exit code {code}"
     return Check("fail", "torch", f"cannot be imported: {last}", "install it: pip install torch (or: make install)")
+
+
+def torch_devices() -> tuple[str, int]:
+    """Returns the version of CUDA that torch was built for, '' for none, and the number of GPUs that torch can use."""
+    code, output = _command([sys.executable, "-c", _TORCH])
+    if code != 0:
+        return "", 0
+    _, gpus, cuda = output.split()
+    return cuda.removeprefix("-"), int(gpus)
 
 
 def processor(flags: frozenset[str], machine: str) -> Check:

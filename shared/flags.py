@@ -24,6 +24,7 @@ GROUPS = (
     "engine: scheduling",
     "engine: memory",
     "engine: execution",
+    "engine: KV transfer",
     "engine: parallel",
     "bus",
 )

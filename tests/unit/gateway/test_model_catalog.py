@@ -128,7 +128,7 @@ def test_requests_wait_for_a_tokenizer_or_detokenizer_that_was_lost_a_moment_ago
 def test_a_lost_engine_is_missed_at_once_and_its_model_is_not_forgotten_at_once() -> None:
     world = World()
     world.hear("a")
-    world.now += 2 * limits.QUEUE_WAIT_S
+    world.now += 2 * limits.LEASE_S
     world.hear("b")
     assert world.refusal("a")[0] == "no_engine"
     world.now += 2 * limits.QUEUE_WAIT_S
@@ -175,6 +175,6 @@ def test_required_engines_are_named_until_each_has_been_ready_once() -> None:
     assert world.catalog.waiting_for() == "Waiting for the instances: b-engine."
     world.hear("b", "engine")
     assert world.catalog.waiting_for() == ""
-    world.now += limits.QUEUE_WAIT_S * 100
+    world.now += limits.LEASE_S * 100
     world.hear("a")
     assert world.catalog.waiting_for() == ""
