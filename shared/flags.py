@@ -24,8 +24,8 @@ GROUPS = (
     "engine: scheduling",
     "engine: memory",
     "engine: execution",
-    "engine: KV transfer",
     "engine: parallel",
+    "engine: KV transfer",
     "bus",
 )
 """Headings of `--help`, in this order; other headings follow them."""

@@ -83,7 +83,7 @@ def _worker(deployment: Deployment, settings: InstanceSettings, environ: Mapping
         devices=settings.tensor_parallel_size,
     )
     environ = {**environ, **_visible_devices(own.device_ids, settings.device, environ)}
-    model = _prepared(settings, environ)
+    model = _prepared(replace(settings, role=own.role), environ)
     with contextlib.ExitStack() as stack:
         for each in own.device_ids:
             device = f"device {each} of {own.server.server_ip} is in use by another instance"

@@ -28,7 +28,7 @@ _READY = re.compile(r" INFO \S+ ready$")
 
 
 class Worker:
-    """One instance and its engine. `directory` is private to this process."""
+    """One instance and its engine. `settings` have the role; `directory` is private to this process."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Worker:
             self._fleet.start([self._engine(place)])
 
     def _engine(self, place: launcher.Place) -> ChildSpec:
-        changes = {"role": self._own.role, "threads": launcher.engine_threads(self._settings, self._engines)}
+        changes = {"threads": launcher.engine_threads(self._settings, self._engines)}
         spec = launcher.service_spec("engine", self._own.name, self._settings, changes, self._environ, place)
         return replace(spec, show=self._see)
 

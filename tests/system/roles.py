@@ -80,17 +80,23 @@ class Role:
             self.lines.append(line.rstrip("\n"))
 
 
-class Machine:
-    """The tables of one machine, made by the tool, and the instances that were started with them."""
+def make_tables(folder: Path, *words: str) -> list[Path]:
+    """Runs the tool by its path, and returns the files that it names."""
+    argv = [sys.executable, str(TOOLS / "pd_ranktable_tools.py"), *words, "--save-dir", str(folder)]
+    done = subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True)
+    return [Path(line) for line in done.stdout.splitlines()]
 
-    def __init__(self, folder: Path, model: Path, prefill: list[str], decode: list[str]) -> None:
+
+class Machine:
+    """The tables of one machine, made by the tool, and the instances that were started with them.
+
+    `words` are flags of the tool.
+    """
+
+    def __init__(self, folder: Path, model: Path, *words: str) -> None:
         self.folder, self.model = folder, model
-        words = ["--mode", "gen", "--prefill-server-list", *prefill, "--decode-server-list", *decode, "--api-server"]
-        argv = [sys.executable, str(TOOLS / "pd_ranktable_tools.py"), *words, "--save-dir", str(folder)]
-        subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
-        (table,) = folder.glob("global_ranktable_*.json")
-        self.ip = table.stem.removeprefix("global_ranktable_")
-        self.table = table
+        (self.table,) = [path for path in make_tables(folder, "--mode", "gen", *words) if "global" in path.name]
+        self.ip = self.table.stem.removeprefix("global_ranktable_")
         self.running: list[Role] = []
 
     def start(self, name: str, port: int, node_ports: str = "", *flags: str, **variables: str) -> Role:
@@ -118,9 +124,9 @@ class Machine:
 
 
 @contextlib.contextmanager
-def machine(folder: Path, model: Path, prefill: list[str], decode: list[str]) -> Iterator[Machine]:
+def machine(folder: Path, model: Path, *words: str) -> Iterator[Machine]:
     """A machine whose instances are stopped at the end."""
-    made = Machine(folder, model, prefill, decode)
+    made = Machine(folder, model, *words)
     try:
         yield made
     finally:

@@ -1,5 +1,6 @@
 """A deployment by rank tables, as its documentation starts it: tables, prefill and decode instances, scheduler."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 
 from tests.models import greedy_reference
-from tests.system.roles import Machine, ask, free_ports, machine
+from tests.system.roles import Machine, ask, free_ports, machine, make_tables
 from tests.system.served import ROOT, wait_until
 
+PREFILL, DECODE = f"{os.getpid()}4", f"{os.getpid()}6"
+"""Devices that nobody else on this machine uses: running instances claim them."""
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 
@@ -39,17 +42,18 @@ def ports() -> list[int]:
 @pytest.fixture(scope="module")
 def deployed(model: Path, tmp_path_factory: pytest.TempPathFactory, ports: list[int]) -> Iterator[Machine]:
     """One prefill and one decode instance; the scheduler is started first, and finds nobody."""
-    with machine(tmp_path_factory.mktemp("tables"), model, ["4"], ["6"]) as made:
+    words = ("--prefill-server-list", PREFILL, "--decode-server-list", DECODE, "--api-server")
+    with machine(tmp_path_factory.mktemp("tables"), model, *words) as made:
         host = made.start("host", ports[2], f"{ports[0]},{ports[1]}")
         wait_until(lambda: ask(ports[2], "/health")[0] == 503, 60, lambda: host.output)
         assert ask(ports[2], "/health")[1]["reason"] == "Waiting for the instances: prefill-1, decode-1."
         assert ask(ports[2], "/v1/chat/completions", chat("demo"))[0] == 503
         # Workers export the ports too, where they mean nothing.
-        made.start("6", ports[1], "8088,8089")
+        made.start(DECODE, ports[1], "8088,8089")
         wait_until(lambda: "prefill-1." in str(ask(ports[2], "/health")[1]), 60, lambda: host.output)
         wait_until(lambda: ask(ports[1], "/health")[0] == 200, 60, lambda: made.running[1].output)
         wait_until(lambda: ask(ports[2], "/health")[1]["reason"].endswith(": prefill-1."), 60, lambda: host.output)
-        made.start("4", ports[0], "8088,8089")
+        made.start(PREFILL, ports[0], "8088,8089")
         host.wait_for("Antiphon is ready")
         yield made
 
@@ -122,9 +126,9 @@ def test_a_message_without_the_key_is_refused(deployed: Machine, ports: list[int
 
 @pytest.mark.spec("S-DIS-047", "S-DIS-046")
 def test_a_device_and_a_deployment_are_taken_once(deployed: Machine) -> None:
-    second = deployed.start("4", free_ports(1)[0])
+    second = deployed.start(PREFILL, free_ports(1)[0])
     assert second.code() == 78
-    assert f"device 4 of {deployed.ip} is in use by another instance" in second.output
+    assert f"device {PREFILL} of {deployed.ip} is in use by another instance" in second.output
     second = deployed.start("host", free_ports(1)[0], "1,2")
     assert second.code() == 78
     assert "a scheduler of this deployment runs already" in second.output
@@ -135,7 +139,7 @@ def test_an_instance_that_was_killed_joins_again_when_it_is_started_again(deploy
     deployed.running[2].stop(signal.SIGKILL)
     body = {"model": "demo", "prompt": "A", "max_tokens": 4, "temperature": 0}
     wait_until(lambda: ask(ports[2], "/v1/completions", body)[0] == 200, 60)
-    deployed.running[2] = deployed.start("4", ports[0])
+    deployed.running[2] = deployed.start(PREFILL, ports[0])
     deployed.running.pop()
     wait_until(lambda: ask(ports[0], "/health")[0] == 200, 60, lambda: deployed.running[2].output)
     assert "joins the bus" in deployed.running[2].output
@@ -166,6 +170,51 @@ def test_use_openai_0_in_the_scheduler_serves_generate_alone(deployed: Machine, 
     status, answer = ask(ports[2], "/generate", {"prompt": "A", "max_tokens": 4, "temperature": 0})
     assert status == 200
     assert len(answer["text"]) == 1
+
+
+@pytest.fixture(scope="module")
+def two_hosts(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, Machine, list[int]]]:
+    """Two addresses of this machine as hosts: scheduler and prefill on the first, decode on the second. Both have a
+    device of the same number. Nothing has started yet; the ports are those of prefill, decode and scheduler.
+    """
+    first_words = ("--prefill-server-list", PREFILL, "--api-server", "--ip", "127.0.0.2")
+    second_words = ("--decode-server-list", PREFILL, "--ip", "127.0.0.3")
+    folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
+    with machine(folders[1], model, *second_words) as second, machine(folders[0], model, *first_words) as first:
+        tables = [str(each.table) for each in (first, second)]
+        (joined,) = make_tables(folders[0], "--mode", "merge", "--global-ranktable-list", *tables)
+        first.table = second.table = joined
+        yield first, second, free_ports(3)
+
+
+@pytest.mark.spec("S-DIS-015", "S-DIS-041")
+def test_two_hosts_with_a_joined_table_and_one_key(two_hosts: tuple[Machine, Machine, list[int]]) -> None:
+    first, second, ports = two_hosts
+    keyless = first.start("host", ports[2], f"{ports[0]},{ports[1]}")
+    assert keyless.code() == 78
+    assert "--cluster-key-file is needed, since the rank table has several hosts" in keyless.output
+    first.running.clear()
+    keys = [first.folder / "key", second.folder / "key"]
+    for key in keys:
+        key.write_text("0123456789abcdef" * 2)
+        key.chmod(0o600)
+    named = [{"ANTIPHON_CLUSTER_KEY_FILE": str(key)} for key in keys]
+    first.start(PREFILL, ports[0], **named[0])
+    decode = second.start(PREFILL, ports[1], **named[1])
+    host = first.start("host", ports[2], f"{ports[0]},{ports[1]}", **named[0])
+    host.wait_for("Antiphon is ready")
+    assert "decode-1 joins the bus at nats://127.0.0.2:" in decode.output
+    assert ask(ports[2], "/v1/completions", {"model": "demo", "prompt": "A", "max_tokens": 4})[0] == 200
+    # A decode instance with another key is not taken in, and the scheduler says so.
+    assert host.stop() == decode.stop() == 0
+    keys[1].write_text("another key, as long as the other")
+    second.start(PREFILL, ports[1], **named[1])
+    second.running[-1].wait_for("waiting for the scheduler")
+    host = first.start("host", ports[2], f"{ports[0]},{ports[1]}", **named[0])
+    assert host.code() == 78
+    assert "NODE_PORTS position 2, decode-1 at 127.0.0.3" in host.output
+    assert "has another key; all instances need the same --cluster-key-file" in host.output
+    first.running.remove(host)
 
 
 def test_the_script_says_what_is_missing(tmp_path: Path) -> None:

@@ -326,5 +326,5 @@ def test_help_has_a_heading_for_each_kind_of_flag(capsys: pytest.CaptureFixture[
         headings = [line[:-1] for line in help_text.splitlines() if line.endswith(":") and not line.startswith(" ")]
         assert headings[-9:] == [
             "model", "http", "processes", "engine: scheduling", "engine: memory", "engine: execution",
-            "engine: KV transfer", "engine: parallel", "bus",
+            "engine: parallel", "engine: KV transfer", "bus",
         ]  # fmt: skip
