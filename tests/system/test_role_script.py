@@ -70,7 +70,7 @@ def test_the_scheduler_waits_for_its_instances_in_whatever_order_they_come(deplo
         assert f"{name} has joined" in deployed.running[0].output
 
 
-@pytest.mark.spec("S-DIS-003", "S-DIS-036", "S-SRV-003")
+@pytest.mark.spec("S-DIS-003", "S-SRV-003")
 def test_the_same_script_and_flags_start_every_role_and_the_scheduler_has_no_engine(deployed: Machine) -> None:
     def services(index: int) -> list[str]:
         """The services that an instance started, by their commands."""

@@ -63,7 +63,6 @@ def test_one_device_is_what_an_engine_has(start: str, words: list[str], served: 
         (["--nnode=0"], "--nnode: 0 is not at least 1"),
     ],
 )
-@pytest.mark.spec("S-SRV-074")
 def test_what_cannot_be_is_refused_with_the_reason(
     start: str, words: list[str], said: str, served: list[ServeSettings], capsys: pytest.CaptureFixture[str]
 ) -> None:
