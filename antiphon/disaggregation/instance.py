@@ -84,12 +84,12 @@ def read_deployment(global_path: str, local_path: str) -> Deployment:
 def check_worker(own: Instance, *, host: str, port: int, engines: int, devices: int) -> None:
     """Raises SettingsError if settings of a prefill or decode instance contradict the tables.
 
-    `devices` is the tensor parallel size.
+    `devices` is the number of devices that the engine computes on (`parallel.world_size`).
     """
     if devices != len(own.device_ids):
         raise SettingsError(
-            f"--tensor-parallel-size: {devices} is not the number of devices of this instance, which the rank table "
-            f"gives as {len(own.device_ids)} ({','.join(own.device_ids)})"
+            f"--tensor-parallel-size (times --pipeline-parallel-size): {devices} is not the number of devices of this "
+            f"instance, which the rank table gives as {len(own.device_ids)} ({','.join(own.device_ids)})"
         )
     if engines != 1:
         raise SettingsError(

@@ -22,6 +22,7 @@ from antiphon.fleet import Failure
 from antiphon.run_directory import run_directory
 from antiphon.served_models import models_of
 from antiphon.settings import InstanceSettings, check
+from shared import parallel
 from shared.config import SettingsError, parse
 
 TOOLS = ("pd_ranktable_tools.py", "start_servers.sh")
@@ -48,7 +49,7 @@ def _scheduler(deployment: Deployment, settings: InstanceSettings, environ: Mapp
     ports = check_ports(deployment, settings.node_ports, settings.port)
     names = ",".join(worker.name for worker in deployment.workers())
     # Devices belong to the other instances: this one has no engine to which their settings could apply.
-    settings = replace(settings, tensor_parallel_size=1, required_engines=names)
+    settings = replace(settings, tensor_parallel_size=1, pipeline_parallel_size=1, required_engines=names)
     model = _prepared(settings, environ)
     binary, epoch = "" if settings.nats else nats_server.find_binary(), new_epoch()
     with contextlib.ExitStack() as stack:
@@ -80,7 +81,7 @@ def _worker(deployment: Deployment, settings: InstanceSettings, environ: Mapping
         host=settings.host,
         port=settings.port,
         engines=settings.engines,
-        devices=settings.tensor_parallel_size,
+        devices=parallel.world_size(settings),
     )
     environ = {**environ, **_visible_devices(own.device_ids, settings.device, environ)}
     model = _prepared(replace(settings, role=own.role), environ)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.models import greedy_reference
+from tests.models import greedy_reference, make_model
 from tests.system.roles import Machine, ask, free_ports, machine, make_tables
 from tests.system.served import ROOT, wait_until
 
@@ -215,6 +215,26 @@ def test_two_hosts_with_a_joined_table_and_one_key(two_hosts: tuple[Machine, Mac
     assert "NODE_PORTS position 2, decode-1 at 127.0.0.3" in host.output
     assert "has another key; all instances need the same --cluster-key-file" in host.output
     first.running.remove(host)
+
+
+@pytest.mark.spec("S-DIS-004", "S-DIS-036", "S-DIS-048")
+def test_1p1d_tp2_with_the_documented_flags(tmp_path: Path) -> None:
+    """Two devices an instance: each engine is two processes, and the tokens are those of one."""
+    model = make_model(tmp_path / "model", max_position_embeddings=4096)
+    pairs = [f"{PREFILL}0,{PREFILL}1", f"{PREFILL}2,{PREFILL}3"]
+    words = ("--prefill-server-list", pairs[0], "--decode-server-list", pairs[1], "--api-server")
+    flags = ("--tensor-parallel-size=2", "--max-model-len=4096", "--max-num-seqs=256", "--max-num-batched-tokens=4096")
+    ports = free_ports(3)
+    with machine(tmp_path / "tables", model, *words) as made:
+        for pair, port in zip(pairs, ports, strict=False):
+            made.start(pair.replace(",", "-"), port, "", *flags)
+        host = made.start("host", ports[2], f"{ports[0]},{ports[1]}", *flags)
+        host.wait_for("Antiphon is ready", 150)
+        prompt = list(range(5, 60))
+        body = {"model": "demo", "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+        status, answer = ask(ports[2], "/v1/completions", {**body, "return_token_ids": True})
+        assert status == 200
+        assert answer["choices"][0]["token_ids"] == greedy_reference(model, prompt, 12)
 
 
 def test_the_script_says_what_is_missing(tmp_path: Path) -> None:

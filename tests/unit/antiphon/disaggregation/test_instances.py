@@ -14,7 +14,7 @@ import pytest
 from antiphon import cli
 from antiphon.cli import main
 from antiphon.disaggregation import start
-from antiphon.disaggregation.instance import Deployment, check_lengths, check_ports, read_deployment
+from antiphon.disaggregation.instance import Deployment, check_lengths, check_ports, check_worker, read_deployment
 from antiphon.disaggregation.join import read_key, sign
 from antiphon.disaggregation.table_tool import generate, merge
 from antiphon.settings import InstanceSettings
@@ -191,7 +191,11 @@ def test_steps_shorter_than_the_context_are_refused(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--tensor-parallel-size=2"], r"--tensor-parallel-size: 2 is not the number of devices .* gives as 1 \(4\)"),
+        (
+            ["--tensor-parallel-size=2"],
+            r"--tensor-parallel-size .*: 2 is not the number of devices .* gives as 1 \(4\)",
+        ),
+        (["-pp=2"], r"pipeline-parallel-size\): 2 is not the number of devices"),
         (["--engines=2"], r"--engines \(--worker-num\): 2; an instance has one engine"),
         (["--port=0"], "the scheduler reaches this instance by its port"),
         (["--host=127.0.0.1"], f"at 127.0.0.1 the scheduler does not reach this instance, whose server_ip is {IP}"),
@@ -217,9 +221,7 @@ def test_an_instance_of_two_devices_needs_a_tensor_parallel_size_of_two(
     assert "1 is not the number of devices of this instance, which the rank table gives as 2 (4,5)" in (
         capsys.readouterr().err
     )
-    # The tables agree; that one model cannot be on two devices is said by the option's own rule.
-    assert role("45", "-tp=2") == 78
-    assert "--tensor-parallel-size 2 is not supported here" in capsys.readouterr().err
+    check_worker(deployment_of(tables, f"{IP}_45").own, host="0.0.0.0", port=8088, engines=1, devices=2)
 
 
 def test_an_instance_sees_the_gpus_of_its_table() -> None:
