@@ -450,6 +450,13 @@ class GatewaySettings(BusSettings):
         rule=NOT_NEGATIVE,
         group="http",
     )
+    record_requests: int = flag(
+        256,
+        "finished requests whose record (times of each step and token, no text) is kept for the console and "
+        "GET /v1/requests (0: none, and engines report no steps)",
+        rule=NOT_NEGATIVE,
+        group="http",
+    )
     usage_sink: str = flag(
         "",
         "where a record of each request's use goes besides the bus: file:PATH (a line of JSON each), or a URL to which "

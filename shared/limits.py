@@ -109,6 +109,22 @@ IDEMPOTENCY_ANSWERS_MAX = 1024
 """Answers that a gateway keeps for repetitions; the oldest are dropped. Also the requests with a key in progress."""
 IDEMPOTENCY_BYTES_MAX = 64 * 2**20
 """Size of the answers that a gateway keeps for repetitions. Bounds memory."""
+RECORD_STEPS_MAX = 4096
+"""Steps kept in the record of one request, over all its sequences; further ones are counted only. Bounds memory: a step
+takes 28 bytes."""
+RECORD_PIECES_MAX = 4096
+"""Pieces of output kept in the record of one request, each with the times of arrival and writing; 16 bytes."""
+RECORD_MARKS_MAX = 1024
+"""Other events kept in the record of one request: placements, losses, preemptions."""
+RECORD_PINNED_MAX = 32
+"""Failed requests, and slowest requests, that a gateway keeps in addition to the latest ones."""
+RECORD_RUNNING_MAX = 1024
+"""Requests in progress that a gateway records at the same time; further ones are served without a record."""
+STEP_EVENTS_S = 0.1
+"""Longest time that an engine collects the events of its steps before it sends them. One message for several short
+steps costs the engine less than a message for each."""
+STEP_EVENTS_MAX = 64
+"""Steps in one message of step events."""
 METADATA_PAIRS_MAX = 16
 """Pairs in the `metadata` of a response or a batch, as many as in OpenAI's API. Metadata is stored and returned."""
 METADATA_KEY_CHARS_MAX = 64

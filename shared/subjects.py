@@ -17,6 +17,7 @@ is `model_token` of the model's served name.
 | `gw.<id>.<instance_id>.ctl`  | engine, detokenizer  | ProgressReply, OwnershipQuery                                |
 | `hb.<service>.<id>`          | every service        | Heartbeat                                                    |
 | `usage`                      | gateway              | UsageRecord                                                  |
+| `step.<id>`                  | engine               | StepEvents                                                   |
 """
 
 import hashlib
@@ -94,6 +95,10 @@ class Subjects:
     def usage(self) -> str:
         """Usage records of all gateways. Nothing in the deployment listens to them."""
         return self._join("usage")
+
+    def steps(self, engine_id: str = "*") -> str:
+        """Step events of one engine, or of all engines."""
+        return self._join("step", engine_id)
 
     def everything(self) -> str:
         """Every subject of the deployment."""

@@ -156,6 +156,7 @@ class DetokenizerActor(Actor):
         """Converts the token events of an engine step to text. Sends one message to each affected gateway."""
         message = envelope.message
         assert isinstance(message, TokenEvents)
+        began_s = self._now()
         engine_subject = self._host.subjects.engine_control(message.engine_id, message.engine_instance_id)
         outbox: dict[str, list[TextEvent]] = {}
         gaps: list[_OpenStream] = []
@@ -177,7 +178,8 @@ class DetokenizerActor(Actor):
             elif entry.stream.gap is not None:
                 gaps.append(entry)
         for reply_subject, events in outbox.items():
-            await self._send_texts(reply_subject, (message.engine_id, message.engine_instance_id, message.step), events)
+            source = message.engine_id, message.engine_instance_id, message.step
+            await self._send_texts(reply_subject, source, events, began_s)
         for entry in ended:
             await self._tell_engine(entry)
         for entry in gaps:
@@ -241,6 +243,7 @@ class DetokenizerActor(Actor):
 
     async def _push_early(self, entry: _OpenStream) -> None:
         """Passes the held tokens, which arrived before their stream was open, to the stream."""
+        began_s = self._now()
         for early in self._early.take(entry.stream.sequence_id, entry.stream.attempt):
             engine = early.engine_id, early.engine_instance_id
             if entry.stream.finished or self._host.subjects.engine_control(*engine) != entry.engine_subject:
@@ -248,7 +251,7 @@ class DetokenizerActor(Actor):
                 continue
             texts = self._push(entry, early.event)
             if texts:
-                await self._send_texts(entry.reply_subject, (*engine, early.step), texts)
+                await self._send_texts(entry.reply_subject, (*engine, early.step), texts, began_s)
         if entry.stream.finished:
             self._forget(entry, entry.stream.finish_reason)
             await self._tell_engine(entry)
@@ -265,20 +268,23 @@ class DetokenizerActor(Actor):
             log.exception("%s: stream %s failed", self.name, event.sequence_id)
             return [entry.stream.fail("internal_error", "The text could not be made.")]
 
-    async def _send_texts(self, reply_subject: str, source: tuple[str, str, int], events: Sequence[TextEvent]) -> None:
+    async def _send_texts(
+        self, reply_subject: str, source: tuple[str, str, int], events: Sequence[TextEvent], began_s: float
+    ) -> None:
         """Sends text events, in several messages if they are too large for one.
 
-        `source`: the engine's id, its instance id, and the step.
+        `source`: the engine's id, its instance id, and the step. `began_s`: when the work on the tokens began.
         """
-        message = TextEvents(self._host.id, self._host.instance_id, *source, tuple(events))
+        work_us = round((self._now() - began_s) * 1e6)
+        message = TextEvents(self._host.id, self._host.instance_id, *source, tuple(events), work_us)
         try:
             await self._publish(reply_subject, encode(message))
         except ServiceError:
             if len(events) == 1:
                 raise
             half = len(events) // 2
-            await self._send_texts(reply_subject, source, events[:half])
-            await self._send_texts(reply_subject, source, events[half:])
+            await self._send_texts(reply_subject, source, events[:half], began_s)
+            await self._send_texts(reply_subject, source, events[half:], began_s)
             return
         self.text_events += len(events)
 

@@ -6,6 +6,7 @@ and computes nothing (`worker` does). It runs on the event loop; `core`, `loop` 
 """
 
 import asyncio
+import functools
 import logging
 import math
 from collections import defaultdict
@@ -16,6 +17,7 @@ from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.events import token_events
 from services.engine.loop import StepReport
 from services.engine.sequence_table import Entry, GatewayKey, SequenceTable, split
+from services.engine.step_recorder import StepRecorder
 from services.engine.tracing import SequenceTraces
 from shared import limits, telemetry
 from shared.actors.actor import Actor, Envelope, handles, tell_in_parts
@@ -37,6 +39,8 @@ from shared.messages import (
     Resend,
     Retarget,
     SequenceRef,
+    StepEvent,
+    StepEvents,
     Submit,
     SubmitBatch,
     SubmitBatchReply,
@@ -55,10 +59,17 @@ T = TypeVar("T")
 class EngineActor(Actor):
     """The actor of one engine.
 
-    The callbacks `add` and `abort` pass commands to the step loop. `report` must be called on the event loop.
+    The callbacks `add` and `abort` pass commands to the step loop, and `record` whether its reports must have the
+    details of their steps. `report` must be called on the event loop.
     """
 
-    def __init__(self, host: Host, add: Callable[[SequenceSpec], None], abort: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        add: Callable[[SequenceSpec], None],
+        abort: Callable[[str], None],
+        record: Callable[[bool], None] = lambda wanted: None,
+    ) -> None:
         super().__init__(f"engine {host.id}", host.transport)
         self.sequences = SequenceTable()
         self.finished: dict[str, int] = defaultdict(int)
@@ -70,6 +81,8 @@ class EngineActor(Actor):
         self._quiet = asyncio.Event()
         self._gateways: dict[GatewayKey, float] = {}
         self._traces = SequenceTraces(host.clock)
+        self._record = record
+        self._steps = StepRecorder(host.clock)
         self.unsent = 0
         """Number of messages that could not be sent."""
 
@@ -177,6 +190,7 @@ class EngineActor(Actor):
         A message that would be too large is split.
         """
         self._traces.step(report)
+        steps_are_due = bool(report.details) and self._steps.add(report)
         by_sink: dict[str, list[TokenEvent]] = defaultdict(list)
         for sequence_id, error in report.refused:
             self._take(_refusal(sequence_id, error, self.sequences), by_sink)
@@ -185,6 +199,8 @@ class EngineActor(Actor):
                 self._take(event, by_sink)
         for sink, events in by_sink.items():
             await self._publish_each(sink, report.step, events)
+        if steps_are_due:
+            await self._publish_steps()
 
     def credits(self, max_num_seqs: int) -> int:
         """Returns the number of sequences that gateways may still place on this engine; negative if it holds too many.
@@ -206,6 +222,7 @@ class EngineActor(Actor):
         now = self._now()
         self._gateways = {k: t for k, t in self._gateways.items() if now - t < 10 * limits.ORPHAN_S}
         self._drop(self.sequences.expire(now, self._gateways))
+        await self._publish_steps()
         if not self.sequences.num_live:
             self._quiet.set()
         here = self._host.id, self._host.instance_id
@@ -268,9 +285,13 @@ class EngineActor(Actor):
         self._arrivals += 1
         if self.sequences.release(submit.sequence_id, submit.attempt - 1, self._now()):
             self._abort(core_id(submit.sequence_id, submit.attempt - 1))
+            self._forget_steps(core_id(submit.sequence_id, submit.attempt - 1))
         self.sequences.register(submit, len(output), self._now())
         headers = telemetry.trace_headers(submit.traceparent, submit.tracestate)
         self._traces.submitted(spec.sequence_id, len(spec.prompt_token_ids), headers)
+        if submit.recorded:
+            self._steps.submitted(spec.sequence_id)
+            self._record(True)
         self._add(spec)
 
     def _drop(self, entries: list[Entry]) -> None:
@@ -292,7 +313,13 @@ class EngineActor(Actor):
 
     def _count_end(self, sequence_id: str, attempt: int, reason: FinishReason) -> None:
         self.finished[reason] += 1
+        self._forget_steps(core_id(sequence_id, attempt))
         self._traces.ended(core_id(sequence_id, attempt), reason)
+
+    def _forget_steps(self, sequence: str) -> None:
+        self._steps.ended(sequence)
+        if not self._steps.is_needed:
+            self._record(False)
 
     async def _replay(self, entry: Entry, position: int) -> None:
         await self._publish_each(entry.sink, 0, self.sequences.replay(entry, position))
@@ -324,6 +351,11 @@ class EngineActor(Actor):
             for half in halves:
                 await self._publish(sink, step, half)
 
+    async def _publish_steps(self) -> None:
+        """Publishes the steps recorded since the last call. Steps that cannot be sent are dropped and counted."""
+        make = functools.partial(_step_events, self._host.id, self._host.instance_id)
+        await self._send(self._host.subjects.steps(self._host.id), make, self._steps.take())
+
     async def _send(self, subject: str, make: Callable[[Sequence[T]], Message], items: Sequence[T]) -> None:
         # A message that cannot be sent is dropped, like a message lost by the bus: the exchange is repeated later.
         try:
@@ -342,6 +374,10 @@ class EngineActor(Actor):
 
     def _now(self) -> float:
         return self._host.clock.monotonic()
+
+
+def _step_events(engine_id: str, instance_id: str, steps: Sequence[StepEvent]) -> StepEvents:
+    return StepEvents(engine_id, instance_id, tuple(steps))
 
 
 def core_id(sequence_id: str, attempt: int) -> str:

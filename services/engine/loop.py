@@ -35,6 +35,24 @@ REST_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
+class StepDetail:
+    """What a step computed, for the record of requests. Times are the clock's monotonic seconds.
+
+    `scheduled`: for each sequence of the step its id in the core, the position of the first computed token, and their
+    number. `preempted`: ids of the sequences preempted since the step before.
+    """
+
+    step: int
+    started_s: float
+    ended_s: float
+    scheduled: tuple[tuple[str, int, int], ...]
+    preempted: tuple[str, ...]
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """The results of one step, or of several steps with the outcomes of each sequence merged.
 
@@ -50,6 +68,8 @@ class StepReport:
     num_tokens: int
     started_ns: int
     ended_ns: int
+    details: tuple[StepDetail, ...] = ()
+    """For each step, if `StepLoop.records` is set."""
 
 
 class StepLoop:
@@ -69,6 +89,8 @@ class StepLoop:
     ) -> None:
         self.core = core
         self.flight = Flight(executor, clock)
+        self.records = False
+        """Whether reports have the details of their steps. May be set from any thread."""
         self.thread_id: int | None = None
         """The system's id of the thread that calls `step`; None unless `ThreadedLoop` runs the loop."""
         self._clock = clock
@@ -133,7 +155,7 @@ class StepLoop:
             raise
 
     def _one_step(self) -> StepReport:
-        started_ns = self._clock.time_ns()
+        started_ns, started_s = self._clock.time_ns(), self._clock.monotonic()
         refused: list[tuple[str, ServiceError]] = []
         plan = self._fill_flight(refused)
         if not self.flight:
@@ -142,10 +164,26 @@ class StepLoop:
         # Aborts that arrived while the step ran take effect before the step's tokens are reported.
         refused += self._receive()
         joined = self.core.joined(plan)
+        ids = self.core.scheduled_ids(plan) if self.records else None
         outcomes = self.core.apply(plan, result, self._clock.monotonic())
         refused += self.core.failed
         self.core.failed.clear()
-        return self._summary(plan, joined, outcomes, refused, started_ns)
+        preempted = self.core.take_preempted()
+        details = () if ids is None else (self._detail(plan, ids, preempted, started_s),)
+        return self._summary(plan, joined, outcomes, refused, started_ns, details)
+
+    def _detail(self, plan: StepPlan, ids: list[str], preempted: tuple[str, ...], started_s: float) -> StepDetail:
+        scheduler = self.core.scheduler
+        return StepDetail(
+            plan.step,
+            started_s,
+            self._clock.monotonic(),
+            tuple((name, share.start, share.num_tokens) for name, share in zip(ids, plan.scheduled, strict=True)),
+            preempted,
+            len(scheduler.running),
+            scheduler.waiting.num_waiting,
+            self.core.pool.num_free,
+        )
 
     def _fill_flight(self, refused: list[tuple[str, ServiceError]]) -> StepPlan:
         """Launches plans until the flight is full or a plan is empty (nothing to compute). Returns the last plan."""
@@ -182,9 +220,12 @@ class StepLoop:
         outcomes: list[Outcome],
         refused: list[tuple[str, ServiceError]],
         started_ns: int,
+        details: tuple[StepDetail, ...] = (),
     ) -> StepReport:
         ended_ns = self._clock.time_ns()
-        return StepReport(plan.step, tuple(outcomes), tuple(refused), joined, plan.num_tokens, started_ns, ended_ns)
+        return StepReport(
+            plan.step, tuple(outcomes), tuple(refused), joined, plan.num_tokens, started_ns, ended_ns, details
+        )
 
 
 def _put_together(reports: list[StepReport]) -> StepReport:
@@ -200,6 +241,7 @@ def _put_together(reports: list[StepReport]) -> StepReport:
         num_tokens=sum(report.num_tokens for report in reports),
         started_ns=reports[0].started_ns,
         ended_ns=reports[-1].ended_ns,
+        details=tuple(each for report in reports for each in report.details),
     )
 
 

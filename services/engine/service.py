@@ -44,7 +44,7 @@ class EngineService:
         self._reports = ReportQueue(self._report, wait=self._settings.disable_async_output_proc)
         self.engine = await self._build(host.clock)
         self._progress = ProgressMonitor(self.engine.loop, host.clock, on_host=self.engine.facts.computes_on_host)
-        self.actor = EngineActor(host, self.engine.add, self.engine.abort)
+        self.actor = EngineActor(host, self.engine.add, self.engine.abort, self._record)
         self._refresh()
         await self.actor.listen()
         self._actor_task = asyncio.create_task(self.actor.run())
@@ -94,6 +94,9 @@ class EngineService:
         # The process is awake now, so the status is refreshed here, at most once in a heartbeat interval.
         if self._clock.monotonic() - self._refreshed_at >= limits.HEARTBEAT_INTERVAL_S:
             self._refresh()
+
+    def _record(self, wanted: bool) -> None:
+        self.engine.loop.records = wanted
 
     def _drive(self) -> Driver:
         thread = ThreadedLoop(self.engine.loop, self._on_exit, return_free_heap)

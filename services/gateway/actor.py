@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.model_catalog import RETRY_AFTER_S, SERVICES, ModelCatalog
+from services.gateway.record import Recorder
 from services.gateway.requests.dispatcher import Dispatcher
 from services.gateway.requests.messages import split_sequence_id
 from services.gateway.requests.progress_watch import ProgressWatch
@@ -35,6 +36,7 @@ from shared.messages import (
     OwnershipReply,
     ProgressReply,
     SequenceRef,
+    StepEvents,
     TextEvents,
     TokenEvents,
     TokenizeReply,
@@ -55,11 +57,21 @@ meanwhile may not be handled yet, so the silence of members does not count."""
 class GatewayActor(Actor):
     """One gateway on the bus. Implements `generation.Backend`."""
 
-    def __init__(self, host: Host, default_model: str = "", required_engines: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        host: Host,
+        default_model: str = "",
+        required_engines: Sequence[str] = (),
+        recorder: Recorder | None = None,
+    ) -> None:
+        """`recorder` takes the engines' step events; by default they are not asked for."""
         super().__init__(f"gateway {host.id}", host.transport)
         self.members = Members()
+        self._gateways = Members()
+        """The gateways, this one included; only for the topology."""
         self.requests: dict[str, RequestActor] = {}
         self.unknown_events = 0
+        self.recorder = recorder or Recorder(0)
         self._host = host
         router, peers, watch = Router(), ServiceClients(host, self.members), ProgressWatch()
         self._peers = peers
@@ -84,6 +96,9 @@ class GatewayActor(Actor):
         await self.bind(subjects.gateway_control(*here), ProgressReply, OwnershipQuery)
         for service in SERVICES:
             await self.bind(subjects.heartbeats(service), Heartbeat)
+        await self.bind(subjects.heartbeats("gateway"), Heartbeat)
+        if self.recorder.is_on:
+            await self.bind(subjects.steps(), StepEvents)
 
     # --- Backend ---
 
@@ -151,6 +166,11 @@ class GatewayActor(Actor):
         """Returns the last heartbeat of each living engine, for metrics."""
         return self.members.alive("engine", self._now())
 
+    def topology(self) -> list[tuple[Heartbeat, float]]:
+        """Returns the last heartbeat of each living member of all services, with the seconds since it arrived."""
+        now = self._now()
+        return [*self._gateways.ages(now), *self.members.ages(now)]
+
     async def first_heartbeats(self) -> None:
         """Returns when every known model has a ready member of each service, at the latest after FIRST_HEARTBEATS_S.
 
@@ -175,6 +195,7 @@ class GatewayActor(Actor):
                 continue
             actor, index = found
             actor.on_text(index, event, engine)
+            actor.request.record.detokenized(message.work_us)
         self._parts.dispatcher.pump()
 
     @handles(TokenEvents)
@@ -191,6 +212,13 @@ class GatewayActor(Actor):
             actor, index = found
             actor.on_vector(index, event, engine)
         self._parts.dispatcher.pump()
+
+    @handles(StepEvents)
+    def on_step_events(self, envelope: Envelope) -> None:
+        """Adds an engine's steps to the records of the requests that they computed."""
+        message = envelope.message
+        assert isinstance(message, StepEvents)
+        self.recorder.add_steps(message)
 
     @handles(ProgressReply)
     def on_progress_reply(self, envelope: Envelope) -> None:
@@ -228,6 +256,9 @@ class GatewayActor(Actor):
         beat = envelope.message
         assert isinstance(beat, Heartbeat)
         now = self._now()
+        if beat.service == "gateway":
+            self._gateways.observe(beat, now)
+            return
         self._catalog.observe(beat)
         for lost in self.members.observe(beat, now):
             self._lost(Address(lost.id, lost.instance_id))

@@ -19,6 +19,9 @@ from services.gateway.anthropic.endpoints import MessageEndpoints
 from services.gateway.batches.batches import Batches
 from services.gateway.batches.endpoints import BatchEndpoints
 from services.gateway.batches.store import BatchStore
+from services.gateway.console.page import ConsolePage
+from services.gateway.console.requests import RequestEndpoints
+from services.gateway.console.topology import TopologyEndpoint
 from services.gateway.engine_metrics import EngineCollector
 from services.gateway.files.endpoints import FileEndpoints
 from services.gateway.files.store import FileStore
@@ -35,6 +38,7 @@ from services.gateway.openai.endpoints import GenerationEndpoints
 from services.gateway.openai.pooling.endpoints import PoolingEndpoints
 from services.gateway.openai.service_endpoints import ServiceEndpoints
 from services.gateway.openai.serving import Serving
+from services.gateway.record import Recorder
 from services.gateway.responses.endpoints import ResponseEndpoints
 from shared.clock import SystemClock
 from shared.config import GatewaySettings
@@ -70,6 +74,10 @@ def _no_heartbeats() -> Sequence[Heartbeat]:
     return ()
 
 
+def _no_members() -> Sequence[tuple[Heartbeat, float]]:
+    return ()
+
+
 def create_app(
     backend: Backend,
     settings: GatewaySettings,
@@ -78,15 +86,18 @@ def create_app(
     quotas: Quotas | None = None,
     usage: UsageLedger | None = None,
     heartbeats: Callable[[], Sequence[Heartbeat]] = _no_heartbeats,
+    recorder: Recorder | None = None,
+    members: Callable[[], Sequence[tuple[Heartbeat, float]]] = _no_members,
 ) -> FastAPI:
     """Returns the ASGI application.
 
     `keys`: the accepted API keys, by default those of `--api-keys`. `quotas`: their limits, by default counted by this
     gateway alone. `usage` takes the usage records, which by default go nowhere. `heartbeats` returns the last heartbeat
-    of each engine; it is called at each scrape of `/metrics`.
+    of each engine; it is called at each scrape of `/metrics`. `recorder` keeps the records of requests, by default of
+    none. `members` returns the topology.
     """
-    usage = usage or UsageLedger()
-    backend = GuardedBackend(backend, quotas or Quotas(SystemClock()), usage, settings.request_timeout)
+    usage, recorder = usage or UsageLedger(), recorder or Recorder(0)
+    backend = GuardedBackend(backend, quotas or Quotas(SystemClock()), usage, settings.request_timeout, recorder)
     metrics = GatewayMetrics(EngineCollector(heartbeats), UsageCollector(usage))
     app = FastAPI(
         title="Antiphon",
@@ -105,6 +116,7 @@ def create_app(
     serving = Serving(backend, metrics, settings)
     _post(app, "/generate", GenerateEndpoint(serving).generate)
     _add_probes(app, ServiceEndpoints(backend, metrics))
+    _add_console(app, RequestEndpoints(recorder), TopologyEndpoint(members), ConsolePage())
     app.state.batches = _add_apis(app, serving, keys) if settings.use_openai else None
     if not settings.use_openai:
         _refuse_apis(app)
@@ -211,6 +223,15 @@ def _add_probes(app: FastAPI, endpoints: ServiceEndpoints) -> None:
     _get(app, "/readyz", endpoints.readyz)
     _get(app, "/livez", endpoints.livez)
     _get(app, "/metrics", endpoints.metrics)
+
+
+def _add_console(app: FastAPI, requests: RequestEndpoints, topology: TopologyEndpoint, page: ConsolePage) -> None:
+    _get(app, "/v1/requests", requests.list)
+    _get(app, "/v1/requests/{request_id}", requests.retrieve)
+    _get(app, "/v1/requests/{request_id}/timeline", requests.timeline)
+    _get(app, "/admin/topology", topology.topology)
+    for path in ("/", "/console/{name:path}"):
+        app.add_api_route(path, page.file, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
 
 
 def _refuse_apis(app: FastAPI) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from services.gateway.record import NOT_RECORDED, RecordedRequest
 from shared.codec import TOKEN_BYTES
 from shared.messages import ChatMessage, FinishReason, PositionLogprobs
 from shared.pooling import PoolingParams
@@ -80,6 +81,8 @@ class GenerationRequest:
     timeout_s: float = 0.0
     """Time after which the request fails with `deadline_exceeded`, seconds; 0: never."""
     pooling: PoolingParams | None = None
+    record: RecordedRequest = NOT_RECORDED
+    """Takes the events of the request, for its timeline."""
     prompt_names: tuple[str, ...] = ()
     """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
 

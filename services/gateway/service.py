@@ -16,6 +16,7 @@ from services.gateway.access.usage_sinks import BusSink, sink_of
 from services.gateway.actor import GatewayActor
 from services.gateway.app import continue_batches, create_app
 from services.gateway.http.auth import ApiKeys
+from services.gateway.record import Recorder
 from shared import limits, tls
 from shared.actors.host import Host
 from shared.config import GatewaySettings, SettingsError
@@ -45,7 +46,8 @@ class GatewayService:
     async def start(self, host: Host) -> None:
         """See Service."""
         required = [name for name in self._settings.required_engines.split(",") if name]
-        self._actor = GatewayActor(host, self._settings.default_model, required)
+        recorder = Recorder(self._settings.record_requests)
+        self._actor = GatewayActor(host, self._settings.default_model, required, recorder)
         listener = _listen(self._settings)
         await self._actor.listen()
         self._actor_task = asyncio.create_task(self._actor.run())
@@ -60,6 +62,8 @@ class GatewayService:
             quotas=_make_quotas(host),
             usage=self._usage,
             heartbeats=self._actor.engines,
+            recorder=recorder,
+            members=self._actor.topology,
         )
         self._server = _Server(server_config(self._app, self._settings))
         self._server_task = asyncio.create_task(self._serve(self._actor, listener))

@@ -32,7 +32,15 @@ from shared.actors.credentials import read_credentials, without_credentials
 from shared.actors.key_value import KeyValueStore
 from shared.actors.nats_key_value import NatsKeyValueStore
 from shared.actors.payload import too_large
-from shared.actors.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError, Subscription
+from shared.actors.transport import (
+    Delivery,
+    Headers,
+    NoRespondersError,
+    Receiver,
+    RequestTimeoutError,
+    Subscription,
+    Traffic,
+)
 from shared.config import SettingsError
 from shared.errors import ServiceError
 
@@ -161,6 +169,11 @@ class NatsTransport:
     def connected(self) -> bool:
         """See Transport. An unresponsive server is detected after `PING_INTERVAL_S` × (`PINGS_OUTSTANDING_MAX` + 1)."""
         return self._client.is_connected
+
+    @property
+    def traffic(self) -> Traffic:
+        """See Transport."""
+        return Traffic(self._client.stats["in_msgs"], self._client.stats["out_msgs"])
 
     async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
         """See Transport. Does not wait for the server: the bytes are sent in the next iteration of the event loop."""

@@ -74,6 +74,11 @@ class Members:
         found = [m.heartbeat for (name, _), m in self._members.items() if name == service and self._lives(m, now)]
         return sorted(found, key=lambda heartbeat: heartbeat.id)
 
+    def ages(self, now: float) -> list[tuple[Heartbeat, float]]:
+        """Returns each living member's latest heartbeat and the seconds since it arrived, sorted by service and id."""
+        found = [(m.heartbeat, now - m.heard_at) for m in self._members.values() if self._lives(m, now)]
+        return sorted(found, key=lambda each: (each[0].service, each[0].id))
+
     def get(self, service: str, member_id: str) -> Heartbeat | None:
         """Returns the latest heartbeat of one member; None if the member is unknown or was removed."""
         member = self._members.get((service, member_id))
@@ -219,6 +224,8 @@ class HeartbeatTask:
             sequence=self._sequence,
             interval_s=self._interval_s,
             status=self._service.status(),
+            messages_received=self._host.transport.traffic.received,
+            messages_sent=self._host.transport.traffic.sent,
         )
 
 

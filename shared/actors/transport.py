@@ -7,7 +7,7 @@ every subscription made before the call.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from shared.actors.key_value import KeyValueStore
 
@@ -22,6 +22,13 @@ class Delivery:
     payload: bytes
     reply: str = ""
     headers: Headers | None = None
+
+
+class Traffic(NamedTuple):
+    """Numbers of messages that a connection has received and sent since it was made."""
+
+    received: int
+    sent: int
 
 
 Receiver = Callable[[Delivery], None]
@@ -50,6 +57,11 @@ class Transport(Protocol):
     @property
     def connected(self) -> bool:
         """Whether the bus can be reached. While it cannot, published messages go to a bounded buffer."""
+        ...
+
+    @property
+    def traffic(self) -> Traffic:
+        """The messages of this connection so far. May be read from any thread."""
         ...
 
     async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: Headers | None = None) -> None:

@@ -124,3 +124,5 @@ class TextEvents(Message, frozen=True, array_like=True, tag=True):
     engine_instance_id: str
     step: int
     events: tuple[TextEvent, ...]
+    work_us: int = 0
+    """Microseconds that the detokenizer has worked on the `TokenEvents` before it sent this message."""

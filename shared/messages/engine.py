@@ -40,6 +40,8 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     client_priority: int = 0
     pooling: PoolingParams | None = None
     """If set, the sequence generates no tokens: its only event has the vector of the prompt. `params` has no effect."""
+    recorded: bool = False
+    """Whether the gateway keeps a record of the request: the engine then tells of its steps (`StepEvents`)."""
 
 
 class SubmitBatch(Message, frozen=True, array_like=True, tag=True):
@@ -204,6 +206,49 @@ class TokenEvent(Part, frozen=True, array_like=True):
     token, and follows the one with the part before it."""
     vector: bytes = b""
     """Of a pooling sequence: the components of its vector, little-endian float32."""
+
+
+class SequenceStep(Part, frozen=True, array_like=True, gc=False):
+    """What one step did for one sequence: `num_tokens` tokens from position `start` (prompt, then output) on."""
+
+    sequence_id: str
+    attempt: int
+    start: int
+    num_tokens: int
+    num_output: int
+    """Output tokens that the step gave: 0 in the middle of a prompt, more than 1 if draft tokens were accepted."""
+    age_us: int
+    """Microseconds from the arrival of the sequence at this engine to the end of the step, by the engine's clock."""
+
+
+class StepEvent(Part, frozen=True, array_like=True):
+    """What one step did, and the load of the engine when it ended. Durations are by the engine's own clock."""
+
+    step: int
+    duration_us: int
+    num_tokens: int
+    """Tokens computed for all sequences of the step."""
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_sequences: int
+    """Sequences in the step, those that are not recorded included."""
+    sequences: tuple[SequenceStep, ...]
+    """Those that are recorded."""
+    preempted: tuple[SequenceRef, ...] = ()
+    """Sequences that lost their place since the step before, and wait again."""
+
+
+class StepEvents(Message, frozen=True, array_like=True, tag=True):
+    """The steps that an engine has run since its last such message, for whoever records requests; nobody answers.
+
+    An engine sends them only for recorded sequences (`Submit.recorded`), at the latest after `limits.STEP_EVENTS_S`.
+    They have neither prompts nor tokens nor text.
+    """
+
+    engine_id: str
+    engine_instance_id: str
+    steps: tuple[StepEvent, ...]
 
 
 class TokenEvents(Message, frozen=True, array_like=True, tag=True):

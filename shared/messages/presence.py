@@ -90,3 +90,6 @@ class Heartbeat(Message, frozen=True, array_like=True, tag=True):
     sequence: int
     interval_s: float
     status: EngineStatus | StreamStatus | PoolStatus | GatewayStatus
+    messages_received: int = 0
+    """Messages on the bus since the start of the process; the connection of its heartbeats may not count."""
+    messages_sent: int = 0

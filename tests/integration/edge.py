@@ -19,6 +19,7 @@ from services.gateway.app import create_app
 from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, TokenCounts
 from services.gateway.http.auth import ApiKeys
 from services.gateway.model_catalog import find_model, unknown_model, wanted_name
+from services.gateway.record import Recorder
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.messages import Heartbeat
@@ -150,10 +151,20 @@ async def serving(
     heartbeats: Callable[[], list[Heartbeat]] = list,
     keys: ApiKeys | None = None,
     usage: UsageLedger | None = None,
+    recorder: Recorder | None = None,
+    members: Callable[[], list[tuple[Heartbeat, float]]] = list,
     **settings: Any,
 ) -> AsyncIterator[int]:
     """A real server on a free port. At the end every request must be over; a leak would show as a hanging test."""
-    app = create_app(backend, GatewaySettings(**settings), keys=keys, usage=usage, heartbeats=heartbeats)
+    app = create_app(
+        backend,
+        GatewaySettings(**settings),
+        keys=keys,
+        usage=usage,
+        heartbeats=heartbeats,
+        recorder=recorder,
+        members=members,
+    )
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http="httptools", ws="none")
     config.load()
     server = uvicorn.Server(config)

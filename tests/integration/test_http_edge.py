@@ -18,7 +18,7 @@ from tests.integration.edge import CARD, Connection, ScriptedBackend, call, serv
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-OPEN = {"/livez", "/readyz", "/health"}
+OPEN = {"/livez", "/readyz", "/health", "/", "/console/{name:path}"}
 
 
 def routes(app: FastAPI) -> list[tuple[str, str, set[str]]]:
@@ -27,7 +27,10 @@ def routes(app: FastAPI) -> list[tuple[str, str, set[str]]]:
     for route in app.routes:
         assert isinstance(route, APIRoute | Route), route
         methods.setdefault(route.path, set()).update(route.methods or ())
-    return [(path, path.replace("{model_id:path}", "org/toy"), allowed) for path, allowed in methods.items()]
+    return [
+        (path, path.replace("{model_id:path}", "org/toy").replace("{name:path}", "index.html"), allowed)
+        for path, allowed in methods.items()
+    ]
 
 
 def every_route() -> list[tuple[str, str, set[str]]]:
@@ -82,7 +85,7 @@ async def test_every_route_refuses_the_methods_it_does_not_have():
 async def test_unknown_routes_are_not_found():
     async with serving(ScriptedBackend()) as port:
         for path in (
-            "/",
+            "/index.html",
             "/v1",
             "/v1/",
             "/v1/completions/",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shared import limits
 from shared.actors.payload import too_large
-from shared.actors.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError
+from shared.actors.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError, Traffic
 from shared.errors import ServiceError
 from tests.support.memory_key_value import Bucket, MemoryKeyValueStore
 
@@ -76,6 +76,7 @@ class MemoryTransport:
         self.on_error: Callable[[str, Exception], None] | None = None
         self.on_disconnect: Callable[[], None] | None = None
         self.on_reconnect: Callable[[], None] | None = None
+        self._num_sent = 0
         self.crashed = False
         self.frozen = False
         self.held: deque[Flight] = deque()
@@ -101,6 +102,11 @@ class MemoryTransport:
     def closed(self) -> bool:
         """Whether `close` has been called."""
         return self._closed
+
+    @property
+    def traffic(self) -> Traffic:
+        """See Transport."""
+        return Traffic(sum(self.deliveries.values()), self._num_sent)
 
     async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
         """See Transport."""
@@ -219,6 +225,7 @@ class MemoryTransport:
 
     def _send(self, delivery: Delivery) -> None:
         size = len(delivery.payload)
+        self._num_sent += 1
         if not delivery.subject or any(c in " \t\r\n" for c in delivery.subject + delivery.reply):
             raise ServiceError("invalid_value", "A subject of the bus is malformed.")
         if size > self.bus.max_payload:

@@ -204,6 +204,17 @@ class Core:
                 outcomes.append(self._take_tokens(sequence, *sampled))
         return outcomes
 
+    def scheduled_ids(self, plan: StepPlan) -> list[str]:
+        """Returns the id of each scheduled sequence of a plan, in plan order. The plan must not have been applied."""
+        rows = self.scheduler.rows
+        return [rows[share.row].sequence_id for share in plan.scheduled]
+
+    def take_preempted(self) -> tuple[str, ...]:
+        """Returns the ids of the sequences preempted since the last call."""
+        found = tuple(self.scheduler.preempted)
+        self.scheduler.preempted.clear()
+        return found
+
     def joined(self, plan: StepPlan) -> tuple[str, ...]:
         """Returns the ids of the sequences that join in a plan, which must not have been applied yet."""
         return self.beam_groups.joined(plan)

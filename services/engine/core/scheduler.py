@@ -148,6 +148,8 @@ class Scheduler:
         self._payoff = Payoff()
         self.batches = BatchGate(limits.max_batch_size, limits.batch_wait_timeout)
         self._tally = tally
+        self.preempted: list[str] = []
+        """Ids of the sequences preempted since the list was last cleared, which the step loop does."""
         self._shortage: _Shortage | None = None
         self._head_went_first = False
 
@@ -363,6 +365,7 @@ class Scheduler:
         sequence.start_at(0)
         self.waiting.push(sequence)
         self._tally.preemptions += 1
+        self.preempted.append(sequence.sequence_id)
 
     def _drop_further_beams(self, beams: list[Sequence]) -> Sequence:
         """Ends all beams except the leader, which gets its prompt back as its only tokens. Returns the leader."""

@@ -6,6 +6,7 @@ for generation. Endpoints need not pass it on, so no endpoint can forget to.
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ class Call:
     """`X-Request-Id`, if it is well formed."""
     timeout: str = ""
     """`X-Request-Timeout`, unchecked."""
+    received_s: float = field(default_factory=time.monotonic)
+    """When the headers of the request had arrived, monotonic seconds."""
     response_headers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Added to the response: what is left of the key's limits."""
     in_batch: bool = False

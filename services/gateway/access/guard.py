@@ -11,6 +11,7 @@ from services.gateway.access.guarded_generation import GuardedGeneration
 from services.gateway.access.quotas import Quotas
 from services.gateway.access.usage import UsageLedger
 from services.gateway.generation import Backend, Client, Generation, GenerationRequest, ModelCard
+from services.gateway.record import Recorder, RequestFacts
 from shared import limits
 from shared.api_keys import ANONYMOUS, ApiKey
 from shared.errors import ServiceError
@@ -22,14 +23,23 @@ _BATCHES = ".batch"
 class GuardedBackend:
     """Implements `generation.Backend` on top of another backend.
 
-    `timeout_max_s`: longest time of a request, also of those that name no timeout; 0: no limit.
+    `timeout_max_s`: longest time of a request, also of those that name no timeout; 0: no limit. `recorder` keeps the
+    events of the requests; by default nobody does.
     """
 
-    def __init__(self, backend: Backend, quotas: Quotas, usage: UsageLedger, timeout_max_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        quotas: Quotas,
+        usage: UsageLedger,
+        timeout_max_s: float = 0.0,
+        recorder: Recorder | None = None,
+    ) -> None:
         self._backend = backend
         self._quotas = quotas
         self._usage = usage
         self._timeout_max_s = timeout_max_s
+        self._recorder = recorder or Recorder(0)
 
     def models(self) -> list[ModelCard]:
         """See Backend. Returns only the models that the key may use."""
@@ -58,6 +68,10 @@ class GuardedBackend:
         if call.key.models is not None:
             self.resolve_model(request.model)
         request = replace(request, client=client_of(call), timeout_s=self._timeout_s(request, call))
+        facts = RequestFacts(
+            request.request_id, request.model, call.key.name, call.client_request_id, request.params.max_tokens
+        )
+        request = replace(request, record=self._recorder.begin(facts, call.received_s))
         quota = self._quotas.of(call.key) if call.key.is_limited else None
         return GuardedGeneration(self._backend, request, call, quota, self._usage)
 

@@ -73,10 +73,15 @@ class GuardedGeneration:
             await self._admit()
             if self._ended:
                 return
+            record = self._request.record
+            record.admitted()
             self._inner = self._backend.generate(self._request)
             async for batch in self._inner.updates():
                 self._saw(batch)
                 yield batch
+                # The caller has passed this batch on: a stream has written it to the client's connection.
+                for update in batch:
+                    record.written(update.index, len(update.token_ids))
         except ServiceError as error:
             self._end("failed", error.code)
             raise
@@ -87,6 +92,7 @@ class GuardedGeneration:
         if self._inner is not None:
             await self._inner.cancel(reason)
         self._end("cancelled")
+        self._request.record.closed()
 
     async def _admit(self) -> None:
         if self._quota is None:
@@ -113,6 +119,9 @@ class GuardedGeneration:
             return
         self._ended = True
         counts = self.token_counts
+        self._request.record.ended(
+            outcome, error_code, counts.prompt, counts.cached, counts.generated, tuple(self._finish_reasons)
+        )
         if self._quota is not None and self._admission is not None:
             if self._inner is None:
                 self._quota.withdraw(self._admission)

@@ -1,6 +1,7 @@
 """Finds the API key of a request and checks that it may use the route. Called by `edge` before any other work.
 
-If keys are set, every route needs a key, except the probes in `OPEN_PATHS`. So a new route is protected by default.
+If keys are set, every route needs a key, except the probes in `OPEN_PATHS` and the files of the console, which asks for
+the key. So a new route is protected by default.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ from shared.errors import ServiceError
 from shared.flags import SettingsError
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
+_CONSOLE_PATH, _CONSOLE_PREFIX = "/", "/console/"
 _ADMIN_PATHS = frozenset({"/metrics"})
 _ADMIN_PREFIX = "/admin/"
 _DOCUMENTS = frozenset({"/version", "/docs", "/openapi.json"})
@@ -59,7 +61,7 @@ class ApiKeys:
         Raises ServiceError: 'invalid_api_key' without a known key, 'permission_denied' if the key's scopes do not
         include the route.
         """
-        if not self._needed or path in OPEN_PATHS:
+        if not self._needed or path in OPEN_PATHS or path == _CONSOLE_PATH or path.startswith(_CONSOLE_PREFIX):
             return ANONYMOUS
         token = _token(headers)
         if not token:

@@ -150,6 +150,8 @@ class Dispatcher:
             to_detokenizer = Address(detokenizer.id, detokenizer.instance_id)
             self._router.stream_opened(to_detokenizer, sequence.sequence_id)
         sequence.start_placement(to_engine, to_detokenizer, now)
+        stream_at = "" if to_detokenizer is None else to_detokenizer.id
+        candidate.orders.request.record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at)
         self._router.record_dispatch(engine, sequence.sequence_id, candidate.num_tokens, candidate.hashes, client)
         return Placement(candidate, to_engine, to_detokenizer, sequence.attempt, self._settled)
 

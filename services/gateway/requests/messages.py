@@ -3,6 +3,7 @@
 import msgspec
 
 from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.record import NOT_RECORDED
 from services.gateway.requests.prompts import Prompt, sequence_params
 from services.gateway.requests.sequence_state import SequenceState
 from shared import limits
@@ -93,6 +94,7 @@ class RequestMessages:
             request.client.weight,
             request.client.priority,
             request.pooling,
+            request.record is not NOT_RECORDED,
         )
 
     def retarget(self, index: int) -> Retarget:

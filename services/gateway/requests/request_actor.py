@@ -59,6 +59,7 @@ class RequestActor:
         self.error: ServiceError | None = None
         self._parts, self._peers = parts, parts.peers
         self._number, self._on_end = number, on_end
+        self._record = request.record
         self._started_at = self._now()
         self._tokenized_at: float | None = None
         self._candidates: list[Candidate] = []
@@ -253,6 +254,7 @@ class RequestActor:
         prepared = await prepare(self._peers, self.request, self.card, self._block_size())
         self.prompts = prepared.prompts
         self._tokenized_at = self._now()
+        self._record.tokenized(self.num_prompt_tokens)
         if self._over:
             return
         request = replace(self.request, params=prepared.params)
@@ -268,6 +270,7 @@ class RequestActor:
         if self._over:
             return
         sequence.accepted(now)
+        self._record.accepted(index, sequence.attempt)
         if isinstance(open_failure, ServiceError):
             self.fail(open_failure)
         elif sequence.phase is Phase.RUNNING:
@@ -283,6 +286,7 @@ class RequestActor:
         if self._over or sequence.phase is not Phase.PLACING:
             return
         sequence.unplaced()
+        self._record.lost(index, attempt, "not accepted")
         self._forget_place(sequence, engine, detokenizer)
         self._spawn(self._tell_release(sequence.sequence_id, attempt, engine, detokenizer, "no place"))
         self._parts.dispatcher.requeue(self._candidates[index])
@@ -297,6 +301,7 @@ class RequestActor:
         if index in self._repairing or engine is None:
             return
         sequence.lost()
+        self._record.lost(index, attempt, release or "the engine is gone")
         self._behind.discard(index)
         self._streamless.pop(index, None)
         self._forget_place(sequence, engine, detokenizer)
@@ -354,6 +359,7 @@ class RequestActor:
             self._parts.router.stream_closed(sequence.detokenizer, sequence.sequence_id)
         self._parts.router.stream_opened(detokenizer, sequence.sequence_id)
         sequence.moved(detokenizer, self._now())
+        self._record.stream_moved(self.sequences.index(sequence), detokenizer.id)
 
     def _detokenizer_for(self, sequence: SequenceState, refused: set[Address]) -> Address | None:
         alive = self._parts.members.alive("detokenizer", self._now())
@@ -431,6 +437,8 @@ class RequestActor:
 
     def _push(self, sequence: SequenceState, update: SequenceUpdate) -> None:
         self._updates.append(update)
+        if update.token_ids:
+            self._record.arrived(update.index, len(update.token_ids))
         if update.finish_reason is not None:
             self._left -= 1
             self._forget_place(sequence, sequence.engine, sequence.detokenizer)

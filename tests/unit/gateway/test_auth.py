@@ -26,10 +26,22 @@ def test_anything_else_does_not(value: str):
     assert "k1" not in raised.value.message
 
 
-def test_only_the_probes_are_open():
-    for path in ("/livez", "/readyz", "/health"):
+def test_only_the_probes_and_the_files_of_the_console_are_open():
+    for path in ("/livez", "/readyz", "/health", "/", "/console/app.js"):
         KEYS.check(path, [])
-    for path in ("/", "/metrics", "/docs", "/openapi.json", "/version", "/health/", "/livez/x", "//health", "/HEALTH"):
+    for path in (
+        "/console",
+        "/v1/requests",
+        "/admin/topology",
+        "/metrics",
+        "/docs",
+        "/openapi.json",
+        "/version",
+        "/health/",
+        "/livez/x",
+        "//health",
+        "/HEALTH",
+    ):
         with pytest.raises(ServiceError):
             KEYS.check(path, [])
 

@@ -1,0 +1,45 @@
+"""The endpoint `GET /admin/topology`: every running service process, its load, and the age of its last heartbeat."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.openai.listing import check_query
+from shared.messages import Heartbeat
+from shared.version import __version__
+
+
+class TopologyEndpoint:
+    """`members` returns the living members with the seconds since their last heartbeats."""
+
+    def __init__(self, members: Callable[[], Sequence[tuple[Heartbeat, float]]]) -> None:
+        self._members = members
+
+    async def topology(self, request: Request) -> Response:
+        """Answers with the members. Counters count from their starts; `now_s` tells how far apart two answers are."""
+        check_query(request, ())
+        body = {
+            "object": "topology",
+            "version": __version__,
+            "now_s": time.monotonic(),
+            "members": [_member(beat, age_s) for beat, age_s in self._members()],
+        }
+        return Response(msgspec.json.encode(body), media_type="application/json", headers={"cache-control": "no-store"})
+
+
+def _member(beat: Heartbeat, age_s: float) -> dict[str, Any]:
+    return {
+        "service": beat.service,
+        "id": beat.id,
+        "instance_id": beat.instance_id,
+        "state": beat.state,
+        "heartbeat_age_s": round(age_s, 3),
+        "heartbeat_interval_s": beat.interval_s,
+        "messages_received": beat.messages_received,
+        "messages_sent": beat.messages_sent,
+        "load": msgspec.structs.asdict(beat.status),
+    }

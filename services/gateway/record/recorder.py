@@ -1,0 +1,87 @@
+"""Keeps the records of the latest requests of one gateway, and in addition those that failed and the slowest ones."""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from services.gateway.record.request_record import NOT_RECORDED, RecordedRequest, RequestFacts, RequestRecord
+from shared import limits
+from shared.messages import StepEvents
+
+
+class Recorder:
+    """The records of one gateway. `capacity`: number of finished requests that are kept; 0: nothing is recorded.
+
+    Besides them, `limits.RECORD_PINNED_MAX` failed requests and as many of the slowest are kept. `now`: the clock, in
+    monotonic seconds.
+    """
+
+    def __init__(self, capacity: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._capacity = capacity
+        self._now = now
+        self._running: OrderedDict[str, RequestRecord] = OrderedDict()
+        self._latest: deque[RequestRecord] = deque(maxlen=capacity)
+        self._failed: deque[RequestRecord] = deque(maxlen=limits.RECORD_PINNED_MAX)
+        self._slowest: list[RequestRecord] = []
+        self._by_id: dict[str, RequestRecord] = {}
+        self.num_unrecorded = 0
+        """Requests that got no record because `limits.RECORD_RUNNING_MAX` others were in progress."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether requests are recorded at all."""
+        return self._capacity > 0
+
+    def begin(self, facts: RequestFacts, received_s: float) -> RecordedRequest:
+        """Returns the record of a request that begins; NOT_RECORDED if there is none for it."""
+        if not self.is_on:
+            return NOT_RECORDED
+        if len(self._running) >= limits.RECORD_RUNNING_MAX:
+            self.num_unrecorded += 1
+            return NOT_RECORDED
+        record = RequestRecord(facts, received_s, self._now, self._end)
+        self._running[facts.request_id] = self._by_id[facts.request_id] = record
+        return record
+
+    def find(self, name: str) -> RequestRecord | None:
+        """Returns a record by the server's request id, by the id of the answer (`chatcmpl-…`) or by the client's id."""
+        found = self._by_id.get(name) or self._by_id.get(name.rpartition("-")[2])
+        if found is not None:
+            return found
+        return next((one for one in self.all() if one.facts.client_request_id == name), None)
+
+    def all(self) -> list[RequestRecord]:
+        """Returns all records, the latest arrivals first."""
+        return sorted(self._by_id.values(), key=lambda record: record.created, reverse=True)
+
+    def add_steps(self, message: StepEvents) -> None:
+        """Adds an engine's steps to the records of the requests that they computed."""
+        records = self._by_id
+        for event in message.steps:
+            for ref in event.preempted:
+                request_id, _, index = ref.sequence_id.rpartition("-")
+                if (record := records.get(request_id)) is not None:
+                    record.preempted(int(index), ref.attempt, event.step)
+            for share in event.sequences:
+                request_id, _, index = share.sequence_id.rpartition("-")
+                if (record := records.get(request_id)) is not None:
+                    record.step(int(index), share, event)
+
+    def _end(self, record: RequestRecord) -> None:
+        """Moves a record to the finished ones, and forgets those that nothing keeps any more."""
+        self._running.pop(record.facts.request_id, None)
+        dropped: list[RequestRecord] = []
+        if len(self._latest) == self._latest.maxlen:
+            dropped.append(self._latest[0])
+        self._latest.append(record)
+        if record.outcome == "failed":
+            if len(self._failed) == self._failed.maxlen:
+                dropped.append(self._failed[0])
+            self._failed.append(record)
+        self._slowest.append(record)
+        self._slowest.sort(key=lambda one: one.duration_us, reverse=True)
+        if len(self._slowest) > limits.RECORD_PINNED_MAX:
+            dropped.append(self._slowest.pop())
+        for one in dropped:
+            if not any(one is kept for kept in (*self._latest, *self._failed, *self._slowest)):
+                self._by_id.pop(one.facts.request_id, None)

@@ -1,0 +1,236 @@
+"""The record of one request. Bounded: what exceeds a limit of `shared.limits` is counted only."""
+
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shared import limits
+from shared.messages import SequenceStep, StepEvent, UsageOutcome
+
+_MICROSECONDS = 1e6
+STEP_COLUMNS = 7
+"""Numbers of one step in `Attempt.steps`: step, microseconds from the arrival at the engine to the end of the step, its
+duration in microseconds, first position, computed tokens, output tokens, sequences in the step."""
+PIECE_COLUMNS = 2
+"""Numbers of one piece of output: microseconds since the arrival of the request, number of tokens."""
+MarkKind = Literal["placed", "accepted", "lost", "stream_moved", "preempted"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """What is known of a request when it arrives. `key`: name of its API key."""
+
+    request_id: str
+    model: str
+    key: str
+    client_request_id: str = ""
+    max_tokens: int = 0
+
+
+class RecordedRequest:
+    """The interface through which the gateway adds events. This base class, for requests without record, keeps none.
+
+    `index` is the index of a sequence of the request.
+    """
+
+    def admitted(self) -> None:
+        """The limits of the key let the request pass."""
+
+    def tokenized(self, num_prompt_tokens: int) -> None:
+        """The prompts are token ids."""
+
+    def placed(self, index: int, attempt: int, engine: str, detokenizer: str) -> None:
+        """The sequence is sent to an engine."""
+
+    def accepted(self, index: int, attempt: int) -> None:
+        """The engine's answer that it has taken the sequence has arrived."""
+
+    def lost(self, index: int, attempt: int, reason: str) -> None:
+        """The placement has ended without the end of the sequence, which waits for another engine."""
+
+    def stream_moved(self, index: int, detokenizer: str) -> None:
+        """The stream of text was opened again, perhaps on another detokenizer."""
+
+    def detokenized(self, work_us: int) -> None:
+        """A message with text has arrived, on which its detokenizer has worked for `work_us`."""
+
+    def arrived(self, index: int, num_tokens: int) -> None:
+        """Output has arrived at the gateway."""
+
+    def written(self, index: int, num_tokens: int) -> None:
+        """Output was written to the client's connection, or added to an answer that is not streamed."""
+
+    def ended(
+        self, outcome: UsageOutcome, error_code: str, prompt: int, cached: int, generated: int, reasons: tuple[str, ...]
+    ) -> None:
+        """The request has ended, with these numbers of tokens and the finish reasons of its sequences."""
+
+    def closed(self) -> None:
+        """The last bytes of the answer are written, if it is streamed. Called after `ended`."""
+
+
+NOT_RECORDED = RecordedRequest()
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One placement of a sequence on an engine. Times in microseconds since the arrival of the request."""
+
+    number: int
+    engine: str
+    detokenizer: str
+    placed_us: int
+    accepted_us: int | None = None
+    lost_us: int | None = None
+    reason: str = ""
+    steps: "array[int]" = field(default_factory=lambda: array("I"))
+    """STEP_COLUMNS numbers for each step."""
+    loads: "array[int]" = field(default_factory=lambda: array("I"))
+    """Three numbers for each step: tokens of all its sequences, sequences that waited, free blocks."""
+    preempted_before: set[int] = field(default_factory=set[int])
+    """Numbers of the steps before which the sequence was preempted."""
+
+
+@dataclass(slots=True)
+class SequenceRecord:
+    """The record of one sequence. `arrived` and `written` have PIECE_COLUMNS numbers for each piece of output."""
+
+    attempts: list[Attempt] = field(default_factory=list[Attempt])
+    arrived: "array[int]" = field(default_factory=lambda: array("I"))
+    written: "array[int]" = field(default_factory=lambda: array("I"))
+
+    def attempt(self, number: int) -> Attempt | None:
+        """Returns the attempt with this number; None if it is not recorded."""
+        return next((one for one in reversed(self.attempts) if one.number == number), None)
+
+
+class RequestRecord(RecordedRequest):
+    """The record of one request. `received_s`: time of its arrival by `now`; `created`: the same in Unix seconds."""
+
+    def __init__(
+        self,
+        facts: RequestFacts,
+        received_s: float,
+        now: Callable[[], float],
+        on_end: "Callable[[RequestRecord], None]",
+    ) -> None:
+        self.facts = facts
+        self.created = time.time() - max(0.0, now() - received_s)
+        self.sequences: dict[int, SequenceRecord] = {}
+        self.admitted_us: int | None = None
+        self.tokenized_us: int | None = None
+        self.ended_us: int | None = None
+        self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+        self.detokenizer_us = 0
+        self.outcome: UsageOutcome | None = None
+        """None while the request is in progress."""
+        self.error_code = ""
+        self.finish_reasons: tuple[str, ...] = ()
+        self.num_steps = self.num_pieces = self.num_marks = 0
+        """Events so far, those that were not kept included."""
+        self._received_s = received_s
+        self._now, self._on_end = now, on_end
+
+    @property
+    def duration_us(self) -> int:
+        """Microseconds from the arrival to the end of the request, or until now."""
+        return self._elapsed_us() if self.ended_us is None else self.ended_us
+
+    @property
+    def num_dropped(self) -> int:
+        """Number of events that were not kept because of the limits."""
+        found = self.num_steps - limits.RECORD_STEPS_MAX, self.num_pieces - 2 * limits.RECORD_PIECES_MAX
+        return sum(max(0, over) for over in (*found, self.num_marks - limits.RECORD_MARKS_MAX))
+
+    def admitted(self) -> None:
+        """See RecordedRequest."""
+        self.admitted_us = self._elapsed_us()
+
+    def tokenized(self, num_prompt_tokens: int) -> None:
+        """See RecordedRequest."""
+        self.tokenized_us, self.prompt_tokens = self._elapsed_us(), num_prompt_tokens
+
+    def placed(self, index: int, attempt: int, engine: str, detokenizer: str) -> None:
+        """See RecordedRequest."""
+        if self._has_room():
+            one = self.sequences.setdefault(index, SequenceRecord())
+            one.attempts.append(Attempt(attempt, engine, detokenizer, self._elapsed_us()))
+
+    def accepted(self, index: int, attempt: int) -> None:
+        """See RecordedRequest."""
+        if (found := self._attempt(index, attempt)) is not None:
+            found.accepted_us = self._elapsed_us()
+
+    def lost(self, index: int, attempt: int, reason: str) -> None:
+        """See RecordedRequest."""
+        if (found := self._attempt(index, attempt)) is not None:
+            found.lost_us, found.reason = self._elapsed_us(), reason
+
+    def stream_moved(self, index: int, detokenizer: str) -> None:
+        """See RecordedRequest."""
+        if (one := self.sequences.get(index)) is not None and one.attempts:
+            one.attempts[-1].detokenizer = detokenizer
+
+    def detokenized(self, work_us: int) -> None:
+        """See RecordedRequest."""
+        self.detokenizer_us += work_us
+
+    def arrived(self, index: int, num_tokens: int) -> None:
+        """See RecordedRequest."""
+        self.completion_tokens += num_tokens
+        if (one := self.sequences.get(index)) is not None:
+            self._add_piece(one.arrived, num_tokens)
+
+    def written(self, index: int, num_tokens: int) -> None:
+        """See RecordedRequest."""
+        if num_tokens and (one := self.sequences.get(index)) is not None:
+            self._add_piece(one.written, num_tokens)
+
+    def ended(
+        self, outcome: UsageOutcome, error_code: str, prompt: int, cached: int, generated: int, reasons: tuple[str, ...]
+    ) -> None:
+        """See RecordedRequest."""
+        self.ended_us = self._elapsed_us()
+        self.outcome, self.error_code, self.finish_reasons = outcome, error_code, reasons
+        self.prompt_tokens = max(prompt, self.prompt_tokens)
+        self.cached_tokens, self.completion_tokens = cached, generated
+        self._on_end(self)
+
+    def closed(self) -> None:
+        """See RecordedRequest."""
+        self.ended_us = self._elapsed_us()
+
+    def step(self, index: int, share: SequenceStep, event: StepEvent) -> None:
+        """Adds what an engine's step did for a sequence."""
+        self.num_steps += 1
+        found = self._attempt(index, share.attempt)
+        if found is None or self.num_steps > limits.RECORD_STEPS_MAX:
+            return
+        batch_size = event.num_sequences
+        found.steps.extend(
+            (event.step, share.age_us, event.duration_us, share.start, share.num_tokens, share.num_output, batch_size)
+        )
+        found.loads.extend((event.num_tokens, event.num_waiting, event.num_free_blocks))
+
+    def preempted(self, index: int, attempt: int, before_step: int) -> None:
+        """An engine has taken the blocks of a sequence for others, and computes it again later."""
+        if (found := self._attempt(index, attempt)) is not None and self._has_room():
+            found.preempted_before.add(before_step)
+
+    def _attempt(self, index: int, number: int) -> Attempt | None:
+        one = self.sequences.get(index)
+        return None if one is None else one.attempt(number)
+
+    def _add_piece(self, pieces: "array[int]", num_tokens: int) -> None:
+        self.num_pieces += 1
+        if self.num_pieces <= 2 * limits.RECORD_PIECES_MAX:
+            pieces.extend((self._elapsed_us(), num_tokens))
+
+    def _has_room(self) -> bool:
+        self.num_marks += 1
+        return self.num_marks <= limits.RECORD_MARKS_MAX
+
+    def _elapsed_us(self) -> int:
+        return min(2**32 - 1, max(0, round((self._now() - self._received_s) * _MICROSECONDS)))

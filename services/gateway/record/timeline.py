@@ -1,0 +1,190 @@
+"""Converts records to what `GET /v1/requests` and `GET /v1/requests/{id}/timeline` answer with. Pure.
+
+All times are seconds since the arrival of the request, by the gateway's clock, with one exception: the times of an
+engine's steps are sums of two durations. To the gateway's time of sending the sequence to the engine they add the
+engine's own time since the sequence arrived there. What the message was on its way is thus left out: the true times are
+later by at most `accepted_s - placed_s`.
+"""
+
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+from services.gateway.record.request_record import (
+    PIECE_COLUMNS,
+    STEP_COLUMNS,
+    Attempt,
+    RequestRecord,
+    SequenceRecord,
+)
+
+_LOAD_COLUMNS = 3
+
+
+def summary_of(record: RequestRecord) -> dict[str, Any]:
+    """Returns the facts of one request for a list of requests."""
+    attempts = [one for sequence in record.sequences.values() for one in sequence.attempts]
+    phases = phases_of(record)
+    return {
+        "id": record.facts.request_id,
+        "object": "request",
+        "created": record.created,
+        "model": record.facts.model,
+        "key": record.facts.key,
+        "client_request_id": record.facts.client_request_id or None,
+        "state": record.outcome or "running",
+        "error_code": record.error_code or None,
+        "finish_reasons": list(record.finish_reasons),
+        "max_tokens": record.facts.max_tokens or None,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "completion_tokens": record.completion_tokens,
+        "duration_s": _s(record.duration_us),
+        "time_to_first_token_s": _s(_first_token_us(record)),
+        "longest_phase": max(phases, key=phases.__getitem__, default=None),
+        "engines": sorted({one.engine for one in attempts}),
+        "moves": sum(one.lost_us is not None for one in attempts),
+        "preemptions": sum(len(one.preempted_before) for one in attempts),
+    }
+
+
+def timeline_of(record: RequestRecord) -> dict[str, Any]:
+    """Returns the timeline of one request: its summary, phases, placements, steps and pieces of output."""
+    return {
+        **summary_of(record),
+        "object": "request.timeline",
+        "admitted_s": _s(record.admitted_us),
+        "tokenized_s": _s(record.tokenized_us),
+        "phases": phases_of(record),
+        "detokenizer_work_s": _s(record.detokenizer_us),
+        "sequences": [
+            {
+                "index": index,
+                "attempts": [_attempt(one) for one in sequence.attempts],
+                "pieces": list(_pieces(sequence)),
+            }
+            for index, sequence in sorted(record.sequences.items())
+        ],
+        "dropped_events": record.num_dropped,
+    }
+
+
+def phases_of(record: RequestRecord) -> dict[str, float]:
+    """Returns how long each phase of a request has taken so far, in seconds, without those that have not begun.
+
+    `admission`: reading and checking the request, and the limits of its key. `tokenization`. `gateway_queue`: the wait
+    for an engine that takes another sequence. `engine_queue`: the wait in the engine for a place in the batch.
+    `prefill`: from there to the first token at the gateway. `decode`: from the first to the last token. `delivery`:
+    from there to the last byte of the answer. Of several sequences, the first that is placed or gives a token counts.
+    """
+    phases: dict[str, float] = {}
+    placed = min((one.attempts[0].placed_us for one in record.sequences.values() if one.attempts), default=None)
+    first, last = _first_token_us(record), _last_token_us(record)
+    queued = _engine_queue_us(record)
+    marks = [
+        ("admission", record.admitted_us),
+        ("tokenization", record.tokenized_us),
+        ("gateway_queue", placed),
+        ("engine_queue", None if placed is None or queued is None else placed + queued),
+        ("prefill", first),
+        ("decode", last),
+        ("delivery", record.ended_us),
+    ]
+    began = 0
+    for name, until in marks:
+        if until is not None:
+            phases[name] = round(max(0, until - began) / 1e6, 6)
+            began = max(began, until)
+    if record.ended_us is None:
+        name = next((name for name, until in marks if until is None), "delivery")
+        phases[name] = round(max(0, record.duration_us - began) / 1e6, 6)
+    return phases
+
+
+def _attempt(one: Attempt) -> dict[str, Any]:
+    return {
+        "attempt": one.number,
+        "engine": one.engine,
+        "detokenizer": one.detokenizer or None,
+        "placed_s": _s(one.placed_us),
+        "accepted_s": _s(one.accepted_us),
+        "lost_s": _s(one.lost_us),
+        "reason": one.reason or None,
+        "steps": list(_steps(one)),
+    }
+
+
+def _steps(one: Attempt) -> Iterator[dict[str, Any]]:
+    ended_before: int | None = None
+    rows = zip(_rows(one.steps, STEP_COLUMNS), _rows(one.loads, _LOAD_COLUMNS), strict=True)
+    for (step, age, duration, start, num_tokens, num_output, batch_size), (batch_tokens, waiting, free) in rows:
+        ended = one.placed_us + age
+        yield {
+            "step": step,
+            "kind": "decode" if num_output and num_tokens <= max(1, num_output) else "prefill",
+            "start_s": _s(max(one.placed_us, ended - duration)),
+            "end_s": _s(ended),
+            # From the end of the sequence's step before; the first one waited in the queue until it began.
+            "gap_s": _s(ended - duration - one.placed_us if ended_before is None else ended - ended_before),
+            "position": start,
+            "num_tokens": num_tokens,
+            "num_output": num_output,
+            "batch_size": batch_size,
+            "batch_tokens": batch_tokens,
+            "num_waiting": waiting,
+            "num_free_blocks": free,
+            "preempted_before": step in one.preempted_before,
+        }
+        ended_before = ended
+
+
+def _pieces(sequence: SequenceRecord) -> Iterator[dict[str, Any]]:
+    """Yields each piece of output: the position of its first token, and when it arrived and was written."""
+    written = list(_written_by_position(sequence))
+    position = 0
+    for arrived_us, num_tokens in _rows(sequence.arrived, PIECE_COLUMNS):
+        end = position + num_tokens
+        while len(written) > 1 and written[0][0] < end:
+            written.pop(0)
+        is_written = bool(written) and written[0][0] >= end
+        yield {
+            "position": position,
+            "num_tokens": num_tokens,
+            "arrived_s": _s(arrived_us),
+            "written_s": _s(written[0][1]) if is_written else None,
+        }
+        position = end
+
+
+def _written_by_position(sequence: SequenceRecord) -> Iterator[tuple[int, int]]:
+    """Yields (number of tokens written so far, time) for each write."""
+    total = 0
+    for written_us, num_tokens in _rows(sequence.written, PIECE_COLUMNS):
+        total += num_tokens
+        yield total, written_us
+
+
+def _engine_queue_us(record: RequestRecord) -> int | None:
+    """Returns the wait of the first sequence in its first engine: from its arrival to the start of its first step."""
+    waits = [
+        max(0, one.attempts[0].steps[1] - one.attempts[0].steps[2])
+        for one in record.sequences.values()
+        if one.attempts and one.attempts[0].steps
+    ]
+    return min(waits, default=None)
+
+
+def _first_token_us(record: RequestRecord) -> int | None:
+    return min((one.arrived[0] for one in record.sequences.values() if one.arrived), default=None)
+
+
+def _last_token_us(record: RequestRecord) -> int | None:
+    return max((one.arrived[-PIECE_COLUMNS] for one in record.sequences.values() if one.arrived), default=None)
+
+
+def _rows(values: "array[int]", width: int) -> Iterator[tuple[int, ...]]:
+    return (tuple(values[at : at + width]) for at in range(0, len(values), width))
+
+
+def _s(microseconds: int | None) -> float | None:
+    return None if microseconds is None else round(microseconds / 1e6, 6)

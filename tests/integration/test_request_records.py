@@ -1,0 +1,141 @@
+"""`/v1/requests` as a client sees it: what it tells, and to whom. The backend is scripted: see `edge`."""
+
+import asyncio
+
+from services.gateway.http.auth import ApiKeys
+from services.gateway.record import Recorder
+from shared.api_keys import keys_of_text
+from shared.errors import ServiceError
+from shared.messages import GatewayStatus, Heartbeat
+from tests.integration.edge import CARD, Connection, ScriptedBackend, call, serving, text_batches
+
+SECRET = "the-secret-of-the-prompt"
+BODY = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 7}
+CHAT = "/v1/chat/completions"
+KEY_FILE = """
+[[keys]]
+name = "red"
+key = "sk-red"
+
+[[keys]]
+name = "blue"
+key = "sk-blue"
+
+[[keys]]
+name = "operator"
+key = "sk-op"
+scopes = ["inference", "admin"]
+"""
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def test_a_request_is_listed_while_it_runs_and_after_its_end():
+    backend = ScriptedBackend(manual=True)
+    async with serving(backend, recorder=Recorder(8)) as port, Connection(port) as connection:
+        await connection.send("POST", CHAT, b'{"stream": true, "messages": [{"role": "user", "content": "hi"}]}')
+        generation = await backend.generations.get()
+        running = (await call(port, "GET", "/v1/requests?state=running")).json["data"]
+        assert [(one["state"], one["model"]) for one in running] == [("running", CARD.name)]
+        generation.put(*text_batches("Good ", "day"), None)
+        await connection.reply()
+        assert (await call(port, "GET", "/v1/requests?state=running")).json["data"] == []
+        [done] = (await call(port, "GET", "/v1/requests?state=completed")).json["data"]
+        assert done["id"] == running[0]["id"]
+        assert (done["prompt_tokens"], done["completion_tokens"], done["finish_reasons"]) == (3, 2, ["stop"])
+
+
+async def test_neither_prompts_nor_texts_are_told():
+    async with serving(ScriptedBackend(), recorder=Recorder(8)) as port:
+        answer = await call(port, "POST", CHAT, BODY)
+        name = answer.json["id"]
+        replies = [await call(port, "GET", path) for path in ("/v1/requests", f"/v1/requests/{name}/timeline")]
+        for reply in replies:
+            assert reply.status == 200
+            assert SECRET not in reply.body.decode()
+            assert "Good " not in reply.body.decode()
+            assert reply.headers["cache-control"] == "no-store"
+        assert replies[1].json["object"] == "request.timeline"
+        assert replies[1].json["max_tokens"] == 7
+
+
+async def test_search_finds_by_id_state_and_error():
+    backend = ScriptedBackend()
+    async with serving(backend, recorder=Recorder(8)) as port:
+        await call(port, "POST", CHAT, BODY, {"x-request-id": "order-4711"})
+        backend.reply = lambda request: [ServiceError("engine_failure", "It broke.")]
+        await call(port, "POST", CHAT, BODY)
+        for query, count in (("4711", 1), ("engine_failure", 1), ("org/toy completed", 1), ("toy", 2), ("nothing", 0)):
+            found = await call(port, "GET", f"/v1/requests?q={query.replace(' ', '+')}")
+            assert len(found.json["data"]) == count, query
+        by_own_name = await call(port, "GET", "/v1/requests/order-4711")
+        assert by_own_name.json["client_request_id"] == "order-4711"
+        slowest = (await call(port, "GET", "/v1/requests?sort=slowest&limit=1")).json
+        assert len(slowest["data"]) == 1
+        assert slowest["has_more"]
+
+
+async def test_a_key_sees_its_own_requests_and_an_administrator_those_of_all():
+    keys = ApiKeys("", keys_of_text(KEY_FILE, is_json=False, source=""))
+    async with serving(ScriptedBackend(), recorder=Recorder(8), keys=keys) as port:
+        red = (await call(port, "POST", CHAT, BODY, bearer("sk-red"))).json["id"]
+        await call(port, "POST", CHAT, BODY, bearer("sk-blue"))
+        for key, path, names in (
+            ("sk-red", "/v1/requests", ["red"]),
+            ("sk-blue", "/v1/requests", ["blue"]),
+            ("sk-op", "/v1/requests", []),
+            ("sk-op", "/v1/requests?all=true", ["blue", "red"]),
+        ):
+            found = await call(port, "GET", path, headers=bearer(key))
+            assert sorted(one["key"] for one in found.json["data"]) == names, (key, path)
+        refused = await call(port, "GET", "/v1/requests?all=true", headers=bearer("sk-red"))
+        assert (refused.status, refused.error["code"]) == (403, "permission_denied")
+        for key, status in (("sk-red", 200), ("sk-blue", 404), ("sk-op", 200)):
+            found = await call(port, "GET", f"/v1/requests/{red}/timeline", headers=bearer(key))
+            assert found.status == status, key
+        assert (await call(port, "GET", "/v1/requests")).status == 401
+        assert (await call(port, "GET", "/admin/topology", headers=bearer("sk-red"))).status == 403
+        assert (await call(port, "GET", "/admin/topology", headers=bearer("sk-op"))).status == 200
+
+
+async def test_wrong_questions_get_a_reason():
+    async with serving(ScriptedBackend(), recorder=Recorder(8)) as port:
+        for path in ("?state=odd", "?sort=odd", "?limit=0", "?nonsense=1", "?after=unknown"):
+            reply = await call(port, "GET", f"/v1/requests{path}")
+            assert reply.status == 400, path
+            assert reply.error["message"]
+        assert (await call(port, "GET", "/v1/requests/unknown/timeline")).status == 404
+    async with serving(ScriptedBackend()) as port:
+        reply = await call(port, "GET", "/v1/requests")
+        assert (reply.status, "--record-requests" in reply.error["message"]) == (404, True)
+
+
+async def test_a_client_that_leaves_is_recorded_as_cancelled():
+    backend = ScriptedBackend(manual=True)
+    async with serving(backend, recorder=Recorder(8)) as port:
+        async with Connection(port) as connection:
+            await connection.send("POST", CHAT, b'{"stream": true, "messages": [{"role": "user", "content": "hi"}]}')
+            generation = await backend.generations.get()
+        async with asyncio.timeout(10):
+            await generation.stopped.wait()
+            while not (await call(port, "GET", "/v1/requests?state=cancelled")).json["data"]:
+                await asyncio.sleep(0.01)
+
+
+async def test_the_topology_lists_every_member_with_its_load():
+    beat = Heartbeat("gateway", "g-1", "b", 2, "ready", 3, 0.3, GatewayStatus(2, 1), 40, 50)
+    async with serving(ScriptedBackend(), members=lambda: [(beat, 0.25)]) as port:
+        [member] = (await call(port, "GET", "/admin/topology")).json["members"]
+    assert member == {
+        "service": "gateway",
+        "id": "g-1",
+        "instance_id": "b",
+        "state": "ready",
+        "heartbeat_age_s": 0.25,
+        "heartbeat_interval_s": 0.3,
+        "messages_received": 40,
+        "messages_sent": 50,
+        "load": {"num_requests": 2, "num_waiting": 1},
+    }

@@ -1,0 +1,130 @@
+"""The record of requests in the whole system: a timeline down to the token, also of a request that moves."""
+
+import json
+import os
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.system.served import Served, fetch, until_the_end, wait_until
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Served]:
+    """A system with two engines and the demo model, whose context is long."""
+    with until_the_end(Served("--engines=2", "--served-model-name=tiny")) as started:
+        yield started
+
+
+def timeline(served: Served, name: str) -> Any:
+    reply = fetch(served, "GET", f"/v1/requests/{name}/timeline")
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+def complete(served: Served, max_tokens: int, **more: Any) -> tuple[str, float]:
+    """Streams a completion. Returns its id, and the seconds that the client waited for it."""
+    body = {"model": "tiny", "prompt": "a b c", "max_tokens": max_tokens, "ignore_eos": True, "stream": True, **more}
+    request = urllib.request.Request(
+        f"{served.url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    began, name = time.monotonic(), ""
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        for line in answer:
+            if line.startswith(b"data: {"):
+                name = json.loads(line[6:])["id"]
+    return name, time.monotonic() - began
+
+
+def all_steps(found: Any) -> list[Any]:
+    return [step for one in found["sequences"] for attempt in one["attempts"] for step in attempt["steps"]]
+
+
+def test_every_token_has_its_step_and_the_phases_add_up(served: Served):
+    name, waited_s = complete(served, 40)
+    wait_until(lambda: sum(step["num_output"] for step in all_steps(timeline(served, name))) == 40, 10)
+    found = timeline(served, name)
+    assert (found["state"], found["completion_tokens"], found["dropped_events"]) == ("completed", 40, 0)
+    [sequence] = found["sequences"]
+    assert sum(piece["num_tokens"] for piece in sequence["pieces"]) == 40
+    assert all(piece["written_s"] >= piece["arrived_s"] for piece in sequence["pieces"])
+    steps = all_steps(found)
+    assert steps[0]["kind"] == "prefill"
+    assert steps[0]["position"] == 0
+    assert all(step["kind"] == "decode" for step in steps[1:])
+    assert [step["end_s"] for step in steps] == sorted(step["end_s"] for step in steps)
+    # Every token is there when its step has ended, up to the message's way to the engine, which the steps leave out.
+    [attempt] = sequence["attempts"]
+    assert steps[-1]["end_s"] <= sequence["pieces"][-1]["arrived_s"]
+    assert attempt["placed_s"] <= steps[0]["start_s"] <= steps[0]["end_s"]
+    assert sum(found["phases"].values()) == pytest.approx(found["duration_s"], rel=1e-3)
+    assert found["duration_s"] <= waited_s
+
+
+def test_the_durations_are_those_that_the_client_measures(pair: Served):
+    name, waited_s = complete(pair, 900)
+    found = timeline(pair, name)
+    assert sum(found["phases"].values()) == pytest.approx(waited_s, rel=0.05)
+    assert found["longest_phase"] == "decode"
+
+
+def test_requests_that_share_a_step_see_each_other(served: Served):
+    names: list[str] = []
+    threads = [threading.Thread(target=lambda: names.append(complete(served, 60)[0])) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: all(len(all_steps(timeline(served, name))) >= 30 for name in names), 10)
+    assert max(step["batch_size"] for name in names for step in all_steps(timeline(served, name))) > 1
+
+
+def test_the_move_after_a_kill_is_in_the_timeline(pair: Served):
+    names: list[str] = []
+    thread = threading.Thread(target=lambda: names.append(complete(pair, 900)[0]))
+    thread.start()
+
+    def placed_at() -> list[str]:
+        listed = fetch(pair, "GET", "/v1/requests?state=running").json["data"]
+        return listed[0]["engines"] if listed and listed[0]["completion_tokens"] > 5 else []
+
+    wait_until(lambda: bool(placed_at()), 20)
+    [engine] = placed_at()
+    os.kill(pair.pids()[engine], signal.SIGKILL)
+    thread.join()
+    found = timeline(pair, names[0])
+    assert (found["state"], found["completion_tokens"], found["moves"]) == ("completed", 900, 1)
+    first, second = found["sequences"][0]["attempts"]
+    assert (first["engine"], first["reason"]) == (engine, "the engine is gone")
+    assert second["placed_s"] >= first["lost_s"]
+    assert second["engine"] != engine
+    wait_until(lambda: bool(timeline(pair, names[0])["sequences"][0]["attempts"][1]["steps"]), 10)
+    again = timeline(pair, names[0])["sequences"][0]["attempts"][1]["steps"][0]
+    assert again["kind"] == "prefill", "the other engine computes what is there once more"
+
+
+def test_the_topology_shows_every_process_and_its_traffic(pair: Served):
+    def members() -> dict[str, Any]:
+        return {one["id"]: one for one in fetch(pair, "GET", "/admin/topology").json["members"]}
+
+    names = {"gateway-1", "tokenizer-1", "engine-1", "engine-2", "detokenizer-1"}
+    wait_until(lambda: set(members()) == names, 30)
+    before = members()
+    complete(pair, 20)
+
+    def total(found: dict[str, Any], service: str, what: str) -> int:
+        return sum(one[what] for one in found.values() if one["service"] == service)
+
+    for service in ("gateway", "tokenizer", "engine", "detokenizer"):
+        for what in ("messages_received", "messages_sent"):
+            wait_until(lambda s=service, w=what: total(members(), s, w) > total(before, s, w), 10)
+    for one in members().values():
+        assert one["state"] == "ready"
+        assert one["heartbeat_age_s"] <= 3 * one["heartbeat_interval_s"]

@@ -1,0 +1,157 @@
+"""The record of requests: what is kept, what is not, and how a timeline adds up."""
+
+import msgspec
+import pytest
+
+from services.gateway.record import NOT_RECORDED, Recorder, RequestFacts, RequestRecord, timeline_of
+from services.gateway.record.timeline import phases_of
+from shared import limits
+from shared.messages import SequenceRef, SequenceStep, StepEvent, StepEvents
+
+
+class Hand:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def begin(recorder: Recorder, name: str, clock: Hand, key: str = "anonymous") -> RequestRecord:
+    record = recorder.begin(RequestFacts(name, "toy", key), clock())
+    assert isinstance(record, RequestRecord)
+    return record
+
+
+def end(record: RequestRecord, outcome="completed", code: str = "") -> None:
+    record.ended(outcome, code, 3, 0, 2, ("stop",))
+
+
+def step(number: int, age_us: int, duration_us: int, start: int, num_tokens: int, num_output: int, name="r-0"):
+    share = SequenceStep(name, 1, start, num_tokens, num_output, age_us)
+    return StepEvent(number, duration_us, num_tokens + 1, 2, 7, 40, 2, (share, SequenceStep("other-0", 1, 9, 1, 1, 5)))
+
+
+def test_nothing_is_recorded_without_capacity():
+    recorder = Recorder(0)
+    assert not recorder.is_on
+    assert recorder.begin(RequestFacts("r", "toy", "k"), 0.0) is NOT_RECORDED
+    NOT_RECORDED.arrived(0, 3)
+    assert recorder.all() == []
+
+
+def test_a_timeline_adds_up_to_the_time_that_the_client_waited():
+    clock = Hand()
+    recorder = Recorder(4, clock)
+    record = begin(recorder, "r", clock)
+    for seconds, event in (
+        (0.010, lambda: record.admitted()),
+        (0.020, lambda: record.tokenized(5)),
+        (0.030, lambda: record.placed(0, 1, "engine-1", "detokenizer-1")),
+        (0.002, lambda: record.accepted(0, 1)),
+        (0.198, lambda: record.arrived(0, 1)),
+        (0.001, lambda: record.written(0, 1)),
+        (0.099, lambda: record.arrived(0, 1)),
+        (0.001, lambda: record.written(0, 1)),
+    ):
+        clock.now += seconds
+        event()
+    steps = (step(1, 150_000, 100_000, 0, 5, 1), step(2, 240_000, 30_000, 5, 1, 1))
+    recorder.add_steps(StepEvents("engine-1", "b", steps))
+    end(record)
+    clock.now += 0.004
+    record.closed()
+    found = timeline_of(record)
+    assert found["phases"] == {
+        "admission": 0.01,
+        "tokenization": 0.02,
+        "gateway_queue": 0.03,
+        "engine_queue": 0.05,
+        "prefill": 0.15,
+        "decode": 0.1,
+        "delivery": 0.005,
+    }
+    assert sum(found["phases"].values()) == pytest.approx(found["duration_s"])
+    assert found["longest_phase"] == "prefill"
+    [sequence] = found["sequences"]
+    [attempt] = sequence["attempts"]
+    assert (attempt["placed_s"], attempt["accepted_s"], attempt["lost_s"]) == (0.06, 0.062, None)
+    first, second = attempt["steps"]
+    assert (first["kind"], first["start_s"], first["end_s"], first["gap_s"]) == ("prefill", 0.11, 0.21, 0.05)
+    assert (second["kind"], second["gap_s"], second["batch_size"], second["batch_tokens"]) == ("decode", 0.09, 2, 2)
+    assert (second["num_waiting"], second["num_free_blocks"]) == (7, 40)
+    assert sequence["pieces"] == [
+        {"position": 0, "num_tokens": 1, "arrived_s": 0.26, "written_s": 0.261},
+        {"position": 1, "num_tokens": 1, "arrived_s": 0.36, "written_s": 0.361},
+    ]
+
+
+def test_a_request_in_progress_shows_the_phase_that_it_is_in():
+    clock = Hand()
+    record = begin(Recorder(4, clock), "r", clock)
+    clock.now += 0.5
+    assert phases_of(record) == {"admission": 0.5}
+    record.admitted()
+    clock.now += 2
+    assert phases_of(record) == {"admission": 0.5, "tokenization": 2.0}
+
+
+def test_moves_and_preemptions_show():
+    clock = Hand()
+    recorder = Recorder(4, clock)
+    record = begin(recorder, "r", clock)
+    record.placed(0, 1, "engine-1", "d")
+    again = msgspec.structs.replace(step(8, 900, 90, 0, 5, 1), preempted=(SequenceRef("r-0", 1),))
+    recorder.add_steps(StepEvents("engine-1", "b", (step(7, 800, 80, 0, 5, 0), again)))
+    clock.now += 1
+    record.lost(0, 1, "the engine is gone")
+    record.placed(0, 2, "engine-2", "d")
+    found = timeline_of(record)
+    assert (found["moves"], found["preemptions"], found["engines"]) == (1, 1, ["engine-1", "engine-2"])
+    first, second = found["sequences"][0]["attempts"]
+    assert (first["lost_s"], first["reason"], second["engine"]) == (1.0, "the engine is gone", "engine-2")
+    assert [each["preempted_before"] for each in first["steps"]] == [False, True]
+
+
+def test_the_latest_requests_are_kept_and_failed_and_slow_ones_longer(monkeypatch):
+    monkeypatch.setattr(limits, "RECORD_PINNED_MAX", 1)
+    clock = Hand()
+    recorder = Recorder(3, clock)
+    for name, seconds, outcome in (("bad", 0.1, "failed"), ("slow", 9.0, "completed")):
+        record = begin(recorder, name, clock)
+        clock.now += seconds
+        end(record, outcome)
+    for number in range(10):
+        record = begin(recorder, f"r{number}", clock)
+        clock.now += 0.001
+        end(record)
+    running = begin(recorder, "running", clock)
+    assert {one.facts.request_id for one in recorder.all()} == {"bad", "slow", "r7", "r8", "r9", "running"}
+    assert recorder.find("chatcmpl-slow") is recorder.find("slow") is not None
+    assert recorder.find("r1") is None
+    assert recorder.all()[0] is running or running.created >= recorder.all()[0].created
+
+
+def test_a_record_is_bounded(monkeypatch):
+    for name in ("RECORD_STEPS_MAX", "RECORD_PIECES_MAX", "RECORD_MARKS_MAX", "RECORD_RUNNING_MAX"):
+        monkeypatch.setattr(limits, name, 3)
+    clock = Hand()
+    recorder = Recorder(4, clock)
+    record = begin(recorder, "r", clock)
+    record.placed(0, 1, "engine-1", "d")
+    recorder.add_steps(StepEvents("engine-1", "b", tuple(step(n, n, 1, 5 + n, 1, 1) for n in range(10))))
+    for _ in range(10):
+        record.arrived(0, 1)
+    for attempt in range(2, 12):
+        record.placed(0, attempt, "engine-1", "d")
+    found = timeline_of(record)
+    assert len(found["sequences"][0]["attempts"]) == 3
+    assert len(found["sequences"][0]["attempts"][0]["steps"]) == 3
+    assert found["dropped_events"] == (10 - 3) + (10 - 6) + (11 - 3)
+    assert found["completion_tokens"] == 10
+    for name in ("a", "b"):
+        begin(recorder, name, clock)
+    assert recorder.begin(RequestFacts("c", "toy", "k"), clock()) is NOT_RECORDED
+    assert recorder.num_unrecorded == 1
