@@ -66,6 +66,7 @@ def ready_message(place: ServerAddress, models: Sequence[str], pids: Mapping[str
     url = f"http{'s' * place.https}://{f'[{host}]' if ':' in host else host}:{place.port}"
     rows = [
         ("URL", f"{url}/v1" if place.openai else f"{url}/generate"),
+        ("console", f"{url}/"),
         ("model" if len(models) == 1 else "models", ", ".join(models)),
         ("try", _example(url, place, models[0])),
     ]

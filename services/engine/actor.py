@@ -16,6 +16,7 @@ from typing import TypeVar
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.events import token_events
 from services.engine.loop import StepReport
+from services.engine.request_times import RequestTimes
 from services.engine.sequence_table import Entry, GatewayKey, SequenceTable, split
 from services.engine.step_recorder import StepRecorder
 from services.engine.tracing import SequenceTraces
@@ -81,6 +82,7 @@ class EngineActor(Actor):
         self._quiet = asyncio.Event()
         self._gateways: dict[GatewayKey, float] = {}
         self._traces = SequenceTraces(host.clock)
+        self.times = RequestTimes(host.clock)
         self._record = record
         self._steps = StepRecorder(host.clock)
         self.unsent = 0
@@ -190,6 +192,7 @@ class EngineActor(Actor):
         A message that would be too large is split.
         """
         self._traces.step(report)
+        self.times.step(report)
         steps_are_due = bool(report.details) and self._steps.add(report)
         by_sink: dict[str, list[TokenEvent]] = defaultdict(list)
         for sequence_id, error in report.refused:
@@ -285,10 +288,12 @@ class EngineActor(Actor):
         self._arrivals += 1
         if self.sequences.release(submit.sequence_id, submit.attempt - 1, self._now()):
             self._abort(core_id(submit.sequence_id, submit.attempt - 1))
+            self.times.forget(core_id(submit.sequence_id, submit.attempt - 1))
             self._forget_steps(core_id(submit.sequence_id, submit.attempt - 1))
         self.sequences.register(submit, len(output), self._now())
         headers = telemetry.trace_headers(submit.traceparent, submit.tracestate)
         self._traces.submitted(spec.sequence_id, len(spec.prompt_token_ids), headers)
+        self.times.submitted(spec.sequence_id)
         if submit.recorded:
             self._steps.submitted(spec.sequence_id)
             self._record(True)
@@ -313,6 +318,7 @@ class EngineActor(Actor):
 
     def _count_end(self, sequence_id: str, attempt: int, reason: FinishReason) -> None:
         self.finished[reason] += 1
+        self.times.ended(core_id(sequence_id, attempt))
         self._forget_steps(core_id(sequence_id, attempt))
         self._traces.ended(core_id(sequence_id, attempt), reason)
 

@@ -152,4 +152,7 @@ class EngineService:
             model_aliases=model_aliases(settings),
             configuration=facts.configuration,
             embedding_size=facts.embedding_size,
+            drafts=core.drafts,
+            accepted_by_position=core.accepted_by_position,
+            histograms=self.actor.times.histograms(),
         )

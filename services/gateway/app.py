@@ -30,6 +30,7 @@ from services.gateway.http import errors as http_errors
 from services.gateway.http.auth import ApiKeys
 from services.gateway.http.edge import Edge
 from services.gateway.http.in_process import InProcessClient
+from services.gateway.member_metrics import MemberCollector
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.native.endpoint import GenerateEndpoint
 from services.gateway.ollama.endpoints import OllamaEndpoints
@@ -98,7 +99,7 @@ def create_app(
     """
     usage, recorder = usage or UsageLedger(), recorder or Recorder(0)
     backend = GuardedBackend(backend, quotas or Quotas(SystemClock()), usage, settings.request_timeout, recorder)
-    metrics = GatewayMetrics(EngineCollector(heartbeats), UsageCollector(usage))
+    metrics = GatewayMetrics(EngineCollector(heartbeats), MemberCollector(members), UsageCollector(usage))
     app = FastAPI(
         title="Antiphon",
         description="Language models behind the OpenAI API.",

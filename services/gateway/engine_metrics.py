@@ -4,13 +4,17 @@ Every gateway exports every engine, so a query over several gateways must take t
 Counters count from the start of the engine, so a restart is an ordinary counter reset for Prometheus.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from shared.messages import EngineStatus, Heartbeat
+from shared.histograms import REQUEST_SECONDS, STEP_TOKENS
+from shared.messages import EngineHistograms, EngineStatus, Heartbeat, HistogramCounts
 
 _LABELS = ("model_name", "engine")
 _Value = Callable[[EngineStatus], float]
@@ -26,10 +30,33 @@ _GAUGES: tuple[tuple[str, str, _Value], ...] = (
     ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", _kv_cache_usage),
     ("antiphon:engine_waiting_tokens", "Prompt tokens waiting", lambda status: status.num_waiting_tokens),
 )
+_HISTOGRAMS: tuple[tuple[str, str, Sequence[float], Callable[[EngineHistograms], HistogramCounts]], ...] = (
+    ("vllm:iteration_tokens_total", "Tokens of a step", STEP_TOKENS, lambda found: found.step_tokens),
+    ("vllm:request_queue_time_seconds", "Wait for a place in the batch", REQUEST_SECONDS, lambda found: found.queue_s),
+    (
+        "vllm:request_inference_time_seconds",
+        "From a place in the batch to the end",
+        REQUEST_SECONDS,
+        lambda found: found.inference_s,
+    ),
+    (
+        "vllm:request_prefill_time_seconds",
+        "From a place in the batch to the first token",
+        REQUEST_SECONDS,
+        lambda found: found.prefill_s,
+    ),
+    (
+        "vllm:request_decode_time_seconds",
+        "From the first token to the end",
+        REQUEST_SECONDS,
+        lambda found: found.decode_s,
+    ),
+)
 _COUNTERS: tuple[tuple[str, str, _Value], ...] = (
     ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", lambda status: status.prefix_cache_queries),
     ("vllm:prefix_cache_hits", "Tokens found in the prefix cache", lambda status: status.prefix_cache_hits),
     ("vllm:num_preemptions", "Sequences put back into the queue", lambda status: status.preemptions),
+    ("vllm:spec_decode_num_drafts", "Drafts computed", lambda status: status.drafts),
     ("vllm:spec_decode_num_draft_tokens", "Tokens guessed", lambda status: status.drafted_tokens),
     ("vllm:spec_decode_num_accepted_tokens", "Guesses that were right", lambda status: status.accepted_tokens),
     (
@@ -59,7 +86,36 @@ def engine_families(heartbeats: Sequence[Heartbeat]) -> Iterator[Metric]:
         for engine, status in engines:
             counter.add_metric([status.model, engine], value(status))
         yield counter
+    for name, text, bounds, read in _HISTOGRAMS:
+        yield _histogram(name, text, bounds, [(engine, status, read(status.histograms)) for engine, status in engines])
+    yield from _waiting_and_accepted(engines)
     yield from _finished_and_config(engines)
+
+
+def _histogram(
+    name: str, text: str, bounds: Sequence[float], found: Sequence[tuple[str, EngineStatus, HistogramCounts]]
+) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=_LABELS)
+    for engine, status, histogram in found:
+        totals = list(itertools.accumulate(histogram.counts or (0,) * (len(bounds) + 1)))
+        buckets = [(floatToGoString(bound), total) for bound, total in zip((*bounds, math.inf), totals, strict=True)]
+        family.add_metric([status.model, engine], buckets, histogram.sum)
+    return family
+
+
+def _waiting_and_accepted(engines: Sequence[tuple[str, EngineStatus]]) -> Iterator[Metric]:
+    waiting = GaugeMetricFamily(
+        "vllm:num_requests_waiting_by_reason", "Sequences waiting, by reason", labels=(*_LABELS, "reason")
+    )
+    accepted = CounterMetricFamily(
+        "vllm:spec_decode_num_accepted_tokens_per_pos", "Right guesses by position", labels=(*_LABELS, "position")
+    )
+    for engine, status in engines:
+        waiting.add_metric([status.model, engine, "capacity"], status.num_waiting)
+        for position, count in enumerate(status.accepted_by_position):
+            accepted.add_metric([status.model, engine, str(position)], count)
+    yield waiting
+    yield accepted
 
 
 def _stalled(heartbeats: Sequence[Heartbeat]) -> Metric:

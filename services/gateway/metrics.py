@@ -17,6 +17,10 @@ _TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 _CHOICES = (1, 2, 5, 10, 20)
 _HTTP_S = (0.1, 0.5, 1)
 _MODEL = ("model_name",)
+_REJECTIONS = frozenset(
+    {"server_is_overloaded", "rate_limit_exceeded", "draining", "no_engine", "no_tokenizer", "no_detokenizer"}
+)
+"""Codes of errors by which a request is refused for lack of capacity."""
 
 
 class GatewayMetrics:
@@ -36,6 +40,8 @@ class GatewayMetrics:
     def count_error(self, code: str) -> None:
         """Counts a request that ended in an error with this code, before or after the first byte of its answer."""
         self.errors.labels(code).inc()
+        if code in _REJECTIONS:
+            self.rejections.labels(code).inc()
 
     def count_http(self, handler: str, method: str, status: int, seconds: float) -> None:
         """Counts an answered request and its duration. `handler` is the pattern of the route, never the path itself."""
@@ -51,6 +57,10 @@ class GatewayMetrics:
             "antiphon:http_requests_in_progress", "HTTP requests being served", registry=self.registry
         )
         self.errors = self._counter("antiphon:request_errors", "Requests that ended in an error, by code", ("code",))
+
+        self.rejections = self._counter(
+            "vllm:admission_rejections", "Requests refused for lack of capacity, by reason", ("reason",)
+        )
 
     def _request_metrics(self) -> None:
         histogram, counter = self._histogram, self._counter
@@ -69,6 +79,15 @@ class GatewayMetrics:
         self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests that got an answer")
         self.cached_tokens = counter("vllm:prompt_tokens_cached", "Prompt tokens taken from the prefix cache")
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens generated")
+        self.prompt_tokens_by_source = counter(
+            "vllm:prompt_tokens_by_source", "Prompt tokens, computed or from the prefix cache", ("model_name", "source")
+        )
+        self.max_generation_tokens = histogram(
+            "vllm:request_max_num_generation_tokens", "Generated tokens of the longest choice", _TOKENS
+        )
+        self.prefill_tokens = histogram(
+            "vllm:request_prefill_kv_computed_tokens", "Prompt tokens that were not in the prefix cache", _TOKENS
+        )
         self.success = counter("vllm:request_success", "Sequences ended, by reason", ("model_name", "finished_reason"))
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = _MODEL) -> Counter:

@@ -50,9 +50,11 @@ from shared.messages.engine import (
 )
 from shared.messages.gateway import OwnershipQuery, OwnershipReply, UsageOutcome, UsageRecord
 from shared.messages.presence import (
+    EngineHistograms,
     EngineStatus,
     GatewayStatus,
     Heartbeat,
+    HistogramCounts,
     PoolStatus,
     StreamStatus,
 )
@@ -73,11 +75,13 @@ __all__ = [
     "DetokenizeReply",
     "DetokenizeRequest",
     "Done",
+    "EngineHistograms",
     "EngineStatus",
     "ErrorReply",
     "FinishReason",
     "GatewayStatus",
     "Heartbeat",
+    "HistogramCounts",
     "Message",
     "OpenBatch",
     "OpenBatchReply",

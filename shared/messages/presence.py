@@ -7,6 +7,23 @@ between the two services that hold them (`ProgressQuery`, `OwnershipQuery`).
 from shared.messages.base import Message, Part, ServiceName, ServiceState
 
 
+class HistogramCounts(Part, frozen=True, array_like=True):
+    """Numbers of values by the upper bounds of `shared.histograms`, the last one above all bounds, and their sum."""
+
+    counts: tuple[int, ...] = ()
+    sum: float = 0.0
+
+
+class EngineHistograms(Part, frozen=True, array_like=True, kw_only=True):
+    """Of an engine since its start: tokens of its steps, and seconds of the phases of its sequences."""
+
+    step_tokens: HistogramCounts = HistogramCounts()
+    queue_s: HistogramCounts = HistogramCounts()
+    inference_s: HistogramCounts = HistogramCounts()
+    prefill_s: HistogramCounts = HistogramCounts()
+    decode_s: HistogramCounts = HistogramCounts()
+
+
 class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     """The engine's model, capacity and load, by which gateways place sequences, and its counters.
 
@@ -47,6 +64,11 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     (`limits.ENGINE_QUEUE_AHEAD`), minus the unfinished sequences that it holds. Negative if it holds too many."""
     embedding_size: int = 0
     """Number of components of the vectors of pooling sequences; 0 if the engine cannot compute them."""
+    drafts: int = 0
+    """Number of times that draft tokens were computed, a counter like `drafted_tokens`."""
+    accepted_by_position: tuple[int, ...] = ()
+    """How many draft tokens were accepted at each position of a draft; a counter."""
+    histograms: EngineHistograms = EngineHistograms()
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):

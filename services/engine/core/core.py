@@ -244,6 +244,8 @@ class Core:
             drafted_tokens=tally.drafted_tokens,
             accepted_tokens=tally.accepted_tokens,
             finished=tuple(tally.finished.items()),
+            drafts=tally.drafts,
+            accepted_by_position=tuple(tally.accepted_by_position),
         )
 
     # --- results ------------------------------------------------------------------------------------------------------

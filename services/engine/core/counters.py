@@ -27,6 +27,10 @@ class Tally:
     """Number of draft tokens."""
     accepted_tokens: int = 0
     """Number of accepted draft tokens."""
+    drafts: int = 0
+    """Number of times that draft tokens were planned for a sequence."""
+    accepted_by_position: list[int] = field(default_factory=list[int])
+    """How many draft tokens were accepted at each position of a draft."""
     finished: dict[FinishReason, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0, "error": 0})
 
 
@@ -50,3 +54,5 @@ class Counters:
     drafted_tokens: int
     accepted_tokens: int
     finished: tuple[tuple[FinishReason, int], ...]
+    drafts: int = 0
+    accepted_by_position: tuple[int, ...] = ()

@@ -308,6 +308,7 @@ class Scheduler:
         room = (len(sequence.block_table) + self._pool.num_free) * self._block_size - sequence.num_tokens
         guesses = sequence.lookahead.draft(sequence.tokens, min(most, room))
         self._tally.drafted_tokens += len(guesses)
+        self._tally.drafts += bool(guesses)
         return guesses
 
     def _judge(self, sequence: Sequence, num_guesses: int, num_right: int) -> int:
@@ -317,6 +318,10 @@ class Scheduler:
         sequence.lookahead.judge(num_guesses, num_right)
         sequence.num_drafted_tokens = 0
         self._tally.accepted_tokens += num_right
+        by_position = self._tally.accepted_by_position
+        by_position += [0] * (num_right - len(by_position))
+        for position in range(num_right):
+            by_position[position] += 1
         return num_guesses - num_right
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> list[int] | tuple[()] | None:

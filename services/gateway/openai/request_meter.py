@@ -64,6 +64,11 @@ class RequestMeter:
         metrics.cached_tokens.labels(model).inc(accumulator.num_cached_tokens)
         metrics.request_prompt_tokens.labels(model).observe(num_prompt_tokens)
         metrics.request_generation_tokens.labels(model).observe(sum(one.num_tokens for one in accumulator.choices))
+        computed = max(0, num_prompt_tokens - accumulator.num_cached_tokens)
+        metrics.prompt_tokens_by_source.labels(model, "local_compute").inc(computed)
+        metrics.prompt_tokens_by_source.labels(model, "local_cache_hit").inc(num_prompt_tokens - computed)
+        metrics.prefill_tokens.labels(model).observe(computed)
+        metrics.max_generation_tokens.labels(model).observe(max(one.num_tokens for one in accumulator.choices))
         for seconds in self._mean_times(accumulator):
             metrics.per_token.labels(model).observe(seconds)
 

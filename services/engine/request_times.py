@@ -1,0 +1,71 @@
+"""Measures how long sequences wait, are prefilled and decode in this engine, for the metrics.
+
+Durations are differences of this process's monotonic clock. The wait is from the arrival to the last time that the
+sequence got a place before its first token, the prefill from there to the first token, the decoding from there to the
+last one.
+"""
+
+from dataclasses import dataclass
+
+from services.engine.loop import StepReport
+from shared.clock import Clock
+from shared.histograms import REQUEST_SECONDS, STEP_TOKENS, Histogram
+from shared.messages import EngineHistograms
+
+
+@dataclass(slots=True)
+class _Life:
+    arrived_s: float
+    placed_s: float | None = None
+    first_s: float | None = None
+
+
+class RequestTimes:
+    """The times of the live sequences, by the core's sequence id, and the histograms of those that have ended."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lives: dict[str, _Life] = {}
+        self._step_tokens = Histogram(STEP_TOKENS)
+        self._queue, self._prefill, self._decode, self._inference = (Histogram(REQUEST_SECONDS) for _ in range(4))
+
+    def submitted(self, sequence: str) -> None:
+        """Records the arrival of a sequence."""
+        self._lives[sequence] = _Life(self._clock.monotonic())
+
+    def step(self, report: StepReport) -> None:
+        """Records the tokens of a step, and which sequences got a place or their first token in it."""
+        if report.num_tokens:
+            self._step_tokens.observe(report.num_tokens)
+        duration_s, now = (report.ended_ns - report.started_ns) / 1e9, self._clock.monotonic()
+        for sequence in report.joined:
+            if (life := self._lives.get(sequence)) is not None and life.first_s is None:
+                life.placed_s = max(life.arrived_s, now - duration_s)
+        for outcome in report.outcomes:
+            if (life := self._lives.get(outcome.sequence_id)) is not None and life.first_s is None:
+                life.first_s = now
+
+    def forget(self, sequence: str) -> None:
+        """Forgets a sequence that another engine, or a later attempt, goes on with."""
+        self._lives.pop(sequence, None)
+
+    def ended(self, sequence: str) -> None:
+        """Counts the times of a sequence that has ended; not those of phases that it has not reached."""
+        life, now = self._lives.pop(sequence, None), self._clock.monotonic()
+        if life is None or life.placed_s is None:
+            return
+        self._queue.observe(life.placed_s - life.arrived_s)
+        self._inference.observe(now - life.placed_s)
+        if life.first_s is not None:
+            self._prefill.observe(max(0.0, life.first_s - life.placed_s))
+            self._decode.observe(now - life.first_s)
+
+    def histograms(self) -> EngineHistograms:
+        """Returns the counts so far."""
+        return EngineHistograms(
+            step_tokens=self._step_tokens.counts(),
+            queue_s=self._queue.counts(),
+            inference_s=self._inference.counts(),
+            prefill_s=self._prefill.counts(),
+            decode_s=self._decode.counts(),
+        )

@@ -1,0 +1,189 @@
+// The timeline of one request: which phase took the time, then every step and token, with zoom.
+
+import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
+import { every, getJson, seconds } from "./api.js";
+
+const ABOUT = {
+  admission: "reading and checking the request, and waiting for the limits of its key",
+  tokenization: "turning the text into tokens",
+  gateway_queue: "waiting in the gateway until an engine takes another sequence: the engines are full",
+  engine_queue: "waiting in the engine for a place in the batch or for free KV blocks",
+  prefill: "computing the prompt, up to the first token",
+  decode: "generating, from the first token to the last",
+  delivery: "writing the rest of the answer to the client",
+};
+const WIDTH = 1000, LEFT = 90, LANE = 26;
+
+export function Timeline({ name }) {
+  const [found, setFound] = useState(null);
+  const [error, setError] = useState("");
+  const [chosen, setChosen] = useState(null);
+  useEffect(() => {
+    let stop = () => {};
+    let after = 0;
+    stop = every(1, async (signal) => {
+      try {
+        const next = await getJson(`v1/requests/${encodeURIComponent(name)}/timeline`, signal);
+        setFound(next); setError("");
+        // Engines tell of their steps a moment later than the request ends.
+        if (next.state !== "running" && after++ > 1) stop();
+      } catch (failure) { if (!signal.aborted) { setError(failure.message); stop(); } }
+    });
+    return () => stop();
+  }, [name]);
+  if (error) return html`<h1>Request</h1><p class="error" role="alert">${error}</p>`;
+  if (!found) return html`<p class="loading">Reading…</p>`;
+  return html`
+    <h1>Request <span class="mono">${found.id}</span> <span class="state-${found.state}">${found.state}</span></h1>
+    <${Verdict} found=${found} />
+    <${Lanes} found=${found} chosen=${chosen} choose=${setChosen} />
+    <${Slowest} found=${found} choose=${setChosen} />
+    <${Facts} found=${found} />`;
+}
+
+function Verdict({ found }) {
+  const total = Object.values(found.phases).reduce((sum, each) => sum + each, 0) || 1;
+  const phase = found.longest_phase;
+  return html`
+    ${phase && html`<p class="verdict" role="status"><strong>${Math.round(100 * found.phases[phase] / total)} % of
+      ${" "}${seconds(total)} was ${phase.replace("_", " ")}</strong> (${seconds(found.phases[phase])}): ${ABOUT[phase]}.
+      ${found.moves > 0 && ` It was moved to another engine ${found.moves} time(s).`}
+      ${found.preemptions > 0 && ` It was preempted ${found.preemptions} time(s).`}
+      ${found.error_code && ` It failed: ${found.error_code}.`}</p>`}
+    <div class="phases" aria-hidden="true">
+      ${Object.entries(found.phases).map(([one, value]) => html`<div title="${one} ${seconds(value)}"
+        style=${{ flexGrow: value / total, background: `var(--${one})` }}></div>`)}
+    </div>
+    <ul class="legend">${Object.entries(found.phases).map(([one, value]) => html`<li title=${ABOUT[one]}>
+      <span class="swatch" style=${{ background: `var(--${one})` }}></span>${one.replace("_", " ")} ${seconds(value)}</li>`)}</ul>`;
+}
+
+// All steps of a request in one list, each with its attempt.
+const stepsOf = (found) => found.sequences.flatMap((sequence) => sequence.attempts.flatMap((attempt) =>
+  attempt.steps.map((step) => ({ ...step, key: `${sequence.index}.${attempt.attempt}.${step.step}`, attempt, sequence: sequence.index }))));
+
+function Lanes({ found, chosen, choose }) {
+  const whole = Math.max(found.duration_s, 1e-6);
+  const [range, setRange] = useState(null);
+  const [from, to] = range || [0, whole];
+  const svg = useRef(null);
+  const drag = useRef(null);
+  const lanes = useMemo(() => found.sequences.flatMap((one) => [
+    ...one.attempts.map((attempt) => ({ title: attempt.engine, attempt, index: one.index })),
+    { title: "arrived", pieces: one.pieces, at: "arrived_s" }, { title: "written", pieces: one.pieces, at: "written_s" },
+  ]), [found]);
+  const x = (time) => LEFT + (WIDTH - LEFT) * (time - from) / (to - from);
+  const view = (low, high) => {
+    const span = Math.min(whole, Math.max(high - low, whole / 20000));
+    const start = Math.min(Math.max(0, low), whole - span);
+    setRange(span >= whole ? null : [start, start + span]);
+  };
+  const zoom = (factor, middle = (from + to) / 2) => view(middle - (middle - from) * factor, middle + (to - middle) * factor);
+  const pan = (share) => view(from + share * (to - from), to + share * (to - from));
+  const timeAt = (event) => {
+    const box = svg.current.getBoundingClientRect();
+    return from + (to - from) * ((event.clientX - box.left) / box.width * WIDTH - LEFT) / (WIDTH - LEFT);
+  };
+  useEffect(() => {
+    const turn = (event) => { if (event.ctrlKey || event.shiftKey || event.altKey) { event.preventDefault(); zoom(event.deltaY + event.deltaX > 0 ? 1.25 : 0.8, timeAt(event)); } };
+    svg.current.addEventListener("wheel", turn, { passive: false });
+    return () => svg.current?.removeEventListener("wheel", turn);
+  });
+  const all = useMemo(() => stepsOf(found), [found]);
+  const move = (by) => {
+    const at = all.findIndex((one) => one.key === chosen?.key);
+    const next = all[Math.min(all.length - 1, Math.max(0, at + by))];
+    if (!next) return;
+    choose(next);
+    if (next.start_s < from || next.end_s > to) view(next.start_s - (to - from) / 2, next.start_s + (to - from) / 2);
+  };
+  const onKey = (event) => {
+    const act = { "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), 0: () => setRange(null),
+      ArrowLeft: () => (event.shiftKey ? pan(-0.25) : move(-1)), ArrowRight: () => (event.shiftKey ? pan(0.25) : move(1)) }[event.key];
+    if (act) { event.preventDefault(); act(); }
+  };
+  const height = 24 + LANE * lanes.length;
+  return html`
+    <div class="bar"><button onClick=${() => zoom(0.5)}>Zoom in</button><button onClick=${() => zoom(2)}>Zoom out</button>
+      <button onClick=${() => pan(-0.5)}>←</button><button onClick=${() => pan(0.5)}>→</button>
+      <button onClick=${() => setRange(null)}>Whole</button>
+      <span class="note">${seconds(from)} to ${seconds(to)} · keys + − 0, arrows choose a step, Shift+arrows move, Ctrl+wheel zooms</span></div>
+    <svg ref=${svg} class="timeline" viewBox="0 0 ${WIDTH} ${height}" tabindex="0" role="application" aria-label="Timeline" onKeyDown=${onKey}
+      onPointerDown=${(e) => { drag.current = [e.clientX, from, to]; }}
+      onPointerMove=${(e) => {
+        if (!drag.current || !(e.buttons & 1)) return;
+        const [start, low, high] = drag.current;
+        const by = (start - e.clientX) / svg.current.getBoundingClientRect().width * (high - low);
+        view(low + by, high + by);
+      }} onPointerUp=${() => { drag.current = null; }}>
+      ${ticks(from, to).map((time) => html`<g><line class="axis" x1=${x(time)} x2=${x(time)} y1="16" y2=${height} />
+        <text x=${x(time) + 2} y="12">${seconds(time)}</text></g>`)}
+      ${lanes.map((lane, row) => html`<g transform="translate(0 ${24 + LANE * row})">
+        ${lane.attempt ? steps(lane, x, from, to, chosen, choose) : pieces(lane, x, from, to)}
+        <rect x="0" y="0" width=${LEFT - 2} height=${LANE - 2} fill="var(--ground)" /><text x="4" y="16">${lane.title}</text></g>`)}
+    </svg>
+    <p role="status" class="chosen">${chosen ? describe(chosen) : html`<span class="note">Choose a step to see what it computed.</span>`}</p>`;
+}
+
+function ticks(from, to) {
+  const raw = (to - from) / 8, power = 10 ** Math.floor(Math.log10(raw));
+  const step = power * ([1, 2, 5, 10].find((one) => one * power >= raw) || 10);
+  return Array.from({ length: 10 }, (_, number) => (Math.ceil(from / step) + number) * step).filter((time) => time <= to);
+}
+
+function steps({ attempt, index }, x, from, to, chosen, choose) {
+  const shown = attempt.steps.filter((one) => one.end_s >= from && one.start_s <= to);
+  const end = attempt.lost_s ?? attempt.steps.at(-1)?.end_s ?? attempt.placed_s;
+  return html`
+    <rect x=${Math.max(LEFT, x(attempt.placed_s))} y="8" width=${Math.max(0, x(end) - Math.max(LEFT, x(attempt.placed_s)))} height="6" fill="var(--line)" />
+    ${shown.map((one) => {
+      const key = `${index}.${attempt.attempt}.${one.step}`;
+      const width = Math.max(0.6, x(one.end_s) - x(one.start_s));
+      return html`<rect key=${key} class="step ${one.kind} ${chosen?.key === key ? "chosen" : ""}" x=${x(one.start_s)} y="2" width=${width} height="18"
+        fill=${one.preempted_before ? "var(--bad)" : `var(--${one.kind})`} onClick=${() => choose({ ...one, key, attempt, sequence: index })}>
+        <title>step ${one.step}: ${one.kind}, ${one.num_tokens} tokens, batch ${one.batch_size}</title></rect>`;
+    })}
+    ${attempt.lost_s !== null && html`<text x=${x(attempt.lost_s) + 3} y="16">✕ ${attempt.reason}</text>`}`;
+}
+
+function pieces({ pieces: found, at }, x, from, to) {
+  const shown = found.filter((one) => one[at] !== null && one[at] >= from && one[at] <= to);
+  return html`<path stroke="var(--faint)" d=${shown.map((one) => `M${x(one[at]).toFixed(2)} 4v14`).join("")} />`;
+}
+
+function describe(one) {
+  return html`<strong>Step ${one.step}</strong> on ${one.attempt.engine} (${one.kind}): ${one.num_tokens} tokens from position ${one.position},
+    ${" "}${one.num_output} new; took ${seconds(one.end_s - one.start_s)}, ${seconds(one.gap_s)} after the step before; batch of ${one.batch_size} sequences and
+    ${" "}${one.batch_tokens} tokens; ${one.num_waiting} waited, ${one.num_free_blocks} blocks were free${one.preempted_before ? "; preempted before it" : ""}.`;
+}
+
+function Slowest({ found, choose }) {
+  const slow = stepsOf(found).filter((one) => one.gap_s !== null).sort((a, b) => b.gap_s - a.gap_s).slice(0, 10);
+  if (!slow.length) return null;
+  return html`<h2>Longest gaps</h2><div class="scroll" tabindex="0" role="region" aria-label="Longest gaps"><table><thead><tr><th>Step</th><th>Kind</th>
+    <th class="number">Gap</th><th class="number">Step took</th><th class="number">Batch</th><th class="number">Batch tokens</th><th class="number">Waiting</th>
+    <th>Why</th></tr></thead><tbody>${slow.map((one) => html`<tr key=${one.key}>
+    <td><button onClick=${() => choose(one)}>${one.step}</button></td><td>${one.kind}</td><td class="number">${seconds(one.gap_s)}</td>
+    <td class="number">${seconds(one.end_s - one.start_s)}</td><td class="number">${one.batch_size}</td><td class="number">${one.batch_tokens}</td>
+    <td class="number">${one.num_waiting}</td><td>${reason(one)}</td></tr>`)}</tbody></table></div>`;
+}
+
+function reason(one) {
+  if (one.preempted_before) return "preempted: no KV blocks were free";
+  if (one.gap_s > 2 * (one.end_s - one.start_s)) return "waited for its turn";
+  if (one.kind === "prefill") return "computed its prompt";
+  if (one.batch_tokens > 2 * one.batch_size) return "the step computed prompts of others too";
+  return one.batch_size > 1 ? "shared the step with others" : "";
+}
+
+function Facts({ found }) {
+  const rows = [["model", found.model], ["key", found.key], ["client's id", found.client_request_id], ["received", new Date(1000 * found.created).toLocaleString()],
+    ["prompt tokens", `${found.prompt_tokens} (${found.cached_tokens} from the cache)`], ["output tokens", found.completion_tokens],
+    ["finish", found.finish_reasons.join(", ")], ["detokenizer's work", seconds(found.detokenizer_work_s)], ["events not kept", found.dropped_events]];
+  return html`<h2>Facts</h2><dl class="card">${rows.filter(([, value]) => value !== null && value !== "").map(([title, value]) => html`<dt>${title}</dt><dd>${value}</dd>`)}</dl>
+    <h2>Placements</h2><div class="scroll" tabindex="0" role="region" aria-label="Placements"><table><thead><tr><th>Sequence</th><th>Attempt</th><th>Engine</th><th>Detokenizer</th>
+    <th class="number">Sent</th><th class="number">Accepted</th><th class="number">Lost</th><th>Reason</th></tr></thead><tbody>
+    ${found.sequences.flatMap((one) => one.attempts.map((attempt) => html`<tr><td>${one.index}</td><td>${attempt.attempt}</td><td>${attempt.engine}</td>
+      <td>${attempt.detokenizer || "–"}</td><td class="number">${seconds(attempt.placed_s)}</td><td class="number">${seconds(attempt.accepted_s)}</td>
+      <td class="number">${seconds(attempt.lost_s)}</td><td>${attempt.reason || ""}</td></tr>`))}</tbody></table></div>`;
+}

@@ -1,0 +1,211 @@
+"""The console in a real headless browser, against the real system with the demo model."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.console.browser import Browser, find_chromium
+from tests.system.served import Served, fetch, until_the_end, wait_until
+
+pytestmark = pytest.mark.system
+BINARY = find_chromium()
+if BINARY is None and not os.environ.get("CI"):
+    pytest.skip("no Chromium here (Debian: apt-get install chromium-headless-shell)", allow_module_level=True)
+QUESTION = "What is 12 + 7?"
+HAS_MODEL = "[...document.querySelectorAll('option')].some((one) => one.value === 'antiphon-demo')"
+LISTS_ONE = "document.querySelectorAll('tbody tr').length === 1"
+COMPLETIONS = """
+const complete = (body, id) => fetch('v1/completions', {
+  method: 'POST', headers: {'content-type': 'application/json', 'x-request-id': id}, body: JSON.stringify(body),
+}).then((reply) => reply.text());
+"""
+
+
+@pytest.fixture(scope="module")
+def console() -> Iterator[Served]:
+    """A system with two engines and the demo model."""
+    with until_the_end(Served("--engines=2")) as started:
+        yield started
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    assert BINARY is not None, "no Chromium: .ci/run installs Debian's chromium-headless-shell"
+    started = Browser(BINARY, tmp_path / "profile")
+    try:
+        yield started
+        assert started.errors == [], "the page's own errors, and violations of its security policy"
+    finally:
+        started.close()
+
+
+def address(served: Served, view: str = "") -> str:
+    return f"http://127.0.0.1:{served.port}/{view and '#/' + view}"
+
+
+def ask(browser: Browser, text: str) -> None:
+    browser.fill(".ask textarea", text)
+    browser.wait("!document.querySelector('[name=send]').disabled")
+    browser.key("Enter", "\r")
+
+
+def finished(browser: Browser, count: int = 1) -> None:
+    browser.wait(f"document.querySelectorAll('.message.assistant .facts').length >= {count}")
+    browser.wait("document.querySelector('[name=send]')")
+
+
+def settings(browser: Browser, **values: str) -> None:
+    for name, value in values.items():
+        browser.fill(f"input[name={name}]", value)
+
+
+def test_a_chat_streams_and_shows_the_probabilities_of_tokens(console: Served, browser: Browser):
+    browser.open(address(console))
+    browser.wait(HAS_MODEL)
+    settings(browser, temperature="0", max_tokens="40")
+    ask(browser, QUESTION)
+    finished(browser)
+    assert "19" in browser.text(".message.assistant")
+    assert browser.js("document.querySelectorAll('.message.assistant .token').length") > 1
+    browser.hover(".message.assistant .token")
+    browser.wait("document.querySelector('.probabilities')?.innerText.includes('%')")
+    assert browser.js("document.querySelectorAll('.probabilities span').length") == 5
+    assert "first token" in browser.text(".message.assistant .facts")
+    # The answer is generated anew, with the same words at temperature 0, and the conversation is no longer.
+    before = browser.text(".message.assistant")
+    browser.click("[name=again]")
+    browser.wait("document.querySelector('[name=stop]') || true")
+    finished(browser)
+    assert browser.js("document.querySelectorAll('.message').length") == 2
+    assert before.split("\n")[0] == browser.text(".message.assistant").split("\n")[0]
+    # From the answer to its timeline.
+    browser.click(".message.assistant .facts a")
+    browser.wait("document.querySelector('.verdict')")
+    assert all(url.startswith((f"http://127.0.0.1:{console.port}/", "data:")) for url in browser.requested)
+
+
+def test_an_answer_can_be_stopped(console: Served, browser: Browser):
+    browser.open(address(console, "chat"))
+    settings(browser, max_tokens="1900", temperature="1.9")
+    browser.click("[name=probabilities]")
+    ask(browser, "Tell me a very long story.")
+    browser.wait("document.querySelector('.message.assistant')?.innerText.length > 0")
+    browser.click("[name=stop]")
+    finished(browser)
+    found = browser.text(".message.assistant .facts")
+    if "stopped" in found:  # else the model itself had ended before
+        wait_until(lambda: bool(fetch(console, "GET", "/v1/requests?state=cancelled").json["data"]), 10)
+
+
+def test_the_topology_shows_every_process(console: Served, browser: Browser):
+    browser.open(address(console, "topology"))
+    for name in ("gateway-1", "tokenizer-1", "engine-1", "engine-2", "detokenizer-1"):
+        browser.wait(f"document.querySelector('[aria-label={name}]')")
+    browser.wait("document.querySelector('[aria-label=engine-1]').innerText.includes('ready')")
+    browser.wait("/messages\\/s\\s+[\\d.]+/.test(document.querySelector('[aria-label=gateway-1]').innerText)")
+
+
+def test_a_request_is_found_and_its_move_to_another_engine_shows(console: Served, browser: Browser):
+    body = {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    browser.open(address(console, "requests"))
+    browser.js(f"{COMPLETIONS} complete({json.dumps(body)}, 'planted-1').then(() => {{ window.done = true; }}), null")
+
+    def engine() -> str:
+        found = fetch(console, "GET", "/v1/requests?q=planted-1&state=running").json["data"]
+        return found[0]["engines"][0] if found and found[0]["completion_tokens"] > 5 else ""
+
+    wait_until(lambda: bool(engine()), 20)
+    os.kill(console.pids()[engine()], signal.SIGKILL)
+    browser.wait("window.done", 60)
+    browser.fill("input[type=search]", "planted-1")
+    browser.wait(f"{LISTS_ONE} && document.querySelector('tbody').innerText.includes('completed')")
+    assert "moved 1×" in browser.text("tbody")
+    browser.click("tbody a")
+    browser.wait("document.querySelector('.verdict')?.innerText.includes('moved to another engine')")
+    browser.wait("document.querySelectorAll('svg .step').length > 100")
+    assert "the engine is gone" in browser.text("svg.timeline") or "the engine is gone" in browser.text("main")
+    # Zoom and choose by keyboard, from the request to one step.
+    whole = browser.text(".bar .note")
+    browser.js("document.querySelector('svg.timeline').focus()")
+    browser.key("+", "+")
+    browser.wait(f"document.querySelector('.bar .note').innerText !== {json.dumps(whole)}")
+    browser.key("ArrowRight")
+    browser.wait("document.querySelector('p.chosen').innerText.startsWith('Step ')")
+    assert "batch of" in browser.text("p.chosen")
+    browser.key("0", "0")
+    browser.wait(f"document.querySelector('.bar .note').innerText.slice(0, 4) === {json.dumps(whole[:4])}")
+    assert browser.js("document.querySelectorAll('[aria-label=\"Longest gaps\"] tbody tr').length") == 10
+
+
+def test_charts_move_under_load(console: Served, browser: Browser):
+    browser.open(address(console, "charts"))
+    body = {"prompt": "x", "max_tokens": 30, "ignore_eos": True, "stream": True}
+    browser.js(f"{COMPLETIONS} window.load = setInterval(() => complete({json.dumps(body)}, 'load'), 300), null")
+    for title in ("Time to first token", "Inter-token latency", "Tokens per second"):
+        browser.wait(
+            f"[...document.querySelectorAll('.chart')].some((one) => one.innerText.includes({json.dumps(title)}) "
+            "&& /[1-9]/.test(one.querySelector('.value')?.innerText ?? ''))"
+        )
+    browser.js("clearInterval(window.load), null")
+
+
+@pytest.mark.parametrize("view", ["chat", "topology", "requests", "charts"])
+def test_every_view_fits_a_phone_and_follows_the_system_s_colours(console: Served, browser: Browser, view: str):
+    browser.size(360, 740, phone=True)
+    grounds: set[str] = set()
+    for scheme in ("light", "dark"):
+        browser.scheme(scheme)
+        browser.open(address(console, view))
+        browser.wait("document.querySelector('main h1')")
+        grounds.add(browser.js("getComputedStyle(document.body).backgroundColor"))
+        assert browser.js("document.documentElement.scrollWidth") <= 360, "the page itself does not scroll sideways"
+    assert len(grounds) == 2
+    assert browser.js(
+        "[...document.querySelectorAll('button, input, select, textarea, a')].every((one) => one.tabIndex >= 0 && "
+        "(one.innerText || one.ariaLabel || one.labels?.length))"
+    ), "everything can be reached with the keyboard and has a name"
+
+
+def test_it_works_by_keyboard_alone(console: Served, browser: Browser):
+    browser.open(address(console))
+    browser.wait("document.querySelector('nav a')")
+    for _ in range(2):
+        browser.key("Tab")
+    assert browser.js("document.activeElement.innerText") == "Topology"
+    browser.key("Enter", "\r")
+    browser.wait("location.hash === '#/topology' && document.querySelector('[aria-label=engine-1]')")
+
+
+def test_it_asks_for_a_key_where_keys_are_on(browser: Browser):
+    with until_the_end(Served("--api-keys=sk-test-1")) as served:
+        browser.open(address(served))
+        browser.wait("document.querySelector('dialog[open]')")
+        assert "API key" in browser.text("dialog")
+        browser.fill("dialog input", "sk-test-1")
+        browser.key("Enter", "\r")
+        browser.wait(f"!document.querySelector('dialog') && {HAS_MODEL}")
+        ask(browser, QUESTION)
+        finished(browser)
+        assert browser.js("sessionStorage.getItem('antiphon-key')") == "sk-test-1"
+        assert browser.js("Object.values(localStorage).every((one) => !one.includes('sk-test'))")
+
+
+def test_the_files_have_a_strict_policy_and_name_no_other_host(console: Served):
+    page = fetch(console, "GET", "/")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert page.headers["x-content-type-options"] == "nosniff"
+    tag = page.headers["etag"]
+    assert fetch(console, "GET", "/", **{"If-None-Match": tag}).status == 304
+    for name in ("app.js", "api.js", "chat.js", "topology.js", "requests.js", "timeline.js", "charts.js", "style.css"):
+        reply = fetch(console, "GET", f"/console/{name}")
+        assert reply.status == 200
+        assert b"https://" not in reply.body
+        assert b"http://" not in reply.body
+    assert fetch(console, "GET", "/console/LICENSES.txt").status == 404
+    assert fetch(console, "GET", "/console/..%2fpage.py").status == 404
