@@ -51,6 +51,11 @@ class Client:
         with self._ask("GET", "/v1/models", None) as response:
             return str(json.loads(response.read(_JSON_MAX))["data"][0]["id"])
 
+    def get(self, path: str) -> bytes:
+        """Returns the body of the answer to a GET request. Raises ServerError."""
+        with self._ask("GET", path, None) as response:
+            return response.read()
+
     def stream(self, body: dict[str, Any]) -> Iterator[Piece]:
         """Yields the pieces of one answer. Raises ServerError, also in the middle of the answer."""
         with self._ask("POST", "/v1/chat/completions", {**body, "stream": True}) as response:

@@ -103,6 +103,9 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     _complete_flags(add("complete", "continue a text with a model in this process", _complete))
     _batch_flags(add("run-batch", "answer a file of requests in OpenAI's batch format", _run_batch))
     _bench_kinds(add("bench", "measure latency, throughput, or a server", _bench))
+    _tap_flags(add("tap", "print the messages on the bus, without prompts and texts", _tap))
+    _server_flags(_top_flags(add("top", "show every process and the requests in progress", _top)))
+    _server_flags(_trace_flags(add("trace", "show where the time of a request went", _trace)))
     _doctor_flags(add("doctor", "check that this machine has what is needed", _doctor))
     _flags_of(
         add(
@@ -185,6 +188,35 @@ def _bench_kinds(parser: Parser) -> None:
 
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, parser_class=Parser)
     add_kinds(lambda name, help: kinds.add_parser(name, help=help, description=help, allow_abbrev=False))
+
+
+def _server_flags(parser: Parser) -> None:
+    parser.add_argument("--server", default="http://127.0.0.1:8000", help="where the server is (default: %(default)s)")
+    parser.add_argument("--token", default=None, help="API key (default: none is sent)")
+
+
+def _tap_flags(parser: Parser) -> None:
+    parser.add_argument("subject", nargs="?", default=">", metavar="SUBJECT", help="such as 'eng.>' (default: all)")
+    parser.add_argument("--request", default="", metavar="ID", help="only messages of this request, by the server's id")
+    parser.add_argument("--show-content", action="store_true", help="with prompts, tokens and texts")
+    parser.add_argument("--count", type=int, default=0, help="messages to print (default: until Ctrl-C)")
+    parser.add_argument(
+        "--nats", default="", help="URL of the bus (default: ANTIPHON_NATS, or the server on this machine)"
+    )
+    parser.add_argument("--nats-credentials", default="", help="file with 'user:password' for the bus")
+    parser.add_argument("--namespace", default="antiphon", help="deployment on that bus (default: %(default)s)")
+
+
+def _top_flags(parser: Parser) -> Parser:
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks (default: %(default)s)")
+    parser.add_argument("--once", action="store_true", help="print one look and end")
+    return parser
+
+
+def _trace_flags(parser: Parser) -> Parser:
+    parser.add_argument("request", metavar="ID", help="id of the request, of its answer, or the client's X-Request-Id")
+    parser.add_argument("--steps", action="store_true", help="with every step of the engines")
+    return parser
 
 
 def _doctor_flags(parser: Parser) -> None:
@@ -299,6 +331,32 @@ def _tools_path(_options: argparse.Namespace) -> int:
         raise SettingsError("the scripts are not installed here; `antiphon ranktable` and `start-role` do the same")
     print(found[0])
     return 0
+
+
+def _tap(options: argparse.Namespace) -> int:
+    from antiphon.inspect import tap
+
+    if options.count < 0:
+        raise SettingsError(f"--count: {options.count} is not at least 0")
+    request = options.request.rpartition("-")[2]  # the id of an answer begins with its kind
+    wanted = tap.TapOptions(options.subject, request, options.show_content, options.count, options.namespace)
+    return tap.run(tap.find_bus(options.nats, options.nats_credentials, os.environ), wanted)
+
+
+def _top(options: argparse.Namespace) -> int:
+    from antiphon import chat
+    from antiphon.inspect import top
+
+    if not options.interval > 0:
+        raise SettingsError(f"--interval: {options.interval} is not above 0")
+    return top.run(chat.Client(options.server, options.token), interval_s=options.interval, once=options.once)
+
+
+def _trace(options: argparse.Namespace) -> int:
+    from antiphon import chat
+    from antiphon.inspect import trace
+
+    return trace.run(chat.Client(options.server, options.token), options.request, steps=options.steps)
 
 
 def _ranktable(options: argparse.Namespace) -> int:

@@ -1,0 +1,1 @@
+"""Commands that show a running system in the terminal: `antiphon tap`, `antiphon top` and `antiphon trace`."""

@@ -1,0 +1,15 @@
+"""Asks a gateway for JSON, for the commands `top` and `trace`."""
+
+import json
+from typing import Any
+
+from antiphon.chat import Client, ServerError
+from shared.config import SettingsError
+
+
+def ask(client: Client, path: str) -> Any:
+    """Returns the decoded answer to a GET request. Raises SettingsError with the server's message for a failure."""
+    try:
+        return json.loads(client.get(path))
+    except ServerError as error:
+        raise SettingsError(str(error)) from error

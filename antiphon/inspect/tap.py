@@ -1,0 +1,139 @@
+"""`antiphon tap`: prints the messages on the bus, decoded, one JSON object a line.
+
+The tap is a subscriber of its own. The bus drops messages for a subscriber that reads too slowly, so a tap never slows
+the services; what it lost is told at its end.
+"""
+
+import asyncio
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphon.inspect.rendering import concerns, rendered
+from shared import messages
+from shared.actors.nats import NatsTransport
+from shared.actors.transport import Delivery
+from shared.codec import DecodeError, Decoder
+from shared.config import SettingsError
+from shared.errors import ServiceError
+from shared.messages import Message
+from shared.subjects import Subjects, new_instance_id
+
+CONNECT_S = 5.0
+QUEUE_MAX = 10_000
+"""Messages that wait to be printed; further ones are dropped and counted."""
+_PORT = re.compile(r"^(?:listen|port):\s*\"?(?:\S*:)?(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A bus: its URL and the path of its credentials, which may be empty."""
+
+    url: str
+    credentials: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TapOptions:
+    """What to show. `subject`: a pattern below the deployment's prefix; `count`: messages to print, 0: without end."""
+
+    subject: str = ">"
+    request: str = ""
+    whole: bool = False
+    count: int = 0
+    namespace: str = "antiphon"
+
+
+def find_bus(url: str, credentials: str, environ: Mapping[str, str], parent: Path | None = None) -> Place:
+    """Returns the bus that is named, else the one that `antiphon serve` of this user runs on this machine.
+
+    Raises SettingsError if there is none, or more than one.
+    """
+    url = url or environ.get("ANTIPHON_NATS", "")
+    if url:
+        return Place(url, credentials or environ.get("ANTIPHON_NATS_CREDENTIALS", ""))
+    found = [
+        Place(f"nats://127.0.0.1:{match[1]}", str(path.with_name("nats.credentials")))
+        for path in sorted((parent or Path(tempfile.gettempdir())).glob("antiphon-*/nats.conf"))
+        if _readable(path) and (match := _PORT.search(path.read_text(encoding="utf-8")))
+    ]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise SettingsError(
+            "no `antiphon serve` of this user runs here: name the bus with --nats and --nats-credentials"
+        )
+    several = ", ".join(place.url for place in found)
+    raise SettingsError(f"several servers run here: name one of {several} with --nats and --nats-credentials")
+
+
+def run(place: Place, options: TapOptions) -> int:
+    """Prints messages until `count` of them are printed or Ctrl-C. Returns an exit code."""
+    return asyncio.run(_tap(place, options))
+
+
+async def _tap(place: Place, options: TapOptions) -> int:
+    subjects = Subjects(options.namespace)
+    name = f"tap-{new_instance_id()}"
+    try:
+        transport = await NatsTransport.connect(
+            [place.url], name=name, inbox_prefix=subjects.inbox(name), credentials=place.credentials, wait_s=CONNECT_S
+        )
+    except ServiceError as error:
+        raise SettingsError(error.message) from error
+    waiting: asyncio.Queue[Delivery] = asyncio.Queue(QUEUE_MAX)
+    dropped = 0
+
+    def take(delivery: Delivery) -> None:
+        nonlocal dropped
+        try:
+            waiting.put_nowait(delivery)
+        except asyncio.QueueFull:
+            dropped += 1
+
+    try:
+        await transport.subscribe(subjects.everything().removesuffix(">") + options.subject, take)
+        await _print(waiting, options, subjects)
+    finally:
+        lost = dropped + transport.counters["slow_consumer"]
+        await transport.close()
+        if lost:
+            print(f"antiphon: {lost} messages came faster than they could be printed", file=sys.stderr)
+    return 0
+
+
+async def _print(waiting: "asyncio.Queue[Delivery]", options: TapOptions, subjects: Subjects) -> None:
+    types = [kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, Message)]
+    decoder = Decoder([kind for kind in types if kind is not Message])
+    prefix, printed, began = subjects.everything().removesuffix(">"), 0, time.monotonic()
+    while not options.count or printed < options.count:
+        delivery = await waiting.get()
+        line = _line(delivery, delivery.subject.removeprefix(prefix), decoder, options)
+        if line is not None:
+            print(json.dumps({"s": round(time.monotonic() - began, 4), **line}, ensure_ascii=False), flush=True)
+            printed += 1
+
+
+def _line(delivery: Delivery, subject: str, decoder: Decoder[Message], options: TapOptions) -> dict[str, object] | None:
+    try:
+        message = decoder.decode(delivery.payload)
+    except DecodeError:
+        unknown = {"subject": subject, "type": None, "bytes": len(delivery.payload)}
+        return None if options.request else unknown
+    if options.request and not concerns(message, options.request):
+        return None
+    return rendered(subject, message, whole=options.whole, request=options.request)
+
+
+def _readable(path: Path) -> bool:
+    """Whether a configuration belongs to this user; the directory of another user cannot be read."""
+    try:
+        with path.open("rb"):
+            return True
+    except OSError:
+        return False

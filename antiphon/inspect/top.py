@@ -1,0 +1,67 @@
+"""`antiphon top`: every process with its load, and the requests in progress, refreshed in the terminal."""
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from antiphon.chat import Client
+from antiphon.inspect.server import ask
+
+_CLEAR = "\x1b[H\x1b[2J"
+REQUESTS_SHOWN = 15
+
+
+def run(client: Client, *, interval_s: float, once: bool) -> int:
+    """Shows the system every `interval_s` until Ctrl-C, or once, measured over one interval."""
+    before = ask(client, "/admin/topology")
+    while True:
+        time.sleep(interval_s)
+        now = ask(client, "/admin/topology")
+        running = ask(client, f"/v1/requests?state=running&all=true&sort=slowest&limit={REQUESTS_SHOWN}")["data"]
+        text = "\n".join(lines(before, now, running))
+        print(text if once or not sys.stdout.isatty() else _CLEAR + text, flush=True)
+        if once:
+            return 0
+        before = now
+
+
+def lines(before: dict[str, Any], now: dict[str, Any], running: list[dict[str, Any]]) -> Iterator[str]:
+    """Yields the lines for two answers of `GET /admin/topology` and the requests in progress."""
+    elapsed_s = max(1e-6, now["now_s"] - before["now_s"])
+    earlier = {one["instance_id"]: one for one in before["members"]}
+    yield f"{'PROCESS':<24} {'STATE':<9} {'HEARTBEAT':>9} {'MSG/S':>8}  LOAD"
+    for one in now["members"]:
+        old = earlier.get(one["instance_id"], one)
+        messages = (_messages(one) - _messages(old)) / elapsed_s
+        age = f"{one['heartbeat_age_s']:.2f} s"
+        yield f"{one['id']:<24} {one['state']:<9} {age:>9} {messages:>8.1f}  {_load(one, old, elapsed_s)}"
+    yield ""
+    yield f"{'REQUEST':<24} {'MODEL':<20} {'AGE':>9} {'PROMPT':>7} {'OUTPUT':>7}  PHASE"
+    for one in running:
+        age = f"{one['duration_s']:.2f} s"
+        yield (
+            f"{one['id']:<24} {one['model'][:20]:<20} {age:>9} {one['prompt_tokens']:>7} "
+            f"{one['completion_tokens']:>7}  {one['longest_phase']}"
+        )
+    if not running:
+        yield "(none in progress)"
+
+
+def _messages(one: dict[str, Any]) -> int:
+    return one["messages_received"] + one["messages_sent"]
+
+
+def _load(one: dict[str, Any], old: dict[str, Any], elapsed_s: float) -> str:
+    load = one["load"]
+    match one["service"]:
+        case "engine":
+            tokens = (load["generation_tokens"] - old["load"]["generation_tokens"]) / elapsed_s
+            used = 1 - load["num_free_blocks"] / load["num_blocks"] if load["num_blocks"] else 0.0
+            return f"{load['num_running']} running, {load['num_waiting']} waiting, {tokens:.0f} tokens/s, KV {used:.0%}"
+        case "gateway":
+            return f"{load['num_requests']} requests, {load['num_waiting']} waiting"
+        case "detokenizer":
+            return f"{load['num_streams']} streams"
+        case _:
+            return f"{(load['num_tokens'] - old['load']['num_tokens']) / elapsed_s:.0f} tokens/s"

@@ -1,0 +1,62 @@
+"""`antiphon trace`: the timeline of one request as text."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from antiphon.chat import Client
+from antiphon.inspect.server import ask
+
+BAR_CHARS = 40
+
+
+def run(client: Client, request: str, *, steps: bool) -> int:
+    """Prints the timeline of a request, with `steps` every step. Raises SettingsError for an unknown request."""
+    from urllib.parse import quote
+
+    found = ask(client, f"/v1/requests/{quote(request, safe='')}/timeline")
+    print("\n".join(lines(found, steps=steps)))
+    return 0
+
+
+def lines(found: dict[str, Any], *, steps: bool) -> Iterator[str]:
+    """Yields the lines for one timeline (`GET /v1/requests/{id}/timeline`)."""
+    failure = f" ({found['error_code']})" if found["error_code"] else ""
+    yield f"{found['id']}  {found['state']}{failure}  {found['model']}  {_ms(found['duration_s'])}"
+    yield (
+        f"prompt {found['prompt_tokens']} tokens ({found['cached_tokens']} cached), output "
+        f"{found['completion_tokens']}, first token {_ms(found['time_to_first_token_s'])}"
+    )
+    yield ""
+    total = sum(found["phases"].values()) or 1.0
+    for name, seconds in found["phases"].items():
+        mark = "  <- longest" if name == found["longest_phase"] else ""
+        yield f"  {name:<14}{_ms(seconds):>12}  {'#' * round(BAR_CHARS * seconds / total)}{mark}"
+    for sequence in found["sequences"]:
+        for attempt in sequence["attempts"]:
+            yield ""
+            yield from _attempt(sequence["index"], attempt, steps)
+    if found["dropped_events"]:
+        yield f"\n{found['dropped_events']} events were not kept"
+
+
+def _attempt(index: int, attempt: dict[str, Any], steps: bool) -> Iterator[str]:
+    lost = f", lost at {_ms(attempt['lost_s'])}: {attempt['reason']}" if attempt["lost_s"] is not None else ""
+    yield (
+        f"sequence {index}, attempt {attempt['attempt']} on {attempt['engine']}: sent at {_ms(attempt['placed_s'])}, "
+        f"{len(attempt['steps'])} steps{lost}"
+    )
+    shown = attempt["steps"] if steps else sorted(attempt["steps"], key=lambda step: -step["gap_s"])[:5]
+    if shown:
+        yield f"  {'step':>8} {'kind':<8} {'end':>11} {'gap':>11} {'tokens':>6} {'new':>4} {'batch':>5} {'waiting':>7}"
+    for step in shown:
+        note = "  preempted before it" if step["preempted_before"] else ""
+        yield (
+            f"  {step['step']:>8} {step['kind']:<8} {_ms(step['end_s']):>11} {_ms(step['gap_s']):>11} "
+            f"{step['num_tokens']:>6} {step['num_output']:>4} {step['batch_size']:>5} {step['num_waiting']:>7}{note}"
+        )
+    if len(shown) < len(attempt["steps"]):
+        yield "  (the longest gaps; --steps shows every step)"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.1f} ms"
