@@ -1,0 +1,151 @@
+"""The manifests for Kubernetes: valid by its schemas, complete, and in agreement with the rest of the repository."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.unit.infra.test_monitoring import NAME, known
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "infra/kubernetes"
+SERVICES = ("gateway", "tokenizer", "engine", "detokenizer")
+SCHEMAS = "1.33"
+
+
+def resources(folder: Path) -> Iterator[Any]:
+    """Every object of a kustomization and of those that it builds on."""
+    for name in yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]:
+        path = (folder / name).resolve()
+        if path.is_dir():
+            yield from resources(path)
+        else:
+            yield from yaml.safe_load_all(path.read_text())
+
+
+ALL = list(resources(FOLDER / "autoscaling"))
+
+
+def of_kind(kind: str) -> dict[str, Any]:
+    return {one["metadata"]["name"]: one for one in ALL if one["kind"] == kind}
+
+
+def pod(name: str) -> Any:
+    return {**of_kind("Deployment"), **of_kind("StatefulSet")}[name]["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: f"{one['kind']}-{one['metadata']['name']}")
+def test_every_object_is_valid(one: Any):
+    if one["apiVersion"].startswith("keda.sh/"):
+        return  # a schema of its own, which is not part of Kubernetes
+    kubernetes_validate.validate(one, SCHEMAS, strict=True)
+
+
+def test_every_service_is_a_deployment_of_its_own_that_survives_disruption():
+    assert set(of_kind("Deployment")) == set(SERVICES)
+    assert set(of_kind("PodDisruptionBudget")) == set(SERVICES)
+    assert set(of_kind("Service")) == {"gateway", "nats"}
+    for name, budget in of_kind("PodDisruptionBudget").items():
+        labels = of_kind("Deployment")[name]["spec"]["template"]["metadata"]["labels"]
+        assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        assert of_kind("Deployment")[name]["spec"]["replicas"] >= 2
+
+
+@pytest.mark.parametrize("name", [*SERVICES, "nats"])
+def test_a_pod_has_no_rights_that_it_does_not_need(name: str):
+    spec = pod(name)
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    [container] = spec["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {"cpu", "memory"} <= set(container["resources"]["requests"])
+    assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_runs_like_its_image_and_is_probed(name: str):
+    spec = pod(name)
+    [container] = spec["containers"]
+    dockerfile = (ROOT / f"infra/docker/{name}.Dockerfile").read_text()
+    assert f"USER {spec['securityContext']['runAsUser']}" in dockerfile
+    assert container["image"] == f"antiphon-{name}"
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        told = container[probe]
+        if name == "gateway":
+            assert told["httpGet"]["path"] in ("/livez", "/readyz")
+        else:
+            assert told["exec"]["command"] == ["python", "healthcheck.py", name]
+            assert told["timeoutSeconds"] >= 5, "longer than the check's own limit"
+    # The health check knows a process by the id that it gets without --service-id: from the name of the pod.
+    assert not any("service-id" in word for word in container["args"])
+    assert spec["terminationGracePeriodSeconds"] > 20
+
+
+def test_every_volume_secret_and_setting_exists():
+    base = yaml.safe_load((FOLDER / "base/kustomization.yaml").read_text())
+    maps = {one["name"]: one for one in base["configMapGenerator"]}
+    secrets = {one["name"]: one for one in base["secretGenerator"]}
+    for name in (*SERVICES, "nats"):
+        spec = pod(name)
+        [container] = spec["containers"]
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes)
+        for volume in volumes.values():
+            if "secret" in volume:
+                files = {Path(file).name for file in secrets[volume["secret"]["secretName"]]["files"]}
+                assert {item["key"] for item in volume["secret"]["items"]} <= files
+                assert volume["secret"]["defaultMode"] == 0o400
+        for entry in container.get("env", ()):
+            reference = entry.get("valueFrom", {}).get("configMapKeyRef")
+            if reference:
+                keys = {word.split("=")[0] for word in maps[reference["name"]]["literals"]}
+                assert reference["key"] in keys
+    assert {image["name"] for image in base["images"]} == {f"antiphon-{name}" for name in SERVICES}
+
+
+def test_the_bus_has_the_limits_that_it_has_elsewhere():
+    def limits(path: Path) -> set[str]:
+        return set(re.findall(r"^(?:max|write|ping)_\w+: .+$", path.read_text(), re.MULTILINE))
+
+    assert limits(FOLDER / "base/nats.conf") == limits(ROOT / "infra/nats/nats.conf")
+    assert "include ../secrets/authorization.conf" in (FOLDER / "base/nats.conf").read_text()
+
+
+def test_the_password_is_drawn_once_and_readable_by_its_owner_only(tmp_path: Path):
+    for _ in range(2):
+        subprocess.run([FOLDER / "make_secrets.sh", tmp_path / "s"], check=True)
+    user, password = (tmp_path / "s/credentials").read_text().split(":")
+    assert (user, len(password)) == ("antiphon", 48)
+    assert password in (tmp_path / "s/authorization.conf").read_text()
+    assert (tmp_path / "s/credentials").stat().st_mode & 0o077 == 0
+    ignored = (ROOT / ".gitignore").read_text()
+    assert "/infra/kubernetes/base/secrets/" in ignored, "never committed"
+
+
+def test_nobody_may_connect_but_those_who_are_named():
+    policies = of_kind("NetworkPolicy")
+    assert policies["default-deny"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    [rule] = policies["bus-from-services"]["spec"]["ingress"]
+    assert [port["port"] for port in rule["ports"]] == [4222]
+    assert set(rule["from"][0]["podSelector"]["matchExpressions"][0]["values"]) == set(SERVICES)
+
+
+def test_each_service_scales_by_its_own_signal():
+    assert set(of_kind("HorizontalPodAutoscaler")) == set(SERVICES) - {"engine"}
+    [engine] = of_kind("ScaledObject").values()
+    assert engine["spec"]["scaleTargetRef"]["name"] == "engine"
+    for trigger in engine["spec"]["triggers"]:
+        names = set(NAME.findall(trigger["metadata"]["query"]))
+        assert names
+        assert names <= known()
+    for scaler in of_kind("HorizontalPodAutoscaler").values():
+        assert scaler["spec"]["scaleTargetRef"]["name"] == scaler["metadata"]["name"]
