@@ -26,7 +26,7 @@ class Call:
     """`X-Request-Id`, if it is well formed."""
     timeout: str = ""
     """`X-Request-Timeout`, unchecked."""
-    received_s: float = field(default_factory=time.monotonic)
+    received_s: float = field(default_factory=time.monotonic, compare=False)
     """When the headers of the request had arrived, monotonic seconds."""
     response_headers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Added to the response: what is left of the key's limits."""
