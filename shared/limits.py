@@ -109,11 +109,11 @@ IDEMPOTENCY_ANSWERS_MAX = 1024
 """Answers that a gateway keeps for repetitions; the oldest are dropped. Also the requests with a key in progress."""
 IDEMPOTENCY_BYTES_MAX = 64 * 2**20
 """Size of the answers that a gateway keeps for repetitions. Bounds memory."""
-RECORD_STEPS_MAX = 4096
+RECORD_STEPS_MAX = 2048
 """Steps kept in the record of one request, over all its sequences; further ones are counted only. Bounds memory: a step
-takes 28 bytes."""
-RECORD_PIECES_MAX = 4096
-"""Pieces of output kept in the record of one request, each with the times of arrival and writing; 16 bytes."""
+takes 80 bytes."""
+RECORD_PIECES_MAX = 2048
+"""Pieces of output kept in the record of one request, each with the times of arrival and writing; 32 bytes."""
 RECORD_MARKS_MAX = 1024
 """Other events kept in the record of one request: placements, losses, preemptions."""
 RECORD_PINNED_MAX = 32

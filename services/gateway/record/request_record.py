@@ -85,9 +85,9 @@ class Attempt:
     accepted_us: int | None = None
     lost_us: int | None = None
     reason: str = ""
-    steps: "array[int]" = field(default_factory=lambda: array("I"))
+    steps: "array[int]" = field(default_factory=lambda: array("Q"))
     """STEP_COLUMNS numbers for each step."""
-    loads: "array[int]" = field(default_factory=lambda: array("I"))
+    loads: "array[int]" = field(default_factory=lambda: array("Q"))
     """Three numbers for each step: tokens of all its sequences, sequences that waited, free blocks."""
     preempted_before: set[int] = field(default_factory=set[int])
     """Numbers of the steps before which the sequence was preempted."""
@@ -98,8 +98,8 @@ class SequenceRecord:
     """The record of one sequence. `arrived` and `written` have PIECE_COLUMNS numbers for each piece of output."""
 
     attempts: list[Attempt] = field(default_factory=list[Attempt])
-    arrived: "array[int]" = field(default_factory=lambda: array("I"))
-    written: "array[int]" = field(default_factory=lambda: array("I"))
+    arrived: "array[int]" = field(default_factory=lambda: array("Q"))
+    written: "array[int]" = field(default_factory=lambda: array("Q"))
 
     def attempt(self, number: int) -> Attempt | None:
         """Returns the attempt with this number; None if it is not recorded."""
@@ -233,4 +233,4 @@ class RequestRecord(RecordedRequest):
         return self.num_marks <= limits.RECORD_MARKS_MAX
 
     def _elapsed_us(self) -> int:
-        return min(2**32 - 1, max(0, round((self._now() - self._received_s) * _MICROSECONDS)))
+        return max(0, round((self._now() - self._received_s) * _MICROSECONDS))

@@ -155,3 +155,15 @@ def test_a_record_is_bounded(monkeypatch):
         begin(recorder, name, clock)
     assert recorder.begin(RequestFacts("c", "toy", "k"), clock()) is NOT_RECORDED
     assert recorder.num_unrecorded == 1
+
+
+def test_a_request_may_take_hours():
+    clock = Hand()
+    recorder = Recorder(4, clock)
+    record = begin(recorder, "r", clock)
+    record.placed(0, 1, "engine-1", "d")
+    clock.now += 10 * 3600
+    record.arrived(0, 1)
+    recorder.add_steps(StepEvents("engine-1", "b", (step(2**33, 36_000_000_000, 5_000_000_000, 2**20, 1, 1),)))
+    [found] = timeline_of(record)["sequences"][0]["attempts"][0]["steps"]
+    assert (found["step"], found["end_s"], found["start_s"]) == (2**33, 36000.0, 31000.0)
