@@ -324,6 +324,33 @@ ENGINE_QUEUE_AHEAD = 1.0
 """Sequences that an engine wants in its own queue, as a multiple of its batch slots. The engine starts them between two
 heartbeats, before gateways see its new credit."""
 
+# --- transfers of KV between engines ---
+KV_TRANSFER_TOKENS_MIN = 16
+"""Prompt tokens that are missing in a decode engine's cache, below which it computes them itself: so few take about as
+long as a decode step, and a transfer takes longer."""
+KV_CONNECT_S = 1.0
+"""Time to connect to the engine that has the KV, seconds. Then the receiver computes the prompt itself."""
+KV_ALIVE_S = 0.2
+"""Interval at which the sender says that it is alive while it has no block to send, seconds."""
+KV_SILENCE_S = 1.0
+"""Silence of the sender, within a block too, after which the receiver computes the rest itself. Five times
+`KV_ALIVE_S`."""
+KV_PROGRESS_S = 30.0
+"""Time without a new block after which the receiver computes the rest itself, although the sender is alive."""
+KV_ARRIVAL_S = 2.0
+"""How long a sender waits for the announcement of a transfer that a receiver asks for, seconds. Both are told at the
+same time; placing a sequence takes at most `SUBMIT_TIMEOUT_S` twice."""
+KV_LEASE_S = 20.0
+"""How long a sender keeps the blocks of a transfer that nobody fetches, seconds. They are then freed."""
+KV_LOADS_MAX = 256
+"""Loads in progress in one engine, each with a connection. Further ones wait."""
+KV_FETCHES_MAX = 1024
+"""Connections of receivers to one sender; further ones are closed at once, and the receivers compute themselves."""
+KV_HEADER_BYTES_MAX = 4 * 2**20
+"""Size of a message's header: room for the hashes of 200,000 blocks."""
+KV_SHARED_BYTES_MAX = 256 * 2**20
+"""Size of the shared memory of one transfer between engines of one machine. Larger ones go through a socket."""
+
 # --- detokenizer ---
 STREAMS_MAX = 8192
 """Open streams in one detokenizer; further ones are refused as overload, and gateways choose another detokenizer.

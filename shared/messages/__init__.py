@@ -29,6 +29,7 @@ from shared.messages.detokenizer import (
 from shared.messages.engine import (
     Cancel,
     Done,
+    KvSource,
     ProgressQuery,
     ProgressReply,
     PromptLogprobs,
@@ -82,6 +83,7 @@ __all__ = [
     "GatewayStatus",
     "Heartbeat",
     "HistogramCounts",
+    "KvSource",
     "Message",
     "OpenBatch",
     "OpenBatchReply",

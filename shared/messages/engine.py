@@ -9,6 +9,16 @@ from shared.sampling import SamplingParams
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
+class KvSource(Part, frozen=True, array_like=True):
+    """The engine that computes the prompt of a sequence for another engine, and the name of the transfer.
+
+    `address` is that of `EngineStatus.kv_address`. The name is random and secret: who knows it may fetch the blocks.
+    """
+
+    transfer_id: str
+    address: str
+
+
 class Submit(Message, frozen=True, array_like=True, tag=True):
     """Runs one sequence. Answered by `SubmitReply`; the tokens are then sent to `sink` as `TokenEvents`.
 
@@ -42,6 +52,11 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     """If set, the sequence generates no tokens: its only event has the vector of the prompt. `params` has no effect."""
     recorded: bool = False
     """Whether the gateway keeps a record of the request: the engine then tells of its steps (`StepEvents`)."""
+    kv_source: KvSource | None = None
+    """The engine from which this one fetches the KV of prompt and output. If that fails, it computes them itself."""
+    kv_transfer_id: str = ""
+    """If set, the engine computes the prompt for another engine, which fetches the KV under this name. Of the output
+    only one token is generated, and no event is published: `sink` is empty."""
 
 
 class SubmitBatch(Message, frozen=True, array_like=True, tag=True):

@@ -27,7 +27,7 @@ class EngineHistograms(Part, frozen=True, array_like=True, kw_only=True):
 class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     """The engine's model, capacity and load, by which gateways place sequences, and its counters.
 
-    The fields from `step` to `accepted_tokens` are counters since the start of the engine. `cached_tokens` counts
+    The fields from `step` to `accepted_tokens`, and those from `kv_loads` on, are counters since the start of the engine. `cached_tokens` counts
     prompt tokens that were not computed.
     """
 
@@ -69,6 +69,17 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     accepted_by_position: tuple[int, ...] = ()
     """How many draft tokens were accepted at each position of a draft; a counter."""
     histograms: EngineHistograms = EngineHistograms()
+    role: str = "both"
+    """`prefill`: computes prompts for decode engines; `decode`: gets the KV of prompts from prefill engines; `both`:
+    does everything itself."""
+    kv_address: str = ""
+    """`host:port` at which a prefill engine's KV can be fetched; empty for other engines."""
+    kv_loads: int = 0
+    """Transfers of KV from other engines that a sequence waited for to the end; `kv_failed_loads` of them, or more for
+    want of host memory, brought less than they should have."""
+    kv_failed_loads: int = 0
+    kv_loaded_tokens: int = 0
+    kv_saved_tokens: int = 0
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):

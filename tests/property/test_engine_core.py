@@ -5,7 +5,7 @@ Each plan is carried out by `engine_worker.ModelWorker`, and `invariants.check` 
 
 import random
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from hypothesis import HealthCheck, settings
@@ -19,9 +19,11 @@ from services.engine.core.request import Outcome, SequenceSpec
 from shared.blocks import chain_hashes, split_hashes
 from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
+from shared.messages import KvSource
 from shared.pooling import POOLING_KINDS, PoolingKind, PoolingParams
 from shared.sampling import BeamParams, SamplingParams
 from tests.property.engine_worker import EOS, STOP, ModelWorker
+from tests.property.transfers import Transfers
 
 DRAIN_STEPS = 3000
 
@@ -100,6 +102,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         self.num_reports = prompt_logprob_rows(self.facts.vocab_size)
         self.core = Core(self.limits, self.facts)
         self.worker = ModelWorker(self.facts, max_num_seqs)
+        self.transfers = Transfers(self.worker)
         self.live: dict[str, Known] = {}
         self.salts: dict[str, bytes] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
@@ -117,7 +120,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
 
     @rule(
         family=st.sampled_from([0, 0, 0, 1]),
-        shared=st.sampled_from([0, 2, 4, 8, 8, 12]),
+        shared=st.sampled_from([0, 2, 4, 8, 8, 12, 24]),
         tail=st.lists(st.integers(20, 21), max_size=2),
         output=st.lists(st.sampled_from([10, 11]), max_size=2),
         max_tokens=st.integers(1, 12),
@@ -134,6 +137,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         client=st.sampled_from([("", 0), ("", 0), ("a", 0), ("b", 1)]),
         width=st.sampled_from([0, 0, 0, 2, 3]),
         reports=st.sampled_from([False, False, True]),
+        transfer=st.sampled_from(["", "", "load", "save"]),
     )
     def submit(
         self,
@@ -155,10 +159,11 @@ class EngineCoreMachine(RuleBasedStateMachine):
         client: tuple[str, int],
         width: int,
         reports: bool,
+        transfer: str,
     ) -> None:
         """One sequence, a fork of a live one, or the choices of a prompt, that arrive together.
 
-        `width`: of a beam search for the choices; 0 if they sample. `reports`: whether log probabilities of the prompt
+        `transfer`: whether their KV comes from another engine, or goes to one. `width`: of a beam search for the choices; 0 if they sample. `reports`: whether log probabilities of the prompt
         are asked for.
         """
         if clamped:
@@ -180,6 +185,9 @@ class EngineCoreMachine(RuleBasedStateMachine):
         )
         if width:
             choices, output, params = min(choices, width), [], msgspec.structs.replace(params, temperature=0.0)
+        if transfer == "save":
+            width, output = 0, []
+            params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0, prompt_logprobs=None, beam=None)
         hashes = split_hashes(chain_hashes(pack_ids([*prompt, *output]), self.facts.block_size, salt))
         related = f"family {len(self.salts)}" if choices > 1 and forked is None else ""
         for number in range(choices if related else 1):
@@ -191,7 +199,12 @@ class EngineCoreMachine(RuleBasedStateMachine):
                 params = msgspec.structs.replace(params, beam=BeamParams(width, number, early_stopping=spread > 0))
             name, client_rank = client
             carried, place = tuple(output), (rank, arrival, related, name, 1.0 + client_rank, client_rank)
-            self.enter(SequenceSpec(sequence_id, prompt, params, carried, given, salt, *place), forked)
+            spec = SequenceSpec(sequence_id, prompt, params, carried, given, salt, *place)
+            if transfer == "load":
+                spec = replace(spec, kv_source=KvSource(related or sequence_id, "somewhere"))
+            elif transfer == "save":
+                spec = replace(spec, kv_transfer_id=sequence_id)
+            self.enter(spec, forked)
 
     @rule(
         length=st.integers(1, 40),
@@ -255,6 +268,17 @@ class EngineCoreMachine(RuleBasedStateMachine):
         assert self.core.abort(sequence_id)
         assert not self.core.abort(sequence_id)
 
+    @rule()
+    def take_meta(self) -> None:
+        """Passes on what the core wants of the other half of the transfers."""
+        self.transfers.take(self.core, self.salts)
+
+    @precondition(lambda self: self.transfers.busy)
+    @rule(pick=st.integers(0, 1000), share=st.sampled_from([0.0, 0.5, 1.0, 1.0]))
+    def end_transfer(self, pick: int, share: float) -> None:
+        """Ends a load, which may have brought only a part, or a save."""
+        self.core.transferred(self.transfers.end(pick, share))
+
     @precondition(lambda self: len(self.in_flight) < self.depth)
     @rule(seed=st.integers(0, 2**16))
     def plan(self, seed: int) -> None:
@@ -267,7 +291,9 @@ class EngineCoreMachine(RuleBasedStateMachine):
         self.check_plan(plan)
         if plan.empty:
             assert plan == StepPlan(plan.step)
-            assert self.in_flight or not self.live, "work to do, none of it planned, and nothing to wait for"
+            self.take_meta()
+            waits = self.in_flight or self.transfers.busy
+            assert waits or not self.live, "work to do, none of it planned, and nothing to wait for"
             return
         reports = sum(share.num_prompt_logprobs for share in plan.scheduled)
         assert reports == plan.num_prompt_logprobs <= self.num_reports
@@ -304,7 +330,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         assert self.core.sequences.keys() == self.live.keys()
         counters = self.core.counters()
         scheduled = self.core.scheduled_sequences()
-        assert counters.num_running + counters.num_waiting == len(scheduled)
+        assert counters.num_running + counters.num_waiting == len(scheduled) + self.core.transfers.num_waiting
         reasons = ("stop", "length", "abort", "error")
         assert dict(counters.finished) == {reason: self.ended[reason] for reason in reasons}
         assert counters.generation_tokens == self.num_generated
@@ -378,6 +404,8 @@ class EngineCoreMachine(RuleBasedStateMachine):
                 "preempted": counters.preemptions,
                 "swapped in": counters.swapped_in_blocks,
                 "copied": self.num_copies,
+                "loaded": self.transfers.num_loaded,
+                "saved": counters.kv_saved_tokens,
                 "beams preempted": self.num_beams_preempted,
                 "right guesses": counters.accepted_tokens,
                 "wrong guesses": counters.drafted_tokens - counters.accepted_tokens,
@@ -391,6 +419,9 @@ class EngineCoreMachine(RuleBasedStateMachine):
         for seed in range(DRAIN_STEPS):
             if not self.live and not self.in_flight:
                 break
+            self.take_meta()
+            if self.transfers.busy:
+                self.end_transfer(seed, 1.0)
             in_flight = len(self.in_flight)
             if in_flight < self.depth:
                 self.plan(seed)
@@ -398,6 +429,9 @@ class EngineCoreMachine(RuleBasedStateMachine):
                 self.apply()
             self.holds_together()
         assert not self.live, f"{len(self.live)} sequences have not ended"
+        self.take_meta()
+        while self.transfers.busy:
+            self.end_transfer(0, 1.0)
         assert self.core.pool.num_free == self.facts.num_blocks
         assert self.core.swap.pool.num_free == self.facts.num_host_blocks
         assert not self.core._families  # pyright: ignore[reportPrivateUsage]

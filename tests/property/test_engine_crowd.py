@@ -41,7 +41,7 @@ def crowded(draw: random.Random) -> EngineCoreMachine:
 def submit_something(machine: EngineCoreMachine, draw: random.Random) -> None:
     machine.submit(
         family=draw.randint(0, 1),
-        shared=draw.choice([4, 8, 12]),
+        shared=draw.choice([4, 8, 12, 20, 20, 20]),
         tail=[draw.randint(20, 21) for _ in range(draw.randint(0, 2))],
         output=[draw.choice([10, 11]) for _ in range(draw.randint(0, 2))],
         max_tokens=draw.randint(3, 12),
@@ -58,6 +58,7 @@ def submit_something(machine: EngineCoreMachine, draw: random.Random) -> None:
         client=draw.choice([("", 0), ("", 0), ("a", 0), ("b", 1)]),
         width=draw.choice([0, 0, 2, 3]),
         reports=draw.random() < 0.2,
+        transfer=draw.choice(["", "", "load", "save"]),
     )
 
 
@@ -68,15 +69,29 @@ def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(seed: int) 
         draw = random.Random(f"{seed}/{run}")
         machine = crowded(draw)
         for _ in range(30):
-            kind = draw.choices(["advance", "submit", "abort"], [6, 2, 1])[0]
+            kind = draw.choices(["advance", "submit", "transfer", "abort"], [6, 2, 2, 1])[0]
             if kind == "advance":
                 machine.advance(draw.randrange(2**16), draw.randint(1, 5))
             elif kind == "submit":
                 submit_something(machine, draw)
+                machine.take_meta()
+            elif kind == "transfer":
+                machine.take_meta()
+                if machine.transfers.busy:
+                    machine.end_transfer(draw.randrange(1000), draw.choice([0.0, 0.5, 1.0, 1.0]))
             elif machine.live:
                 machine.abort(draw.randrange(1000))
             machine.holds_together()
         machine.teardown()
         seen += machine.seen()
-    wanted = ("preempted", "beams preempted", "swapped in", "copied", "right guesses", "wrong guesses")
+    wanted = (
+        "preempted",
+        "beams preempted",
+        "swapped in",
+        "copied",
+        "right guesses",
+        "wrong guesses",
+        "loaded",
+        "saved",
+    )
     assert min(seen[what] for what in wanted) > 0, seen

@@ -19,6 +19,7 @@ import msgspec
 from services.engine.core.beam_group import BeamGroup, BeamGroups, further_beams
 from services.engine.core.block_pool import BlockPool
 from services.engine.core.counters import Counters, Tally
+from services.engine.core.kv_transfer import KvLoaded, KvReleased, KvTransfers
 from services.engine.core.lookahead import Lookahead
 from services.engine.core.plan import (
     CoreLimits,
@@ -62,6 +63,7 @@ class Core:
             self.tally,
             prompt_logprob_rows(facts.vocab_size),
         )
+        self.transfers = KvTransfers(facts.block_size, self.pool, self.swap, self.prefix_cache, self.tally)
         self._families: dict[tuple[str, bytes], list[Sequence]] = {}
         """The live sequences of each family (sequences with a common prefix), by family name and cache salt."""
         self.beam_groups = BeamGroups(facts.block_size)
@@ -113,6 +115,11 @@ class Core:
         if spec.family:
             sequence.relatives = self._families.setdefault((spec.family, spec.cache_salt), [])
             sequence.relatives.append(sequence)
+        if spec.kv_transfer_id:
+            self.transfers.open(sequence)
+        if spec.kv_source is not None and self.transfers.begin(sequence, spec.kv_source):
+            sequence.move_to(Status.WAITING_FOR_KV)
+            return
         self.scheduler.add(sequence)
 
     def fork(self, source_id: str, spec: SequenceSpec) -> None:
@@ -143,6 +150,15 @@ class Core:
         self._leave(sequence)
         self.tally.finished["abort"] += 1
         return True
+
+    def transferred(self, result: KvLoaded | KvReleased) -> None:
+        """Applies what has happened to a transfer of KV: a load has ended, or saved blocks are not used any more."""
+        if isinstance(result, KvReleased):
+            self.transfers.released(result)
+            return
+        for sequence in self.transfers.finished(result):
+            sequence.move_to(Status.WAITING)
+            self.scheduler.add(sequence)
 
     def schedule(self, now_s: float = 0.0) -> StepPlan:
         """Plans the next step. The plan is empty if there is nothing to compute; an empty plan must not be run.
@@ -189,6 +205,8 @@ class Core:
             if sequence.status is Status.FINISHED:
                 continue
             self.prefix_cache.publish(sequence)
+            if sequence.kv_transfer_id:
+                self.transfers.save(sequence)
             if reported is not None:
                 sequence.prompt_logprobs.append(reported)
                 sequence.has_prompt_logprobs = sequence.num_computed_tokens >= sequence.num_prompt_tokens - 1
@@ -220,8 +238,12 @@ class Core:
         return self.beam_groups.joined(plan)
 
     def scheduled_sequences(self) -> list[Sequence]:
-        """Returns the sequences that the scheduler has: the live ones, with the beams of a search for its members."""
+        """Returns the sequences that the scheduler has: the live ones, with the beams of a search for its members.
+
+        Those that wait for KV are not among them.
+        """
         own = [one for one in self.sequences.values() if one.params.beam is None]
+        own = [one for one in own if one.status is not Status.WAITING_FOR_KV]
         return own + [beam for group in self.beam_groups for beam in group.beams]
 
     def counters(self) -> Counters:
@@ -229,7 +251,7 @@ class Core:
         scheduler, tally = self.scheduler, self.tally
         return Counters(
             num_running=len(scheduler.running),
-            num_waiting=scheduler.waiting.num_waiting,
+            num_waiting=scheduler.waiting.num_waiting + self.transfers.num_waiting,
             num_waiting_tokens=scheduler.waiting.num_tokens,
             num_free_blocks=self.pool.num_free,
             step=tally.step,
@@ -243,6 +265,10 @@ class Core:
             swapped_in_blocks=tally.swapped_in_blocks,
             drafted_tokens=tally.drafted_tokens,
             accepted_tokens=tally.accepted_tokens,
+            kv_loads=tally.kv_loads,
+            kv_failed_loads=tally.kv_failed_loads,
+            kv_loaded_tokens=tally.kv_loaded_tokens,
+            kv_saved_tokens=tally.kv_saved_tokens,
             finished=tuple(tally.finished.items()),
             drafts=tally.drafts,
             accepted_by_position=tuple(tally.accepted_by_position),
@@ -330,6 +356,12 @@ class Core:
                 self.scheduler.finish(beam)
             return
         self._leave_family(sequence)
+        if sequence.kv_transfer_id:
+            self.transfers.end(sequence)
+        if sequence.status is Status.WAITING_FOR_KV:
+            self.transfers.abandon(sequence)
+            sequence.move_to(Status.FINISHED)
+            return
         self.scheduler.finish(sequence)
 
     def _fail(self, sequence: Sequence, message: str) -> None:
@@ -359,6 +391,10 @@ class Core:
             self._check_pooling(spec, spec.pooling)
         else:
             self._check_output(spec)
+        if spec.kv_transfer_id:
+            alone = spec.params.max_tokens == 1 and not spec.output_token_ids
+            plain = spec.pooling is None and spec.params.beam is None and spec.params.prompt_logprobs is None
+            _require(alone and plain, "kv_transfer_id", "A prompt that is computed for another engine has one output.")
         for token_ids in (spec.prompt_token_ids, spec.output_token_ids):
             in_range = not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.facts.vocab_size)
             _require(in_range, "prompt", f"Token ids must be between 0 and {self.facts.vocab_size - 1}.")

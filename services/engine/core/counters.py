@@ -31,6 +31,13 @@ class Tally:
     """Number of times that draft tokens were planned for a sequence."""
     accepted_by_position: list[int] = field(default_factory=list[int])
     """How many draft tokens were accepted at each position of a draft."""
+    kv_loads: int = 0
+    """Number of transfers of KV from other engines that a sequence waited for to the end."""
+    kv_failed_loads: int = 0
+    """Transfers that brought less than they should have, or for which there was no room."""
+    kv_loaded_tokens: int = 0
+    kv_saved_tokens: int = 0
+    """Tokens whose KV was passed on to other engines."""
     finished: dict[FinishReason, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0, "error": 0})
 
 
@@ -53,6 +60,10 @@ class Counters:
     swapped_in_blocks: int
     drafted_tokens: int
     accepted_tokens: int
+    kv_loads: int
+    kv_failed_loads: int
+    kv_loaded_tokens: int
+    kv_saved_tokens: int
     finished: tuple[tuple[FinishReason, int], ...]
     drafts: int = 0
     accepted_by_position: tuple[int, ...] = ()

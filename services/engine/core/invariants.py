@@ -29,22 +29,26 @@ def check_idle(core: Core, now_s: float) -> None:
     """Raises AssertionError, with a description, if an idle core still holds something.
 
     Call it on the core's thread when `schedule` has returned an empty plan and no plan is in flight. Sequences may then
-    wait only for a batch to gather. No sequence may run and no block or row may be held; without live sequences, no
+    wait only for a batch to gather, for KV or for blocks that are held for other engines. No sequence may run and no block or row may be held; without live sequences, no
     host block or family (sequence group) either.
     """
     scheduler = core.scheduler
     assert not scheduler.running, f"{len(scheduler.running)} sequences run and have nothing to compute"
+    transfers = core.transfers
+    # Sequences may lack the blocks that are held until another engine has received them.
+    held_for_others = transfers.num_saved_blocks
+    num_queued = len(core.sequences) - transfers.num_waiting
     gathering = math.isfinite(core.seconds_to_batch(now_s))
-    assert gathering or not core.sequences, f"{len(core.sequences)} sequences wait although nothing runs"
+    assert gathering or held_for_others or not num_queued, f"{num_queued} sequences wait although nothing runs"
     held = list(scheduler.rows.holders())
     assert not held, f"rows are held by {[sequence.sequence_id for sequence in held]}"
-    num_held = core.pool.num_blocks - core.pool.num_free
+    num_held = core.pool.num_blocks - core.pool.num_free - held_for_others
     assert not num_held, f"{num_held} blocks are held by no sequence"
     if not core.sequences:
         assert not scheduler.waiting.num_waiting, (
             f"{scheduler.waiting.num_waiting} waiting sequences counted, none live"
         )
-        num_host = core.swap.pool.num_blocks - core.swap.pool.num_free
+        num_host = core.swap.pool.num_blocks - core.swap.pool.num_free - len(list(transfers.host_blocks()))
         assert not num_host, f"{num_host} host blocks are held by no sequence"
         assert not core.num_families, f"{core.num_families} sequence groups without a sequence"
 
@@ -59,8 +63,11 @@ def _check_free_list(pool: BlockPool) -> None:
 
 
 def _check_references(core: Core) -> None:
-    """A block's reference count is the number of tables that hold it; shared blocks hold only scheduled tokens."""
-    held: Counter[int] = Counter()
+    """A block's reference count is the number of tables and transfers that hold it.
+
+    Shared blocks hold only scheduled tokens.
+    """
+    held = Counter(core.transfers.saved_references())
     block_size = core.facts.block_size
     for sequence in core.scheduler.rows.holders():
         assert len(set(sequence.block_table)) == len(sequence.block_table), f"{sequence.sequence_id}: a block twice"
@@ -73,13 +80,14 @@ def _check_references(core: Core) -> None:
 
 
 def _check_host(core: Core) -> None:
-    """Each used host block is held by one preempted sequence, which has as many as its host tokens need."""
-    held: Counter[int] = Counter()
+    """Each used host block is held by one load or waiting sequence, which has as many as its host tokens need."""
+    held = Counter(core.transfers.host_blocks())
     for sequence in core.scheduled_sequences():
         held.update(sequence.host_blocks)
-        num_blocks = -(-sequence.num_host_tokens // core.facts.block_size)
+        num_blocks = -(-sequence.num_host_tokens // core.facts.block_size) - sequence.num_host_skipped
         assert len(sequence.host_blocks) == num_blocks, f"{sequence.sequence_id}: {num_blocks} blocks on the host"
-        assert not num_blocks or sequence.status is Status.PREEMPTED, f"{sequence.sequence_id}: on the host and runs"
+        waits = sequence.status in (Status.WAITING, Status.PREEMPTED)
+        assert not num_blocks or waits, f"{sequence.sequence_id}: on the host and runs"
     for block in range(core.swap.pool.num_blocks):
         assert core.swap.pool.ref_count(block) == held[block], f"host block {block} is held {held[block]} times"
 

@@ -43,6 +43,21 @@ class PrefixCache:
         if self._enabled and num_blocks:
             self._hash(sequence, num_blocks - 1)
 
+    def names(self, sequence: Sequence, num_tokens: int | None = None) -> list[bytes]:
+        """Returns the hashes of all blocks of the first `num_tokens` tokens (default: all), a partly filled one too.
+
+        The hash of a partly filled last block is that of its tokens. Works with the cache disabled, too.
+        """
+        count = sequence.num_tokens if num_tokens is None else num_tokens
+        num_full = count // self._block_size
+        if num_full:
+            self._hash(sequence, num_full - 1)
+        names = sequence.block_hashes[:num_full]
+        if count % self._block_size:
+            parent = names[-1] if names else root_hash(sequence.cache_salt)
+            names.append(child_hash(parent, pack_ids(sequence.tokens[num_full * self._block_size : count])))
+        return names
+
     def publish(self, sequence: Sequence) -> None:
         """Publishes the sequence's blocks that have become full and computed since the last call."""
         # Accepted draft tokens count as computed before the core appends them to the sequence's known tokens.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from services.engine.core.plan import SampledLogprobs
-from shared.messages import FinishReason, PromptLogprobs
+from shared.messages import FinishReason, KvSource, PromptLogprobs
 from shared.pooling import PoolingParams
 from shared.sampling import SamplingParams
 
@@ -36,6 +36,10 @@ class SequenceSpec:
     client_priority: int = 0
     pooling: PoolingParams | None = None
     """If set, the sequence generates no tokens: it ends with one outcome that has the vector of its prompt."""
+    kv_source: KvSource | None = None
+    """The engine that sends the KV of prompt and output; None: it is computed here."""
+    kv_transfer_id: str = ""
+    """If set, the KV of the prompt is sent to the engine that asks for the transfer with this name."""
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):

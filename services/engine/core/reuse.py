@@ -34,6 +34,8 @@ class Reusable:
     """The relative's block to copy, which holds the tokens behind the shared blocks; None if there is none."""
     num_soon: int = 0
     """What `num_tokens` will be once all steps planned so far have been applied."""
+    from_host: bool = False
+    """Whether the tokens behind the shared blocks are in the sequence's host blocks."""
 
     @property
     def worth_waiting(self) -> bool:
@@ -52,8 +54,8 @@ def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int
         return Reusable([], 0)
     hits = prefix_cache.lookup(sequence)
     found = Reusable(hits, len(hits) * block_size)
-    if sequence.num_host_tokens > found.num_tokens:
-        return Reusable(hits, sequence.num_host_tokens)
+    if sequence.num_host_tokens > found.num_tokens and len(hits) >= sequence.num_host_skipped:
+        return Reusable(hits, sequence.num_host_tokens, from_host=True)
     for relative in sequence.relatives:
         if relative.row >= 0 and relative.status is not Status.FINISHED:
             of_relative = _of_relative(sequence, relative, prefix_cache, block_size)

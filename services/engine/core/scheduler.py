@@ -491,22 +491,26 @@ class Scheduler:
         head.num_published_blocks = num_shared
         if found.copied is not None:
             draft.copies.append((found.copied, new_blocks[0]))
-        self._swap.bring_back(head, first=num_shared)
+        if found.from_host:
+            self._swap.bring_back(head, first=num_shared)
+        else:
+            self._swap.drop(head)
         head.start_at(start)
-        self._note_first_run(head, draft.step)
+        self._note_first_run(head, draft.step, num_shared * self._block_size if found.from_host else start)
         draft.joined.append(head)
         draft.add(head, num_tokens)
 
-    def _note_first_run(self, sequence: Sequence, step: int) -> None:
+    def _note_first_run(self, sequence: Sequence, step: int, num_found: int) -> None:
+        """`num_found`: number of tokens found here, as opposed to those that another engine has sent."""
         if sequence.status is Status.PREEMPTED:
             return
         self.batches.started()
         sequence.first_scheduled_step = step
-        sequence.num_cached_tokens = min(sequence.num_scheduled_tokens, sequence.num_prompt_tokens)
+        sequence.num_cached_tokens = min(num_found, sequence.num_prompt_tokens)
         self._tally.cached_tokens += sequence.num_cached_tokens
         if self._limits.enable_prefix_caching and sequence.reuses_kv:
             self._tally.prefix_cache_queries += sequence.num_tokens
-            self._tally.prefix_cache_hits += sequence.num_scheduled_tokens
+            self._tally.prefix_cache_hits += num_found
 
     # --- shared -------------------------------------------------------------------------------------------------------
 

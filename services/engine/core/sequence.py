@@ -25,6 +25,8 @@ class Status(Enum):
     """The status of a sequence. Only the transitions in `_LEGAL` are allowed."""
 
     WAITING = "waiting"
+    WAITING_FOR_KV = "waiting for KV"
+    """Not queued yet: another engine sends the KV of its prompt (`kv_transfer`)."""
     RUNNING = "running"
     PREEMPTED = "preempted"
     """Waiting again after having run: without row and KV blocks, possibly with host blocks (swapped out)."""
@@ -32,6 +34,9 @@ class Status(Enum):
 
 
 _LEGAL = {
+    (Status.WAITING, Status.WAITING_FOR_KV),
+    (Status.WAITING_FOR_KV, Status.WAITING),
+    (Status.WAITING_FOR_KV, Status.FINISHED),
     (Status.WAITING, Status.RUNNING),
     (Status.WAITING, Status.FINISHED),
     (Status.RUNNING, Status.PREEMPTED),
@@ -75,8 +80,17 @@ class Sequence:
     row: int = -1
     block_table: list[int] = field(default_factory=list[int])
     host_blocks: list[int] = field(default_factory=list[int])
-    """While the sequence is swapped out: the host blocks with the KV of its first `num_host_tokens` tokens."""
+    """While the sequence is swapped out: the host blocks with the KV of its first `num_host_tokens` tokens.
+
+    Before a sequence first runs: the blocks that another engine has sent."""
     num_host_tokens: int = 0
+    num_host_skipped: int = 0
+    """Leading blocks of these tokens that are not on the host, because the prefix cache held them. If it does not hold
+    them any more when the sequence joins, the host blocks are of no use."""
+    kv_transfer_id: str = ""
+    """Name of the transfer by which the KV of the prompt is sent to another engine; empty if it is not sent."""
+    num_saved_blocks: int = 0
+    """Leading blocks that have been passed on to that transfer."""
     relatives: list["Sequence"] = field(default_factory=list["Sequence"])
     """Sequences that may have a prefix in common with this one.
 
@@ -92,7 +106,8 @@ class Sequence:
     num_in_flight: int = 0
     """Number of plans in flight that contain this sequence."""
     num_cached_tokens: int = 0
-    """Prompt tokens whose KV came from the prefix cache or a relative when the sequence first joined."""
+    """Prompt tokens whose KV came from the prefix cache or a relative when the sequence first joined. Those that
+    another engine has computed for this sequence do not count."""
     first_scheduled_step: int = 0
     cumulative_logprob: float = 0.0
     lookahead: Lookahead | None = None
@@ -185,4 +200,5 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
         client_priority=spec.client_priority,
         has_prompt_logprobs=spec.params.prompt_logprobs is None or len(spec.prompt_token_ids) == 1,
         pooling=spec.pooling,
+        kv_transfer_id=spec.kv_transfer_id,
     )

@@ -7,7 +7,8 @@ comes back.
 
 A plan's copies to the host run before its copies from the host. Copies to the host stay pending until a plan that is
 not empty takes them. Host blocks that a plan copies back are freed only when that plan takes the copies; otherwise the
-plan's copies to the host, which run first, could overwrite them. Used only by `scheduler`.
+plan's copies to the host, which run first, could overwrite them. Host blocks can also be filled by a transfer from
+another engine. Used only by `scheduler` and `kv_transfer`.
 """
 
 from services.engine.core.block_pool import BlockPool
@@ -41,27 +42,37 @@ class SwapSpace:
         if host_blocks is None:
             return False
         sequence.host_blocks = host_blocks
-        sequence.num_host_tokens = computed
+        sequence.num_host_tokens, sequence.num_host_skipped = computed, 0
         self._out.update(zip(host_blocks, sequence.block_table, strict=False))
         self._tally.swapped_out_blocks += count
         return True
 
-    def bring_back(self, sequence: Sequence, first: int) -> None:
-        """Adds copies of the host blocks from index `first` on to the same indices of the block table.
+    def allocate(self, count: int) -> list[int] | None:
+        """Takes `count` host blocks that the caller has filled by others. Returns None, and takes none, if too few.
 
-        Frees the host blocks before `first`. `first` may be beyond the last host block.
+        A copy to one of them that is still pending, for a sequence that has ended, is dropped: it would overwrite them.
         """
-        for index in range(first, len(sequence.host_blocks)):
-            self._in.append((sequence.host_blocks[index], sequence.block_table[index]))
-        self._tally.swapped_in_blocks += max(0, len(sequence.host_blocks) - first)
-        self.drop(sequence, sequence.host_blocks[first:])
+        host_blocks = self.pool.allocate(count)
+        for block in host_blocks or ():
+            self._out.pop(block, None)
+        return host_blocks
+
+    def bring_back(self, sequence: Sequence, first: int) -> None:
+        """Adds copies of the host blocks of the block table's indices from `first` on.
+
+        Frees the host blocks before them. `first` is at least `num_host_skipped`.
+        """
+        used = sequence.host_blocks[first - sequence.num_host_skipped :]
+        self._in += zip(used, sequence.block_table[first:], strict=False)
+        self._tally.swapped_in_blocks += len(used)
+        self.drop(sequence, used)
 
     def drop(self, sequence: Sequence, in_use: list[int] | tuple[()] = ()) -> None:
         """Frees a sequence's host blocks except those in `in_use`, which the next plan reads and `announce` frees."""
         keep = set(in_use)
         self.pool.free([block for block in sequence.host_blocks if block not in keep])
         sequence.host_blocks = []
-        sequence.num_host_tokens = 0
+        sequence.num_host_tokens = sequence.num_host_skipped = 0
 
     def announce(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
         """Returns the pending (device, host) copies out and (host, device) copies in, and clears them.

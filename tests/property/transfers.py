@@ -1,0 +1,68 @@
+"""The other half of the transfers of KV for tests of the core: loads write what they should, saves are checked."""
+
+from dataclasses import dataclass, field
+
+from services.engine.core.core import Core
+from services.engine.core.kv_transfer import KvLoad, KvLoaded, KvReleased, KvSave
+from tests.property.engine_worker import ModelWorker, Row
+
+
+@dataclass
+class Transfers:
+    """The loads and saves of one core that have not ended."""
+
+    worker: ModelWorker
+    loads: list[tuple[KvLoad, list[int]]] = field(default_factory=list)
+    """With the prefixes that the load's tokens end, from the first token of its first block on."""
+    saves: list[tuple[KvSave, list[int]]] = field(default_factory=list)
+    num_loaded: int = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.loads or self.saves)
+
+    def take(self, core: Core, salts: dict[str, bytes]) -> None:
+        meta = core.transfers.plan_meta()
+        for load in meta.loads:
+            self.loads.append((load, prefixes_of_load(core, load, salts)))
+        for save in meta.saves:
+            self.saves.append((save, self.content_of(save)))
+        assert set(meta.cancelled) <= {load.transfer_id for load, _ in self.loads}
+
+    def end(self, pick: int, share: float) -> KvLoaded | KvReleased:
+        number = pick % (len(self.loads) + len(self.saves))
+        if number >= len(self.loads):
+            save, content = self.saves.pop(number - len(self.loads))
+            assert self.content_of(save) == content, "a block changed while another engine reads it"
+            return KvReleased(save.block_ids)
+        load, prefixes = self.loads.pop(number)
+        count, size = int(share * len(load.host_blocks)), self.worker.facts.block_size
+        for index, block in enumerate(load.host_blocks[:count]):
+            self.worker.host[block] = dict(enumerate(prefixes[index * size : (index + 1) * size]))
+        self.num_loaded += count
+        return KvLoaded(load.transfer_id, count)
+
+    def content_of(self, save: KvSave) -> list[int]:
+        """The prefixes in the blocks of a save."""
+        size = self.worker.facts.block_size
+        counts = [size] * (len(save.block_ids) - 1) + [save.num_tokens_in_last]
+        return [
+            self.worker.kv[block, offset]
+            for block, count in zip(save.block_ids, counts, strict=True)
+            for offset in range(count)
+        ]
+
+
+def prefixes_of_load(core: Core, load: KvLoad, salts: dict[str, bytes]) -> list[int]:
+    """The prefixes that a load has to bring; none if nobody waits for it any more."""
+    size = core.facts.block_size
+    for sequence in core.transfers.waiting():
+        names = core.prefix_cache.names(sequence)
+        if load.hashes[0] not in names or sequence.sequence_id not in salts:
+            continue
+        first = names.index(load.hashes[0])
+        if tuple(names[first : first + len(load.hashes)]) == load.hashes:
+            row = Row(sequence.sequence_id, salts[sequence.sequence_id])
+            row.append(tuple(sequence.tokens))
+            return row.prefixes[first * size : first * size + load.num_tokens]
+    return []
