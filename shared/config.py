@@ -350,6 +350,16 @@ class EngineSettings(ModelSettings):
         choices=("both", "prefill", "decode"),
         group="engine: KV transfer",
     )
+    kv_host: str = flag(
+        "",
+        "address at which decode engines reach a prefill engine (default: that of the way to the NATS server)",
+        group="engine: KV transfer",
+    )
+    kv_bind: str = flag(
+        "",
+        "address on which a prefill engine listens for decode engines (default: --kv-host)",
+        group="engine: KV transfer",
+    )
     use_warmup: bool = flag(False, "run made-up requests before the engine counts as ready", group="engine: execution")
     enforce_eager: bool = flag(
         False,
@@ -403,6 +413,10 @@ def check_engine(settings: EngineSettings) -> None:
     if settings.use_lookahead and not settings.use_v2_block_manager:
         raise SettingsError("--use-lookahead needs --use-v2-block-manager: add it")
     parallel.check(settings)
+    if settings.role == "decode" and settings.swap_space == 0:
+        raise SettingsError("--swap-space: a decode engine receives KV in host memory and needs some; leave it out")
+    if settings.role != "prefill" and (settings.kv_host or settings.kv_bind):
+        raise SettingsError("--kv-host and --kv-bind are for engines with --role=prefill: only they listen")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,8 +60,9 @@ T = TypeVar("T")
 class EngineActor(Actor):
     """The actor of one engine.
 
-    The callbacks `add` and `abort` pass commands to the step loop, and `record` whether its reports must have the
-    details of their steps. `report` must be called on the event loop.
+    `exchanges_kv`: whether the engine exchanges KV with others; without it, prompts are always computed here. The
+    callbacks `add` and `abort` pass commands to the step loop, and `record` whether its reports must have the details
+    of their steps. `report` must be called on the event loop.
     """
 
     def __init__(
@@ -70,11 +71,14 @@ class EngineActor(Actor):
         add: Callable[[SequenceSpec], None],
         abort: Callable[[str], None],
         record: Callable[[bool], None] = lambda wanted: None,
+        *,
+        exchanges_kv: bool = False,
     ) -> None:
         super().__init__(f"engine {host.id}", host.transport)
         self.sequences = SequenceTable()
         self.finished: dict[str, int] = defaultdict(int)
         self._host = host
+        self._exchanges_kv = exchanges_kv
         self._add = add
         self._abort = abort
         self._arrivals = 0
@@ -269,6 +273,8 @@ class EngineActor(Actor):
 
     def _start(self, submit: Submit) -> None:
         check(submit.params)
+        if submit.kv_transfer_id and not self._exchanges_kv:
+            raise ServiceError("unsupported_parameter", "This engine computes no prompts for others.")
         output = tuple(unpack_ids(submit.output_token_ids))
         spec = SequenceSpec(
             core_id(submit.sequence_id, submit.attempt),
@@ -284,6 +290,8 @@ class EngineActor(Actor):
             submit.client_weight,
             submit.client_priority,
             submit.pooling,
+            submit.kv_source if self._exchanges_kv else None,
+            submit.kv_transfer_id,
         )
         self._arrivals += 1
         if self.sequences.release(submit.sequence_id, submit.attempt - 1, self._now()):
@@ -308,7 +316,8 @@ class EngineActor(Actor):
         entry = self.sequences.append(event) if event is not None else None
         if entry is None or event is None:
             return
-        by_sink[entry.sink].append(event)
+        if entry.sink:  # the output of a prompt that is computed for another engine is of no use
+            by_sink[entry.sink].append(event)
         if event.finish_reason is not None:
             self._count_end(entry.sequence_id, entry.attempt, event.finish_reason)
 
@@ -328,7 +337,8 @@ class EngineActor(Actor):
             self._record(False)
 
     async def _replay(self, entry: Entry, position: int) -> None:
-        await self._publish_each(entry.sink, 0, self.sequences.replay(entry, position))
+        if entry.sink:
+            await self._publish_each(entry.sink, 0, self.sequences.replay(entry, position))
 
     async def _publish_each(self, sink: str, step: int, events: Sequence[TokenEvent]) -> None:
         """Publishes the parts of prompts' log probabilities in messages of their own, then all other events in one."""

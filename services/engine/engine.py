@@ -21,6 +21,8 @@ from services.engine.core.plan import CoreLimits, EngineFacts
 from services.engine.core.request import SequenceSpec
 from services.engine.executor import Executor, UniprocExecutor
 from services.engine.grammar_gate import GrammarGate
+from services.engine.kv.address import default_kv_host
+from services.engine.kv.connector import KvConnector
 from services.engine.loop import StepLoop, StepReport
 from services.engine.warmup import warm_up
 from services.engine.worker.seam import ModelWorker
@@ -55,6 +57,7 @@ class Engine:
         self.facts: EngineFacts = executor.facts()
         self.core = Core(limits, self.facts)
         self.loop = StepLoop(self.core, executor, clock or SystemClock(), report, steps_per_report)
+        self.connector: KvConnector | None = None
         self._gate = GrammarGate(executor.compile_grammar, self.loop.add, self.loop.abort, self.loop.refuse)
 
     @classmethod
@@ -79,7 +82,9 @@ class Engine:
             started = time.monotonic()
             steps = warm_up(executor, limits)
             logger.info("warmed up with %d steps in %.2f s", steps, time.monotonic() - started)
-        return cls(executor, limits, report, clock=clock, steps_per_report=settings.num_scheduler_steps)
+        engine = cls(executor, limits, report, clock=clock, steps_per_report=settings.num_scheduler_steps)
+        engine._connect(settings)
+        return engine
 
     @classmethod
     def of_worker(
@@ -87,6 +92,20 @@ class Engine:
     ) -> "Engine":
         """Returns an engine without sequences for a worker whose model is already loaded."""
         return cls(UniprocExecutor(worker), limits, report, steps_per_report=steps_per_report)
+
+    def _connect(self, settings: EngineSettings) -> None:
+        """Starts the exchange of KV if the engine has a role. Raises SettingsError if it cannot exchange KV."""
+        if settings.role == "both":
+            return
+        if world_size(settings) > 1:
+            # Each rank has a part of every block, and only whole blocks can be exchanged.
+            logger.warning("--role: engines of several devices exchange no KV: prompts are computed where requests run")
+            return
+        if settings.role == "decode" and not self.facts.num_host_blocks:
+            raise SettingsError("--role: a decode engine receives KV in host memory: give it some with --swap-space")
+        host = (settings.kv_host or default_kv_host(settings.nats)) if settings.role == "prefill" else None
+        memory = self.executor.kv_memory()
+        self.loop.connector = self.connector = KvConnector(memory, self.loop.wake, host=host, bind=settings.kv_bind)
 
     @property
     def max_model_len(self) -> int:
@@ -117,6 +136,8 @@ class Engine:
     def close(self) -> None:
         """Frees the device's memory. The engine cannot be used afterwards."""
         self._gate.close()
+        if self.connector is not None:
+            self.connector.close()
         self.executor.close()
 
 

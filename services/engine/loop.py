@@ -22,6 +22,7 @@ import msgspec
 
 from services.engine.core.core import Core
 from services.engine.core.invariants import check_idle
+from services.engine.core.kv_transfer import KvLoaded, KvMeta, KvReleased
 from services.engine.core.plan import StepPlan
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.executor.interface import Executor
@@ -72,6 +73,18 @@ class StepReport:
     """For each step, if `StepLoop.records` is set."""
 
 
+class Connector(Protocol):
+    """The half of transfers of KV that moves bytes (`services.engine.kv.connector`). Calls `StepLoop.wake`."""
+
+    def start_load(self, meta: KvMeta) -> None:
+        """Begins and stops transfers. Returns at once."""
+        ...
+
+    def finished(self) -> list[KvLoaded | KvReleased]:
+        """Returns what has ended since the last call."""
+        ...
+
+
 class StepLoop:
     """Drives one core and one executor. `add` and `abort` may be called from any thread, `step` from one thread only.
 
@@ -88,6 +101,8 @@ class StepLoop:
         steps_a_report: int = 1,
     ) -> None:
         self.core = core
+        self.connector: Connector | None = None
+        """Exchanges KV with other engines. To be set before the first step."""
         self.flight = Flight(executor, clock)
         self.records = False
         """Whether reports have the details of their steps. May be set from any thread."""
@@ -166,6 +181,7 @@ class StepLoop:
         joined = self.core.joined(plan)
         ids = self.core.scheduled_ids(plan) if self.records else None
         outcomes = self.core.apply(plan, result, self._clock.monotonic())
+        self._exchange_kv()
         refused += self.core.failed
         self.core.failed.clear()
         preempted = self.core.take_preempted()
@@ -192,13 +208,22 @@ class StepLoop:
                 time.sleep(spare_s)
             refused += self._receive()
             plan = self.core.schedule(self._clock.monotonic())
+            self._exchange_kv()
             if not plan.empty:
                 self.flight.launch(plan)
             if plan.empty or self.flight.full:
                 return plan
 
+    def _exchange_kv(self) -> None:
+        """Passes on what the core wants of transfers of KV. After a step this are the blocks that it has computed."""
+        if self.connector is not None and (meta := self.core.transfers.plan_meta()):
+            self.connector.start_load(meta)
+
     def _receive(self) -> list[tuple[str, ServiceError]]:
         refused: list[tuple[str, ServiceError]] = []
+        if self.connector is not None:
+            for transferred in self.connector.finished():
+                self.core.transferred(transferred)
         while self._inbox:
             command = self._inbox.popleft()
             if isinstance(command, str):

@@ -44,7 +44,8 @@ class EngineService:
         self._reports = ReportQueue(self._report, wait=self._settings.disable_async_output_proc)
         self.engine = await self._build(host.clock)
         self._progress = ProgressMonitor(self.engine.loop, host.clock, on_host=self.engine.facts.computes_on_host)
-        self.actor = EngineActor(host, self.engine.add, self.engine.abort, self._record)
+        exchanges = self.engine.connector is not None
+        self.actor = EngineActor(host, self.engine.add, self.engine.abort, self._record, exchanges_kv=exchanges)
         self._refresh()
         await self.actor.listen()
         self._actor_task = asyncio.create_task(self.actor.run())
@@ -59,7 +60,10 @@ class EngineService:
 
     def stalled(self) -> bool:
         """See SelfMonitoring."""
-        return self._progress.check()
+        stalled = self._progress.check()
+        if stalled and self.engine.connector is not None:
+            self.engine.connector.stand_still()
+        return stalled
 
     async def run(self) -> None:
         """See Service."""
@@ -155,4 +159,10 @@ class EngineService:
             drafts=core.drafts,
             accepted_by_position=core.accepted_by_position,
             histograms=self.actor.times.histograms(),
+            role=settings.role,
+            kv_address=self.engine.connector.address if self.engine.connector is not None else "",
+            kv_loads=core.kv_loads,
+            kv_failed_loads=core.kv_failed_loads,
+            kv_loaded_tokens=core.kv_loaded_tokens,
+            kv_saved_tokens=core.kv_saved_tokens,
         )

@@ -163,8 +163,8 @@ class EngineCoreMachine(RuleBasedStateMachine):
     ) -> None:
         """One sequence, a fork of a live one, or the choices of a prompt, that arrive together.
 
-        `transfer`: whether their KV comes from another engine, or goes to one. `width`: of a beam search for the choices; 0 if they sample. `reports`: whether log probabilities of the prompt
-        are asked for.
+        `transfer`: whether their KV comes from another engine, or goes to one. `width`: of a beam search for the
+        choices; 0 if they sample. `reports`: whether log probabilities of the prompt are asked for.
         """
         if clamped:
             shared = max(1, min(shared, self.room() - len(tail) - len(output) - 1))

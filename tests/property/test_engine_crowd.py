@@ -11,7 +11,7 @@ import pytest
 
 from tests.property.test_engine_core import EngineCoreMachine
 
-RUNS = 24
+RUNS = 36
 
 
 def crowded(draw: random.Random) -> EngineCoreMachine:
@@ -58,7 +58,7 @@ def submit_something(machine: EngineCoreMachine, draw: random.Random) -> None:
         client=draw.choice([("", 0), ("", 0), ("a", 0), ("b", 1)]),
         width=draw.choice([0, 0, 2, 3]),
         reports=draw.random() < 0.2,
-        transfer=draw.choice(["", "", "load", "save"]),
+        transfer=draw.choice(["", "", "", "load", "load", "save"]),
     )
 
 

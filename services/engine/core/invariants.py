@@ -29,8 +29,8 @@ def check_idle(core: Core, now_s: float) -> None:
     """Raises AssertionError, with a description, if an idle core still holds something.
 
     Call it on the core's thread when `schedule` has returned an empty plan and no plan is in flight. Sequences may then
-    wait only for a batch to gather, for KV or for blocks that are held for other engines. No sequence may run and no block or row may be held; without live sequences, no
-    host block or family (sequence group) either.
+    wait only for a batch to gather, for KV or for blocks that are held for other engines. No sequence may run and no
+    other block or row may be held; without live sequences, no host block or family (sequence group) either.
     """
     scheduler = core.scheduler
     assert not scheduler.running, f"{len(scheduler.running)} sequences run and have nothing to compute"

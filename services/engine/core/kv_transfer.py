@@ -32,7 +32,7 @@ from shared.messages import KvSource
 
 
 class KvLoad(msgspec.Struct, frozen=True):
-    """A transfer to receive: the block named `hashes[i]` goes to `host_blocks[i]`. `num_tokens`: of all these blocks."""
+    """A transfer to receive: the block named `hashes[i]` goes to `host_blocks[i]`. They hold `num_tokens` tokens."""
 
     transfer_id: str
     address: str

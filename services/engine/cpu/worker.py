@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from services.engine.core.plan import SampledLogprobs, StepPlan, StepResult
 from services.engine.cpu.compile import CompileError
 from services.engine.cpu.decoder import HEAD_DIM_MAX, WIDTH_MULTIPLE, NativeDecoder
+from services.engine.cpu.kv_memory import PanelMemory
 from services.engine.cpu.library import load_library
 from services.engine.cpu.native import Library, Step
 from services.engine.cpu.packed import open_cache
@@ -149,6 +150,10 @@ class CpuWorker(StepWorker):
         self._decoder.close()
         del self._decoder
         self._drop_state()
+
+    def kv_memory(self) -> PanelMemory:
+        """See `KvWorker`."""
+        return PanelMemory(self._cache, self._host_cache, self._description.head_dim)
 
     def _reserve(self, bounds: StepBounds) -> int:
         return self._decoder.model.reserve(bounds.num_tokens, bounds.num_logits)

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from services.engine.kv.layout import KvMemory
 from shared.grammar import Grammar
 
 
@@ -39,6 +40,10 @@ class Executor(Protocol):
 
         Raises ServiceError if the grammar or the model's lack of a tokenizer does not allow it.
         """
+        ...
+
+    def kv_memory(self) -> KvMemory:
+        """Returns access to the blocks of the KV cache. Raises SettingsError if the worker has none."""
         ...
 
     def close(self) -> None:

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 from services.engine.core.plan import StepPlan, StepResult
 from services.engine.executor.channel import Channel, ChannelClosed, CompileGrammar, Computed, RunPlan, digest_of
 from services.engine.executor.uniproc import UniprocExecutor
+from services.engine.kv.layout import KvMemory
 from services.engine.worker.seam import ModelWorker
-from shared.config import EngineSettings, to_argv
+from shared.config import EngineSettings, SettingsError, to_argv
 from shared.grammar import Grammar
 from shared.parallel import world_size
 
@@ -116,6 +117,10 @@ class MultiprocExecutor:
         """See Executor. A grammar that cannot be compiled is refused here; the other ranks pass over it."""
         self._local.compile_grammar(grammar)
         self._send(CompileGrammar(grammar))
+
+    def kv_memory(self) -> KvMemory:
+        """See Executor. Each rank has a part of every block, and only whole blocks can be exchanged."""
+        raise SettingsError("--role: an engine of several processes cannot exchange KV")
 
     def close(self) -> None:
         """See Executor."""

@@ -3,8 +3,10 @@
 from collections import deque
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
-from services.engine.worker.seam import UNDER_WAY_MAX, GrammarWorker, ModelWorker, PipelinedWorker
+from services.engine.kv.layout import KvMemory
+from services.engine.worker.seam import UNDER_WAY_MAX, GrammarWorker, KvWorker, ModelWorker, PipelinedWorker
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.grammar import Grammar
 
 
@@ -50,6 +52,12 @@ class UniprocExecutor:
         if not isinstance(self.worker, GrammarWorker):
             raise ServiceError("unsupported_parameter", "This engine has no structured output.")
         self.worker.compile_grammar(grammar)
+
+    def kv_memory(self) -> KvMemory:
+        """See Executor."""
+        if not isinstance(self.worker, KvWorker):
+            raise SettingsError("--role: this engine's backend cannot exchange KV; leave the option out")
+        return self.worker.kv_memory()
 
     def close(self) -> None:
         """See Executor."""

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from services.engine.core.plan import StepPlan
+from services.engine.kv.layout import KvMemory
 from services.engine.models.description import DecoderDescription
 from services.engine.triton.blocks import copy_blocks, gather_blocks, scatter_blocks
 from services.engine.worker.kv_cache import KvCache
+from services.engine.worker.kv_memory import PackedMemory
 from services.engine.worker.staging import sent
 
 _TOGETHER = 64
@@ -51,6 +53,10 @@ class DeviceBlocks:
         host = np.zeros((num_host_blocks, parts, block_bytes // size), dtype=f"i{size}")
         self._host = torch.from_numpy(host)
         self._device = device
+
+    def memory(self) -> KvMemory:
+        """Returns access to the blocks for exchanges with other engines."""
+        return PackedMemory(self.kv, self._host)
 
     def carry_out(self, plan: StepPlan) -> None:
         """Carries out the block copies of a plan: device to host, host to device, then device to device."""

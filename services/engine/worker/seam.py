@@ -6,6 +6,7 @@ Implemented by `torch_worker`, `triton_worker` and the C++ worker (`services/eng
 from typing import Protocol, runtime_checkable
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from services.engine.kv.layout import KvMemory
 from shared.grammar import Grammar
 
 UNDER_WAY_MAX = 2
@@ -34,6 +35,15 @@ class GrammarWorker(Protocol):
 
     def compile_grammar(self, grammar: Grammar) -> None:
         """Compiles a grammar for sequences to come. May be called on any thread. Raises ServiceError."""
+        ...
+
+
+@runtime_checkable
+class KvWorker(Protocol):
+    """A worker that can exchange blocks of its KV cache with other engines."""
+
+    def kv_memory(self) -> KvMemory:
+        """Returns access to the blocks. Valid until `close`."""
         ...
 
 

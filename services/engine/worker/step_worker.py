@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult, default_batched_tokens
+from services.engine.kv.layout import KvMemory
 from services.engine.models.description import DecoderDescription
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.sampling.grammar import grammar_compiler
@@ -18,6 +19,7 @@ from services.engine.worker.budget import Backend, MemoryPlan, plan_measured
 from services.engine.worker.host_cache import copy_blocks
 from services.engine.worker.inputs import FlatStep, flatten
 from services.engine.worker.kv_cache import KvPlan, allocate_kv_cache
+from services.engine.worker.kv_memory import CacheMemory
 from services.engine.worker.memory import HeapGuard
 from services.engine.worker.pooling import PoolingRows
 from services.engine.worker.profile import StepBounds
@@ -61,6 +63,10 @@ class StepWorker(ABC):
     def compile_grammar(self, grammar: Grammar) -> None:
         """See `GrammarWorker`."""
         self._grammars.compile(grammar)
+
+    def kv_memory(self) -> KvMemory:
+        """See `KvWorker`."""
+        return CacheMemory(self._cache, self._host_cache, self._cache.key_caches[0].shape[3])
 
     @property
     def memory(self) -> MemoryPlan:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from services.engine.kv.layout import KvMemory
 from services.engine.models.attention import StepInputs
 from services.engine.models.config_fields import weight_dtype
 from services.engine.models.decoder import Decoder
@@ -160,6 +161,10 @@ class TritonWorker:
     def compile_grammar(self, grammar: Grammar) -> None:
         """See `GrammarWorker`."""
         self._grammars.compile(grammar)
+
+    def kv_memory(self) -> KvMemory:
+        """See `KvWorker`."""
+        return self._blocks.memory()
 
     def run(self, plan: StepPlan) -> StepResult:
         """See `ModelWorker`. All plans launched before must have been collected."""

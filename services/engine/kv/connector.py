@@ -1,0 +1,198 @@
+"""What the step loop uses to exchange KV with other engines: the sender and the receivers, on a thread of their own.
+
+`start_load` passes on what the scheduler's half wants (`core.kv_transfer`); `finished` returns what has happened since.
+The step thread never waits for a transfer. If the thread here fails, all loads end, so that no sequence waits for it.
+"""
+
+import asyncio
+import logging
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from services.engine.core.kv_transfer import KvLoad, KvLoaded, KvMeta, KvReleased
+from services.engine.kv.channel import Channel
+from services.engine.kv.layout import KvMemory
+from services.engine.kv.receiver import load
+from services.engine.kv.sender import Sender
+from shared import limits
+from shared.flags import SettingsError
+
+log = logging.getLogger(__name__)
+JOIN_S = 5.0
+EXPIRY_INTERVAL_S = 1.0
+_BACKLOG = 128
+
+
+class KvConnector:
+    """The transfers of one engine. `wake` is called, on another thread, when `finished` has something to return.
+
+    `host` is the address at which other engines find this one, and `bind` the address to listen on; None: nothing is
+    sent. Raises SettingsError if it cannot listen there.
+    """
+
+    def __init__(self, memory: KvMemory, wake: Callable[[], None], *, host: str | None = None, bind: str = "") -> None:
+        self.address = ""
+        """`host:port` at which other engines fetch blocks; empty if nothing is sent."""
+        self._memory = memory
+        self._wake = wake
+        self._results: deque[KvLoaded | KvReleased] = deque()
+        self._waiting: set[str] = set()
+        """Loads that have been ordered and have not ended. Used under the lock."""
+        self._lock = threading.Lock()
+        self._failed = False
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._loads: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(limits.KV_LOADS_MAX)
+        self._sender = Sender(memory, self._release)
+        self._fetches: set[asyncio.Task[None]] = set()
+        self._listener = None if host is None else _listening(bind or host)
+        if self._listener is not None:
+            port = self._listener.getsockname()[1]
+            self.address = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+        self._thread = threading.Thread(target=self._run, name="engine-kv", daemon=True)
+        self._thread.start()
+
+    # --- called on the step thread ---
+
+    def start_load(self, meta: KvMeta) -> None:
+        """Begins and stops what the scheduler's half wants. Returns at once."""
+        with self._lock:
+            if not self._failed:
+                self._waiting.update(order.transfer_id for order in meta.loads)
+                self._loop.call_soon_threadsafe(self._take, meta)
+                return
+        self._results.extend(KvLoaded(order.transfer_id, 0) for order in meta.loads)
+        self._results.extend(KvReleased(save.block_ids) for save in meta.saves)
+        self._wake()
+
+    def finished(self) -> list[KvLoaded | KvReleased]:
+        """Returns the loads that have ended and the saved blocks that are not read any more, since the last call."""
+        found: list[KvLoaded | KvReleased] = []
+        while self._results:
+            found.append(self._results.popleft())
+        return found
+
+    # --- called on any thread ---
+
+    def stand_still(self) -> None:
+        """Ends all transfers from this engine, because its steps hang."""
+        with self._lock:
+            if not self._failed:
+                self._loop.call_soon_threadsafe(self._sender.fail_all, "the engine stands still")
+
+    def close(self) -> None:
+        """Ends all transfers and the thread."""
+        with self._lock:
+            if not self._failed:
+                self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(JOIN_S)
+
+    # --- on the thread ---
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._serve())
+        except Exception:  # whatever it is, no sequence may wait for a thread that has ended
+            log.critical("transfers of KV have failed: every prompt is computed here from now on", exc_info=True)
+        finally:
+            self._fail()
+
+    async def _serve(self) -> None:
+        tasks = [asyncio.create_task(self._stop.wait()), asyncio.create_task(self._expire())]
+        if self._listener is not None:
+            tasks.append(asyncio.create_task(self._accept(self._listener)))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (*tasks, *self._loads.values(), *self._fetches):
+                task.cancel()
+            await asyncio.gather(*tasks, *self._loads.values(), *self._fetches, return_exceptions=True)
+            if self._listener is not None:
+                self._listener.close()
+            self._fail()  # while the loop can still be called
+
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError as error:  # such as: too many open files
+                log.warning("a receiver of KV could not connect: %s", error)
+                await asyncio.sleep(limits.KV_ALIVE_S)
+                continue
+            if len(self._fetches) >= limits.KV_FETCHES_MAX:
+                sock.close()
+                continue
+            task = asyncio.create_task(self._sender.serve(Channel(sock)))
+            self._fetches.add(task)
+            task.add_done_callback(self._fetched)
+
+    def _fetched(self, task: "asyncio.Task[None]") -> None:
+        self._fetches.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a transfer of KV failed", exc_info=error)
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRY_INTERVAL_S)
+            self._sender.expire()
+
+    def _take(self, meta: KvMeta) -> None:
+        self._sender.take(meta)
+        for order in meta.loads:
+            self._loads[order.transfer_id] = self._loop.create_task(self._load(order))
+        for transfer_id in meta.cancelled:
+            if (task := self._loads.get(transfer_id)) is not None:
+                task.cancel()
+
+    async def _load(self, order: KvLoad) -> None:
+        count = 0
+        try:
+            async with self._slots:
+                count = await load(order, self._memory)
+        except Exception:  # the load has failed like any other; the sequence must not wait for it
+            log.exception("a transfer of KV failed: the prompt is computed here")
+        finally:
+            del self._loads[order.transfer_id]
+            self._ended(KvLoaded(order.transfer_id, count))
+
+    def _ended(self, loaded: KvLoaded) -> None:
+        with self._lock:
+            if loaded.transfer_id not in self._waiting:
+                return
+            self._waiting.discard(loaded.transfer_id)
+        self._results.append(loaded)
+        self._wake()
+
+    def _release(self, block_ids: tuple[int, ...]) -> None:
+        self._results.append(KvReleased(block_ids))
+        self._wake()
+
+    def _fail(self) -> None:
+        """Ends all loads and refuses further ones."""
+        with self._lock:
+            self._failed = True
+            waiting, self._waiting = self._waiting, set()
+        self._results.extend(KvLoaded(transfer_id, 0) for transfer_id in waiting)
+        self._wake()
+
+
+def _listening(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.bind((host, 0))
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise SettingsError(
+            f"--kv-host: other engines cannot fetch KV at {host!r}: {error.strerror or error}. Give an address of this "
+            "machine that they can reach."
+        ) from error
+    sock.setblocking(False)
+    return sock

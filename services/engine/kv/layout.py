@@ -1,0 +1,58 @@
+"""The form in which KV blocks travel between engines, so that the engines may have different backends.
+
+A block of n tokens is, for each layer, its keys and then its values, [n, kv_heads, head_dim] each, in the cache's type:
+
+    [layers, 2, n, kv_heads, head_bytes]    bytes, contiguous; head_bytes = head_dim * size of a number
+
+Backends whose cache has another form (padded heads, another order of dimensions, device memory) convert (`KvMemory`).
+"""
+
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+
+class KvLayout(msgspec.Struct, frozen=True, array_like=True):
+    """The shape and type of an engine's blocks. Engines can exchange blocks only if their layouts are equal."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_bytes: int
+    dtype: str
+    """Type of the numbers, such as `bfloat16`."""
+    block_size: int
+
+    def shape(self, num_tokens: int) -> tuple[int, int, int, int, int]:
+        """Returns the shape of a block with `num_tokens` tokens, in bytes."""
+        return self.num_layers, 2, num_tokens, self.num_kv_heads, self.head_bytes
+
+    def num_bytes(self, num_tokens: int) -> int:
+        """Returns the size of a block with `num_tokens` tokens."""
+        return self.num_layers * 2 * num_tokens * self.num_kv_heads * self.head_bytes
+
+
+class KvMemory(Protocol):
+    """A worker's KV cache and swap space as blocks of the common layout. Both methods may be called on any thread."""
+
+    @property
+    def layout(self) -> KvLayout:
+        """The common layout of this worker's blocks."""
+        ...
+
+    def read(self, block: int, out: Bytes) -> None:
+        """Copies the first tokens of a block of the KV cache to `out`, which has the shape `layout.shape(n)`.
+
+        No step may write to these tokens meanwhile.
+        """
+        ...
+
+    def write(self, host_block: int, data: Bytes) -> None:
+        """Copies `data`, of the shape `layout.shape(n)`, to the first tokens of a host block.
+
+        No plan may use the host block meanwhile.
+        """
+        ...

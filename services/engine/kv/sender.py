@@ -1,0 +1,181 @@
+"""The blocks that this engine has computed for other engines, and the connections by which these fetch them.
+
+A block is held from the moment it is saved until it has been sent, or is not wanted, or nobody has fetched it for
+`KV_LEASE_S`. Everything here runs on the event loop of `connector`.
+"""
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from services.engine.core.kv_transfer import KvMeta, KvSave
+from services.engine.kv.channel import Channel, SharedMemory
+from services.engine.kv.layout import KvMemory
+from services.engine.kv.wire import VERSION, Alive, Block, Failed, Fetch
+from shared import limits
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Export:
+    """One transfer. `blocks` are those that are computed and not sent: by name the block id and number of tokens."""
+
+    touched_at: float
+    blocks: dict[bytes, tuple[int, int]] = field(default_factory=dict[bytes, tuple[int, int]])
+    complete: bool = False
+    failure: str = ""
+    """Why no further block will be sent; empty while blocks may come."""
+    fetched: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Sender:
+    """Serves the receivers. `release` is called with the ids of saved blocks that are not read any more."""
+
+    def __init__(self, memory: KvMemory, release: Callable[[tuple[int, ...]], None]) -> None:
+        self._memory = memory
+        self._release = release
+        self._exports: dict[str, _Export] = {}
+        self._announced = asyncio.Event()
+        """Set, and replaced by a new one, when a transfer is announced."""
+
+    def take(self, meta: KvMeta) -> None:
+        """Takes in announced transfers, saved blocks and dropped transfers."""
+        now = asyncio.get_running_loop().time()
+        for transfer_id in meta.opened:
+            self._exports[transfer_id] = _Export(now)
+        if meta.opened:
+            self._announced.set()
+            self._announced = asyncio.Event()
+        for save in meta.saves:
+            self._save(save, now)
+        for transfer_id in meta.dropped:
+            if (export := self._exports.get(transfer_id)) is not None:
+                self._fail(export, "the prompt is not computed to its end")
+
+    def fail_all(self, reason: str) -> None:
+        """Ends all transfers, so that no receiver waits for this engine."""
+        for export in self._exports.values():
+            self._fail(export, reason)
+
+    def expire(self) -> None:
+        """Frees the blocks of transfers that nobody fetches, and forgets those that have ended long ago."""
+        now = asyncio.get_running_loop().time()
+        for transfer_id, export in list(self._exports.items()):
+            if export.fetched and not export.failure:
+                continue
+            if now - export.touched_at > limits.KV_LEASE_S and export.blocks:
+                log.warning("nobody has fetched the KV of a prompt for %g s: it is dropped", limits.KV_LEASE_S)
+                self._fail(export, "the blocks were not fetched in time")
+            elif now - export.touched_at > 2 * limits.KV_LEASE_S and (export.complete or export.failure):
+                del self._exports[transfer_id]
+
+    async def serve(self, channel: Channel) -> None:
+        """Answers one receiver and closes the connection. Errors of the connection end it."""
+        try:
+            async with asyncio.timeout(limits.KV_CONNECT_S):
+                fetch = await channel.receive()
+            if not isinstance(fetch, Fetch) or fetch.version != VERSION or fetch.layout != self._memory.layout:
+                await channel.send(Failed("the engines have different versions, models or types of the KV cache"))
+                return
+            export = await self._find(fetch.transfer_id, channel)
+            if export is None or export.fetched:
+                await channel.send(Failed("there is no such transfer, or it has been fetched"))
+                return
+            export.fetched = True
+            try:
+                await self._send_all(channel, fetch, export)
+            finally:
+                self._fail(export, "the transfer has ended")
+        except (OSError, TimeoutError, msgspec.DecodeError) as error:
+            log.info("a transfer of KV has ended early: %s", error or type(error).__name__)
+        finally:
+            channel.close()
+
+    async def _find(self, transfer_id: str, channel: Channel) -> _Export | None:
+        """Waits until the transfer is announced, for at most `KV_ARRIVAL_S`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limits.KV_ARRIVAL_S
+        while (export := self._exports.get(transfer_id)) is None and loop.time() < deadline:
+            if not await _within(self._announced, limits.KV_ALIVE_S):
+                await channel.send(Alive())
+        return export
+
+    async def _send_all(self, channel: Channel, fetch: Fetch, export: _Export) -> None:
+        layout = self._memory.layout
+        wanted = {name: place for place, name in enumerate(fetch.names)}
+        shared = None
+        if fetch.shared:
+            size = layout.num_bytes(layout.block_size)
+            shared = SharedMemory.open(fetch.shared, fetch.transfer_id, len(fetch.names), size)
+        await channel.send(Alive(shared is not None))
+        room = np.empty(0 if shared is not None else layout.num_bytes(layout.block_size), dtype=np.uint8)
+        while wanted:
+            if not export.blocks:
+                if export.failure or export.complete:
+                    await channel.send(Failed(export.failure or "the prompt has no such block"))
+                    return
+                if not await _within(export.changed, limits.KV_ALIVE_S):
+                    await channel.send(Alive())
+                continue
+            name = next(iter(export.blocks))
+            block, num_tokens = export.blocks.pop(name)
+            place = wanted.pop(name, None)
+            if place is None:
+                self._release((block,))
+                continue
+            size = layout.num_bytes(num_tokens)
+            data = room[:size] if shared is None else shared.place(place, size)
+            try:
+                self._memory.read(block, data.reshape(layout.shape(num_tokens)))
+            finally:
+                self._release((block,))
+            sent = data if shared is None else None
+            header = Block(name, num_tokens, zlib.crc32(data.data), 0 if sent is None else size)
+            async with asyncio.timeout(limits.KV_LEASE_S):  # a receiver that stands still takes nothing
+                await channel.send(header, sent)
+
+    def _save(self, save: KvSave, now: float) -> None:
+        export = self._exports.get(save.transfer_id)
+        if export is None or export.failure:
+            self._release(save.block_ids)
+            return
+        export.touched_at, export.complete = now, save.complete
+        size, last = self._memory.layout.block_size, len(save.block_ids) - 1
+        for index, (name, block) in enumerate(zip(save.hashes, save.block_ids, strict=True)):
+            export.blocks[name] = block, save.num_tokens_in_last if index == last else size
+        _wake(export)
+
+    def _fail(self, export: _Export, reason: str) -> None:
+        """Releases the blocks that were not sent. Later ones are released when they are saved."""
+        export.failure = export.failure or reason
+        export.touched_at = asyncio.get_running_loop().time()
+        self._release_all(export.blocks.values())
+        export.blocks.clear()
+        _wake(export)
+
+    def _release_all(self, blocks: Iterable[tuple[int, int]]) -> None:
+        ids = tuple(block for block, _ in blocks)
+        if ids:
+            self._release(ids)
+
+
+def _wake(export: _Export) -> None:
+    export.changed.set()
+    export.changed = asyncio.Event()
+
+
+async def _within(event: asyncio.Event, timeout_s: float) -> bool:
+    """Waits for an event. Returns False after `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

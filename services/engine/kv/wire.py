@@ -1,0 +1,67 @@
+"""The messages between the receiver and the sender of a transfer of KV.
+
+    length of the header, 4 bytes, little-endian · header, msgpack · block, `Block.size` bytes, after a `Block` only
+
+A receiver connects and sends one `Fetch`. The sender answers with a `Block` for each wanted block, as soon as it is
+computed and in any order, with `Alive` while there is none, and with `Failed` if there will be none. The receiver
+closes the connection when it has all blocks. A connection is for one transfer.
+"""
+
+import msgspec
+
+from services.engine.kv.layout import KvLayout
+
+LENGTH_BYTES = 4
+VERSION = 1
+
+
+class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
+    """Asks for the blocks with the given names (`shared.blocks`) of a transfer."""
+
+    version: int
+    transfer_id: str
+    layout: KvLayout
+    names: tuple[bytes, ...]
+    shared: str = ""
+    """Name of shared memory with a place of a full block's size for each of the names, in their order; empty: none.
+
+    It begins with `transfer_id`, by which the sender sees that it is the same memory."""
+
+
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
+    """There is no block to send now. `shared`: whether blocks go to the shared memory."""
+
+    shared: bool = False
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True, tag="block"):
+    """A block, with its number of tokens and the CRC-32 of its bytes.
+
+    `size` bytes follow; if it is 0, the block is in its place in the shared memory.
+    """
+
+    name: bytes
+    num_tokens: int
+    checksum: int
+    size: int
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """No further block will come."""
+
+    reason: str
+
+
+Header = Fetch | Alive | Block | Failed
+_DECODER = msgspec.msgpack.Decoder(Header)
+
+
+def encode(header: Header) -> bytes:
+    """Returns a header with its length."""
+    data = msgspec.msgpack.encode(header)
+    return len(data).to_bytes(LENGTH_BYTES, "little") + data
+
+
+def decode(data: bytes) -> Header:
+    """Returns the header. Raises msgspec.DecodeError if the data are none."""
+    return _DECODER.decode(data)
