@@ -68,6 +68,14 @@ _COUNTERS: tuple[tuple[str, str, _Value], ...] = (
     ("antiphon:engine_swapped_in_blocks", "KV blocks from host memory", lambda status: status.swapped_in_blocks),
     ("antiphon:engine_steps", "Steps run", lambda status: status.step),
     ("antiphon:engine_prompt_tokens", "Prompt tokens computed", lambda status: status.prompt_tokens),
+    (
+        "antiphon:engine_kv_saved_tokens",
+        "Tokens whose KV was computed for others",
+        lambda status: status.kv_saved_tokens,
+    ),
+    ("antiphon:engine_kv_loaded_tokens", "Tokens whose KV came from others", lambda status: status.kv_loaded_tokens),
+    ("antiphon:engine_kv_loads", "Transfers of KV that were waited for", lambda status: status.kv_loads),
+    ("antiphon:engine_kv_failed_loads", "Transfers that brought too little", lambda status: status.kv_failed_loads),
     ("antiphon:engine_generation_tokens", "Tokens generated", lambda status: status.generation_tokens),
 )
 

@@ -13,7 +13,7 @@ from services.engine.kv.layout import Bytes
 from services.engine.kv.wire import LENGTH_BYTES, Header, decode, encode
 from shared.limits import KV_HEADER_BYTES_MAX
 
-SHARED_DIRECTORY = Path("/dev/shm")  # noqa: S108 - memory, not a directory for temporary files
+SHARED_DIRECTORY = Path("/dev/shm")
 _PREFIX = "antiphon-kv-"
 MARK_BYTES = 64
 """Bytes at the beginning of shared memory that hold the transfer's name."""

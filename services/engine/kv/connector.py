@@ -33,6 +33,7 @@ class KvConnector:
     """
 
     def __init__(self, memory: KvMemory, wake: Callable[[], None], *, host: str | None = None, bind: str = "") -> None:
+        self._listener = None if host is None else _listening(bind or host)
         self.address = ""
         """`host:port` at which other engines fetch blocks; empty if nothing is sent."""
         self._memory = memory
@@ -48,7 +49,6 @@ class KvConnector:
         self._slots = asyncio.Semaphore(limits.KV_LOADS_MAX)
         self._sender = Sender(memory, self._release)
         self._fetches: set[asyncio.Task[None]] = set()
-        self._listener = None if host is None else _listening(bind or host)
         if self._listener is not None:
             port = self._listener.getsockname()[1]
             self.address = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"

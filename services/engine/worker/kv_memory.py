@@ -1,4 +1,4 @@
-"""The KV cache and the swap space as blocks in the form in which engines exchange them (`services.engine.kv.layout`)."""
+"""The KV cache and the swap space as blocks in the form in which engines exchange them (`kv.layout`)."""
 
 from collections.abc import Sequence
 
@@ -46,9 +46,9 @@ class CacheMemory:
 
 
 class PackedMemory:
-    """A `KvMemory` of a `KvCache` on a device and of host blocks that hold all layers, [host blocks, layers * 2, bytes].
+    """A `KvMemory` of a `KvCache` on a device and of host blocks, [host blocks, layers * 2, bytes].
 
-    In a host block each layer's keys come before its values.
+    A host block holds all layers, of each its keys and then its values.
     """
 
     def __init__(self, cache: KvCache, host: Tensor) -> None:

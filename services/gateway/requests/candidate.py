@@ -6,7 +6,7 @@ from typing import Protocol
 
 from services.gateway.requests.messages import RequestMessages
 from services.gateway.requests.placement_queue import Ticket
-from services.gateway.requests.sequence_state import Address, Phase, SequenceState
+from services.gateway.requests.sequence_state import Address, Phase, Prefill, SequenceState
 from services.gateway.requests.service_clients import PeerUnavailableError
 from shared import limits
 from shared.blocks import split_hashes
@@ -57,6 +57,19 @@ class Candidate:
         choices = self.orders.choices(self.index)
         return {one.engine for one in choices if one.engine is not None and one.phase is not Phase.DONE}
 
+    def prefill_of_sibling(self, engine: Address) -> Prefill | None:
+        """Returns the prefill that another choice of the same prompt waits for on the engine; None if there is none."""
+        for one in self.orders.choices(self.index):
+            if one is not self.sequence and one.engine == engine and one.prefill is not None:
+                return one.prefill._replace(leads=False)
+        return None
+
+    @property
+    def takes_kv(self) -> bool:
+        """Whether another engine may compute the prompt. Not if its log probabilities are wanted, nor for beams."""
+        beams = self.orders.request.params.beam is not None
+        return self.has_text and not beams and not self.sequence.needs_prompt_logprobs
+
     @property
     def has_text(self) -> bool:
         """Whether the sequence needs a detokenizer."""
@@ -65,6 +78,10 @@ class Candidate:
     def submit(self) -> Submit:
         """Returns the message to the sequence's engine, which must have been chosen."""
         return self.orders.submit(self.index)
+
+    def submit_prefill(self) -> Submit:
+        """Returns the message to the engine that computes the prompt, which must have been chosen."""
+        return self.orders.submit_prefill(self.index)
 
     def open_stream(self) -> OpenStream:
         """Returns the message to the sequence's detokenizer, which must have been chosen."""

@@ -6,6 +6,7 @@ sequence is queued or ends, when a heartbeat arrives, and when a member is lost.
 """
 
 import asyncio
+import secrets
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 from services.gateway.requests.candidate import Candidate, Failure
 from services.gateway.requests.placement_queue import PlacementQueue, Ticket
 from services.gateway.requests.router import Router, model_of, ready_members
-from services.gateway.requests.sequence_state import Address
+from services.gateway.requests.sequence_state import Address, Prefill
 from services.gateway.requests.service_clients import PeerUnavailableError, ServiceClients
 from services.gateway.requests.service_rate import ServiceRate
 from shared import limits
@@ -21,9 +22,22 @@ from shared.actors.host import Host
 from shared.actors.presence import Members
 from shared.codec import encode_split
 from shared.errors import CODES, ServiceError
-from shared.messages import Heartbeat, Message, OpenBatch, OpenReply, OpenStream, Submit, SubmitBatch, SubmitReply
+from shared.messages import (
+    EngineStatus,
+    Heartbeat,
+    KvSource,
+    Message,
+    OpenBatch,
+    OpenReply,
+    OpenStream,
+    Submit,
+    SubmitBatch,
+    SubmitReply,
+)
 
 T = TypeVar("T")
+WAIT = Prefill(Address("", ""), KvSource("", ""))
+"""Stands for an engine that computes prompts for others and has no credit at the moment."""
 
 
 class Dispatcher:
@@ -135,25 +149,55 @@ class Dispatcher:
             candidate.near(),
             client,
             joins=candidate.joins_siblings,
+            pools=not candidate.has_text,
         )
         detokenizer = None
         if candidate.has_text:
             detokenizer = self._router.choose_detokenizer(detokenizers, model, candidate.avoid)
         if engine is None or (candidate.has_text and detokenizer is None):
             return None
+        to_engine = Address(engine.id, engine.instance_id)
+        prefill = self._prefill(candidate, engine, engines)
+        if prefill is WAIT:
+            return None
         if sequence.attempt:
             self.queue.withdraw(candidate.ticket)  # its client was charged for the first placement
         else:
             self.queue.take(candidate.ticket)
-        to_engine, to_detokenizer = Address(engine.id, engine.instance_id), None
+        to_detokenizer = None
         if detokenizer is not None:
             to_detokenizer = Address(detokenizer.id, detokenizer.instance_id)
             self._router.stream_opened(to_detokenizer, sequence.sequence_id)
-        sequence.start_placement(to_engine, to_detokenizer, now)
+        sequence.start_placement(to_engine, to_detokenizer, now, prefill)
         stream_at = "" if to_detokenizer is None else to_detokenizer.id
         candidate.orders.request.record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at)
-        self._router.record_dispatch(engine, sequence.sequence_id, candidate.num_tokens, candidate.hashes, client)
+        num_tokens = candidate.num_tokens if prefill is None else 1
+        self._router.record_dispatch(engine, sequence.sequence_id, num_tokens, candidate.hashes, client)
         return Placement(candidate, to_engine, to_detokenizer, sequence.attempt, self._settled)
+
+    def _prefill(self, candidate: Candidate, engine: Heartbeat, engines: Sequence[Heartbeat]) -> "Prefill | None":
+        """Chooses the engine that computes the prompt for `engine`, and records that it does.
+
+        Returns None if `engine` computes the prompt itself, and `WAIT` if the others have no credit.
+        """
+        model, address = candidate.ticket.model, Address(engine.id, engine.instance_id)
+        if not isinstance(engine.status, EngineStatus) or engine.status.role != "decode" or not candidate.takes_kv:
+            return None
+        if address in candidate.near():
+            return candidate.prefill_of_sibling(address)
+        num_tokens = candidate.num_tokens + len(candidate.sequence.token_ids)
+        missing = self._router.num_missing_tokens(engine, num_tokens - 1, candidate.hashes)
+        able = self._router.prefill_engines(engines, model, engine)
+        if missing < limits.KV_TRANSFER_TOKENS_MIN or not able:
+            return None
+        client = candidate.ticket.client.name
+        chosen = self._router.choose_prefill(able, num_tokens, candidate.hashes, client)
+        if chosen is None:
+            return WAIT
+        assert isinstance(chosen.status, EngineStatus)
+        self._router.record_dispatch(chosen, candidate.sequence.sequence_id, num_tokens, candidate.hashes, client)
+        source = KvSource(secrets.token_hex(16), chosen.status.kv_address)
+        return Prefill(Address(chosen.id, chosen.instance_id), source)
 
     def _unable(self, model: str, now: float) -> ServiceError | None:
         """Returns why no member can take a sequence of the model now or after a wait in the queue; None if one can."""
@@ -172,15 +216,22 @@ class Dispatcher:
 
     def _send(self, placed: "Sequence[Placement]") -> None:
         to_engines: dict[Address, list[tuple[Placement, Submit]]] = defaultdict(list)
+        to_prefills: dict[Address, list[tuple[Placement, Submit]]] = defaultdict(list)
         to_detokenizers: dict[Address, list[tuple[Placement, OpenStream]]] = defaultdict(list)
         for placement in placed:
             to_engines[placement.engine].append((placement, placement.candidate.submit()))
+            prefill = placement.candidate.sequence.prefill
+            if prefill is not None and prefill.leads:
+                to_prefills[prefill.engine].append((placement, placement.candidate.submit_prefill()))
             if placement.detokenizer is not None:
                 to_detokenizers[placement.detokenizer].append((placement, placement.candidate.open_stream()))
         # Streams are sent first, so that a stream is usually open when the first tokens of its sequence arrive.
         for detokenizer, streams in to_detokenizers.items():
             for part, data in _batches(streams, limits.OPEN_BATCH_MAX, OpenBatch):
                 self._spawn(self._open(detokenizer, part, data))
+        for engine, submits in to_prefills.items():
+            for part, data in _batches(submits, limits.SUBMIT_BATCH_MAX, SubmitBatch):
+                self._spawn(self._submit_prefills(engine, part, data))
         for engine, submits in to_engines.items():
             for part, data in _batches(submits, limits.SUBMIT_BATCH_MAX, SubmitBatch):
                 self._spawn(self._submit(engine, part, data))
@@ -198,6 +249,23 @@ class Dispatcher:
         else:
             for (placement, _), reply in zip(items, replies, strict=True):
                 placement.opened(_open_failure(reply))
+        self.pump()
+
+    async def _submit_prefills(self, engine: Address, items: Sequence[tuple["Placement", Submit]], data: bytes) -> None:
+        """Has prompts computed for other engines. If that fails, these notice it and compute the prompts themselves."""
+        try:
+            replies = (await self._peers.submit_batch(engine, data)).replies
+        except (PeerUnavailableError, ServiceError) as error:
+            if _can_be_halved(error, items):
+                for half, part in _batches(items, len(items) // 2, SubmitBatch):
+                    self._spawn(self._submit_prefills(engine, half, part))
+                return
+            for _, submit in items:
+                self._router.record_silence(engine, submit.sequence_id)
+        else:
+            for reply in replies:
+                accepted = reply.status in ("accepted", "duplicate", "invalid")
+                self._router.record_answer(engine, reply.sequence_id, accepted=accepted)
         self.pump()
 
     async def _submit(self, engine: Address, items: Sequence[tuple["Placement", Submit]], data: bytes) -> None:

@@ -10,6 +10,7 @@ from shared import limits
 from shared.actors.host import Host
 from shared.codec import TOKEN_BYTES, pack_ids
 from shared.messages import OpenStream, Retarget, Submit
+from shared.sampling import SamplingParams
 
 PROMPT_TAIL_BYTES = TOKEN_BYTES * limits.PROMPT_TAIL_TOKENS
 
@@ -95,6 +96,33 @@ class RequestMessages:
             request.client.priority,
             request.pooling,
             request.record is not NOT_RECORDED,
+            None if sequence.prefill is None else sequence.prefill.source,
+        )
+
+    def submit_prefill(self, index: int) -> Submit:
+        """Returns the message that has the prompt, with the tokens so far, computed for the sequence's engine.
+
+        The sequence must have a placement with such an engine.
+        """
+        request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
+        assert sequence.prefill is not None
+        return Submit(
+            sequence.sequence_id,
+            sequence.attempt,
+            host.id,
+            host.instance_id,
+            "",
+            prompt.packed + pack_ids(sequence.token_ids),
+            SamplingParams(temperature=0.0, max_tokens=1),
+            block_hashes=prompt.block_hashes,
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+            traceparent=request.trace_headers.get("traceparent", ""),
+            tracestate=request.trace_headers.get("tracestate", ""),
+            client=request.client.name,
+            client_weight=request.client.weight,
+            client_priority=request.client.priority,
+            kv_transfer_id=sequence.prefill.source.transfer_id,
         )
 
     def retarget(self, index: int) -> Retarget:

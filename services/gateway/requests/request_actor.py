@@ -156,6 +156,8 @@ class RequestActor:
         elif result is ApplyResult.DIVERGED:
             self.fail(ServiceError("engine_failure", "The engine contradicted its own output."))
         elif delta is not None:
+            if delta.token_ids:
+                self._release_prefill(sequence)
             if sequence.phase is Phase.RUNNING:
                 self._parts.watch.touch(engine, sequence.sequence_id, now)
             if event.finish_reason == "error":
@@ -200,6 +202,8 @@ class RequestActor:
         The caller must call `Dispatcher.pump` afterwards.
         """
         for index, sequence in enumerate(self.sequences):
+            if sequence.prefill is not None and sequence.prefill.engine == member:
+                sequence.prefill = None  # the engine that waits for the KV notices it and computes the prompt
             if sequence.phase is Phase.RUNNING and sequence.engine == member:
                 self._place_again(index)
             elif sequence.phase is Phase.RUNNING and sequence.detokenizer == member:
@@ -211,6 +215,8 @@ class RequestActor:
         The caller must call `Dispatcher.pump` afterwards.
         """
         for index, sequence in enumerate(self.sequences):
+            if sequence.prefill is not None and sequence.prefill.engine == engine:
+                self._release_prefill(sequence)
             if sequence.phase is Phase.RUNNING and sequence.engine == engine:
                 self._place_again(index, release="the engine stands still")
 
@@ -219,7 +225,8 @@ class RequestActor:
         sequence = self.sequences[index]
         if sequence.phase not in (Phase.PLACING, Phase.RUNNING) or sequence.attempt != attempt:
             return False
-        return member in (sequence.engine, sequence.detokenizer) or index in self._repairing
+        prefill = sequence.prefill.engine if sequence.prefill is not None else None
+        return member in (sequence.engine, sequence.detokenizer, prefill) or index in self._repairing
 
     def tick(self, now: float) -> None:
         """Rebuilds streams whose tokens do not arrive, and streams for which there was no detokenizer the last time."""
@@ -373,12 +380,23 @@ class RequestActor:
     # --- releasing sequences at engines and detokenizers ---
 
     def _forget_place(self, sequence: SequenceState, engine: Address | None, detokenizer: Address | None) -> None:
-        """Removes a placement from this gateway's records (progress watch and router)."""
+        """Removes a placement from this gateway's records (progress watch and router).
+
+        The engine that computes the prompt is told, too.
+        """
+        self._release_prefill(sequence)
         if engine is not None:
             self._parts.watch.drop(engine, sequence.sequence_id)
             self._parts.router.record_end(engine, sequence.sequence_id)
         if detokenizer is not None:
             self._parts.router.stream_closed(detokenizer, sequence.sequence_id)
+
+    def _release_prefill(self, sequence: SequenceState) -> None:
+        """Tells the engine that computes the prompt for another one that it may forget or end that."""
+        prefill, sequence.prefill = sequence.prefill, None
+        if prefill is not None and prefill.leads:
+            self._parts.router.record_end(prefill.engine, sequence.sequence_id)
+            self._spawn(self._peers.done(prefill.engine, sequence.sequence_id, sequence.attempt))
 
     def _leave(self) -> list[SequenceState]:
         """Takes all sequences out of the queue and removes the placements of the unfinished ones from the records.

@@ -98,23 +98,47 @@ class Router:
     def choose_engine(
         self, engines: Sequence[Heartbeat], model: str, num_tokens: int, hashes: Sequence[bytes],
         avoid: Collection[tuple[str, str]] = (), near: Collection[tuple[str, str]] = (), client: str = "", *,
-        joins: bool = False,
+        joins: bool = False, pools: bool = False,
     ) -> Heartbeat | None:  # fmt: skip
         """Returns the cheapest ready engine of the model with credit; None if there is none.
 
         Engines in `near`, which already compute the same prompt, are preferred while they have a free batch slot; if
         the sequence `joins` what is computed there (a beam search), even without credit. Engines in `avoid`, on which a
-        placement of the sequence failed, are chosen only if there is no other.
+        placement of the sequence failed, are chosen only if there is no other. An engine that computes prompts for
+        others is chosen only if there is no other, or if the sequence `pools`; then engines with the other role are.
         """
+        engines = _with_role(ready_members(engines, model), "decode" if pools else "prefill")
         if joins:
-            searching = [e for e in ready_members(engines, model) if (e.id, e.instance_id) in near]
+            searching = [e for e in engines if (e.id, e.instance_id) in near]
             found = next((e for e in searching if (e.id, e.instance_id) not in avoid), None)
             if found is not None:
                 return found
-        ready = [e for e in ready_members(engines, model) if self.credit(e, client) > 0]
+        ready = [e for e in engines if self.credit(e, client) > 0]
         ready = [e for e in ready if (e.id, e.instance_id) not in avoid] or ready
         ready = [e for e in ready if (e.id, e.instance_id) in near and self._has_row(e)] or ready
         return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes), self._used(e), e.id), default=None)
+
+    def prefill_engines(self, engines: Sequence[Heartbeat], model: str, decode: Heartbeat) -> list[Heartbeat]:
+        """Returns the engines that answer and compute prompts for the given decode engine.
+
+        If some have the same configuration, only those: the tokens then cannot depend on who computes the prompt.
+        """
+        ready = [e for e in ready_members(engines, model) if _engine_status(e).kv_address and not self._load(e).silent]
+        wanted = _engine_status(decode).configuration
+        return [e for e in ready if _engine_status(e).configuration == wanted] or ready
+
+    def choose_prefill(
+        self, prefill_engines: Sequence[Heartbeat], num_tokens: int, hashes: Sequence[bytes], client: str
+    ) -> Heartbeat | None:
+        """Returns the cheapest of the engines with credit; None if none has any."""
+        able = [e for e in prefill_engines if self.credit(e, client) > 0]
+        return min(able, key=lambda e: (self._cost(e, num_tokens, hashes), self._used(e), e.id), default=None)
+
+    def num_missing_tokens(self, engine: Heartbeat, num_tokens: int, hashes: Sequence[bytes]) -> int:
+        """Returns how many tokens of a prompt are not in the engine's prefix cache, as far as this gateway knows."""
+        prefixes = self._prefixes.get((engine.id, engine.instance_id))
+        cached = prefixes.overlap(hashes) * _engine_status(engine).block_size if prefixes is not None else 0
+        return max(0, num_tokens - cached)
 
     def credit(self, engine: Heartbeat, client: str = "") -> int:
         """Returns how many sequences this gateway may send to the engine now; 0 or negative: none.
@@ -220,9 +244,7 @@ class Router:
 
     def _cost(self, engine: Heartbeat, num_tokens: int, hashes: Sequence[bytes]) -> int:
         status, load = _engine_status(engine), self._load(engine)
-        prefixes = self._prefixes.get((engine.id, engine.instance_id))
-        cached = prefixes.overlap(hashes) * status.block_size if prefixes is not None else 0
-        waiting = status.num_waiting_tokens + load.tokens + max(0, num_tokens - cached)
+        waiting = status.num_waiting_tokens + load.tokens + self.num_missing_tokens(engine, num_tokens, hashes)
         return waiting + RUNNING_COST * (status.num_running + status.num_waiting + load.sent)
 
     def _has_row(self, engine: Heartbeat) -> bool:
@@ -263,6 +285,11 @@ def model_of(member: Heartbeat) -> str:
 def ready_members(members: Sequence[Heartbeat], model: str) -> list[Heartbeat]:
     """Returns the members that are ready and work for the model."""
     return [member for member in members if member.state == "ready" and model_of(member) == model]
+
+
+def _with_role(engines: Sequence[Heartbeat], last: str) -> Sequence[Heartbeat]:
+    """Returns the engines that do not have the role `last`, or all if there are no others."""
+    return [engine for engine in engines if _engine_status(engine).role != last] or engines
 
 
 def served_configurations(engines: Sequence[Heartbeat], model: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from shared import limits
-from shared.messages import FinishReason, PositionLogprobs, SequenceMark, TextEvent, TokenEvent
+from shared.messages import FinishReason, KvSource, PositionLogprobs, SequenceMark, TextEvent, TokenEvent
 
 
 class Phase(Enum):
@@ -63,6 +63,15 @@ class Delta:
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
 
 
+class Prefill(NamedTuple):
+    """The engine that computes the prompt of a sequence for the engine that continues it, and where the KV is."""
+
+    engine: Address
+    source: KvSource
+    leads: bool = True
+    """Whether the engine computes the prompt for this sequence; if not, for another choice of the same prompt."""
+
+
 @dataclass(slots=True)
 class SequenceState:
     """The gateway's record of one sequence. `engine` and `detokenizer` are None while the sequence has no placement.
@@ -79,6 +88,8 @@ class SequenceState:
     attempt: int = 0
     engine: Address | None = None
     detokenizer: Address | None = None
+    prefill: Prefill | None = None
+    """The engine that computes the prompt for `engine`, until the first output has arrived; None if there is none."""
     token_ids: list[int] = field(default_factory=list)
     text_length: int = 0
     finish_reason: FinishReason | None = None
@@ -97,12 +108,15 @@ class SequenceState:
     behind_since: float | None = None
     counters: dict[str, int] = field(default_factory=lambda: {"stale": 0, "gap": 0, "diverged": 0, "rebuilt": 0})
 
-    def start_placement(self, engine: Address, detokenizer: Address | None, now: float) -> int:
+    def start_placement(
+        self, engine: Address, detokenizer: Address | None, now: float, prefill: Prefill | None = None
+    ) -> int:
         """Starts a placement on these members. Returns the new attempt."""
         assert self.phase is Phase.WAITING, self.phase
         self.phase = Phase.PLACING
         self.attempt += 1
         self.engine, self.detokenizer = engine, detokenizer
+        self.prefill = prefill
         self.carried_logprob = self.cumulative_logprob
         self.behind_since = None
         self.progress_at = now

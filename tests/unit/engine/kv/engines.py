@@ -63,7 +63,8 @@ def run(*engines: Running, until: tuple[Running, str]) -> list[int]:
     deadline = time.monotonic() + END_S
     while name not in running.ended:
         assert time.monotonic() < deadline, f"{name} has not ended"
-        if not any([each.engine.step() for each in engines]):
+        busy = [each.engine.step() for each in engines]
+        if not any(busy):
             time.sleep(0.001)
     return running.tokens[name]
 

@@ -1,4 +1,4 @@
-"""Prompts computed by one engine and continued by another: the same tokens as from a single engine, whatever happens."""
+"""Prompts computed by one engine and continued by another give the tokens of a single engine, whatever happens."""
 
 import time
 from collections.abc import Iterator
@@ -242,7 +242,7 @@ def test_if_the_thread_of_the_transfers_fails_prompts_are_computed(
         def fail(self: object) -> None:
             raise RuntimeError("a bug")
 
-        monkeypatch.setattr(type(prefill.engine.connector._sender), "expire", fail)  # type: ignore[union-attr] # noqa: SLF001
+        monkeypatch.setattr(type(prefill.engine.connector._sender), "expire", fail)  # type: ignore[union-attr]
         assert decode.engine.connector is not None
         decode.engine.connector._thread.join(10)  # pyright: ignore[reportPrivateUsage]
         monkeypatch.undo()
