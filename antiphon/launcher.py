@@ -24,7 +24,7 @@ from antiphon.processes import ChildSpec
 from antiphon.readiness import ServerAddress, announce
 from antiphon.run_directory import run_directory
 from antiphon.served_models import models_of
-from antiphon.settings import SERVICES, ServeSettings, check, child_environment, of_service
+from antiphon.settings import SERVICES, ServeSettings, check, child_environment, engine_roles, of_role, of_service
 from shared import limits, parallel
 from shared.config import to_argv
 from shared.model_files import located, model_directory, model_name
@@ -55,6 +55,8 @@ class Plan:
     https: bool = False
     openai: bool = True
     """Whether gateways serve OpenAI's API."""
+    engines: int = 0
+    """Number of engines that must be ready before the server is; 0: one of each model is enough."""
 
 
 def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
@@ -144,7 +146,9 @@ def make_plan(
     default = first.default_model
     ordered = sorted(names, key=lambda name: bool(default) and name != default)
     token = own_key or first.api_keys.split(",")[0].strip()
-    return Plan(specs, host, port, ordered, token, bool(first.ssl_certfile), first.use_openai)
+    # With one role alone the server would work, but not as it was asked for.
+    engines = sum(len(engine_roles(model)) for model in models) if any(model.prefill for model in models) else 0
+    return Plan(specs, host, port, ordered, token, bool(first.ssl_certfile), first.use_openai, engines)
 
 
 def _gateway_spec(
@@ -183,18 +187,25 @@ def _model_specs(
     The processes of the first model have plain names (`engine-1`); for other models the model's name comes first.
     """
     free = iter(gpus)
-    engines = sum(model.engines for model in models)
+    engines = sum(len(engine_roles(model)) for model in models)
     for number, model in enumerate(models):
         name = model_name(model)
         prefix = f"{model_token(name)}-" if number else ""
         changes: dict[str, object] = {"threads": engine_threads(model, engines)}
         for service in BACK_SERVICES:
-            for index in range(getattr(model, f"{service}s")):
+            for child, role in _replicas(service, model):
                 on_gpu = service == "engine" and gpus and model.device != "cpu"
                 own = {devices.VARIABLE: next(free)} if on_gpu else {}
-                child = f"{prefix}{service}-{index + 1}"
-                spec = service_spec(service, child, model, changes, {**environ, **own}, place)
+                settings = of_role(model, role) if model.prefill else model
+                spec = service_spec(service, prefix + child, settings, changes, {**environ, **own}, place)
                 yield replace(spec, model=name)
+
+
+def _replicas(service: str, model: ServeSettings) -> list[tuple[str, str]]:
+    """Returns the name of each process of a service of one model, and the role if it is an engine."""
+    if service == "engine":
+        return engine_roles(model)
+    return [(f"{service}-{index + 1}", model.role) for index in range(getattr(model, f"{service}s"))]
 
 
 def service_spec(
@@ -221,7 +232,7 @@ def service_spec(
 
 def assign_gpus(models: Sequence[ServeSettings], visible: Sequence[str]) -> devices.Assignment:
     """Assigns a GPU to each engine of all models that are not set to `--device=cpu`. Raises SettingsError."""
-    needed = [parallel.world_size(model) for model in models if model.device != "cpu" for _ in range(model.engines)]
+    needed = [parallel.world_size(model) for model in models if model.device != "cpu" for _ in engine_roles(model)]
     return devices.for_engines(needed, "auto" if needed else "cpu", visible)
 
 
@@ -253,7 +264,7 @@ async def run_plan(
     stop = asyncio.create_task(signalled(fleet))
     fleet.start(plan.specs)
     place = ServerAddress(plan.host, plan.port, plan.token, plan.https, plan.openai)
-    announcing = asyncio.create_task(announce(place, plan.models, fleet.pids, print_line))
+    announcing = asyncio.create_task(announce(place, plan.models, fleet.pids, print_line, plan.engines))
     companion = asyncio.ensure_future(beside()) if beside else asyncio.get_running_loop().create_future()
     try:
         await asyncio.wait({stop, fleet.failed, companion}, return_when=asyncio.FIRST_COMPLETED)

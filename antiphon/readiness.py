@@ -38,17 +38,17 @@ class ServerAddress:
 
 
 async def announce(
-    place: ServerAddress, models: Sequence[str], pids: Callable[[], Mapping[str, int]], sink: Sink
+    place: ServerAddress, models: Sequence[str], pids: Callable[[], Mapping[str, int]], sink: Sink, engines: int = 0
 ) -> None:
     """Waits until all models can be used, then prints the ready message to standard output and returns.
 
-    `models` has the served names, the default model first. `pids` returns the process ids of the children by name.
+    `models` has the served names, the default model first; `engines` is the number of engines that must be ready too. `pids` returns the process ids of the children by name.
     While it waits, a message every `REMINDER_S` says through `sink` why the server is not ready.
     """
     started = time.monotonic()
     place = place.reachable()
     reminders = 0
-    while lacking := await _lacking(place, models):
+    while lacking := await _lacking(place, models, engines):
         waited = time.monotonic() - started
         if waited > REMINDER_S * (reminders + 1):
             reminders += 1
@@ -87,11 +87,16 @@ def _example(url: str, place: ServerAddress, model: str) -> str:
     return f"curl {url}{path} -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"
 
 
-async def _lacking(place: ServerAddress, models: Sequence[str]) -> str:
+async def _lacking(place: ServerAddress, models: Sequence[str], engines: int) -> str:
     """Returns why the server cannot serve every model yet; empty if it can."""
     answer = await place.get("/readyz")
     if answer.status != 200:
         return _reason(answer.body)
+    if engines:
+        lines = (await place.get("/metrics")).body.splitlines()
+        ready = sum(line.startswith(b"antiphon:engine_stalled{") for line in lines)
+        if ready < engines:
+            return f"waiting for engines: {ready} of {engines} are ready"
     if not place.openai:
         return ""
     answer = await place.get("/v1/models")

@@ -38,7 +38,7 @@ OF_ONE_MODEL = (
     "conv_template",
 )
 """Settings that name a model or its files. Their values on the command line apply only to the first model."""
-_COUNTS = frozenset({"tokenizers", "engines", "detokenizers"})
+_COUNTS = frozenset({"tokenizers", "engines", "prefill", "decode", "detokenizers"})
 
 
 def models_of(serve: S) -> list[S]:

@@ -26,6 +26,7 @@ from shared.config import (
 from shared.other_options import VARIABLES
 
 T = TypeVar("T", bound=BusSettings)
+S = TypeVar("S", bound="ServeSettings")
 REPLICAS_MAX = 64
 """Largest number of processes of one service (and one model) on one machine."""
 SERVICES: dict[str, type[BusSettings]] = {
@@ -63,6 +64,14 @@ class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, Gate
         env="WORKER_NUM",
         alias=("--worker-num",),
         group="processes",
+    )
+    prefill: int = flag(
+        0,
+        "engines of each model that compute prompts for the --decode engines, instead of --engines",
+        group="processes",
+    )
+    decode: int = flag(
+        0, "engines of each model that continue what the --prefill engines have begun", group="processes"
     )
     detokenizers: int = flag(1, "detokenizer processes of each model", group="processes")
 
@@ -227,7 +236,7 @@ def check(serve: ServeSettings) -> None:
             raise SettingsError(f"{_COUNTS[name]}: {count} is not between 1 and {REPLICAS_MAX}")
     if not 0 <= serve.port <= 65535:
         raise SettingsError(f"--port: {serve.port} is not between 0 (any free port) and 65535")
-    check_engine(serve)
+    _check_roles(serve)
     if serve.nats_credentials and not serve.nats:
         raise SettingsError("--nats-credentials needs --nats: the server that is started here has its own")
     tls.check(serve)
@@ -236,6 +245,33 @@ def check(serve: ServeSettings) -> None:
         from shared.api_keys import read_keys
 
         read_keys(Path(serve.api_keys_file))
+
+
+def engine_roles(serve: ServeSettings) -> list[tuple[str, str]]:
+    """Returns the name and the role (`--role`) of each engine of a model."""
+    if not serve.prefill:
+        return [(f"engine-{number}", serve.role) for number in range(1, serve.engines + 1)]
+    counts = (("prefill", serve.prefill), ("decode", serve.decode))
+    return [(f"{role}-{number}", role) for role, count in counts for number in range(1, count + 1)]
+
+
+def of_role(serve: S, role: str) -> S:
+    """Returns the settings of the engines with a role. Only prefill engines listen for others."""
+    return replace(serve, role=role) if role == "prefill" else replace(serve, role=role, kv_host="", kv_bind="")
+
+
+def _check_roles(serve: ServeSettings) -> None:
+    """Checks the settings of the engines of each role. Raises SettingsError."""
+    for name in ("prefill", "decode"):
+        if not 0 <= getattr(serve, name) <= REPLICAS_MAX:
+            raise SettingsError(f"--{name}: {getattr(serve, name)} is not between 0 and {REPLICAS_MAX}")
+    if bool(serve.prefill) != bool(serve.decode):
+        missing, given = ("--decode", "--prefill") if serve.prefill else ("--prefill", "--decode")
+        raise SettingsError(f"{missing}: {given} needs it too, at least 1: each engine does one half of a request")
+    if serve.prefill and (serve.engines != 1 or serve.role != "both"):
+        raise SettingsError("--prefill and --decode say which engines there are: leave out --engines and --role")
+    for role in {role for _, role in engine_roles(serve)}:
+        check_engine(of_role(serve, role) if serve.prefill else serve)
 
 
 def child_environment(environ: Mapping[str, str], **extra: str) -> dict[str, str]:

@@ -50,6 +50,10 @@ def engine_args(**values: Any) -> EngineArgs:
             raise TypeError(f"unknown argument {name!r}" + (f": did you mean {near[0]!r}?" if near else ""))
     if values.get(_FORMER) is not None:
         warnings.warn(f"'{_FORMER}' is deprecated: use 'max_seq_len_to_capture'", DeprecationWarning, stacklevel=3)
+    if values.get("role") not in (None, "both"):
+        raise ValueError(
+            f"role={values['role']!r} needs other engines, and there are none in this process: leave it out"
+        )
     args = validated(EngineArgs, {name: value for name, value in values.items() if name in known})
     parallel.check(args, str)
     for notice in parallel.notices(args, str):
