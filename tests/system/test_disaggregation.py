@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,7 +13,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.system.served import Served, fetch, serve_tiny, until_the_end, wait_until
+from tests.conftest import NatsServer
+from tests.system.served import ROOT, Served, fetch, serve_tiny, until_the_end, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.nats]
 
@@ -86,7 +89,7 @@ def separated(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[Ser
         yield served, num_prefill, num_decode
 
 
-@pytest.mark.spec("S-DIS-001", "S-DIS-002", "S-DIS-003", "S-DIS-004")
+@pytest.mark.spec("S-DIS-001", "S-DIS-002", "S-DIS-005:cpu")
 def test_separated_engines_give_the_tokens_of_a_single_one(
     separated: tuple[Served, int, int], right: list[str]
 ) -> None:
@@ -111,7 +114,7 @@ def test_separated_engines_give_the_tokens_of_a_single_one(
     settled(served, "vllm:num_requests_running", "decode-1", 0)
 
 
-@pytest.mark.spec("S-DIS-005")
+@pytest.mark.spec("S-DIS-001", "S-DIS-002", "S-DIS-005:cpu")
 def test_the_prefill_engine_computes_the_prompt_and_the_decode_engine_goes_on(model: Path, right: list[str]) -> None:
     with until_the_end(serve_tiny(model, *FLAGS, "--prefill=1", "--decode=1")) as served:
         answer = fetch(served, "POST", "/v1/completions", body(0)).json
@@ -188,6 +191,7 @@ def test_a_frozen_prefill_engine_costs_a_second(model: Path, right: list[str]) -
             os.kill(frozen, signal.SIGCONT)
 
 
+@pytest.mark.spec("S-DIS-001", "S-DIS-002")
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
@@ -203,3 +207,31 @@ def test_a_mistake_is_told_before_anything_starts(flags: tuple[str, ...], text: 
     assert served.process.wait(30) == 78
     served.stop()
     assert text in served.output
+
+
+@pytest.mark.parametrize(
+    ("fault", "first"),
+    [("damage", 0), ("damage", 5), ("cut", 3), ("silence", 3), ("die", 0), ("die", 5)],
+    ids=lambda value: str(value),
+)
+def test_a_transfer_that_goes_wrong_costs_time_and_no_token(
+    fault: str, first: int, nats_server: NatsServer, namespace: str, model: Path, right: list[str], tmp_path: Path
+) -> None:
+    """The prefill engine belongs to another launcher, as on another machine, and damages what it sends or is killed."""
+    bus = (f"--nats={nats_server.url}", f"--nats-credentials={nats_server.credentials}", f"--namespace={namespace}")
+    told = tmp_path / "blocks"
+    environ = {**os.environ, "FAULT": fault, "FIRST": str(first), "FAULT_FILE": str(told)}
+    engine = [sys.executable, "-m", "tests.system.faulty_engine", *bus, f"--model={model}", *FLAGS]
+    engine += ["--served-model-name=tiny", "--role=prefill", "--service-id=elsewhere", "--kv-cache-memory-gb=0.05"]
+    with until_the_end(serve_tiny(model, *FLAGS, *bus, "--role=decode")) as served:
+        faulty = subprocess.Popen(engine, cwd=ROOT, env=environ)
+        try:
+            wait_until(lambda: 'engine="elsewhere"' in fetch(served, "GET", "/metrics").body.decode(), 60)
+            assert mixed(served) == right
+            assert int(told.read_text()) > first
+            assert (faulty.poll() is None) == (fault != "die")
+        finally:
+            faulty.kill()
+            faulty.wait()
+        failed = [line for line in fetch(served, "GET", "/metrics").body.decode().splitlines() if "kv_failed" in line]
+        assert any(float(line.split()[-1]) > 0 for line in failed if not line.startswith("#")), failed
