@@ -42,8 +42,9 @@ async def announce(
 ) -> None:
     """Waits until all models can be used, then prints the ready message to standard output and returns.
 
-    `models` has the served names, the default model first; `engines` is the number of engines that must be ready too. `pids` returns the process ids of the children by name.
-    While it waits, a message every `REMINDER_S` says through `sink` why the server is not ready.
+    `models` has the served names, the default model first; `engines` is the number of engines that must be ready too.
+    `pids` returns the process ids of the children by name. While it waits, a message every `REMINDER_S` says through
+    `sink` why the server is not ready.
     """
     started = time.monotonic()
     place = place.reachable()

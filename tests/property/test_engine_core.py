@@ -186,25 +186,19 @@ class EngineCoreMachine(RuleBasedStateMachine):
         if width:
             choices, output, params = min(choices, width), [], msgspec.structs.replace(params, temperature=0.0)
         if transfer == "save":
-            width, output = 0, []
-            params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0, prompt_logprobs=None, beam=None)
+            width, output, params = 0, [], SamplingParams(max_tokens=1, ignore_eos=flags[0])
         hashes = split_hashes(chain_hashes(pack_ids([*prompt, *output]), self.facts.block_size, salt))
         related = f"family {len(self.salts)}" if choices > 1 and forked is None else ""
         for number in range(choices if related else 1):
             sequence_id = f"s{len(self.salts)}"
             self.salts[sequence_id] = salt
-            given = tuple(hashes[:num_hashes])
-            rank = priority + number * spread
+            given, rank = tuple(hashes[:num_hashes]), priority + number * spread
             if width:
                 params = msgspec.structs.replace(params, beam=BeamParams(width, number, early_stopping=spread > 0))
             name, client_rank = client
             carried, place = tuple(output), (rank, arrival, related, name, 1.0 + client_rank, client_rank)
             spec = SequenceSpec(sequence_id, prompt, params, carried, given, salt, *place)
-            if transfer == "load":
-                spec = replace(spec, kv_source=KvSource(related or sequence_id, "somewhere"))
-            elif transfer == "save":
-                spec = replace(spec, kv_transfer_id=sequence_id)
-            self.enter(spec, forked)
+            self.enter(with_transfer(spec, transfer), forked)
 
     @rule(
         length=st.integers(1, 40),
@@ -436,6 +430,14 @@ class EngineCoreMachine(RuleBasedStateMachine):
         assert self.core.swap.pool.num_free == self.facts.num_host_blocks
         assert not self.core._families  # pyright: ignore[reportPrivateUsage]
         assert self.core.scheduler.rows.num_free == self.limits.max_num_seqs
+
+
+def with_transfer(spec: SequenceSpec, transfer: str) -> SequenceSpec:
+    """The choices of a prompt have one transfer."""
+    if transfer == "save":
+        return replace(spec, kv_transfer_id=spec.sequence_id)
+    source = KvSource(spec.family or spec.sequence_id, "somewhere")
+    return replace(spec, kv_source=source) if transfer == "load" else spec
 
 
 EngineCoreMachine.TestCase.settings = settings(

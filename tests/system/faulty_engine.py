@@ -1,7 +1,7 @@
 """An engine whose transfers of KV go wrong, run as a process by `test_disaggregation`.
 
-FAULT: what happens to the blocks (`tests.support.transfer_faults`), or `die`: the process is killed as by kill -9 before
-it sends the block number FIRST (from 0). FAULT_FILE: the process writes there how many blocks were damaged.
+FAULT: what happens to the blocks (`tests.support.transfer_faults`), or `die`: the process is killed as by kill -9
+before it sends the block number FIRST (from 0). FAULT_FILE: the process writes there which block it is at.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Prompts on prefill engines, the rest of requests on decode engines: real processes, and what happens when they die."""
+"""Prompts on prefill engines, the rest on decode engines: real processes, and what happens when they die."""
 
 import asyncio
 import os
