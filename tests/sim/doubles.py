@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from services.detokenizer.service import DetokenizerService
@@ -11,6 +12,7 @@ from services.engine.engine import Engine
 from services.engine.loop import StepLoop
 from services.engine.service import EngineService
 from services.tokenizer.service import TokenizerService
+from tests.sim.transfers import Network, SimConnector
 
 STEP_S = 0.01
 CHECKED_STEPS = 3
@@ -79,10 +81,19 @@ class TaskLoop:
 
 
 class SimulatedEngine(EngineService):
-    """The engine service without threads."""
+    """The engine service without threads. With a role it exchanges KV over `network`; `address` is a sender's."""
+
+    def __init__(self, settings, make_worker, network: Network | None = None, address: str = "") -> None:
+        super().__init__(settings, make_worker)
+        self._network, self._address = network, address
 
     async def _build(self, clock):
-        return Engine.build(self._settings, self._reports.put, clock=clock, make_worker=self._make_worker)
+        plain = replace(self._settings, role="both")
+        engine = Engine.build(plain, self._reports.put, clock=clock, make_worker=self._make_worker)
+        if self._settings.role != "both":
+            assert self._network is not None
+            engine.connector = engine.loop.connector = SimConnector(self._network, engine.loop, self._address)
+        return engine
 
     def _drive(self):
         self.driver = TaskLoop(self.engine.loop, self._on_exit)

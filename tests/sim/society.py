@@ -7,6 +7,7 @@ virtual time (`doubles.TaskLoop`).
 
 import asyncio
 import functools
+import random
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from shared.errors import ServiceError
 from shared.subjects import Subjects
 from tests.sim.doubles import STEP_S, SimulatedDetokenizer, SimulatedEngine, SimulatedTokenizer
 from tests.sim.model import HashModel, HashWorker, PipelinedHashWorker, next_token
+from tests.sim.transfers import Network
 from tests.support.memory import MemoryBus
 from tests.support.memory_connection import MemoryTransport
 from tests.support.simulation import SimClock, SimProcess
@@ -128,6 +130,8 @@ class Society:
         """Processes that have ended; a killed one's tasks are kept, as nothing of it may run."""
         self.crashes: list[tuple[str, BaseException | None]] = []
         self.subjects = Subjects()
+        self.network = Network(random.Random(seed))
+        """The connections by which engines with roles exchange KV."""
         self.step_s = STEP_S
         self.connectable = asyncio.Event()
         """Clear while no new connection can be made."""
@@ -149,7 +153,7 @@ class Society:
         self, kind: str, name: str, model: int, process: SimProcess, instance_id: str, engine: dict[str, object]
     ) -> Member:
         transport = self.bus.connect(name, inbox_prefix=self.subjects.inbox(name))
-        service = self._make(kind, model, **engine)
+        service = self._make(kind, model, address=f"{name}:{instance_id}", **engine)
         host = Host(transport, self.subjects, SimClock(), name, instance_id)
         await service.start(host)
         run = asyncio.create_task(service.run())
@@ -235,6 +239,7 @@ class Society:
         if member.gone.is_set():
             return
         member.gone.set()
+        self.network.senders.pop(f"{member.name}:{member.host.instance_id}", None)
         if not member.transport.closed:
             self.bus.crash(member.name)
         member.process.stop()
@@ -275,7 +280,9 @@ class Society:
         """The engines that run."""
         return [m.service for m in self.members.values() if isinstance(m.service, SimulatedEngine)]
 
-    def _make(self, kind: str, model: int, pipelined: bool = False, **engine: Any) -> Service:
+    def _make(
+        self, kind: str, model: int, pipelined: bool = False, role: str = "both", address: str = "", **engine: Any
+    ) -> Service:
         directory, name = self.model_dirs[model], self.models[model].name
         if kind == "gateway":
             return Gateway()
@@ -286,8 +293,9 @@ class Society:
         flags = {"max_num_seqs": 16, "max_num_batched_tokens": 32, **self._flags}
         make = PipelinedHashWorker if pipelined else HashWorker
         # The engine tells its model's path: a directory's name would make runs differ.
-        settings = EngineSettings(model=name or directory, served_model_name=name, **flags)
-        return SimulatedEngine(settings, lambda _: make(model=self.models[model], **engine))
+        settings = EngineSettings(model=name or directory, served_model_name=name, role=role, **flags)
+        address = address if role == "prefill" else ""
+        return SimulatedEngine(settings, lambda _: make(model=self.models[model], **engine), self.network, address)
 
 
 async def _edge(actor: GatewayActor, request: GenerationRequest, answer: Answer) -> None:

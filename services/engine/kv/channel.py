@@ -11,7 +11,7 @@ import numpy as np
 
 from services.engine.kv.layout import Bytes
 from services.engine.kv.wire import LENGTH_BYTES, Header, decode, encode
-from shared.limits import KV_HEADER_BYTES_MAX
+from shared import limits
 
 SHARED_DIRECTORY = Path("/dev/shm")
 _PREFIX = "antiphon-kv-"
@@ -41,7 +41,7 @@ class Channel:
     async def receive(self) -> Header:
         """Returns the next header. Raises OSError if the connection ends, msgspec.DecodeError for another message."""
         length = int.from_bytes(await self._exactly(LENGTH_BYTES), "little")
-        if length > KV_HEADER_BYTES_MAX:
+        if length > limits.KV_HEADER_BYTES_MAX:
             raise Closed(f"a header of {length} bytes")
         return decode(await self._exactly(length))
 
@@ -54,6 +54,11 @@ class Channel:
             if not count:
                 raise Closed("the connection ended within a block")
             rest = rest[count:]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the other side is on this machine."""
+        return self._sock.getsockname()[0] == self._sock.getpeername()[0]
 
     def close(self) -> None:
         """Closes the connection. Harmless when repeated."""
@@ -68,6 +73,21 @@ class Channel:
                 raise Closed("the connection ended")
             rest = rest[received:]
         return bytes(data)
+
+
+async def connect(address: str) -> Channel:
+    """Connects to `host:port`. Raises OSError, TimeoutError after `KV_CONNECT_S`, or ValueError for no address."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        async with asyncio.timeout(limits.KV_CONNECT_S):
+            await asyncio.get_running_loop().sock_connect(sock, (host.strip("[]"), int(port)))
+        return Channel(sock)
+    except BaseException:
+        sock.close()
+        raise
 
 
 class SharedMemory:

@@ -6,31 +6,32 @@ engine computes the rest. Runs on the event loop of `connector`.
 
 import asyncio
 import logging
-import socket
 import zlib
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import numpy as np
 
 from services.engine.core.kv_transfer import KvLoad
-from services.engine.kv.channel import Channel, SharedMemory, forget
+from services.engine.kv.channel import Channel, SharedMemory, connect, forget
 from services.engine.kv.layout import Bytes, KvMemory
 from services.engine.kv.wire import VERSION, Alive, Block, Failed, Fetch
 from shared import limits
 
 log = logging.getLogger(__name__)
+Connect = Callable[[str], Awaitable[Channel]]
 
 
 class TransferError(Exception):
     """The sender gives up, is silent for too long, or has sent something wrong."""
 
 
-async def load(order: KvLoad, memory: KvMemory) -> int:
+async def load(order: KvLoad, memory: KvMemory, connect: Connect = connect) -> int:
     """Fetches blocks until all are there or something fails. Returns the number of leading blocks that are written.
 
     May be cancelled.
     """
-    one = _Load(order, memory)
+    one = _Load(order, memory, connect)
     try:
         await one.run()
     except (OSError, TimeoutError, ValueError, msgspec.DecodeError, TransferError) as error:
@@ -40,8 +41,9 @@ async def load(order: KvLoad, memory: KvMemory) -> int:
 
 
 class _Load:
-    def __init__(self, order: KvLoad, memory: KvMemory) -> None:
+    def __init__(self, order: KvLoad, memory: KvMemory, connect: Connect) -> None:
         self._order = order
+        self._connect = connect
         self._memory = memory
         self._written: set[int] = set()
         self._places = {name: place for place, name in enumerate(order.hashes)}
@@ -53,10 +55,9 @@ class _Load:
 
     async def run(self) -> None:
         """Returns when all blocks are written. Raises an error of the connection or TransferError."""
-        sock = await _connected(self._order.address)
-        channel, shared, name = Channel(sock), None, ""
+        channel, shared, name = await self._connect(self._order.address), None, ""
         try:
-            if sock.getsockname()[0] == sock.getpeername()[0]:
+            if channel.is_local:
                 shared, name = self._shared_memory()
             fetch = Fetch(VERSION, self._order.transfer_id, self._memory.layout, self._order.hashes, name)
             await channel.send(fetch)
@@ -120,18 +121,3 @@ class _Load:
             raise TransferError("a block was damaged on its way")
         self._memory.write(self._order.host_blocks[place], data.reshape(layout.shape(block.num_tokens)))
         self._written.add(place)
-
-
-async def _connected(address: str) -> socket.socket:
-    """Returns a socket that is connected to `host:port`. Raises OSError, TimeoutError, or ValueError for no address."""
-    host, _, port = address.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    try:
-        async with asyncio.timeout(limits.KV_CONNECT_S):
-            await asyncio.get_running_loop().sock_connect(sock, (host.strip("[]"), int(port)))
-    except BaseException:
-        sock.close()
-        raise
-    return sock

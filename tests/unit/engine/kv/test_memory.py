@@ -1,0 +1,65 @@
+"""Blocks in the common form: every backend's cache gives and takes the same bytes."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from services.engine.cpu.kv_memory import PanelMemory
+from services.engine.kv.layout import KvMemory
+from services.engine.worker.kv_cache import KvCache
+from services.engine.worker.kv_memory import CacheMemory, PackedMemory
+
+LAYERS, BLOCKS, SIZE, HEADS, DIM = 2, 5, 64, 2, 24
+Make = Callable[[torch.dtype, int], KvMemory]
+
+
+def cache(dtype: torch.dtype, dim: int, size: int) -> KvCache:
+    """Zeros."""
+    parts = [torch.zeros((BLOCKS, size, HEADS, dim), dtype=dtype) for _ in range(2 * LAYERS)]
+    return KvCache(tuple(parts[0::2]), tuple(parts[1::2]))
+
+
+def same_memory(kind: str, dtype: torch.dtype, size: int) -> KvMemory:
+    """A memory whose host blocks are the blocks of its cache, so that what is written can be read."""
+    if kind == "packed":
+        words = torch.zeros((BLOCKS, 2 * LAYERS, size * HEADS * DIM), dtype=dtype)
+        parts = [words[:, part].view(BLOCKS, size, HEADS, DIM) for part in range(2 * LAYERS)]
+        return PackedMemory(KvCache(tuple(parts[0::2]), tuple(parts[1::2])), words.view(torch.int16))
+    if kind == "panels":
+        both = cache(dtype, 32, size)
+        return PanelMemory(both, both, DIM)
+    both = cache(dtype, DIM, size)
+    return CacheMemory(both, both, DIM)
+
+
+@pytest.mark.parametrize("kind", ["packed", "panels", "plain"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 2, 16, 64, 128])
+def test_what_is_written_is_read(kind: str, dtype: torch.dtype, size: int) -> None:
+    memory = same_memory(kind, dtype, size)
+    layout = memory.layout
+    assert (layout.num_layers, layout.num_kv_heads, layout.head_bytes) == (LAYERS, HEADS, DIM * dtype.itemsize)
+    draw = np.random.default_rng(1)
+    for count in {1, size, max(1, size // 2 + 1)}:
+        data = draw.integers(0, 256, layout.shape(count), dtype=np.uint8)
+        assert data.nbytes == layout.num_bytes(count)
+        memory.write(3, data)
+        found = np.zeros(layout.shape(count), dtype=np.uint8)
+        memory.read(3, found)
+        assert np.array_equal(found, data)
+        other = np.ones(layout.shape(size), dtype=np.uint8)
+        memory.read(2, other)
+        assert not other.any(), "another block was written to"
+
+
+@pytest.mark.parametrize("kind", ["packed", "plain"])
+def test_the_form_is_keys_then_values_of_each_layer(kind: str) -> None:
+    memory = same_memory(kind, torch.float32, 16)
+    numbers = np.arange(memory.layout.num_bytes(16) // 4, dtype=np.float32).reshape(LAYERS, 2, 16, HEADS, DIM)
+    memory.write(1, numbers.view(np.uint8))
+    caches = memory._cache  # type: ignore[attr-defined] # pyright: ignore[reportPrivateUsage]
+    for layer in range(LAYERS):
+        for which in range(2):
+            assert torch.equal(caches[2 * layer + which][1], torch.from_numpy(numbers[layer, which]))
