@@ -269,7 +269,6 @@ def test_shared_memory_leaves_no_name_behind(prefill: Running, decode: Running) 
         ({"role": "decode", "swap_space": 0.0}, "--swap-space"),
         ({"role": "decode", "kv_host": "127.0.0.1"}, "--kv-host"),
         ({"kv_bind": "127.0.0.1"}, "--kv-bind"),
-        ({"role": "prefill", "tensor_parallel_size": 2}, "several devices cannot exchange KV"),
     ],
 )
 def test_settings_that_contradict_each_other(settings: dict[str, Any], text: str) -> None:
