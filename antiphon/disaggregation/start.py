@@ -84,7 +84,13 @@ def _worker(deployment: Deployment, settings: InstanceSettings, environ: Mapping
         devices=parallel.world_size(settings),
     )
     environ = {**environ, **_visible_devices(own.device_ids, settings.device, environ)}
-    model = _prepared(replace(settings, role=own.role), environ)
+    role = own.role
+    if parallel.world_size(settings) > 1:
+        # KV is exchanged only between engines of one device. Engines without a role compute requests whole, so that the
+        # deployment works with the same tokens.
+        role = "both"
+        launcher.print_line("antiphon", f"{own.name} has several devices: it computes requests whole, without its role")
+    model = _prepared(replace(settings, role=role), environ)
     with contextlib.ExitStack() as stack:
         for each in own.device_ids:
             device = f"device {each} of {own.server.server_ip} is in use by another instance"

@@ -28,7 +28,7 @@ _READY = re.compile(r" INFO \S+ ready$")
 
 
 class Worker:
-    """One instance and its engine. `settings` have the role; `directory` is private to this process."""
+    """One instance and its engine. `settings` have the engine's role; `directory` is private to this process."""
 
     def __init__(
         self,

@@ -230,6 +230,7 @@ def test_1p1d_tp2_with_the_documented_flags(tmp_path: Path) -> None:
             made.start(pair.replace(",", "-"), port, "", *flags)
         host = made.start("host", ports[2], f"{ports[0]},{ports[1]}", *flags)
         host.wait_for("Antiphon is ready", 150)
+        assert "decode-1 has several devices: it computes requests whole, without its role" in made.running[1].output
         prompt = list(range(5, 60))
         body = {"model": "demo", "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
         status, answer = ask(ports[2], "/v1/completions", {**body, "return_token_ids": True})
