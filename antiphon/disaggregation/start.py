@@ -37,6 +37,8 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         raise SettingsError("--also, --models: an instance of a deployment serves one model, that of --model")
     if settings.role != "both":
         raise SettingsError("--role: the rank tables decide the role of an instance; leave it out")
+    if settings.prefill or settings.decode:
+        raise SettingsError("--prefill, --decode: the rank tables say which instances there are; leave them out")
     if not options.enable_chunked_prefill:
         # Only whoever asks for chunked prefill by name may have steps shorter than the longest context.
         check_lengths(settings.max_num_batched_tokens, settings.max_model_len)
