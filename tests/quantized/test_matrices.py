@@ -157,3 +157,14 @@ def test_what_cannot_be_computed_is_refused(variant: str) -> None:
     long = QuantizedWeight("int8_dynamic", torch.zeros(1, 70_000, dtype=torch.int8), (1, 70_000), torch.ones(1))
     with pytest.raises(NativeError, match="do not fit"), one_matrix(variant, long):
         pass
+
+
+@each_variant
+def test_levels_are_exact_in_a_float32_model(variant: str) -> None:
+    values = torch.randint(0, 16, (33, 128), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
+    levels = torch.linspace(-1.01, 0.97, 16)
+    assert not torch.equal(levels, levels.to(torch.bfloat16).to(torch.float32))
+    weight = QuantizedWeight("int4", pack_nibbles(values), (33, 128), torch.full((33, 2), 0.7), 64, levels=levels)
+    x = random_rows(17, 128, torch.float32)
+    with one_matrix(variant, weight, torch.float32) as multiply:
+        assert ((multiply(x) - exact(x, weight)).abs() <= sum_error(x, weight)).all()

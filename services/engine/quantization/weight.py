@@ -35,7 +35,10 @@ class QuantizedWeight:
     zeros: Tensor | None = None
     """int4: zero points [out, groups], on the scale 0 … 15, or on the scale of `levels` if they are given."""
     levels: Tensor | None = None
-    """int4: the 16 numbers that values stand for, rounded to bfloat16. None: 0 … 15 with `zeros`, -8 … 7 without."""
+    """int4: the 16 numbers that values stand for. None: 0 … 15 with `zeros`, -8 … 7 without.
+
+    The C++ library rounds them to bfloat16 in a bfloat16 model; in a float32 model they are exact.
+    """
     has_sign: bool = False
     """int4: whether values are -8 … 7 instead of 0 … 15."""
 
@@ -139,7 +142,7 @@ class QuantizedWeight:
 
     def _levels_of(self, places: Tensor) -> Tensor:
         if self.levels is not None:
-            return self.levels.to(torch.bfloat16).to(torch.float32)[places]
+            return self.levels[places]
         return places.to(torch.float32) - (0 if self.zeros is not None else INT4_MIDDLE)
 
 

@@ -44,7 +44,7 @@ struct antiphon_Quantized {
   const void* weight;
   const float* scales;  // [out]; int4: [out][groups]
   const float* zeros;   // int4: null or [out][groups], on the scale from 0 to 15, or on that of the levels if given
-  const float* levels;  // int4: null or [16], rounded to bfloat16; null: 0 to 15 minus the zero (8 without `zeros`)
+  const float* levels;  // int4: null or [16], see Quantized::levels; null: 0 to 15 minus the zero (8 without `zeros`)
 };
 
 typedef struct antiphon_Model antiphon_Model;

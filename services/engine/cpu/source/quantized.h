@@ -40,8 +40,8 @@ struct Quantized {
   const float* offsets = nullptr;                // [panels][groups][32], scale * zero; null if there are no zeros
   const int32_t* totals = nullptr;               // int8_dynamic: [panels][32], sum of q
   bool whole_levels = true;                      // level[i] = i - 8
-  float levels[kLevels] = {};                    // numbers that bfloat16 can represent
-  alignas(64) uint16_t table[2 * kLevels] = {};  // their bfloat16 bits, twice
+  float levels[kLevels] = {};                    // as given; for products in float32
+  alignas(64) uint16_t table[2 * kLevels] = {};  // their bfloat16 bits, rounded, twice; for products in bfloat16
 
   long bytes(long count) const { return count * kPanel / (kind == Kind::int4 ? 2 : 1); }
   const uint8_t* panel(long p, long first_term) const { return data + bytes(p * terms + first_term); }

@@ -63,9 +63,9 @@ class PackedQuantized {
     while (from_.group < in_ && from_.group % q.group) q.group /= 2;
     q.groups = (q.terms + q.group - 1) / q.group;
     for (long i = 0; i < 2 * kLevels; i++) {
-      const Bf16 level = to_bf16(from_.levels ? from_.levels[i % kLevels] : (float)(i % kLevels) - kMiddle);
-      q.table[i] = level.bits;
-      q.levels[i % kLevels] = to_float(level);
+      const float level = from_.levels ? from_.levels[i % kLevels] : (float)(i % kLevels) - kMiddle;
+      q.table[i] = to_bf16(level).bits;
+      q.levels[i % kLevels] = level;
     }
     q.whole_levels = !from_.levels;
   }

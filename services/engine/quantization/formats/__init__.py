@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from services.engine.quantization.formats.awq import Awq
+from services.engine.quantization.formats.bitsandbytes import BitsAndBytes
 from services.engine.quantization.formats.compressed_tensors import CompressedTensors, smoothquant
 from services.engine.quantization.formats.fp8 import Fp8
 from services.engine.quantization.formats.gptq import Gptq
@@ -19,6 +20,7 @@ from shared.quantization import Method, quantization_settings
 _METHODS: dict[Method, Callable[[Mapping[str, Any]], PreparedMethod]] = {
     "awq": Awq.of_config,
     "gptq": Gptq.of_config,
+    "bitsandbytes": BitsAndBytes.of_config,
     "compressed-tensors": CompressedTensors.of_config,
     "fp8": Fp8.of_config,
     "smoothquant": lambda _: smoothquant(),
