@@ -154,7 +154,8 @@ def model_files(model: str) -> Check:
     except SettingsError as error:
         return Check("fail", "model", str(error), _model_advice(model))
     missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
-    if (not model or Path(model).is_dir()) and not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
+    weights = any(any(path.glob(f"*.{suffix}")) for suffix in ("safetensors", "bin", "gguf"))
+    if (not model or Path(model).is_dir()) and not weights:
         missing.append("weights (*.safetensors)")
     if missing:
         return Check("fail", "model", f"{path} has no {', no '.join(missing)}", _model_advice(model))

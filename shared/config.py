@@ -125,7 +125,7 @@ class ModelSettings(BusSettings):
 
     model: str = flag(
         "",
-        "directory of the model, or its name on the Hugging Face hub (default: the demo model)",
+        "directory of the model, a GGUF file, or a name on the Hugging Face hub (default: the demo model)",
         env="MODEL_PATH",
         alias=("--model-path",),
         group="model",
@@ -136,7 +136,7 @@ class ModelSettings(BusSettings):
     )
     load_format: str = flag(
         "auto",
-        "files of the weights: safetensors, or PyTorch's .bin files where there are none; safetensors: only those",
+        "files of the weights: safetensors, or where there are none PyTorch's .bin files or GGUF; safetensors: only those",
         choices=("auto", "safetensors"),
         group="model",
     )

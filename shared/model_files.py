@@ -1,8 +1,11 @@
 """The directories and names of a model, from the settings of a service.
 
-The setting `--model` is a directory or a name on the Hugging Face hub. A launcher looks hub names up once (`located`)
-and passes directories to its services, so that all of them use the same files even if the hub's files change. A service
-that is started alone looks its model up itself.
+The setting `--model` is a directory, a GGUF file or a name on the Hugging Face hub. A launcher looks hub names up once
+(`located`) and passes directories to its services, so that all of them use the same files even if the hub's files
+change. A service that is started alone looks its model up itself.
+
+A GGUF file, alone or in a directory without other weights, becomes a model directory in the user's cache
+(`shared.gguf_model`).
 
 A model's directory may have a file `ti_model_config.json` with the model's name and the name of its conversation
 template. `described` fills in what it says where the settings say nothing.
@@ -19,6 +22,7 @@ from shared.config import CONV_TEMPLATE, ModelSettings, SettingsError
 M = TypeVar("M", bound=ModelSettings)
 DEMO_DIRECTORY = Path(__file__).resolve().parent.parent / "antiphon" / "demo"
 DEMO_NAME = "antiphon-demo"
+_GGUF = ".gguf"
 MODEL_CONFIG = "ti_model_config.json"
 UNPUBLISHED_TEMPLATE = "shennong_chat"
 """The conversation template whose layout is not public: it can be named, but only used as a `--chat-template`."""
@@ -31,7 +35,8 @@ def model_directory(settings: ModelSettings, *, weights: bool = True) -> Path:
     """
     if not settings.model:
         return DEMO_DIRECTORY
-    return _find(settings, settings.model, settings.revision, "--model", weights=weights)
+    has_other = bool(settings.tokenizer or settings.tokenizer_extension_path or settings.skip_tokenizer_init)
+    return _find(settings, settings.model, settings.revision, "--model", weights=weights, tokenizer=not has_other)
 
 
 def tokenizer_directory(settings: ModelSettings) -> Path:
@@ -80,13 +85,13 @@ def described(settings: M) -> M:
 
 
 def located(settings: M, *, weights: bool = True) -> M:
-    """Returns the settings with hub names replaced by directories, and `described`.
+    """Returns the settings with hub names and GGUF files replaced by directories, and `described`.
 
     Without `weights`, only files other than the weights are downloaded. Raises SettingsError if a model is not found.
     """
     changes: dict[str, str] = {}
     model = model_directory(settings, weights=weights)
-    if settings.model and not _path(settings.model).is_dir():
+    if settings.model and model != _path(settings.model).resolve():
         changes = {"model": str(model), "revision": "", "served_model_name": model_name(settings)}
     if settings.tokenizer or settings.tokenizer_revision:
         changes |= {"tokenizer": str(tokenizer_directory(settings)), "tokenizer_revision": ""}
@@ -112,13 +117,36 @@ def _text(config: dict[str, Any], name: str, path: Path) -> str:
     return value or ""
 
 
-def _find(settings: ModelSettings, given: str, revision: str, flag: str, *, weights: bool) -> Path:
+def _find(
+    settings: ModelSettings, given: str, revision: str, flag: str, *, weights: bool, tokenizer: bool = True
+) -> Path:
     path = _path(given)
     if path.is_dir():
-        return path.resolve()
+        return _with_files(path.resolve(), flag, tokenizer)
+    if path.is_file():
+        return _of_file(path, flag, tokenizer)
     if hub.is_name(given):
         return hub.find_snapshot(given, revision, flag, weights=weights, cache=settings.download_dir)
-    raise SettingsError(f"{flag}: there is no directory {path}. Give the path of a model in Hugging Face layout.")
+    raise SettingsError(f"{flag}: there is no directory {path}. Give the path of a model in Hugging Face layout, or of a GGUF file.")
+
+
+def _with_files(directory: Path, flag: str, tokenizer: bool) -> Path:
+    """Returns a directory; one whose weights are a GGUF file becomes the directory made from that."""
+    if not any(directory.glob(f"*{_GGUF}")):
+        return directory
+    # Imported here because the package gguf and numpy are needed for such files only.
+    from shared.gguf_model.directory import gguf_file, model_of_file
+
+    file = gguf_file(directory)
+    return directory if file is None else model_of_file(file, flag, tokenizer=tokenizer, beside=directory)
+
+
+def _of_file(path: Path, flag: str, tokenizer: bool) -> Path:
+    if path.suffix != _GGUF:
+        raise SettingsError(f"{flag}: {path} is a file; give the path of a directory, or of a file *{_GGUF}")
+    from shared.gguf_model.directory import model_of_file
+
+    return model_of_file(path, flag, tokenizer=tokenizer)
 
 
 def _path(given: str) -> Path:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.engine.cpu.places import alone_in, make_directory, remove_oldest
+from shared.places import alone_in, make_directory, remove_oldest
 from shared.limits import COMPILED_LIBRARIES_MAX
 
 SOURCE = Path(__file__).parent / "source"

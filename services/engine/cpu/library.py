@@ -19,7 +19,7 @@ from services.engine.cpu.compile import (
     usable_variants,
 )
 from services.engine.cpu.native import Library
-from services.engine.cpu.places import is_private, is_usable, user_directory
+from shared.places import is_private, is_usable, user_directory
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from services.engine.cpu.compile import SOURCE
-from services.engine.cpu.places import alone_in, is_in_memory, is_private, is_usable, remove_oldest, user_directory
+from shared.places import alone_in, is_in_memory, is_private, is_usable, remove_oldest, user_directory
 from services.engine.worker.checkpoint import weight_files
 from shared.limits import PACKED_BYTES_MIN, PACKED_FILES_MAX
 

@@ -1,9 +1,9 @@
-"""Reads the weight files of a checkpoint: safetensors or PyTorch's `.bin` files, one or several with an index.
+"""Reads the weight files of a checkpoint: safetensors, PyTorch's `.bin` or GGUF files, one or several.
 
 Returns parameters one at a time, joined and converted, and checks beforehand that no tensor is missing or unused.
-Neither format executes code: the header of safetensors is checked by its library, and `.bin` files are read with
-PyTorch's restricted reader, which builds tensors and refuses everything else. Both formats are memory-mapped, so only
-the pages that are read take memory. Called by the weight loader.
+No format executes code: the header of safetensors is checked by its library, that of GGUF by `shared.gguf_model`, and
+`.bin` files are read with PyTorch's restricted reader, which builds tensors and refuses everything else. All formats
+are memory-mapped, so only the pages that are read take memory. Called by the weight loader.
 """
 
 import json
@@ -19,11 +19,14 @@ from torch import Tensor
 from services.engine.models.layout import IGNORED_SUFFIXES, Grouping, Parameter, Source
 from services.engine.quantization.method import PreparedMethod
 from services.engine.quantization.weight import QuantizedWeight, stack
+from services.engine.worker.gguf_file import GgufFile
 from shared.errors import ServiceError
+from shared.gguf_model.reader import GgufError
 from shared.quantization import SMOOTHQUANT_FILE
 
 _SINGLES = ("model.safetensors", "pytorch_model.bin")
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_GGUF = ".gguf"
 _NAMES_SHOWN = 5
 _WEIGHT = ".weight"
 _MATRIX_DIMENSIONS = 2
@@ -85,8 +88,8 @@ class Checkpoint:
         """Tensor name → the open file with that tensor."""
         self._prefix = ""
         """First part of the layout's tensor names that the names in the files leave out; usually empty."""
-        for path in [model_dir / SMOOTHQUANT_FILE] if smoothquant else weight_files(model_dir):
-            file = _TorchFile(path) if path.suffix == ".bin" else _Safetensors(path, self._stack)
+        paths = [model_dir / SMOOTHQUANT_FILE] if smoothquant else weight_files(model_dir)
+        for file in self._opened(paths):
             self._files.update(dict.fromkeys(file.keys(), file))
 
     def __enter__(self) -> "Checkpoint":
@@ -140,6 +143,16 @@ class Checkpoint:
         plain = len(parameter.sources) == 1 and not parameter.transposed and parameter.grouping is None
         plain = plain and not self._parts(parameter.sources[0])
         return device.type == "cpu" and plain and self._tensor(parameter.sources[0].name).dtype == dtype
+
+    def _opened(self, paths: list[Path]) -> Iterable[_File]:
+        if paths[0].suffix == _GGUF:
+            try:
+                yield GgufFile(paths)
+            except GgufError as error:
+                raise unusable(f"{error}.") from error
+            return
+        for path in paths:
+            yield _TorchFile(path) if path.suffix == ".bin" else _Safetensors(path, self._stack)
 
     def _find_prefix(self, wanted: Iterable[str]) -> None:
         """Finds `_prefix`. Checkpoints of a decoder without its head leave out the first part of every tensor name."""
@@ -197,13 +210,19 @@ class Checkpoint:
 
 
 def weight_files(model_dir: Path) -> list[Path]:
-    """Returns the single weight file, or the files listed in the index. Prefers safetensors if there are both kinds."""
+    """Returns the single weight file, or the files listed in the index, or the parts of a GGUF file.
+
+    Prefers safetensors if there are several kinds, and GGUF least.
+    """
     for single, index in zip(_SINGLES, _INDICES, strict=True):
         if (model_dir / single).is_file():
             return [model_dir / single]
         if (model_dir / index).is_file():
             return _indexed(model_dir, model_dir / index)
-    raise unusable(f"{model_dir} has neither {_SINGLES[0]} nor {_INDICES[0]}, nor the same as {_SINGLES[1]}.")
+    files = sorted(model_dir.glob(f"*{_GGUF}"))
+    if files:
+        return files
+    raise unusable(f"{model_dir} has neither {_SINGLES[0]} nor {_INDICES[0]}, nor the same as {_SINGLES[1]}, nor *{_GGUF}.")
 
 
 def unusable(message: str) -> ServiceError:

@@ -61,7 +61,8 @@ def read_json_list(path: Path) -> list[dict[str, Any]]:
 
 def weight_file_bytes(model_dir: Path) -> int:
     """Returns the total size of all weight files."""
-    files = itertools.chain(model_dir.glob("*.safetensors"), model_dir.glob("pytorch_model*.bin"))
+    patterns = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
+    files = itertools.chain.from_iterable(map(model_dir.glob, patterns))
     return sum(path.stat().st_size for path in files)
 
 

@@ -12,6 +12,7 @@ from services.engine.quantization.formats.awq import Awq
 from services.engine.quantization.formats.bitsandbytes import BitsAndBytes
 from services.engine.quantization.formats.compressed_tensors import CompressedTensors, smoothquant
 from services.engine.quantization.formats.fp8 import Fp8
+from services.engine.quantization.formats.gguf import Gguf
 from services.engine.quantization.formats.gptq import Gptq
 from services.engine.quantization.method import PreparedMethod
 from shared.config import SettingsError
@@ -23,6 +24,7 @@ _METHODS: dict[Method, Callable[[Mapping[str, Any]], PreparedMethod]] = {
     "bitsandbytes": BitsAndBytes.of_config,
     "compressed-tensors": CompressedTensors.of_config,
     "fp8": Fp8.of_config,
+    "gguf": Gguf.of_config,
     "smoothquant": lambda _: smoothquant(),
 }
 

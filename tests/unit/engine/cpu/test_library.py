@@ -14,7 +14,7 @@ from services.engine.cpu import library as finding
 from services.engine.cpu.compile import CompileError, Variant, library_name, make_library, usable_variants
 from services.engine.cpu.library import cache_directory, describe, find_library, load_library
 from services.engine.cpu.native import _SIGNATURES  # pyright: ignore[reportPrivateUsage]
-from services.engine.cpu.places import is_private
+from shared.places import is_private
 from shared.limits import COMPILED_LIBRARIES_MAX
 
 REAL = compiling.find_compiler()

@@ -1,6 +1,6 @@
-"""Private directories of this user, for files that later starts trust: compiled code and packed weights.
+"""Private directories of this user, for files that later starts trust: compiled code, packed weights, converted models.
 
-A file is not used if another user could have written it. Called by `compile`, `library` and `packed`.
+A file is not used if another user could have written it. Called by the CPU backend and by `shared.gguf_model`.
 """
 
 import fcntl
@@ -78,6 +78,13 @@ def remove_oldest(directory: Path, pattern: str, keep: int) -> None:
     made = sorted(directory.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in made[keep:]:
         path.unlink(missing_ok=True)
+
+
+def remove_oldest_directories(directory: Path, pattern: str, keep: int) -> None:
+    """Deletes all but the newest `keep` directories that match."""
+    made = sorted(directory.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in made[keep:]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_ours(status: os.stat_result, sticky_counts: bool) -> bool:

@@ -1,0 +1,129 @@
+"""Matrices of GGUF files in ggml's block types: numbers in a row share scales, and a row is a number of blocks.
+
+The reader of the files (`worker/gguf_file.py`) gives a matrix that is not plain under its name and type, as the bytes
+of its blocks [out, bytes of a row]. Types of 4 bits stay quantized:
+
+    Q4_0   32 numbers   d * (q - 8)
+    Q4_1   32 numbers   d * q + m                                       as d * (q - zero), zero = -m / d
+    Q4_K   8 x 32       (d * scale) * q - (dmin * minimum)              in the same way
+
+All other types become plain weights. The package `gguf` has the layouts of all types. Called by `formats.prepared` and
+the checkpoint reader.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import Q4_K, dequantize
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.engine.quantization.formats.packing import expect
+from services.engine.quantization.weight import QuantizedWeight, pack_nibbles
+
+_GROUP = 32
+_HALF = 2
+_ROWS_AT_ONCE = 2048
+"""Rows that are dequantized at a time: the package needs several times the memory of its result."""
+TYPES = tuple(kind.name for kind in GGMLQuantizationType)
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """A `PreparedMethod`."""
+
+    @staticmethod
+    def of_config(settings: Mapping[str, Any]) -> "Gguf":
+        """Returns the method; the tensors themselves say how they are stored."""
+        return Gguf()
+
+    def parts(self, module: str, has: Callable[[str], bool]) -> dict[str, str]:
+        """See `PreparedMethod`. The part has the name of the type."""
+        names = {kind: blocks_name(f"{module}.weight", kind) for kind in TYPES}
+        return {kind: name for kind, name in names.items() if has(name)}
+
+    def weight(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> "Tensor | QuantizedWeight":
+        """See `PreparedMethod`."""
+        ((kind, blocks),) = parts.items()
+        numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+        if shape[1] % numbers:
+            raise ValueError(f"rows of {shape[1]} numbers are not blocks of {numbers} ({kind})")
+        expect(f"{kind} blocks", blocks, shape[0], shape[1] // numbers * size)
+        convert = _FOUR_BITS.get(kind)
+        return plain(blocks, kind) if convert is None else convert(blocks.reshape(-1, size).numpy(), shape)
+
+    def ignores(self, name: str) -> bool:
+        """See `PreparedMethod`: the reader has left out what the config contains."""
+        return False
+
+
+def blocks_name(name: str, kind: str) -> str:
+    """Returns the name under which the blocks of a matrix are read."""
+    return f"{name}.{kind}"
+
+
+def plain(blocks: Tensor, kind: str) -> Tensor:
+    """Returns the numbers [..., n] float32 that blocks [..., bytes] stand for. Raises ValueError for unknown types."""
+    rows = blocks.reshape(-1, blocks.shape[-1])
+    try:
+        parts = [
+            torch.from_numpy(dequantize(part.numpy(), GGMLQuantizationType[kind])) for part in rows.split(_ROWS_AT_ONCE)
+        ]
+    except NotImplementedError as error:
+        raise ValueError(f"weights of type {kind} are not supported") from error
+    return torch.cat(parts).unflatten(0, blocks.shape[:-1])
+
+
+def _q4_0(blocks: NDArray[np.uint8], shape: tuple[int, int]) -> QuantizedWeight:
+    scales, values = blocks[:, :_HALF], blocks[:, _HALF:]
+    return _weight(_halves(values), _floats(scales), None, shape)
+
+
+def _q4_1(blocks: NDArray[np.uint8], shape: tuple[int, int]) -> QuantizedWeight:
+    scales, least, values = blocks[:, :_HALF], blocks[:, _HALF : 2 * _HALF], blocks[:, 2 * _HALF :]
+    return _weight(_halves(values), _floats(scales), _floats(least), shape)
+
+
+def _q4_k(blocks: NDArray[np.uint8], shape: tuple[int, int]) -> QuantizedWeight:
+    scale, least, packed, values = np.split(blocks, [_HALF, 2 * _HALF, 2 * _HALF + Q4_K.K_SCALE_SIZE], axis=1)
+    of_scale, of_least = Q4_K.get_scale_min(np.ascontiguousarray(packed))
+    scales = _floats(scale) * torch.from_numpy(of_scale.astype(np.float32))
+    least = -_floats(least) * torch.from_numpy(of_least.astype(np.float32))
+    # Each 32 bytes have the values of one group in their lower halves and those of the next in their upper halves.
+    return _weight(_halves(values.reshape(-1, _GROUP)), scales, least, shape)
+
+
+_FOUR_BITS: dict[str, Callable[[NDArray[np.uint8], tuple[int, int]], QuantizedWeight]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q4_K": _q4_k,
+}
+
+
+def _halves(values: NDArray[np.uint8]) -> Tensor:
+    """Returns the values [n, 2 * bytes] of bytes [n, bytes]: those of all lower halves, then of all upper halves."""
+    both = torch.from_numpy(np.ascontiguousarray(values))
+    return torch.cat([both & 15, both >> 4], dim=1)
+
+
+def _floats(halves: NDArray[np.uint8]) -> Tensor:
+    """Returns numbers [n, 1] float32 that are stored as float16."""
+    return torch.from_numpy(np.ascontiguousarray(halves).view(np.float16).astype(np.float32))
+
+
+def _weight(values: Tensor, scales: Tensor, least: Tensor | None, shape: tuple[int, int]) -> QuantizedWeight:
+    """Returns the weight scale * q + least in groups of 32, without `least` scale * (q - 8)."""
+    out, width = shape
+    values, scales = values.view(out, width), scales.reshape(out, -1).contiguous()
+    if least is None:
+        return QuantizedWeight("int4", pack_nibbles(values), shape, scales, _GROUP)
+    # A group of one number has no scale: it becomes the number's own zero point.
+    constant = scales == 0
+    scales = torch.where(constant, 1.0, scales)
+    values = torch.where(constant.repeat_interleave(_GROUP, dim=1), 0, values).to(torch.uint8)
+    zeros = -least.reshape(out, -1) / scales
+    return QuantizedWeight("int4", pack_nibbles(values), shape, scales, _GROUP, zeros.contiguous())

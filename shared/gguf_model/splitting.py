@@ -1,0 +1,73 @@
+"""How byte-level tokenizers split text before they merge bytes, by the name in `tokenizer.ggml.pre`.
+
+The patterns are those of the tokenizers' own files, which llama.cpp repeats (src/llama-vocab.cpp) and recognises by
+these names. Called by `tokenizer`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"
+
+
+def _gpt4(digits: str) -> str:
+    return rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+
+
+def _by_case(end: str, digits: str) -> str:
+    words = rf"{_BEFORE}{_UPPER}*{_LOWER}+{end}|{_BEFORE}{_UPPER}+{_LOWER}*{end}"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+
+
+@dataclass(frozen=True, slots=True)
+class Splitting:
+    """What comes before the merges. Without a pattern, text is split as GPT-2 splits it."""
+
+    pattern: str = ""
+    single_digits: bool = False
+    """Whether digits are split off one by one before GPT-2's pattern."""
+    composes: bool = False
+    """Whether text is brought to Unicode's composed form (NFC)."""
+    whole_words: bool = False
+    """Whether a part that is itself a token becomes that token, whatever the merges say."""
+    begins: bool = False
+    """Whether prompts begin with the token for that, if the file does not say."""
+
+    def pre_tokenizer(self) -> dict[str, Any]:
+        """Returns the `pre_tokenizer` of tokenizer.json."""
+        rest = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+        if self.pattern:
+            split = {"type": "Split", "pattern": {"Regex": self.pattern}, "behavior": "Isolated", "invert": False}
+            return {"type": "Sequence", "pretokenizers": [split, {**rest, "use_regex": False}]}
+        first = [{"type": "Digits", "individual_digits": True}] if self.single_digits else []
+        return {"type": "Sequence", "pretokenizers": [*first, {**rest, "use_regex": True}]}
+
+
+_GPT2 = Splitting()
+_LLAMA3 = Splitting(_gpt4(r"\p{N}{1,3}"), whole_words=True, begins=True)
+_QWEN2 = Splitting(_gpt4(r"\p{N}"), composes=True)
+_DIGITS = Splitting(single_digits=True)
+_GPT4O = Splitting(_by_case(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"))
+_TEKKEN = Splitting(_by_case("", r"\p{N}"), whole_words=True, begins=True)
+_BY_NAME: dict[str, Splitting] = {
+    **dict.fromkeys(("gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "roberta-bpe", "mpt", "olmo", "jais"), _GPT2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), Splitting(_LLAMA3.pattern)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan"), _QWEN2),
+    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone"), _DIGITS),
+    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    "tekken": _TEKKEN,
+}
+_BY_ARCHITECTURE = {"qwen2": _QWEN2, "qwen3": _QWEN2, "qwen2moe": _QWEN2, "qwen3moe": _QWEN2}
+"""For files of the time before `tokenizer.ggml.pre`."""
+NAMES = tuple(sorted(_BY_NAME))
+
+
+def find_splitting(name: str, architecture: str) -> Splitting | None:
+    """Returns the splitting with a name, None if it is not known. `default` is what the architecture's models have."""
+    if name in ("", "default"):
+        return _BY_ARCHITECTURE.get(architecture, _GPT2)
+    return _BY_NAME.get(name)

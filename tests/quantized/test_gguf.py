@@ -1,0 +1,120 @@
+"""GGUF files in all backends against transformers with the weights that the package `gguf` makes of them."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from services.engine.core.plan import CoreLimits
+from services.engine.quantization.formats.gguf import Gguf
+from services.engine.quantization.weight import QuantizedWeight
+from shared.config import EngineSettings
+from shared.model_files import model_directory
+from tests.gguf_files import Kind, encoded, write_gguf
+from tests.model.harness import NUM_TOKENS, Engine, make_prompt
+from tests.models import greedy_reference, make_model
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+FOUR_BITS = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)
+OTHERS = (
+    Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q2_K, Kind.Q3_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL,
+)  # fmt: skip
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+"""Rows are whole blocks of 256."""
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Converted files lie in the home, compiled code in the real one."""
+    monkeypatch.setattr("shared.gguf_model.directory._CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("wide"), "llama", seed=5, **WIDE)
+
+
+def check(file: Path, plain: Path, backend: str) -> None:
+    directory = model_directory(EngineSettings(model=str(file)))
+    prompts = [make_prompt(length) for length in (5, 40)]
+    engine = Engine(directory, CoreLimits(8, 24, enable_prefix_caching=False), backend, dtype="float32")
+    assert engine.generate(prompts) == [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in prompts]
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("kind", [*FOUR_BITS, *OTHERS, Kind.F32, Kind.F16, Kind.BF16], ids=lambda kind: kind.name)
+def test_a_type_gives_the_tokens_of_the_weights_that_it_stands_for(
+    kind: Kind, backend: str, wide: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.gguf"
+    plain = write_gguf(wide, file, kind)
+    check(file, plain, backend)
+
+
+FAMILIES = {
+    "llama": {},
+    "llama with biases": {"attention_bias": True, "mlp_bias": True},
+    "llama tied": {"tie_word_embeddings": True},
+    "mistral with a window": {"sliding_window": 23},
+    "mixtral": {},
+    "qwen2": {},
+    "qwen2 tied": {"tie_word_embeddings": True},
+    "qwen3": {},
+    "qwen2_moe": {},
+    "qwen3_moe": {"norm_topk_prob": True},
+    "phi3": {},
+    "phi3 with a window": {"sliding_window": 23},
+    "gemma": {},
+    "gemma2": {"query_pre_attn_scalar": 24},
+    "gemma3_text": {"query_pre_attn_scalar": 24, "num_hidden_layers": 7},
+}
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_gives_the_tokens_of_the_model_that_was_converted(family: str, backend: str, tmp_path: Path) -> None:
+    model = make_model(tmp_path / "source", family.split()[0], seed=7, **FAMILIES[family])
+    plain = write_gguf(model, tmp_path / "model.gguf", Kind.Q4_0)
+    check(tmp_path / "model.gguf", plain, backend)
+
+
+def test_matrices_of_several_types_are_joined(wide: Path, tmp_path: Path) -> None:
+    """As in a file of the mixture Q4_K_M: values have another type than queries and keys."""
+    kinds = {"attn_v": Kind.Q6_K, "ffn_down": Kind.Q6_K, "token_embd": Kind.Q6_K, "output": Kind.Q6_K}
+    plain = write_gguf(
+        wide, tmp_path / "m.gguf", lambda name: next((k for n, k in kinds.items() if f"{n}.w" in name), Kind.Q4_K)
+    )
+    for backend in ("torch", "native"):
+        check(tmp_path / "m.gguf", plain, backend)
+
+
+@pytest.mark.parametrize("kind", FOUR_BITS, ids=lambda kind: kind.name)
+def test_types_of_four_bits_stay_quantized_and_are_exact(kind: Kind) -> None:
+    array = np.random.default_rng(3).normal(size=(6, 512)).astype(np.float32)
+    array[2, :32] = 0.75  # a group of one number has no scale
+    stored, _, meaning = encoded(array, kind)
+    weight = Gguf().weight({kind.name: torch.from_numpy(stored)}, (6, 512))
+    assert isinstance(weight, QuantizedWeight)
+    assert weight.group_size == 32
+    tolerance = 0 if kind == Kind.Q4_0 else 2e-6
+    torch.testing.assert_close(weight.dequantized(), torch.from_numpy(meaning), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.name)
+def test_other_types_become_what_the_package_makes_of_them(kind: Kind) -> None:
+    array = np.random.default_rng(3).normal(size=(6, 512)).astype(np.float32)
+    stored, _, meaning = encoded(array, kind)
+    weight = Gguf().weight({kind.name: torch.from_numpy(stored)}, (6, 512))
+    assert isinstance(weight, torch.Tensor)
+    assert torch.equal(weight, torch.from_numpy(meaning))
+
+
+def test_blocks_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="rows of 100 numbers are not blocks of 32"):
+        Gguf().weight({"Q4_0": torch.zeros(4, 54, dtype=torch.uint8)}, (4, 100))
+    with pytest.raises(ValueError, match=r"Q4_0 blocks has shape \(4, 54\) instead of \(4, 36\)"):
+        Gguf().weight({"Q4_0": torch.zeros(4, 54, dtype=torch.uint8)}, (4, 64))
+    with pytest.raises(ValueError, match="weights of type Q1_0 are not supported|weights of type Q8_K"):
+        Gguf().weight({"Q8_K": torch.zeros(4, gguf.GGML_QUANT_SIZES[Kind.Q8_K][1], dtype=torch.uint8)}, (4, 256))
