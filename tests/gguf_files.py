@@ -81,6 +81,7 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: s
     writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(rope.get("full_attention", rope).get("rope_theta", 10_000.0))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    _add_positions(writer, rope, head_dim // 2, config)
     if config.get("sliding_window") and architecture not in ("qwen2", "qwen3", "qwen2moe", "qwen3moe"):
         writer.add_sliding_window(config["sliding_window"])
     experts = config.get("num_local_experts") or config.get("num_experts")
@@ -94,6 +95,27 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: s
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+
+
+def _add_positions(writer: gguf.GGUFWriter, rope: dict[str, Any], pairs: int, config: dict[str, Any]) -> None:
+    """Scaled positions. Those of Llama 3 and longrope are tensors: a divisor for each pair."""
+    kind = rope.get("rope_type", "default")
+    if kind == "llama3":
+        frequencies = rope["rope_theta"] ** -(np.arange(pairs) / pairs)
+        turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        smooth = ((turns - low) / (high - low)).clip(0, 1)
+        divisors = 1 / ((1 - smooth) / rope["factor"] + smooth)
+        writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
+    elif kind == "longrope":
+        for name in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], dtype=np.float32))
+        writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
+    elif kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+        if kind == "yarn":
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, model: Path, size: int) -> None:

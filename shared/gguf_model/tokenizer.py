@@ -66,9 +66,8 @@ def _byte_level(model: GgufModel, tokens: list[str]) -> tuple[Document, bool]:
         )
     merges: list[list[str]] = []
     for merge in model.strings(f"{_PREFIX}merges"):
-        # A space within a token is stored as another character, except in the first place.
-        left, space, right = merge.partition(" ") if not merge.startswith(" ") else ("", "", "")
-        if not space or not left or not right:
+        left, _, right = merge.partition(" ")
+        if not left or not right:
             raise model.fail(f"{merge[:40]!r} is not a merge of two tokens")
         merges.append([left, right])
     return _byte_level_document(_vocabulary(tokens), merges, splitting), splitting.begins

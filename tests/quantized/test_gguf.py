@@ -1,5 +1,6 @@
 """GGUF files in all backends against transformers with the weights that the package `gguf` makes of them."""
 
+import re
 from pathlib import Path
 
 import gguf
@@ -56,6 +57,37 @@ def test_a_type_gives_the_tokens_of_the_weights_that_it_stands_for(
 FAMILIES = {
     "llama": {},
     "llama with biases": {"attention_bias": True, "mlp_bias": True},
+    "llama, llama3 positions": {
+        "max_position_embeddings": 512,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "llama, linear positions": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
+    "llama, yarn positions": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "phi3, long positions": {
+        "max_position_embeddings": 512,
+        "original_max_position_embeddings": 128,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "original_max_position_embeddings": 128,
+            "short_factor": [1.0, 1.1, 1.2, 1.4, 1.5, 1.6, 1.7, 1.9],
+            "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+        },
+    },
     "llama tied": {"tie_word_embeddings": True},
     "mistral with a window": {"sliding_window": 23},
     "mixtral": {},
@@ -75,7 +107,7 @@ FAMILIES = {
 @pytest.mark.parametrize("backend", ["torch", "native"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_gives_the_tokens_of_the_model_that_was_converted(family: str, backend: str, tmp_path: Path) -> None:
-    model = make_model(tmp_path / "source", family.split()[0], seed=7, **FAMILIES[family])
+    model = make_model(tmp_path / "source", re.split("[ ,]", family)[0], seed=7, **FAMILIES[family])
     plain = write_gguf(model, tmp_path / "model.gguf", Kind.Q4_0)
     check(tmp_path / "model.gguf", plain, backend)
 

@@ -183,7 +183,7 @@ def test_without_a_network_the_message_says_what_to_do(home: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/no/such", "./choir/alto", "../alto", "a/b/c", "a b", "~/none"])
 def test_what_can_only_be_a_path_is_looked_for_on_no_hub(path: str) -> None:
-    assert refusal(model=path).endswith("Give the path of a model in Hugging Face layout.")
+    assert refusal(model=path).endswith("Give the path of a model in Hugging Face layout, or of a GGUF file.")
 
 
 def test_a_service_that_is_started_alone_looks_for_itself() -> None:
