@@ -136,7 +136,7 @@ class ModelSettings(BusSettings):
     )
     load_format: str = flag(
         "auto",
-        "files of the weights: safetensors, or where there are none PyTorch's .bin files or GGUF; safetensors: only those",
+        "files of the weights: safetensors, or without them PyTorch's .bin files or GGUF; safetensors: only those",
         choices=("auto", "safetensors"),
         group="model",
     )

@@ -127,7 +127,9 @@ def _find(
         return _of_file(path, flag, tokenizer)
     if hub.is_name(given):
         return hub.find_snapshot(given, revision, flag, weights=weights, cache=settings.download_dir)
-    raise SettingsError(f"{flag}: there is no directory {path}. Give the path of a model in Hugging Face layout, or of a GGUF file.")
+    raise SettingsError(
+        f"{flag}: there is no directory {path}. Give the path of a model in Hugging Face layout, or of a GGUF file."
+    )
 
 
 def _with_files(directory: Path, flag: str, tokenizer: bool) -> Path:

@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def is_in_memory(directory: Path) -> bool:
 
 
 @contextmanager
-def alone_in(directory: Path, left_behind: str, *, wait: bool = True) -> Iterator[None]:
+def alone_in(directory: Path, left_behind: str, *, wait: bool = True) -> Generator[None]:
     """Holds a lock on the directory, so that one process at a time works in it.
 
     First deletes what a killed process has left there: the names that match the pattern `left_behind`. If another

@@ -1,4 +1,4 @@
-"""Models in GGUF files, the format of llama.cpp: everything that a model directory has besides weights is made from them.
+"""Models in GGUF files, the format of llama.cpp: all that a model directory has besides weights is made from them.
 
     reader     opens files, and refuses damaged ones; hands out metadata and tensors
     config     metadata → config.json and generation_config.json

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from shared.flags import SettingsError
 from shared.gguf_model.config import generation_config, model_config
@@ -40,7 +40,12 @@ def gguf_file(directory: Path) -> Path | None:
     Of a model in several files, the first. Raises SettingsError if there are several models.
     """
     files = sorted(path for path in directory.glob(f"*{SUFFIX}") if path.is_file())
-    if not files or (directory / _MADE).exists() or any(directory.glob("*.safetensors")) or any(directory.glob("pytorch_model*.bin")):
+    if (
+        not files
+        or (directory / _MADE).exists()
+        or any(directory.glob("*.safetensors"))
+        or any(directory.glob("pytorch_model*.bin"))
+    ):
         return None
     try:
         if part_paths(files[0]) == files:
@@ -145,4 +150,4 @@ def _given_config(model: GgufModel, path: Path) -> Any:
         raise GgufError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
         raise GgufError(f"{path} must hold a JSON object")
-    return config | {"quantization_config": model_config(model).get("quantization_config")}
+    return cast(dict[str, Any], config) | {"quantization_config": model_config(model).get("quantization_config")}

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField
@@ -129,10 +129,13 @@ class GgufModel:
         return GgufError(f"{self.path}: {message}")
 
     def _array(self, name: str, kind: type[Any], text: str) -> list[Any]:
-        value = self._value(name, None)
-        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value[:1]):
+        value: Any = self._value(name, None)
+        if not isinstance(value, list):
             raise self._wrong(name, f"an array of {text}", value)
-        return value
+        items = cast(list[Any], value)
+        if not isinstance(next(iter(items), kind()), kind):  # all elements have one type
+            raise self._wrong(name, f"an array of {text}", items)
+        return items
 
     def _value(self, name: str, default: Any) -> Any:
         field = self._fields.get(name)
@@ -243,7 +246,7 @@ class _CheckedReader(GGUFReader):
 
     def _end_of_strings(self, start: int, count: int) -> int:
         """Returns the first byte after `count` strings, each of which begins with its length in eight bytes."""
-        view, size, end = memoryview(self.data), len(self.data), start
+        view, size, end = self.data.data, len(self.data), start
         for _ in range(count):
             begin = end + 8
             end = begin + int.from_bytes(view[begin - 8 : begin], "little")

@@ -13,8 +13,9 @@ from shared.gguf_model.splitting import NAMES, Splitting, find_splitting
 
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-"""Types of tokens; normal, unused and byte tokens need no entry."""
+_USER_DEFINED = 4
+_ADDED = (2, 3, _USER_DEFINED)
+"""Types of tokens that are found in a text before it is split: unknown, control, user defined."""
 _TOKEN_CHARS_MAX = 2048
 _SPACE = "▁"
 _NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
@@ -43,17 +44,11 @@ def tokenizer_documents(model: GgufModel) -> tuple[Document, Document]:
     named = _named_tokens(model, tokens)
     begins = model.boolean(f"{_PREFIX}add_bos_token", begins)
     ends = model.boolean(f"{_PREFIX}add_eos_token", False)
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [_added(index, text, kind) for index, (text, kind) in enumerate(zip(tokens, types, strict=True))
-                         if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)],
-        **document,
-        "post_processor": _post_processor(
-            tokens, named.get("bos_token") if begins else None, named.get("eos_token") if ends else None
-        ) or document.get("post_processor"),
-    }, _config(model, named, begins, ends)  # fmt: skip
+    around = _post_processor(tokens, named.get("bos_token") if begins else "", named.get("eos_token") if ends else "")
+    added = [_added(index, tokens[index], kind) for index, kind in enumerate(types) if kind in _ADDED]
+    head: Document = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
+    document = {**head, "post_processor": None, **document, **({"post_processor": around} if around else {})}
+    return document, _config(model, named, begins, ends)
 
 
 def _byte_level(model: GgufModel, tokens: list[str]) -> tuple[Document, bool]:
@@ -75,16 +70,14 @@ def _byte_level(model: GgufModel, tokens: list[str]) -> tuple[Document, bool]:
 
 def _byte_level_document(vocabulary: dict[str, int], merges: list[list[str]], splitting: Splitting) -> Document:
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    known = [[left, right] for left, right in merges if {left, right, left + right} <= vocabulary.keys()]
     return {
         "normalizer": {"type": "NFC"} if splitting.composes else None,
         "pre_tokenizer": splitting.pre_tokenizer(),
         "post_processor": byte_level,
         "decoder": byte_level,
-        "model": _bpe(
-            [[left, right] for left, right in merges if {left, right, left + right} <= vocabulary.keys()],
-            vocabulary, ignore_merges=splitting.whole_words,
-        ),
-    }  # fmt: skip
+        "model": _bpe(known, vocabulary, ignore_merges=splitting.whole_words),
+    }
 
 
 def _sentence_piece(model: GgufModel, tokens: list[str]) -> tuple[Document, bool]:
@@ -98,16 +91,15 @@ def _sentence_piece(model: GgufModel, tokens: list[str]) -> tuple[Document, bool
     first = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
     last = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
     back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
-    return {
+    unknown_text = None if unknown is None else _token(model, tokens, "unknown", unknown)
+    merges = _merges_by_score(vocabulary, scores)
+    document = {
         "normalizer": {"type": "Sequence", "normalizers": [*first, spaces]},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *last]},
-        "model": _bpe(
-            _merges_by_score(vocabulary, scores), vocabulary,
-            unk_token=None if unknown is None else _token(model, tokens, "unknown", unknown),
-            fuse_unk=True, byte_fallback=True,
-        ),
-    }, True  # fmt: skip
+        "model": _bpe(merges, vocabulary, unk_token=unknown_text, fuse_unk=True, byte_fallback=True),
+    }
+    return document, True
 
 
 def _merges_by_score(vocabulary: dict[str, int], scores: list[float]) -> list[list[str]]:
@@ -156,20 +148,18 @@ def _added(index: int, text: str, kind: int) -> Document:
 
 def _post_processor(tokens: list[str], first: str | None, last: str | None) -> Document | None:
     """Returns what puts tokens before and after a prompt; None if there are none."""
-    if first is None and last is None:
+    if not first and not last:
         return None
-    begin, end = ([{"SpecialToken": {"id": text, "type_id": 0}}] if text is not None else [] for text in (first, last))
+    begin, end = ([{"SpecialToken": {"id": text, "type_id": 0}}] if text else [] for text in (first, last))
+    one, two = ([{"Sequence": {"id": name, "type_id": number}}] for number, name in enumerate("AB"))
     return {
         "type": "TemplateProcessing",
-        "single": [*begin, {"Sequence": {"id": "A", "type_id": 0}}, *end],
-        "pair": [
-            *begin, {"Sequence": {"id": "A", "type_id": 0}}, *end,
-            *begin, {"Sequence": {"id": "B", "type_id": 1}}, *end,
-        ],
+        "single": [*begin, *one, *end],
+        "pair": [*begin, *one, *end, *begin, *two, *end],
         "special_tokens": {
             text: {"id": text, "ids": [tokens.index(text)], "tokens": [text]} for text in (first, last) if text
         },
-    }  # fmt: skip
+    }
 
 
 def _named_tokens(model: GgufModel, tokens: list[str]) -> dict[str, str]:

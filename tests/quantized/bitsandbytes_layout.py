@@ -1,7 +1,7 @@
 """Writes weights in the layouts of bitsandbytes, each beside the plain weight that it stands for.
 
-Written value by value from the layout's description, without the product's code. `tests/golden/bitsandbytes.safetensors`
-has tensors that the package itself wrote.
+Written value by value from the layout's description, without the product's code. Tensors that the package itself wrote
+are in `tests/golden/bitsandbytes.safetensors`.
 """
 
 import json

@@ -37,7 +37,7 @@ def test_the_packages_own_tensors_are_read_as_it_reads_them(module: str, kind: s
     assert (weight.kind if isinstance(weight, QuantizedWeight) else None) == kind
     wide = weight.dequantized() if isinstance(weight, QuantizedWeight) else weight
     torch.testing.assert_close(wide, expected, rtol=1e-6 if kind == "int8" else 0, atol=1e-8)
-    used = {name for name in METHOD.parts(module, RECORDED.__contains__).values()}
+    used = set(METHOD.parts(module, RECORDED.__contains__).values())
     others = {name for name in RECORDED if name.startswith(f"{module}.")} - used - {f"{module}.expected"}
     assert all(METHOD.ignores(name) for name in others), others
 

@@ -148,5 +148,5 @@ def test_blocks_that_do_not_fit_are_refused() -> None:
         Gguf().weight({"Q4_0": torch.zeros(4, 54, dtype=torch.uint8)}, (4, 100))
     with pytest.raises(ValueError, match=r"Q4_0 blocks has shape \(4, 54\) instead of \(4, 36\)"):
         Gguf().weight({"Q4_0": torch.zeros(4, 54, dtype=torch.uint8)}, (4, 64))
-    with pytest.raises(ValueError, match="weights of type Q1_0 are not supported|weights of type Q8_K"):
+    with pytest.raises(ValueError, match="weights of type Q8_K are not supported"):
         Gguf().weight({"Q8_K": torch.zeros(4, gguf.GGML_QUANT_SIZES[Kind.Q8_K][1], dtype=torch.uint8)}, (4, 256))

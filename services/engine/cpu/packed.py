@@ -28,9 +28,9 @@ import numpy as np
 import torch
 
 from services.engine.cpu.compile import SOURCE
-from shared.places import alone_in, is_in_memory, is_private, is_usable, remove_oldest, user_directory
 from services.engine.worker.checkpoint import weight_files
 from shared.limits import PACKED_BYTES_MIN, PACKED_FILES_MAX
+from shared.places import alone_in, is_in_memory, is_private, is_usable, remove_oldest, user_directory
 
 logger = logging.getLogger(__name__)
 

@@ -222,7 +222,9 @@ def weight_files(model_dir: Path) -> list[Path]:
     files = sorted(model_dir.glob(f"*{_GGUF}"))
     if files:
         return files
-    raise unusable(f"{model_dir} has neither {_SINGLES[0]} nor {_INDICES[0]}, nor the same as {_SINGLES[1]}, nor *{_GGUF}.")
+    raise unusable(
+        f"{model_dir} has neither {_SINGLES[0]} nor {_INDICES[0]}, nor the same as {_SINGLES[1]}, nor *{_GGUF}."
+    )
 
 
 def unusable(message: str) -> ServiceError:

@@ -164,7 +164,9 @@ def test_files_that_are_none_are_refused(name: str, content: bytes, message: str
         ),
     ],
 )
-def test_variants_that_are_not_served_are_refused(change: Any, fields: dict[str, int], message: str, tmp_path: Path) -> None:
+def test_variants_that_are_not_served_are_refused(
+    change: Any, fields: dict[str, int], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(SettingsError, match=message):
         model_directory(settings(write(tmp_path / "m.gguf", change, **fields)))
 
@@ -174,7 +176,9 @@ def test_an_architecture_without_a_family_is_refused_with_those_that_have_one(tm
     writer.add_tensor("token_embd.weight", np.ones((4, 32), np.float32))
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
-    with pytest.raises(SettingsError, match="the architecture mamba is not supported in GGUF files; supported: gemma, "):
+    with pytest.raises(
+        SettingsError, match="the architecture mamba is not supported in GGUF files; supported: gemma, "
+    ):
         model_directory(settings(tmp_path / "m.gguf"))
 
 

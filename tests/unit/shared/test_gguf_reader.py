@@ -56,7 +56,7 @@ def test_fields_of_another_kind_are_refused_by_name(tmp_path: Path) -> None:
         model.string("llama.context_length")
     with pytest.raises(GgufError, match=r"the field tokenizer\.ggml\.tokens must be an array of whole numbers"):
         model.integers("tokenizer.ggml.tokens")
-    with pytest.raises(GgufError, match="the field llama.block_count is missing"):
+    with pytest.raises(GgufError, match=r"the field llama\.block_count is missing"):
         model.integer("llama.block_count")
 
 
@@ -107,7 +107,9 @@ def u32(value: int) -> bytes:
         (b"\6\0\0\0\0\0\0\0block", 0, b"\xff", "codec can't decode"),
     ],
 )
-def test_what_cannot_be_true_is_refused_by_name(find: bytes, after: int, put: bytes, message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_true_is_refused_by_name(
+    find: bytes, after: int, put: bytes, message: str, tmp_path: Path
+) -> None:
     path = changed(tmp_path / "m.gguf", find, put, after)
     with pytest.raises(GgufError, match=message) as refused:
         GgufModel(path)
@@ -131,10 +133,12 @@ def test_random_damage_is_refused_or_harmless(tmp_path: Path) -> None:
         for _ in range(chance.randint(1, 4)):
             damaged[chance.randrange(len(damaged))] = chance.choice((0, 1, 127, 255, chance.randrange(256)))
         path.write_bytes(damaged)
+        message = ""
         try:
             GgufModel(path)
         except GgufError as error:
-            assert str(path) in str(error)
+            message = str(error)
+        assert not message or str(path) in message
 
 
 def test_other_files_are_no_gguf_files(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from shared.gguf_model.tokenizer import tokenizer_documents
 RECORDED = json.loads((Path(__file__).parents[2] / "golden" / "sentencepiece.json").read_text())
 """Made by sentencepiece 0.2.3: pieces with scores and types, and what it encodes."""
 TEXTS = (
-    "Hello world, it's 12345 o'clock.", "  two  spaces\n\n\tand tabs ", "naïve café e\u0301 好的 🙂", "WE'LL seeIT: a/b/c--d",
+    "Hello world, it's 12345 o'clock.", "  two  spaces\n\n\tand tabs ", "naïve café e\u0301 好的 🙂",
+    "WE'LL seeIT: a/b/c--d",
     "<s>not special? yes<end>", "def f(x):\n    return x ** 2\r\n",
 )  # fmt: skip
 CONTROL, USER, NORMAL = gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED, gguf.TokenType.NORMAL
@@ -64,7 +65,8 @@ def test_a_sentencepiece_tokenizer_encodes_as_sentencepiece_does(which: str, tmp
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 GPT4_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """As the tokenizer.json of Llama 3 has it."""
 
@@ -108,7 +110,9 @@ def fill_from(tokenizer: Tokenizer, pre: str | None) -> Callable[[gguf.GGUFWrite
         if pre is not None:
             writer.add_tokenizer_pre(pre)
         writer.add_token_list([*tokens, "[PAD]", "[PAD]"])
-        writer.add_token_types([*(kinds.get(text, NORMAL) for text in tokens), gguf.TokenType.UNUSED, gguf.TokenType.UNUSED])
+        writer.add_token_types(
+            [*(kinds.get(text, NORMAL) for text in tokens), gguf.TokenType.UNUSED, gguf.TokenType.UNUSED]
+        )
         writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in document["model"]["merges"]])
         writer.add_bos_token_id(tokens.index("<s>"))
 
@@ -188,7 +192,10 @@ def byte_level(**changes: Callable[[gguf.GGUFWriter], None]) -> Callable[[gguf.G
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": lambda w: w.add_tokenizer_model("t5")}, "of the kind t5 are not supported .*name that with --tokenizer"),
+        (
+            {"model": lambda w: w.add_tokenizer_model("t5")},
+            "of the kind t5 are not supported .*name that with --tokenizer",
+        ),
         ({"pre": lambda w: w.add_tokenizer_pre("new-one")}, "pre is new-one: it is not known how"),
         ({"types": lambda w: w.add_token_types([1, 1])}, "there are 3 tokens and 2 types"),
         ({"tokens": lambda w: w.add_token_list(["a" * 5000, "b", "ab"])}, "a token of 5000 characters"),
