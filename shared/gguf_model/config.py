@@ -37,14 +37,7 @@ class _Fields:
         return self.model.has(self.name(short))
 
     def integer(self, short: str, default: int | None = None) -> int:
-        """Returns a whole number. A number for each layer is taken if they are all the same."""
-        name = self.name(short)
-        if not self.model.is_array(name):
-            return self.model.integer(name, default)
-        values = set(self.model.integers(name))
-        if len(values) != 1:
-            raise self.model.fail(f"layers that differ in {name} are not supported")
-        return values.pop()
+        return self.model.uniform_integer(self.name(short), default)
 
     def number(self, short: str, default: float | None = None) -> float:
         return self.model.number(self.name(short), default)

@@ -120,9 +120,14 @@ class GgufModel:
         """Returns a field that is an array of numbers; see `string`."""
         return self._array(name, float, "numbers")
 
-    def is_array(self, name: str) -> bool:
-        """Whether a field is an array."""
-        return self.has(name) and self._fields[name].types[0] == GGUFValueType.ARRAY
+    def uniform_integer(self, name: str, default: int | None = None) -> int:
+        """Returns a whole number, also of a field that has the same one for each layer; see `string`."""
+        if not self.has(name) or self._fields[name].types[0] != GGUFValueType.ARRAY:
+            return self.integer(name, default)
+        values = set(self.integers(name))
+        if len(values) != 1:
+            raise self.fail(f"layers that differ in {name} are not supported")
+        return values.pop()
 
     def fail(self, message: str) -> GgufError:
         """Returns the error with the file's name."""

@@ -1,6 +1,7 @@
 """GGUF files in all backends against transformers with the weights that the package `gguf` makes of them."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -12,6 +13,7 @@ from services.engine.core.plan import CoreLimits
 from services.engine.quantization.formats.gguf import Gguf
 from services.engine.quantization.weight import QuantizedWeight
 from shared.config import EngineSettings
+from shared.errors import ServiceError
 from shared.model_files import model_directory
 from tests.gguf_files import Kind, encoded, write_gguf
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt
@@ -150,3 +152,28 @@ def test_blocks_that_do_not_fit_are_refused() -> None:
         Gguf().weight({"Q4_0": torch.zeros(4, 54, dtype=torch.uint8)}, (4, 64))
     with pytest.raises(ValueError, match="weights of type Q8_K are not supported"):
         Gguf().weight({"Q8_K": torch.zeros(4, gguf.GGML_QUANT_SIZES[Kind.Q8_K][1], dtype=torch.uint8)}, (4, 256))
+
+
+def test_a_model_in_parts_is_loaded(wide: Path, tmp_path: Path) -> None:
+    def in_parts(writer: gguf.GGUFWriter) -> None:
+        writer.split_max_tensors = 8
+
+    plain = write_gguf(wide, tmp_path / "m.gguf", Kind.Q4_0, in_parts)
+    parts = sorted(tmp_path.glob("m-*.gguf"))
+    assert len(parts) > 1
+    check(parts[0], plain, "torch")
+
+
+def test_a_tensor_that_does_not_fit_its_model_is_refused_by_name(wide: Path, tmp_path: Path) -> None:
+    def changed(name: str) -> Callable[[gguf.GGUFWriter], None]:
+        return lambda writer: writer.add_uint32(f"llama.{name}", 3)
+
+    for name, message in (
+        ("attention.head_count", "'num_key_value_heads' .* must divide|attn_q has 256 rows, which are not 3 heads"),
+        ("block_count", r"lacks model\.layers\.2\."),
+    ):
+        file = tmp_path / f"{name}.gguf"
+        write_gguf(wide, file, Kind.Q4_0, changed(name))
+        directory = model_directory(EngineSettings(model=str(file)))
+        with pytest.raises(ServiceError, match=message):
+            Engine(directory, CoreLimits(8, 24), "torch")

@@ -55,6 +55,7 @@ _DIFFERENT = {
 }
 _MIXTRAL = {"gate": "w1", "up": "w3", "down": "w2"}
 _ROUTER = "ffn_gate_inp"
+_LLAMA_HEADS = "llama.attention.head_count"
 _HEADS = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
 """The projections that Llama's files have in another order, and where the number of their heads is."""
 
@@ -117,7 +118,7 @@ class GgufFile:
         shape = tensor.shape
         if inner == "ffn_gate_inp_shexp" and len(shape) == 1:
             shape = (1, *shape)
-        self._enter(f"{name}.{kind}", tensor, shape, None, self._change(inner or stem))
+        self._enter(f"{name}.{kind}", tensor, shape, None, self._change(inner or stem, shape[0]))
 
     def _enter(
         self,
@@ -148,12 +149,14 @@ class GgufFile:
             return f"block_sparse_moe.experts.{expert}.{_MIXTRAL[part]}"
         return f"mlp.experts.{expert}.{part}_proj"
 
-    def _change(self, name: str) -> Callable[[Tensor], Tensor] | None:
-        """Returns what undoes the converter's change of a tensor; None if it did not change it."""
+    def _change(self, name: str, rows: int) -> Callable[[Tensor], Tensor] | None:
+        """Returns what undoes the converter's change of a tensor with so many rows; None if it did not change it."""
         architecture = self._model.architecture
         if architecture == "llama" and name in _HEADS:
-            heads = self._model.integer(f"llama.{_HEADS[name]}")
-            return lambda rows: rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(rows.shape)
+            heads = self._model.uniform_integer(f"llama.{_HEADS[name]}", self._model.uniform_integer(_LLAMA_HEADS))
+            if heads < 1 or rows % (2 * heads):
+                raise self._model.fail(f"{name} has {rows} rows, which are not {heads} heads")
+            return lambda tensor: tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(tensor.shape)
         if architecture.startswith("gemma") and name.endswith("norm"):
             return lambda weight: weight - 1.0
         return None

@@ -70,14 +70,16 @@ def blocks_name(name: str, kind: str) -> str:
 
 def plain(blocks: Tensor, kind: str) -> Tensor:
     """Returns the numbers [..., n] float32 that blocks [..., bytes] stand for. Raises ValueError for unknown types."""
+    numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     rows = blocks.reshape(-1, blocks.shape[-1])
-    try:
-        parts = [
-            torch.from_numpy(dequantize(part.numpy(), GGMLQuantizationType[kind])) for part in rows.split(_ROWS_AT_ONCE)
-        ]
-    except NotImplementedError as error:
-        raise ValueError(f"weights of type {kind} are not supported") from error
-    return torch.cat(parts).unflatten(0, blocks.shape[:-1])
+    found = torch.empty(len(rows), rows.shape[1] // size * numbers)
+    for first in range(0, len(rows), _ROWS_AT_ONCE):
+        part = slice(first, first + _ROWS_AT_ONCE)
+        try:
+            found[part] = torch.from_numpy(dequantize(rows[part].numpy(), GGMLQuantizationType[kind]))
+        except NotImplementedError as error:
+            raise ValueError(f"weights of type {kind} are not supported") from error
+    return found.unflatten(0, blocks.shape[:-1])
 
 
 def _q4_0(blocks: NDArray[np.uint8], shape: tuple[int, int]) -> QuantizedWeight:
