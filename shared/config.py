@@ -136,8 +136,8 @@ class ModelSettings(BusSettings):
     )
     load_format: str = flag(
         "auto",
-        "files of the weights: safetensors, or without them PyTorch's .bin files or GGUF; safetensors: only those",
-        choices=("auto", "safetensors"),
+        "files of the weights: safetensors, or without them PyTorch's .bin files or GGUF; others: only those",
+        choices=("auto", "safetensors", "gguf"),
         group="model",
     )
     model_id: str = flag(

@@ -12,11 +12,12 @@ import torch
 from services.engine.core.plan import CoreLimits
 from services.engine.quantization.formats.gguf import Gguf
 from services.engine.quantization.weight import QuantizedWeight
-from shared.config import EngineSettings
+from services.engine.worker.load import load_worker
+from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
 from shared.model_files import model_directory
 from tests.gguf_files import Kind, encoded, write_gguf
-from tests.model.harness import NUM_TOKENS, Engine, make_prompt
+from tests.model.harness import NUM_TOKENS, Engine, make_prompt, settings
 from tests.models import greedy_reference, make_model
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
@@ -37,6 +38,19 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("wide"), "llama", seed=5, **WIDE)
+
+
+def test_the_format_can_be_asked_for(wide: Path, tmp_path: Path) -> None:
+    write_gguf(wide, tmp_path / "m.gguf", Kind.Q4_0)
+
+    def load(model: Path, load_format: str) -> None:
+        load_worker(settings(model, load_format=load_format, cpu_backend="torch")).close()
+
+    load(tmp_path / "m.gguf", "gguf")
+    with pytest.raises(SettingsError, match=r"--load-format=safetensors: .* has no file of that kind"):
+        load(tmp_path / "m.gguf", "safetensors")
+    with pytest.raises(SettingsError, match=r"--load-format=gguf: .* has no file of that kind"):
+        load(wide, "gguf")
 
 
 def check(file: Path, plain: Path, backend: str) -> None:

@@ -27,10 +27,9 @@ def load_worker(settings: EngineSettings, ranks: Communicator = ALONE_RANK) -> M
     Raises `SettingsError` or `ServiceError` for settings or a model that cannot work.
     """
     model_dir, device = model_directory(settings), choose_device(settings.device)
+    _check_format(settings.load_format, model_dir)
     if ranks.shard.size > 1:
         return _load_rank(settings, model_dir, device, ranks)
-    if settings.load_format == "safetensors" and not any(model_dir.glob("*.safetensors")):
-        raise SettingsError(f"--load-format=safetensors: {model_dir} has no file of that kind; leave the option out")
     for notice in cpu_notices(settings) if device.type == "cpu" else ():
         logger.info("%s", notice)
     if uses_triton(settings, device, model_dir):
@@ -43,6 +42,16 @@ def load_worker(settings: EngineSettings, ranks: Communicator = ALONE_RANK) -> M
         if worker is not None:
             return worker
     return TorchWorker(settings, model_dir, device)
+
+
+def _check_format(asked: str, model_dir: Path) -> None:
+    """Raises SettingsError if the weights have another format than `--load-format` asks for."""
+    if asked == "auto":
+        return
+    # GGUF files are read only where there are no others.
+    others = [] if asked == "safetensors" else [*model_dir.glob("*.safetensors"), *model_dir.glob("pytorch_model*.bin")]
+    if others or not any(model_dir.glob(f"*.{asked}")):
+        raise SettingsError(f"--load-format={asked}: {model_dir} has no file of that kind; leave the option out")
 
 
 def _load_rank(settings: EngineSettings, model_dir: Path, device: torch.device, ranks: Communicator) -> ModelWorker:
