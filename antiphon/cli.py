@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from antiphon.settings import NOT_FOR_USERS, SERVICES, InstanceSettings, RunSettings, ServeSettings, completed
 from shared.config import SettingsError, add_flags, normalise, parse
@@ -26,6 +26,13 @@ _DESCRIPTION = "Serves language models: `antiphon serve` starts everything on th
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose error for an invalid choice suggests the most similar valid choice."""
+
+    takes_whole_names = False
+    """Whether options with one dash are whole words: `-tp` is neither `-t p` nor short for another option."""
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        # argparse looks for shortened names and joined values here, also if `allow_abbrev` is off and there is one dash.
+        return [] if self.takes_whole_names else super()._get_option_tuples(option_string)
 
     def error(self, message: str) -> NoReturn:
         """Prints the error with the suggestion and exits with code 2."""
@@ -102,6 +109,7 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     _chat_flags(add("chat", "talk to a server in the terminal", _chat))
     _complete_flags(add("complete", "continue a text with a model in this process", _complete))
     _batch_flags(add("run-batch", "answer a file of requests in OpenAI's batch format", _run_batch))
+    _quantize_flags(add("quantize", "write a smaller checkpoint of a model, in 8 or 4 bits", _quantize))
     _bench_kinds(add("bench", "measure latency, throughput, or a server", _bench))
     _tap_flags(add("tap", "print the messages on the bus, without prompts and texts", _tap))
     _server_flags(_top_flags(add("top", "show every process and the requests in progress", _top)))
@@ -181,6 +189,13 @@ def _batch_flags(parser: Parser) -> None:
     parser.add_argument("--model", default="", help="model of the server that is started (default: the demo model)")
     parser.add_argument("--token", default=None, help="API key (default: none is sent)")
     parser.add_argument("--concurrency", type=int, default=64, help="requests at once (default: %(default)s)")
+
+
+def _quantize_flags(parser: Parser) -> None:
+    from antiphon.quantize import add_options
+
+    parser.takes_whole_names = True
+    add_options(parser)
 
 
 def _bench_kinds(parser: Parser) -> None:
@@ -357,6 +372,12 @@ def _trace(options: argparse.Namespace) -> int:
     from antiphon.inspect import trace
 
     return trace.run(chat.Client(options.server, options.token), options.request, steps=options.steps)
+
+
+def _quantize(options: argparse.Namespace) -> int:
+    from antiphon import quantize
+
+    return quantize.run(options)
 
 
 def _ranktable(options: argparse.Namespace) -> int:

@@ -136,16 +136,21 @@ class Decoder:
         """Ids and positions [num_tokens] → hidden [num_tokens, hidden]; writes the step's keys and values."""
         stage = self._stage
         if stage is None or stage.is_first:
-            hidden = self._embed(ids, positions)
+            hidden = self.embed(ids, positions)
         else:
             hidden = stage.receive(len(ids), self._weights.embedding)
-        prepared = self._attention.prepare(positions)
-        for block in self._blocks:
-            hidden = block(hidden, prepared, step)
+        hidden = self.layers(hidden, positions, step)
         if stage is not None and not stage.is_last:
             stage.send(hidden)
             return hidden
         return self._weights.final_norm(hidden)
+
+    def layers(self, hidden: Tensor, positions: Tensor, step: StepInputs) -> Tensor:
+        """Hidden [num_tokens, hidden] → the same behind the last layer; writes the step's keys and values."""
+        prepared = self._attention.prepare(positions)
+        for block in self._blocks:
+            hidden = block(hidden, prepared, step)
+        return hidden
 
     def step_logits(self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor | None) -> Tensor:
         """See `LanguageModel`."""
@@ -169,7 +174,8 @@ class Decoder:
         """Returns the hidden states that the last stage has for the same tokens, so that each stage samples alike."""
         return hidden if self._stage is None else self._stage.from_last(hidden)
 
-    def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Ids and positions [num_tokens] → hidden [num_tokens, hidden] before the first layer."""
         hidden = F.embedding(ids, self._weights.embedding)
         if self._embedding_scale is not None:
             hidden = hidden * self._embedding_scale

@@ -78,6 +78,22 @@ class _TorchFile:
         return tuple(self._tensors[name].shape)
 
 
+class _Memory:
+    """Tensors in memory in place of a file."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def keys(self) -> Iterable[str]:
+        return self._tensors.keys()
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def get_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+
 class Checkpoint:
     """The open files of a checkpoint. Use as a context manager; tensors read from it stay valid afterwards."""
 
@@ -91,6 +107,14 @@ class Checkpoint:
         paths = [model_dir / SMOOTHQUANT_FILE] if smoothquant else weight_files(model_dir)
         for file in self._opened(paths):
             self._files.update(dict.fromkeys(file.keys(), file))
+
+    @classmethod
+    def in_memory(cls, tensors: Mapping[str, Tensor], method: PreparedMethod | None = None) -> "Checkpoint":
+        """Returns a checkpoint of tensors, which are not copied. It may be a part of a model, such as a layer."""
+        checkpoint = cls.__new__(cls)
+        checkpoint._stack, checkpoint._method, checkpoint._prefix = ExitStack(), method, ""
+        checkpoint._files = dict.fromkeys(tensors, _Memory(tensors))
+        return checkpoint
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -153,6 +177,9 @@ class Checkpoint:
             return
         for path in paths:
             yield _TorchFile(path) if path.suffix == ".bin" else _Safetensors(path, self._stack)
+    def stored(self, source: Source) -> tuple[str, Tensor]:
+        """Returns the name that a plain tensor has in the files, and the tensor, possibly as the file's mapped pages."""
+        return self._theirs(source.name), self._tensor(source.name)
 
     def _find_prefix(self, wanted: Iterable[str]) -> None:
         """Finds `_prefix`. Checkpoints of a decoder without its head leave out the first part of every tensor name."""

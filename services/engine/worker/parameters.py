@@ -40,16 +40,37 @@ class ParameterReader:
         `description` and `layout` are those of the whole model, of which a rank reads its `shard`. Its layers are
         counted from 0.
         """
-        self._dtype, self._device, self._form = dtype, device, form
+        checkpoint = Checkpoint(model_dir, form.method, smoothquant=form.is_smoothquant)
+        try:
+            checkpoint.check(layout, ignored_names(description))
+        except BaseException:
+            checkpoint.close()
+            raise
+        self._start(checkpoint, description, layout, dtype, device, form, shard)
+
+    @classmethod
+    def over(
+        cls, checkpoint: Checkpoint, description: DecoderDescription, layout: tuple[Parameter, ...], dtype: torch.dtype
+    ) -> "ParameterReader":
+        """Returns the reader of a checkpoint on the CPU, which is open and may be a part of a model."""
+        reader = cls.__new__(cls)
+        reader._start(checkpoint, description, layout, dtype, torch.device("cpu"), WeightForm(), ALONE)
+        return reader
+
+    def _start(
+        self,
+        checkpoint: Checkpoint,
+        description: DecoderDescription,
+        layout: tuple[Parameter, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        form: WeightForm,
+        shard: Shard,
+    ) -> None:
+        self._checkpoint, self._dtype, self._device, self._form = checkpoint, dtype, device, form
         self._description, self.shard = description, shard
         self._first_layer = shard.layers(description.num_layers).start
         self._parameters = {parameter.name: parameter for parameter in layout}
-        self._checkpoint = Checkpoint(model_dir, form.method, smoothquant=form.is_smoothquant)
-        try:
-            self._checkpoint.check(layout, ignored_names(description))
-        except BaseException:
-            self._checkpoint.close()
-            raise
 
     def __enter__(self) -> "ParameterReader":
         return self

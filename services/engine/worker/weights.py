@@ -52,6 +52,17 @@ def load_weights(
         )
 
 
+def load_layer(
+    reader: ParameterReader,
+    description: DecoderDescription,
+    index: int,
+    dtype: torch.dtype,
+    operations: Operations = TORCH_OPERATIONS,
+) -> LayerWeights:
+    """Returns the weights of one layer on the CPU. The reader needs no other parameters than the layer's."""
+    return _layer(_Loader(reader, description, dtype, torch.device("cpu"), operations, ALONE_RANK), description, index)
+
+
 class _Loader:
     """Makes the parts of a decoder from its parameters."""
 

@@ -1,0 +1,66 @@
+"""Makes the texts with which `antiphon quantize` calibrates and measures: stories, small tasks, and this repository's docs.
+
+All of it is ours: the generators of the demo model's training text, and the prose of docs/ and the design records. Run
+it as `python -m infra.calibration_text`. The result is deterministic for the same docs; it is committed, so that changed
+docs do not change quantized models.
+"""
+
+import re
+from pathlib import Path
+from random import Random
+
+from infra.demo_model.corpus import plain_text
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGET = ROOT / "services" / "engine" / "quantizer"
+SIZES = {"calibration": 280_000, "held_out": 60_000}
+"""Characters of each text."""
+_GENERATED = 0.6
+"""Share of generated text."""
+_LEAST_PARAGRAPH = 120
+_BETWEEN = "\n\n"
+
+
+def paragraphs() -> list[str]:
+    """The paragraphs of the docs without tables, code and headings, in the order of the files' names."""
+    found: list[str] = []
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for part in text.split("\n\n"):
+            line = " ".join(part.split())
+            if len(line) >= _LEAST_PARAGRAPH and line[0].isalpha() and "|" not in line:
+                found.append(line)
+    return found
+
+
+def text(name: str, documents: list[str]) -> str:
+    """One text: generated documents and paragraphs in turns."""
+    size, rng = SIZES[name], Random(f"quantization/{name}")
+    parts: list[str] = []
+    generated, written, left = 0, 0, iter(documents)
+    while generated + written < size:
+        paragraph = None if generated < _GENERATED * (generated + written) else next(left, None)
+        if paragraph is None:
+            parts.append(plain_text(rng))
+            generated += len(parts[-1])
+        else:
+            parts.append(paragraph)
+            written += len(paragraph)
+    return _BETWEEN.join(parts) + "\n"
+
+
+def main() -> None:
+    """Every sixth paragraph is held out."""
+    documents = paragraphs()
+    shares = {
+        "calibration": [part for index, part in enumerate(documents) if index % 6],
+        "held_out": documents[::6],
+    }
+    for name, share in shares.items():
+        path = TARGET / f"{name}.txt"
+        path.write_text(text(name, share), encoding="utf-8")
+        print(f"{path.relative_to(ROOT)}: {path.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The four algorithms: each takes a layer's tensors and statistics and returns its matrices rounded.
+
+    weight_only_int8  each weight to the nearest of 255 values, no data needed
+    smooth_quant      SmoothQuant (arXiv 2211.10438): part of the activations' range moves into the weights
+    awq               AWQ (arXiv 2306.00978): searches factors for channels and clips ranges; least error of outputs
+    gptq              GPTQ (arXiv 2210.17323): the error of a column is compensated by the columns that follow
+
+All measure errors with the products of inputs: an error D of a matrix changes its outputs by tr(D P Dᵀ), summed over the
+calibration tokens. Called by the loop.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from services.engine.quantizer.gptq import gptq_rounded
+from services.engine.quantizer.grid import Ranges, Rounded, extremes, int8, with_zeros
+from services.engine.quantizer.layer import Statistics
+from services.engine.quantizer.plan import Site, is_quantized
+from services.engine.quantizer.scaling import LayerTensors, rescaled, site_of
+
+_FACTOR_STEPS = 20
+_CLIP_STEPS, _LEAST_CLIP = 10, 0.5
+_UNCLIPPED = ("qkv",)
+"""Ranges of queries and keys are kept: their products decide the order of attention, not only its size."""
+_LEAST_FACTOR = 1e-4
+_CLIP_ELEMENTS = 1 << 22
+Sites = Mapping[Site, Statistics]
+
+
+def round_layer(layer: LayerTensors, dtype: torch.dtype) -> Iterator[tuple[str, Rounded]]:
+    """Yields each matrix by its name in the checkpoint, each weight rounded to 8 bits."""
+    for name, weight, _ in _quantized(layer):
+        yield name, int8(weight, dtype)
+
+
+def smooth_layer(
+    layer: LayerTensors, sites: Sites, dtype: torch.dtype, strength: float
+) -> Iterator[tuple[str, Rounded]]:
+    """Yields each matrix in 8 bits after factors x^strength / w^(1 - strength) moved from inputs to columns."""
+    for site, statistics in sites.items():
+        if not site.norm:
+            continue
+        columns = torch.stack([w.abs().amax(dim=0) for w in layer.matrices(site).values()]).amax(dim=0)
+        inputs = statistics.largest
+        factors = inputs.clamp(min=1e-5) ** strength / columns.clamp(min=1e-5) ** (1 - strength)
+        # A channel that is never used, or that no matrix reads, stays as it is.
+        layer.divide_inputs(site, torch.where((inputs > 0) & (columns > 0), factors, 1.0).clamp(min=1e-5))
+    yield from round_layer(layer, dtype)
+
+
+def awq_layer(layer: LayerTensors, sites: Sites, dtype: torch.dtype) -> Iterator[tuple[str, Rounded]]:
+    """Yields each matrix in 4 bits with zero points after factors and ranges were searched."""
+    size = layer.plan.group_size
+    statistics = dict(sites)
+    for site in layer.plan.sites():
+        if layer.can_divide(site):
+            factors = layer.divide_inputs(site, _best_factors(layer, site, statistics[site], dtype))
+            assert factors is not None
+            statistics[site] = rescaled(statistics[site], factors)
+    for name, weight, site in _quantized(layer):
+        ranges = _ranges(weight, size, dtype)
+        if site.matrices[0] not in _UNCLIPPED:
+            ranges = _clipped(weight, size, statistics[site].products, dtype)
+        values = ranges.values(weight.unflatten(1, (-1, size))).flatten(1)
+        zeros = ranges.zeros.squeeze(-1).to(torch.uint8)
+        yield name, Rounded(values.to(torch.uint8), ranges.scales.squeeze(-1).to(dtype), zeros)
+
+
+def gptq_layer(layer: LayerTensors, sites: Sites, dtype: torch.dtype) -> Iterator[tuple[str, Rounded]]:
+    """Yields each matrix in 4 bits, symmetric."""
+    for name, weight, site in _quantized(layer):
+        yield name, gptq_rounded(weight, sites[site].products, layer.plan.group_size, dtype)
+
+
+def _quantized(layer: LayerTensors) -> Iterator[tuple[str, Tensor, Site]]:
+    """Yields name in the checkpoint, weight [out, in] and site of each matrix."""
+    for parameter in layer.parameters.values():
+        if is_quantized(parameter):
+            has_site = not parameter.name.split(".", 2)[-1].startswith(("experts.", "shared."))
+            site = site_of(layer.plan, parameter) if has_site else Site(())
+            for source in parameter.sources:
+                name = layer.name(source.name)
+                tensor = layer.tensors[name]
+                yield name, tensor.t().contiguous() if parameter.transposed else tensor, site
+
+
+def _ranges(weight: Tensor, size: int, dtype: torch.dtype) -> Ranges:
+    """Returns the full ranges of groups, [out, groups, 1]."""
+    return with_zeros(*extremes(weight.unflatten(1, (-1, size))), dtype)
+
+
+def _best_factors(layer: LayerTensors, site: Site, statistics: Statistics, dtype: torch.dtype) -> Tensor:
+    """Returns mean|x|^r, for the exponent r of a grid from 0 to 1 with the least error of the site's outputs."""
+    weights = list(layer.matrices(site).values())
+    sizes = (statistics.total / statistics.count).clamp(min=_LEAST_FACTOR)
+    best, least = torch.ones_like(sizes), float("inf")
+    for step in range(_FACTOR_STEPS):
+        factors = (sizes ** (step / _FACTOR_STEPS)).clamp(min=_LEAST_FACTOR)
+        factors = factors / (factors.max() * factors.min()).sqrt()
+        if site.matrices == ("o",):
+            factors = layer.for_values(factors)[1]
+        error = sum(_error(w, factors, statistics.products, layer.plan.group_size, dtype) for w in weights)
+        if error < least:
+            best, least = factors, error
+    return best
+
+
+def _error(weight: Tensor, factors: Tensor, products: Tensor, size: int, dtype: torch.dtype) -> float:
+    """Returns tr(D P Dᵀ) of a matrix that is rounded after its columns were multiplied by the factors."""
+    scaled = weight * factors
+    rounded = _ranges(scaled, size, dtype).nearest(scaled.unflatten(1, (-1, size))).flatten(1)
+    error = rounded / factors - weight
+    return float(((error @ products) * error).sum(dtype=torch.float64))
+
+
+def _clipped(weight: Tensor, size: int, products: Tensor, dtype: torch.dtype) -> Ranges:
+    """Returns for each output and group the range, a fraction of the full one, with the least error of outputs."""
+    groups = weight.shape[1] // size
+    blocks = products.view(groups, size, groups, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
+    rows = max(1, _CLIP_ELEMENTS // weight.shape[1])
+    parts = [_clipped_rows(part.unflatten(1, (-1, size)), blocks, dtype) for part in weight.split(rows)]
+    return Ranges(torch.cat([part.scales for part in parts]), torch.cat([part.zeros for part in parts]))
+
+
+def _clipped_rows(weight: Tensor, blocks: Tensor, dtype: torch.dtype) -> Ranges:
+    """`weight` [out, groups, size], `blocks` [groups, size, size]: see `_clipped`."""
+    low, high = extremes(weight)
+    best = with_zeros(low, high, dtype)
+    least = torch.full_like(low, torch.inf)
+    for step in range(_CLIP_STEPS + 1):
+        share = 1 - (1 - _LEAST_CLIP) * step / _CLIP_STEPS
+        ranges = with_zeros(low * share, high * share, dtype)
+        error = ranges.nearest(weight) - weight
+        changed = (torch.einsum("ogi,gij->ogj", error, blocks) * error).sum(dim=-1, keepdim=True)
+        better = changed < least
+        least = torch.where(better, changed, least)
+        best = Ranges(torch.where(better, ranges.scales, best.scales), torch.where(better, ranges.zeros, best.zeros))
+    return best

@@ -1,0 +1,39 @@
+"""A job of the quantization tool, as its command line describes it."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+Algorithm = Literal["weight_only_int8", "smooth_quant", "awq", "gptq"]
+DtypeOption = Literal["fp16", "bf16"]
+DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+"""`-t` → name of the type in config.json."""
+_STRENGTH, _STRENGTHS = 0.8, {"chatglm": 0.75, "glm": 0.75, "glm-130b": 0.75}
+_GLM_130B_LAYERS = 70
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to quantize and how."""
+
+    model: Path
+    output: Path
+    algorithm: Algorithm
+    tensor_parallel: int
+    dtype: DtypeOption
+    strength: float | None = None
+    """smooth_quant: share of the activations' range that moves into the weights, 0 … 1; None: the model's default."""
+    token_file: Path | None = None
+    multi_query: bool = False
+
+    def record(self) -> dict[str, object]:
+        """Returns the options that decide the result, as JSON values."""
+        options = asdict(self)
+        del options["output"]
+        return options | {"model": str(self.model.resolve()), "token_file": self.token_file and str(self.token_file)}
+
+
+def default_strength(model_type: str, num_layers: int) -> float:
+    """Returns the default of `-sq`: 0.75 for GLM-130B, 0.8 for Llama and every other model."""
+    is_130b = model_type in _STRENGTHS and (model_type == "glm-130b" or num_layers == _GLM_130B_LAYERS)
+    return _STRENGTHS[model_type] if is_130b else _STRENGTH

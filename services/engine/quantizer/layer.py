@@ -1,0 +1,172 @@
+"""One layer's forward pass over whole sequences, in float32, and statistics of what its matrices read.
+
+The pass is the engine's own decoder with a single layer, so every family computes here as it does when it is served.
+Called by the loop.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.engine.kernels.paged_attention import AttentionShape, plan_attention
+from services.engine.models.attention import StepInputs
+from services.engine.models.decoder import Decoder, DecoderWeights, LayerWeights
+from services.engine.models.description import DecoderDescription
+from services.engine.models.linear import DenseLinear, Linear
+from services.engine.models.mlp import GatedMlp, PlainMlp
+from services.engine.models.norm import RmsNorm
+from services.engine.models.operations import TorchOperations
+from services.engine.quantization.method import PreparedMethod
+from services.engine.quantization.weight import QuantizedWeight
+from services.engine.quantizer.plan import Plan, Site
+from services.engine.worker.checkpoint import Checkpoint
+from services.engine.worker.parameters import ParameterReader
+from services.engine.worker.torch_worker import scaled_slopes
+from services.engine.worker.weights import load_layer
+
+_BLOCK_SIZE = 16
+_TOKENS_A_STEP = 2048
+See = Callable[[Tensor], None]
+
+
+class _WatchedLinear:
+    """A linear layer that shows what it reads to `see`, if that is set."""
+
+    def __init__(self, weight: "Tensor | QuantizedWeight", bias: Tensor | None) -> None:
+        self.see: See | None = None
+        self._quantized = weight if isinstance(weight, QuantizedWeight) and weight.kind == "int8_dynamic" else None
+        self._inner = DenseLinear(weight.dequantized() if isinstance(weight, QuantizedWeight) else weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        if self.see is not None:
+            self.see(x)
+        return self._inner(x if self._quantized is None else self._quantized.round_rows(x))
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return residual + self(x)
+
+
+class _WatchedOperations(TorchOperations):
+    """Plain operations whose linear layers can be watched."""
+
+    def linear(self, weight: "Tensor | QuantizedWeight", bias: Tensor | None = None) -> Linear:
+        """See `Operations`."""
+        return _WatchedLinear(weight, bias)
+
+
+_OPERATIONS = _WatchedOperations()
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What a site's matrices read: over all tokens, for its `in` channels."""
+
+    largest: Tensor
+    """[in]: the largest absolute value."""
+    total: Tensor
+    """[in]: the sum of absolute values."""
+    products: Tensor
+    """[in, in]: xᵀ x, the sum over tokens. Divided by `count`, it measures errors of outputs: tr(D P Dᵀ)."""
+    count: int = 0
+
+    @classmethod
+    def empty(cls, width: int) -> "Statistics":
+        """Returns the statistics of no tokens."""
+        return cls(torch.zeros(width), torch.zeros(width), torch.zeros(width, width))
+
+    def add(self, x: Tensor) -> None:
+        """Adds rows [n, in]."""
+        sizes = x.abs()
+        self.largest = torch.maximum(self.largest, sizes.amax(dim=0))
+        self.total += sizes.sum(dim=0)
+        self.products.addmm_(x.t(), x)
+        self.count += len(x)
+
+
+class Layer:
+    """A layer that can be run. `tensors` are those of a checkpoint by name; with a method they are quantized."""
+
+    def __init__(self, plan: Plan, index: int, tensors: Mapping[str, Tensor], method: PreparedMethod | None) -> None:
+        """Raises ServiceError if the tensors do not fit the model."""
+        checkpoint, parameters = Checkpoint.in_memory(tensors, method), plan.layer(index)
+        checkpoint.check(parameters, frozenset())
+        reader = ParameterReader.over(checkpoint, plan.description, parameters, torch.float32)
+        self._plan, d = plan, plan.description
+        self._weights = load_layer(reader, d, index, torch.float32, _OPERATIONS)
+        has_experts = d.experts is not None and d.has_experts(index)
+        experts = replace(d.experts, layers=frozenset({0})) if d.experts is not None and has_experts else None
+        window = d.sliding_windows[index]
+        self._description = replace(d, num_layers=1, sliding_windows=(window,), experts=experts)
+        unused = torch.zeros(1, d.hidden_size)
+        norm = RmsNorm(unused[0], d.norm_eps)
+        weights = DecoderWeights(unused, (self._weights,), norm, DenseLinear(unused))
+        self._decoder = Decoder(self._description, weights, _OPERATIONS)
+
+    def __call__(self, batches: Sequence[Tensor]) -> list[Tensor]:
+        """Batches of hidden states [sequences, length, hidden] before the layer → the same behind it."""
+        return [self._run(batch) for batch in batches]
+
+    def watched(self, batches: Sequence[Tensor]) -> tuple[list[Tensor], dict[Site, Statistics]]:
+        """Runs the layer, and returns what its sites read as well."""
+        found: dict[Site, Statistics] = {}
+        linears = {site: _linear(self._weights, site.matrices[0]) for site in self._plan.sites()}
+
+        def seeing(site: Site) -> See:
+            def see(x: Tensor) -> None:
+                if site not in found:
+                    found[site] = Statistics.empty(x.shape[1])
+                found[site].add(x)
+
+            return see
+
+        for site, linear in linears.items():
+            linear.see = seeing(site)
+        try:
+            return self(batches), found
+        finally:
+            for linear in linears.values():
+                linear.see = None
+
+    def _run(self, hidden: Tensor) -> Tensor:
+        rows = max(1, _TOKENS_A_STEP // hidden.shape[1])
+        return torch.cat([self._step(part) for part in hidden.split(rows)])
+
+    def _step(self, hidden: Tensor) -> Tensor:
+        count, length, _ = hidden.shape
+        step = _step_inputs(self._description, count, length)
+        positions = torch.arange(length).repeat(count)
+        return self._decoder.layers(hidden.flatten(0, 1), positions, step).view_as(hidden)
+
+
+def _linear(layer: LayerWeights, name: str) -> _WatchedLinear:
+    mlp = layer.mlp
+    assert isinstance(mlp, GatedMlp | PlainMlp)
+    up = mlp.gate_up if isinstance(mlp, GatedMlp) else mlp.up
+    linear = {"qkv": layer.qkv, "o": layer.o, "up": up, "down": mlp.down}[name]
+    assert isinstance(linear, _WatchedLinear)
+    return linear
+
+
+def _step_inputs(d: DecoderDescription, count: int, length: int) -> StepInputs:
+    """Returns the inputs of a step with `count` prompts of `length` tokens and an empty cache for one layer."""
+    blocks = -(-length // _BLOCK_SIZE)
+    tables = np.arange(count * blocks, dtype=np.int64).reshape(count, blocks)
+    positions = np.arange(length)
+    slots = tables[:, positions // _BLOCK_SIZE] * _BLOCK_SIZE + positions % _BLOCK_SIZE
+    bytes_per_slot, device = d.kv_size * torch.float32.itemsize, torch.device("cpu")
+    shape = AttentionShape(_BLOCK_SIZE, bytes_per_slot, torch.float32, device, scaled_slopes(d, device))
+    starts = np.arange(count + 1, dtype=np.int64) * length
+    lengths = np.full(count, length, dtype=np.int64)
+    window = d.sliding_windows[0]
+    cache = (count * blocks, _BLOCK_SIZE, d.num_kv_heads, d.head_dim)
+    return StepInputs(
+        slot_mapping=torch.from_numpy(slots.reshape(-1)),
+        attention={window: plan_attention(starts, lengths, tables, window, shape)},
+        key_caches=(torch.empty(cache),),
+        value_caches=(torch.empty(cache),),
+    )

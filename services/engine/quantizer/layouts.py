@@ -1,0 +1,108 @@
+"""The tensors that stand for a matrix in a file, and the `quantization_config` of config.json.
+
+The layouts are those of compressed-tensors (8 bits), AutoAWQ and GPTQ; `services/engine/quantization/formats` documents
+and reads them. Called by the algorithms and the loop.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.engine.quantization.formats.awq import ORDER, PER_WORD
+from services.engine.quantization.formats.packing import pack
+from services.engine.quantizer.grid import Rounded
+from services.engine.quantizer.job import Algorithm
+from services.engine.quantizer.plan import Plan
+
+DAMPING = 0.01
+"""GPTQ: share of the mean of the Hessian's diagonal that is added to it."""
+_SIGNED = 128
+
+
+def stored(algorithm: Algorithm, module: str, matrix: Rounded) -> dict[str, Tensor]:
+    """Returns the tensors of a module's weight by their names in the checkpoint."""
+    parts = {"weight_only_int8": _packed, "smooth_quant": _bytes, "awq": _awq, "gptq": _gptq}[algorithm](matrix)
+    return {f"{module}.{part}": tensor.contiguous() for part, tensor in parts.items()}
+
+
+def quantization_config(algorithm: Algorithm, plan: Plan) -> dict[str, Any]:
+    """Returns the object by which loaders recognise the layout."""
+    if algorithm == "awq":
+        return {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": plan.group_size,
+            "zero_point": True,
+            "version": "gemm",
+            "modules_to_not_convert": plan.plain_linears(),
+        }
+    if algorithm == "gptq":
+        return {
+            "quant_method": "gptq",
+            "bits": 4,
+            "group_size": plan.group_size,
+            "desc_act": False,
+            "sym": True,
+            "damp_percent": DAMPING,
+            "true_sequential": False,
+            "static_groups": False,
+            "lm_head": False,
+            "checkpoint_format": "gptq",
+        }
+    return _compressed(plan, rows=algorithm == "smooth_quant")
+
+
+def _compressed(plan: Plan, *, rows: bool) -> dict[str, Any]:
+    bits = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**bits, "strategy": "channel", "dynamic": False},
+        "input_activations": {**bits, "strategy": "token", "dynamic": True} if rows else None,
+        "output_activations": None,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized" if rows else "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": plan.plain_linears(),
+        "kv_cache_scheme": None,
+    }
+
+
+def _packed(matrix: Rounded) -> dict[str, Tensor]:
+    return {
+        "weight_packed": pack(matrix.values.to(torch.int16) + _SIGNED, 8),
+        "weight_scale": matrix.scales,
+        "weight_shape": torch.tensor(matrix.values.shape),
+    }
+
+
+def _bytes(matrix: Rounded) -> dict[str, Tensor]:
+    return {"weight": matrix.values, "weight_scale": matrix.scales}
+
+
+def _awq(matrix: Rounded) -> dict[str, Tensor]:
+    assert matrix.zeros is not None
+    return {
+        "qweight": pack(_interleaved(matrix.values.t()), 4),
+        "qzeros": pack(_interleaved(matrix.zeros.t()), 4),
+        "scales": matrix.scales.t(),
+    }
+
+
+def _interleaved(values: Tensor) -> Tensor:
+    """Reorders each eight outputs of [n, out] as AWQ stores them in a word."""
+    return values.unflatten(-1, (-1, PER_WORD))[..., list(ORDER)].flatten(-2)
+
+
+def _gptq(matrix: Rounded) -> dict[str, Tensor]:
+    assert matrix.zeros is not None
+    width, groups = matrix.values.shape[1], matrix.scales.shape[1]
+    return {
+        "qweight": pack(matrix.values, 4).t(),
+        "qzeros": pack(matrix.zeros.t().to(torch.int16) - 1, 4),
+        "scales": matrix.scales.t(),
+        "g_idx": (torch.arange(width) // (width // groups)).to(torch.int32),
+    }

@@ -1,0 +1,59 @@
+"""The parts of a model outside of its layers: embedding, last norm, output head. Called by the loop."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from services.engine.models.decoder import Decoder, DecoderWeights
+from services.engine.models.linear import DenseLinear
+from services.engine.models.norm import make_norm
+from services.engine.models.operations import TORCH_OPERATIONS
+from services.engine.quantizer.plan import Plan
+
+_ROWS = 8192
+"""Rows of the output head that are made float32 at a time."""
+
+
+class OuterParts:
+    """Computes hidden states before the first layer and log likelihoods behind the last."""
+
+    def __init__(self, plan: Plan, tensors: Mapping[str, Tensor]) -> None:
+        """`tensors` by the names of sources in the layout, in any floating-point type."""
+        d = plan.description
+        found = {parameter.name: tensors[parameter.sources[0].name] for parameter in plan.outer()}
+        bias = found.get("final_norm.bias")
+        norm = make_norm(d.norm, found["final_norm.weight"].float(), None if bias is None else bias.float(), d.norm_eps)
+        embedding = found["embedding"]
+        self._head = found.get("head.weight", embedding)
+        self._description = replace(d, num_layers=0, sliding_windows=(), experts=None)
+        weights = DecoderWeights(embedding, (), norm, DenseLinear(embedding), found.get("positions"))
+        self._norm, self._decoder = norm, Decoder(self._description, weights, TORCH_OPERATIONS)
+
+    def embed(self, batches: Sequence[Tensor]) -> list[Tensor]:
+        """Token ids [sequences, length] → hidden states [sequences, length, hidden] float32."""
+        return [self._embed(ids) for ids in batches]
+
+    def perplexity(self, batches: Sequence[Tensor], hidden: Sequence[Tensor]) -> float:
+        """Returns the perplexity of the ids given hidden states behind the last layer."""
+        total, count = 0.0, 0
+        for ids, states in zip(batches, hidden, strict=True):
+            for tokens, rows in zip(ids, states, strict=True):
+                logs = F.log_softmax(self._logits(self._norm(rows[:-1])), dim=-1)
+                total -= float(logs.gather(1, tokens[1:, None]).sum(dtype=torch.float64))
+                count += len(tokens) - 1
+        return math.exp(total / count)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        positions = torch.arange(ids.shape[1]).repeat(ids.shape[0])
+        return self._decoder.embed(ids.flatten(), positions).float().view(*ids.shape, -1)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        parts = (part.float() for part in self._head.split(_ROWS))
+        normalised = self._description.normalised_head
+        logits = torch.cat([F.linear(hidden, F.normalize(part) if normalised else part) for part in parts], dim=-1)
+        cap = self._description.logits_softcap
+        return logits if cap is None else (logits / cap).tanh() * cap

@@ -1,0 +1,135 @@
+"""Which matrices of a model are quantized, what they read, and whether they divide among devices.
+
+A site is an input that one or several matrices of a layer read: q, k and v read the same rows. Statistics and factors
+belong to sites. Called by the loop (`run`) and the algorithms.
+"""
+
+from dataclasses import dataclass
+
+from services.engine.models.description import DecoderDescription
+from services.engine.models.layout import Parameter, Source
+from services.engine.quantization.online import QUANTIZED_MATRICES
+from services.engine.quantizer.job import Algorithm, Job
+from shared.config import SettingsError
+
+GROUP_SIZES = (128, 64, 32)
+"""Inputs of a group with 4 bits: the first that divides the inputs of every matrix is used."""
+_AWQ_PACKED = 8
+"""AWQ and GPTQ pack zero points of this many outputs in a word."""
+IN_GROUPS: tuple[Algorithm, ...] = ("awq", "gptq")
+_ROW_PARALLEL = frozenset({"o", "down", "experts.down", "shared.down"})
+"""Matrices whose inputs are divided among devices; of the others the outputs are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """An input of a layer's matrices, and the norm before it, which can absorb factors; '' if there is none."""
+
+    matrices: tuple[str, ...]
+    norm: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The parameters of a model and what becomes of them."""
+
+    description: DecoderDescription
+    parameters: dict[str, Parameter]
+    group_size: int
+    """Inputs that share a scale; 0: all."""
+
+    def layer(self, index: int) -> tuple[Parameter, ...]:
+        """Returns the parameters of a layer."""
+        prefix = f"layers.{index}."
+        return tuple(self.parameters[name] for name in self.parameters if name.startswith(prefix))
+
+    def outer(self) -> tuple[Parameter, ...]:
+        """Returns the parameters outside of layers."""
+        return tuple(self.parameters[name] for name in self.parameters if not name.startswith("layers."))
+
+    def sites(self) -> tuple[Site, ...]:
+        """Returns the sites of a layer without experts, in the order of the forward pass."""
+        if self.description.shared_norm:
+            return Site(("qkv", "up"), "input_norm"), Site(("o",)), Site(("down",))
+        return Site(("qkv",), "input_norm"), Site(("o",)), Site(("up",), "mlp_norm"), Site(("down",))
+
+    def plain_linears(self) -> list[str]:
+        """Returns the modules of linear layers that stay plain: the head, routers and gates of shared experts."""
+        plain = [p for name, p in self.parameters.items() if name.endswith((".router.weight", ".shared.gate.weight"))]
+        names = [source.name.removesuffix(".weight") for parameter in plain for source in parameter.sources]
+        head = self.parameters.get("head.weight")
+        return sorted([*names, "lm_head" if head is None else head.sources[0].name.removesuffix(".weight")])
+
+
+def is_quantized(parameter: Parameter) -> bool:
+    """Whether a parameter is the weight of a matrix that is quantized."""
+    name = parameter.name.split(".", 2)[-1]
+    return parameter.name.startswith("layers.") and name.removesuffix(".weight") in QUANTIZED_MATRICES and (
+        name.endswith(".weight")
+    )
+
+
+def make_plan(description: DecoderDescription, layout: tuple[Parameter, ...], job: Job) -> Plan:
+    """Returns the plan. Raises SettingsError naming the tensor that does not divide, or the option that contradicts."""
+    d = description
+    if d.experts is not None and job.algorithm != "weight_only_int8":
+        raise SettingsError(
+            f"-quant_type: {job.algorithm} does not support models with experts ({d.family}); use weight_only_int8"
+        )
+    if job.multi_query and job.algorithm == "smooth_quant" and d.num_kv_heads == d.num_heads:
+        raise SettingsError(
+            f"--multi-query-mode: the model has {d.num_kv_heads} key heads for {d.num_heads} query heads, one for each, "
+            "so it does not use multi-query attention; leave the option out"
+        )
+    quantized = [(p, s) for p in layout if is_quantized(p) for s in p.sources]
+    for parameter, source in quantized:
+        _check_division(d, parameter, source, job)
+    size = 0
+    if job.algorithm in IN_GROUPS:
+        size = _group_size(quantized, job)
+    return Plan(d, {parameter.name: parameter for parameter in layout}, size)
+
+
+def shape_of(parameter: Parameter, source: Source) -> tuple[int, int]:
+    """Returns outputs and inputs of a matrix."""
+    out, width = reversed(source.shape) if parameter.transposed else source.shape
+    return out, width
+
+
+def matrix_name(parameter: Parameter) -> str:
+    """Returns the name of a parameter within its layer without `.weight`, such as `qkv`."""
+    return parameter.name.split(".", 2)[-1].removesuffix(".weight")
+
+
+def _check_division(d: DecoderDescription, parameter: Parameter, source: Source, job: Job) -> None:
+    degree, name = job.tensor_parallel, matrix_name(parameter)
+    out, width = shape_of(parameter, source)
+    if name in ("qkv", "o"):
+        for what, heads in (("query heads", d.num_heads), ("key heads", d.num_kv_heads)):
+            if heads % degree:
+                raise SettingsError(f"-tp: {source.name} has {heads} {what}, which do not divide among {degree} devices")
+    elif name in _ROW_PARALLEL and width % degree:
+        raise SettingsError(f"-tp: {source.name} has {width} inputs, which do not divide among {degree} devices")
+    if name not in _ROW_PARALLEL and out % degree:
+        raise SettingsError(f"-tp: {source.name} has {out} outputs, which do not divide among {degree} devices")
+    packed = _AWQ_PACKED * (1 if name in _ROW_PARALLEL else degree)
+    if job.algorithm in IN_GROUPS and out % packed:
+        raise SettingsError(
+            f"-quant_type: {source.name} has {out} outputs, not a multiple of {packed}, as {job.algorithm} needs "
+            f"with -tp {degree}; use weight_only_int8 or smooth_quant"
+        )
+
+
+def _group_size(quantized: list[tuple[Parameter, Source]], job: Job) -> int:
+    widths = {
+        s.name: shape_of(p, s)[1] // (job.tensor_parallel if matrix_name(p) in _ROW_PARALLEL else 1)
+        for p, s in quantized
+    }
+    for size in GROUP_SIZES:
+        if all(width % size == 0 for width in widths.values()):
+            return size
+    name = next(name for name, width in widths.items() if width % GROUP_SIZES[-1])
+    raise SettingsError(
+        f"-quant_type: {name} has {widths[name]} inputs for each of {job.tensor_parallel} devices (-tp), which do not "
+        f"divide into groups of {GROUP_SIZES[-1]}, as {job.algorithm} needs; use weight_only_int8 or smooth_quant"
+    )

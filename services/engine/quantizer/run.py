@@ -1,0 +1,219 @@
+"""Quantizes a model layer by layer, and measures what it cost. Called by `antiphon quantize`.
+
+    for each layer: read it, run the calibration tokens through it, round it, write its shard; then run the held-out
+    tokens through the layer as it was and as it was written
+
+A finished shard of an interrupted run is read instead of made; what follows is the same, so the result is too.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from services.engine.models.layout import Parameter, ignored_names
+from services.engine.models.registry import find_family
+from services.engine.quantization.formats import prepared
+from services.engine.quantization.method import PreparedMethod
+from services.engine.quantizer.algorithms import awq_layer, gptq_layer, round_layer, smooth_layer
+from services.engine.quantizer.job import DTYPES, Job, default_strength
+from services.engine.quantizer.layer import Layer, Statistics
+from services.engine.quantizer.layouts import quantization_config, stored
+from services.engine.quantizer.outer import OuterParts
+from services.engine.quantizer.output import Output, converted
+from services.engine.quantizer.plan import Plan, Site, is_quantized, make_plan
+from services.engine.quantizer.scaling import LayerTensors
+from services.engine.quantizer.text import batches_of_file, calibration_batches, held_out_batches
+from services.engine.worker.checkpoint import Checkpoint, weight_files
+from services.engine.worker.model_files import read_config
+from shared.config import SettingsError
+from shared.quantization import Method, prepared_method
+
+Batches = list[Tensor]
+Tell = Callable[[str], None]
+_METHODS: dict[str, Method] = {
+    "weight_only_int8": "compressed-tensors",
+    "smooth_quant": "compressed-tensors",
+    "awq": "awq",
+    "gptq": "gptq",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What a job did."""
+
+    bytes_before: int
+    bytes_after: int = 0
+    perplexity_before: float | None = None
+    """On held-out text; None if the model has no output head or no tokenizer."""
+    perplexity_after: float | None = None
+    errors: list[float] = field(default_factory=list)
+    """For each layer, the size of the change of its output relative to what the layer adds to its input."""
+
+
+def quantize(job: Job, tell: Tell) -> Report:
+    """Writes the quantized model. `tell` gets notices for the user.
+
+    Raises SettingsError for options that do not fit the model, and ServiceError for a model that cannot be read.
+    """
+    config = read_config(job.model)
+    if prepared_method(config) is not None:
+        raise SettingsError(f"-i: the weights of {job.model} are quantized already; name the original model")
+    family = find_family(config)
+    description = family.describe(config)
+    plan = make_plan(description, family.layout(description), job)
+    with torch.inference_mode():
+        return _Run(job, plan, config, tell).run()
+
+
+class _Run:
+    def __init__(self, job: Job, plan: Plan, config: Mapping[str, Any], tell: Tell) -> None:
+        self._job, self._plan, self._config = job, plan, config
+        self._dtype = getattr(torch, DTYPES[job.dtype])
+        self._settings = quantization_config(job.algorithm, plan)
+        self._method: PreparedMethod = prepared(_METHODS[job.algorithm], {"quantization_config": self._settings})
+        self._strength = self._chosen_strength(tell)
+        self._calibration: Batches = []
+        if job.algorithm != "weight_only_int8":
+            given = job.token_file
+            d = plan.description
+            self._calibration = calibration_batches(job.model, d) if given is None else batches_of_file(given, d)
+        self._held_out = self._held_out_ids(tell)
+
+    def run(self) -> Report:
+        job, plan = self._job, self._plan
+        files = weight_files(job.model)
+        with Checkpoint(job.model) as checkpoint:
+            checkpoint.check(plan.parameters.values(), ignored_names(plan.description))
+            output = Output(job, files, plan.description.num_layers + 1)
+            report = Report(bytes_before=sum(path.stat().st_size for path in files))
+            self._layers(checkpoint, output, report)
+        record = self._record(report)
+        report.bytes_after = output.finish(job.model, self._new_config(), record, one_file=job.algorithm == "smooth_quant")
+        return report
+
+    def _layers(self, checkpoint: Checkpoint, output: Output, report: Report) -> None:
+        job, plan = self._job, self._plan
+        sources = [source for parameter in plan.outer() for source in parameter.sources]
+        before = {source.name: checkpoint.stored(source) for source in sources}
+        if output.load(0) is None:
+            output.save(0, {name: converted(name, tensor, job) for name, tensor in before.values()})
+        written = output.load(0)
+        assert written is not None
+        was = OuterParts(plan, {source: tensor for source, (_, tensor) in before.items()})
+        becomes = OuterParts(plan, {source: written[name] for source, (name, _) in before.items()})
+        plain, quantized, calibration = (
+            was.embed(self._held_out),
+            becomes.embed(self._held_out),
+            was.embed(self._calibration),
+        )
+        for index in tqdm(range(plan.description.num_layers), desc="Quantized layers", dynamic_ncols=True):
+            original, names = self._read(checkpoint, plan.layer(index))
+            layer = Layer(plan, index, original, None)
+            tensors = output.load(index + 1)
+            after, sites = self._calibrated(layer, calibration, needed=tensors is None)
+            plain_after = layer(plain)
+            del layer
+            if tensors is None:
+                tensors = self._made(index, original, names, sites)
+                output.save(index + 1, tensors)
+            new = Layer(plan, index, tensors, self._method)
+            if plain:
+                report.errors.append(_relative(new(plain), plain_after, plain))
+            plain, quantized = plain_after, new(quantized)
+            # GPTQ compensates in each layer for what the layers before it have lost; the others keep the original's inputs.
+            calibration = new(calibration) if job.algorithm == "gptq" else after
+        if self._held_out and plan.description.has_head:
+            report.perplexity_before = was.perplexity(self._held_out, plain)
+            report.perplexity_after = becomes.perplexity(self._held_out, quantized)
+
+    def _calibrated(
+        self, layer: Layer, calibration: Batches, *, needed: bool
+    ) -> tuple[Batches, Mapping[Site, Statistics]]:
+        """Returns the calibration states behind a layer, and what its sites read if that is needed."""
+        if not calibration:
+            return [], {}
+        if not needed:
+            return (calibration if self._job.algorithm == "gptq" else layer(calibration)), {}
+        after, sites = layer.watched(calibration)
+        if not all(bool(site.products.isfinite().all()) for site in sites.values()):
+            raise SettingsError("-i: the model computes values that are not finite; it cannot be calibrated")
+        return after, sites
+
+    def _read(self, checkpoint: Checkpoint, parameters: tuple[Parameter, ...]) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Returns the tensors of parameters float32 by their names in the files, and those names by the layout's."""
+        tensors: dict[str, Tensor] = {}
+        names: dict[str, str] = {}
+        for parameter in parameters:
+            for source in parameter.sources:
+                name, tensor = checkpoint.stored(source)
+                names[source.name] = name
+                tensors[name] = tensor.to(torch.float32, copy=True)
+        return tensors, names
+
+    def _made(
+        self, index: int, tensors: dict[str, Tensor], names: dict[str, str], sites: Mapping[Site, Statistics]
+    ) -> dict[str, Tensor]:
+        """Returns the tensors of a layer as they are stored. Changes `tensors`."""
+        job = self._job
+        layer = LayerTensors(self._plan, index, tensors, names, self._dtype)
+        if job.algorithm == "weight_only_int8":
+            matrices = round_layer(layer, self._dtype)
+        elif job.algorithm == "smooth_quant":
+            matrices = smooth_layer(layer, sites, self._dtype, self._strength)
+        else:
+            matrices = (awq_layer if job.algorithm == "awq" else gptq_layer)(layer, sites, self._dtype)
+        result: dict[str, Tensor] = {}
+        for name, matrix in matrices:
+            result |= stored(job.algorithm, name.removesuffix(".weight"), matrix)
+        plain = [p for p in self._plan.layer(index) if not is_quantized(p)]
+        for name in (names[source.name] for parameter in plain for source in parameter.sources):
+            result[name] = converted(name, tensors[name], job)
+        return result
+
+    def _chosen_strength(self, tell: Tell) -> float:
+        job, d = self._job, self._plan.description
+        chosen = job.strength
+        if chosen is None:
+            chosen = default_strength(str(self._config.get("model_type", "")), d.num_layers)
+            if job.algorithm == "smooth_quant":
+                tell(f"-sq: {chosen:g}, the default for this model")
+        return chosen
+
+    def _held_out_ids(self, tell: Tell) -> Batches:
+        try:
+            return held_out_batches(self._job.model, self._plan.description)
+        except SettingsError as error:
+            tell(f"the result is not measured: {error}")
+            return []
+
+    def _new_config(self) -> dict[str, Any]:
+        name = DTYPES[self._job.dtype]
+        kept = {key: value for key, value in self._config.items() if key not in ("dtype", "torch_dtype")}
+        key = "dtype" if "dtype" in self._config else "torch_dtype"
+        return {**kept, key: name, "quantization_config": self._settings}
+
+    def _record(self, report: Report) -> dict[str, Any]:
+        """Returns what `RECORD` says: only what follows from model and options, so that it is the same every time."""
+        job = self._job
+        return {
+            "quant_type": job.algorithm,
+            "tp": job.tensor_parallel,
+            "t": job.dtype,
+            "sq": self._strength if job.algorithm == "smooth_quant" else None,
+            "group_size": self._plan.group_size or None,
+            "calibration_tokens": sum(ids.numel() for ids in self._calibration),
+            "perplexity": {"before": report.perplexity_before, "after": report.perplexity_after},
+            "relative_output_errors": report.errors,
+        }
+
+
+def _relative(after: Batches, before: Batches, inputs: Batches) -> float:
+    """Returns |after - before| / |before - inputs| over all batches."""
+    changed = sum(float((a - b).square().sum(dtype=torch.float64)) for a, b in zip(after, before, strict=True))
+    added = sum(float((b - x).square().sum(dtype=torch.float64)) for b, x in zip(before, inputs, strict=True))
+    return (changed / added) ** 0.5 if added else 0.0
