@@ -29,6 +29,7 @@ from services.engine.quantizer.scaling import LayerTensors
 from services.engine.quantizer.text import batches_of_file, calibration_batches, held_out_batches
 from services.engine.worker.checkpoint import Checkpoint, weight_files
 from services.engine.worker.model_files import read_config
+from services.engine.worker.torch_worker import useful_threads
 from shared.config import SettingsError
 from shared.quantization import Method, prepared_method
 
@@ -66,6 +67,7 @@ def quantize(job: Job, tell: Tell) -> Report:
     family = find_family(config)
     description = family.describe(config)
     plan = make_plan(description, family.layout(description), job)
+    torch.set_num_threads(useful_threads(job.model))
     with torch.inference_mode():
         return _Run(job, plan, config, tell).run()
 

@@ -1,0 +1,270 @@
+"""`antiphon quantize`: what it writes, in all backends, against transformers with the weights that it stands for."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from antiphon.cli import main
+from services.engine.core.plan import CoreLimits
+from shared.quantization import SMOOTHQUANT_FILE
+from tests.model.harness import NUM_TOKENS, Engine, make_prompt
+from tests.models import greedy_reference, make_model
+from tests.quantized.written import all_tensors, write_plain
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+EXACT = ("weight_only_int8", "awq", "gptq")
+ALGORITHMS = (*EXACT, "smooth_quant")
+VARIANTS = {
+    "gpt2": ("c_attn", "c_proj", "c_fc"),
+    "gpt_neox": (),
+    "gemma2": (),
+}
+"""Families with transposed matrices, grouped rows and shared inputs, norms that add one → transposed modules."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    return make_model(directory, "qwen2", seed=3, dtype="float32", hidden_size=64, intermediate_size=192)
+
+
+def quantize(model: Path, output: Path, algorithm: str, *words: str, tp: int = 1) -> int:
+    flags = ("-i", str(model), "-o", str(output), "-quant_type", algorithm, "-tp", str(tp), "-t", "bf16")
+    return main(["quantize", *flags, *words])
+
+
+def tokens(directory: Path, backend: str, **overrides: str) -> list[list[int]]:
+    prompts = [make_prompt(length) for length in (5, 40)]
+    engine = Engine(directory, CoreLimits(8, 24, enable_prefix_caching=False), backend, dtype="float32", **overrides)
+    return engine.generate(prompts)
+
+
+def reference(directory: Path) -> list[list[int]]:
+    return [greedy_reference(directory, make_prompt(length), NUM_TOKENS) for length in (5, 40)]
+
+
+@pytest.mark.spec("S-QNT-001", "S-QNT-002", "S-QNT-003", "S-QNT-005", "S-QNT-011", "S-QNT-012", "S-QNT-013")
+@pytest.mark.parametrize("algorithm", EXACT)
+def test_what_it_writes_gives_the_tokens_of_the_weights_that_it_stands_for(
+    algorithm: str, model: Path, tmp_path: Path
+) -> None:
+    quantized = tmp_path / "quantized"
+    assert quantize(model, quantized, algorithm) == 0
+    expected = reference(write_plain(quantized, tmp_path / "plain"))
+    for backend in ("torch", "native"):
+        assert tokens(quantized, backend) == expected
+    config = json.loads((quantized / "config.json").read_text())
+    methods = {"weight_only_int8": "compressed-tensors", "awq": "awq", "gptq": "gptq"}
+    assert config["quantization_config"]["quant_method"] == methods[algorithm]
+    assert "bfloat16" in (config.get("dtype"), config.get("torch_dtype"))
+    assert all_tensors(quantized)["model.norm.weight"].dtype == torch.bfloat16
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (quantized / name).is_file() == (model / name).is_file()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("family", VARIANTS)
+def test_families_with_other_layouts(family: str, algorithm: str, tmp_path: Path) -> None:
+    sizes = {"n_inner": 192} if family == "gpt2" else {"intermediate_size": 192}
+    head = {} if family in ("gpt2", "gpt_neox") else {"head_dim": 16}
+    model = make_model(tmp_path / "model", family, seed=5, dtype="float32", hidden_size=64, **sizes, **head)
+    quantized = tmp_path / "quantized"
+    assert quantize(model, quantized, algorithm) == 0
+    expected = reference(write_plain(quantized, tmp_path / "plain", VARIANTS[family]))
+    produced = tokens(quantized, "native")
+    if algorithm in EXACT:
+        assert produced == expected
+    else:
+        # Rows of 8 bits change logits by about a hundredth, so the first token is compared.
+        assert produced[0][0] == expected[0][0]
+
+
+def test_experts_are_rounded_to_8_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = make_model(tmp_path / "model", "mixtral", seed=5, dtype="float32")
+    quantized = tmp_path / "quantized"
+    assert quantize(model, quantized, "weight_only_int8") == 0
+    assert tokens(quantized, "torch") == reference(write_plain(quantized, tmp_path / "plain"))
+    assert quantize(model, tmp_path / "awq", "awq") == 78
+    assert "awq does not support models with experts" in capsys.readouterr().err
+
+
+@pytest.mark.spec("S-QNT-014", "S-QNT-018", "S-QNT-023")
+def test_smooth_quant_also_writes_one_file_that_needs_no_other(model: Path, tmp_path: Path) -> None:
+    quantized = tmp_path / "quantized"
+    assert quantize(model, quantized, "smooth_quant", "-sq", "0.5") == 0
+    expected = all_tensors(quantized)
+    with safe_open(quantized / SMOOTHQUANT_FILE, "pt") as file:
+        assert set(file.keys()) == set(expected)
+        assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in expected.items())
+    plain = reference(write_plain(quantized, tmp_path / "plain"))
+    for path in quantized.glob("model*.safetensors"):
+        path.unlink()
+    for backend in ("torch", "native"):
+        for asked in ("smoothquant", "smooth_quant", ""):
+            produced = tokens(quantized, backend, quantization=asked)
+            assert [row[0] for row in produced] == [row[0] for row in plain]
+    group = json.loads((quantized / "config.json").read_text())["quantization_config"]["config_groups"]["group_0"]
+    assert group["input_activations"]["strategy"] == "token"
+    assert group["input_activations"]["dynamic"]
+    assert json.loads((quantized / "antiphon_quantization.json").read_text())["sq"] == 0.5
+
+
+@pytest.mark.spec("S-QNT-006")
+def test_the_strength_of_smoothing_has_a_default_by_model(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from services.engine.quantizer.job import default_strength
+
+    assert quantize(model, tmp_path / "default", "smooth_quant") == 0
+    assert "-sq: 0.8, the default" in capsys.readouterr().err
+    assert quantize(model, tmp_path / "given", "smooth_quant", "-sq", "0.8") == 0
+    assert quantize(model, tmp_path / "other", "smooth_quant", "-sq", "0.2") == 0
+    default, given, other = (all_tensors(tmp_path / name) for name in ("default", "given", "other"))
+    name = "model.layers.0.input_layernorm.weight"
+    assert torch.equal(default[name], given[name])
+    assert not torch.equal(default[name], other[name])
+    assert (default_strength("llama", 32), default_strength("glm", 70), default_strength("glm", 40)) == (0.8, 0.75, 0.8)
+    for value in ("1.5", "-0.1"):
+        assert quantize(model, tmp_path / "bad", "smooth_quant", f"-sq={value}") == 78
+        assert "-sq: " in capsys.readouterr().err
+    assert quantize(model, tmp_path / "warned", "gptq", "-sq", "0.5") == 0
+    assert "-sq has no effect with -quant_type gptq" in capsys.readouterr().err
+
+
+@pytest.mark.spec("S-QNT-007")
+def test_token_ids_replace_the_text(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = tmp_path / "smooth_tokenids.txt"
+    rng = np.random.default_rng(1)
+    ids.write_text(
+        "\n".join(mark.join(map(str, rng.integers(3, 300, 40))) for mark in (",", " ", ", ") for _ in range(20))
+    )
+    name = "model.layers.0.mlp.up_proj.weight"
+    found = []
+    for index, words in enumerate(((), ("-token", str(ids)), ("--tokenids_path", str(ids)))):
+        assert quantize(model, tmp_path / str(index), "smooth_quant", *words) == 0
+        found.append(all_tensors(tmp_path / str(index))[name])
+    assert not torch.equal(found[0], found[1])
+    assert torch.equal(found[1], found[2])
+    record = json.loads((tmp_path / "1" / "antiphon_quantization.json").read_text())
+    assert record["calibration_tokens"] == 60 * 40
+    for content, said in (("1,2\n3 331 4", "line 2"), ("one", "'one'"), ("\n", "no token ids")):
+        ids.write_text(content)
+        assert quantize(model, tmp_path / "bad", "smooth_quant", "-token", str(ids)) == 78
+        assert said in capsys.readouterr().err
+    assert quantize(model, tmp_path / "missing", "smooth_quant", "-token", str(tmp_path / "none.txt")) == 78
+    assert "cannot be read" in capsys.readouterr().err
+    assert quantize(model, tmp_path / "int8", "weight_only_int8", "-token", str(ids)) == 0
+    assert "-token has no effect with -quant_type weight_only_int8" in capsys.readouterr().err
+
+
+@pytest.mark.spec("S-QNT-008")
+def test_multi_query_mode_confirms_what_the_model_is(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quantize(model, tmp_path / "shared", "smooth_quant", "--multi-query-mode") == 0
+    own = make_model(tmp_path / "own", "qwen2", seed=3, dtype="float32", num_key_value_heads=4)
+    assert quantize(own, tmp_path / "each", "smooth_quant", "--multi-query-mode") == 78
+    assert "4 key heads for 4 query heads" in capsys.readouterr().err
+    assert quantize(own, tmp_path / "int8", "weight_only_int8", "--multi-query-mode") == 0
+    assert "--multi-query-mode has no effect" in capsys.readouterr().err
+
+
+@pytest.mark.spec("S-QNT-004")
+def test_every_matrix_must_divide_among_the_devices(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quantize(model, tmp_path / "two", "gptq", tp=2) == 0
+    assert json.loads((tmp_path / "two" / "antiphon_quantization.json").read_text())["tp"] == 2
+    assert quantize(model, tmp_path / "four", "weight_only_int8", tp=4) == 78
+    assert "model.layers.0.self_attn.q_proj.weight has 2 key heads" in capsys.readouterr().err
+    odd = make_model(tmp_path / "odd", "qwen2", seed=3, dtype="float32", intermediate_size=176)
+    assert quantize(odd, tmp_path / "groups", "awq") == 78
+    assert "model.layers.0.mlp.down_proj.weight has 176 inputs" in capsys.readouterr().err
+
+
+@pytest.mark.spec("S-QNT-001", "S-QNT-002", "S-QNT-003", "S-QNT-004", "S-QNT-005")
+@pytest.mark.parametrize("flag", ["-i", "-o", "-quant_type", "-tp", "-t"])
+def test_an_option_that_is_missing_or_wrong_is_named(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = {"-i": "in", "-o": "out", "-quant_type": "awq", "-tp": "1", "-t": "bf16"}
+    del words[flag]
+    with pytest.raises(SystemExit) as ended:
+        main(["quantize", *(word for pair in words.items() for word in pair)])
+    assert ended.value.code == 2
+    assert f"required: {flag}" in capsys.readouterr().err
+    choices = {"-quant_type": "weight_only_int8 smooth_quant awq gptq", "-tp": "1 2 4 8", "-t": "fp16 bf16"}
+    if flag in choices:
+        with pytest.raises(SystemExit) as ended:
+            main(["quantize", *(word for pair in {**words, flag: "3"}.items() for word in pair)])
+        assert ended.value.code == 2
+        said = capsys.readouterr().err
+        assert all(choice in said for choice in choices[flag].split())
+    # No option is taken shortened or joined with its value.
+    with pytest.raises(SystemExit) as ended:
+        main(["quantize", *(word for pair in words.items() for word in pair), f"{flag}x", "1"])
+    assert ended.value.code == 2
+
+
+def test_directories_that_cannot_be_used_are_named(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "file").touch()
+    for directory, output, said in (
+        (tmp_path / "none", tmp_path / "a", "is not a directory"),
+        (tmp_path, tmp_path.parent / "outside", "no config.json"),
+        (model, model, "is the model's directory"),
+        (model, full, "is not empty"),
+    ):
+        assert quantize(directory, output, "weight_only_int8") == 78
+        assert said in capsys.readouterr().err
+    assert quantize(model, tmp_path / "once", "weight_only_int8") == 0
+    assert quantize(tmp_path / "once", tmp_path / "twice", "weight_only_int8") == 78
+    assert "quantized already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("algorithm", ["gptq", "smooth_quant"])
+def test_an_interrupted_run_continues_to_the_same_bytes(
+    algorithm: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, halted = tmp_path / "whole", tmp_path / "halted"
+    assert quantize(model, whole, algorithm) == 0
+    save = __import__("services.engine.quantizer.output", fromlist=["Output"]).Output.save
+
+    def until_the_second_layer(self: object, shard: int, tensors: dict[str, torch.Tensor]) -> None:
+        if shard == 2:
+            raise OSError("No space left on device")
+        save(self, shard, tensors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("services.engine.quantizer.output.Output.save", until_the_second_layer)
+        assert quantize(model, halted, algorithm) == 1
+    assert "it continues" in capsys.readouterr().err
+    kept = (halted / "model-00002-of-00003.safetensors").stat().st_mtime_ns
+    assert quantize(model, halted, "awq") == 78
+    assert "other options" in capsys.readouterr().err
+    assert quantize(model, halted, algorithm) == 0
+    assert (halted / "model-00002-of-00003.safetensors").stat().st_mtime_ns == kept
+    names = sorted(path.name for path in whole.iterdir())
+    assert names == sorted(path.name for path in halted.iterdir())
+    assert all((whole / name).read_bytes() == (halted / name).read_bytes() for name in names)
+
+
+def test_numbers_that_the_type_cannot_hold_are_named(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    large = tmp_path / "large"
+    shutil.copytree(model, large)
+    tensors = load_file(large / "model.safetensors")
+    tensors["model.norm.weight"][0] = 1e6
+    save_file(tensors, large / "model.safetensors", {"format": "pt"})
+    flags = ("-i", str(large), "-o", str(tmp_path / "out"), "-quant_type", "weight_only_int8", "-tp", "1", "-t", "fp16")
+    assert main(["quantize", *flags]) == 78
+    assert "model.norm.weight has numbers that fp16 cannot hold; use -t bf16" in capsys.readouterr().err
