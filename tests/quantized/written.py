@@ -49,7 +49,9 @@ def grouped(values: NDArray[np.int64], zeros: NDArray[np.int64], scales: Tensor)
 
 def all_tensors(directory: Path) -> dict[str, Tensor]:
     index = json.loads((directory / "model.safetensors.index.json").read_text())
-    return {name: t for file in sorted(set(index["weight_map"].values())) for name, t in load_file(directory / file).items()}
+    return {
+        name: t for file in sorted(set(index["weight_map"].values())) for name, t in load_file(directory / file).items()
+    }
 
 
 def write_plain(quantized: Path, target: Path, transposed: tuple[str, ...] = ()) -> Path:

@@ -54,7 +54,9 @@ def _inverse_factor(products: Tensor, used: Tensor) -> Tensor:
             if not failed:
                 return upper.float()
         damping *= 10
-    raise ArithmeticError("the products of a matrix's inputs are not positive: the model gives values that are no numbers")
+    raise ArithmeticError(
+        "the products of a matrix's inputs are not positive: the model gives values that are no numbers"
+    )
 
 
 def _range(block: Tensor, importance: Tensor, dtype: torch.dtype) -> Ranges:

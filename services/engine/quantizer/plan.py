@@ -64,8 +64,10 @@ class Plan:
 def is_quantized(parameter: Parameter) -> bool:
     """Whether a parameter is the weight of a matrix that is quantized."""
     name = parameter.name.split(".", 2)[-1]
-    return parameter.name.startswith("layers.") and name.removesuffix(".weight") in QUANTIZED_MATRICES and (
-        name.endswith(".weight")
+    return (
+        parameter.name.startswith("layers.")
+        and name.removesuffix(".weight") in QUANTIZED_MATRICES
+        and (name.endswith(".weight"))
     )
 
 
@@ -107,7 +109,9 @@ def _check_division(d: DecoderDescription, parameter: Parameter, source: Source,
     if name in ("qkv", "o"):
         for what, heads in (("query heads", d.num_heads), ("key heads", d.num_kv_heads)):
             if heads % degree:
-                raise SettingsError(f"-tp: {source.name} has {heads} {what}, which do not divide among {degree} devices")
+                raise SettingsError(
+                    f"-tp: {source.name} has {heads} {what}, which do not divide among {degree} devices"
+                )
     elif name in _ROW_PARALLEL and width % degree:
         raise SettingsError(f"-tp: {source.name} has {width} inputs, which do not divide among {degree} devices")
     if name not in _ROW_PARALLEL and out % degree:

@@ -95,7 +95,9 @@ class _Run:
             report = Report(bytes_before=sum(path.stat().st_size for path in files))
             self._layers(checkpoint, output, report)
         record = self._record(report)
-        report.bytes_after = output.finish(job.model, self._new_config(), record, one_file=job.algorithm == "smooth_quant")
+        report.bytes_after = output.finish(
+            job.model, self._new_config(), record, one_file=job.algorithm == "smooth_quant"
+        )
         return report
 
     def _layers(self, checkpoint: Checkpoint, output: Output, report: Report) -> None:
@@ -146,7 +148,9 @@ class _Run:
             raise SettingsError("-i: the model computes values that are not finite; it cannot be calibrated")
         return after, sites
 
-    def _read(self, checkpoint: Checkpoint, parameters: tuple[Parameter, ...]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    def _read(
+        self, checkpoint: Checkpoint, parameters: tuple[Parameter, ...]
+    ) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Returns the tensors of parameters float32 by their names in the files, and those names by the layout's."""
         tensors: dict[str, Tensor] = {}
         names: dict[str, str] = {}
