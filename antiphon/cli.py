@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
     """Whether options with one dash are whole words: `-tp` is neither `-t p` nor short for another option."""
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        # argparse looks for shortened names and joined values here, also if `allow_abbrev` is off and there is one dash.
+        # argparse looks for shortened names and joined values here, for one dash also if `allow_abbrev` is off.
         return [] if self.takes_whole_names else super()._get_option_tuples(option_string)
 
     def error(self, message: str) -> NoReturn:

@@ -30,9 +30,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-t", dest="dtype", required=True, choices=DTYPES, help="type of what is not quantized")
     parser.add_argument(
-        "-sq", dest="strength", type=float, metavar="0..1", help="smooth_quant: share of the activations' range that moves "
-        "into the weights (default: 0.8; GLM-130B: 0.75)"
-    )  # fmt: skip
+        "-sq",
+        dest="strength",
+        type=float,
+        metavar="0..1",
+        help="smooth_quant: share of the activations' range that moves into the weights (default: 0.8; GLM-130B: 0.75)",
+    )
     parser.add_argument(
         "-token",
         "--tokenids_path",

@@ -1,7 +1,7 @@
-"""Makes the texts with which `antiphon quantize` calibrates and measures: stories, small tasks, and this repository's docs.
+"""Makes the texts with which `antiphon quantize` calibrates and measures: stories, small facts and docs.
 
-All of it is ours: the generators of the demo model's training text, and the prose of docs/ and the design records. Run
-it as `python -m infra.calibration_text`. The result is deterministic for the same docs; it is committed, so that changed
+All of it is ours: the generators of the demo model's training text, and the prose of docs/. Run it
+as `python -m infra.calibration_text`. The result is deterministic for the same docs; it is committed, so that changed
 docs do not change quantized models.
 """
 

@@ -5,8 +5,8 @@
     awq               AWQ (arXiv 2306.00978): searches factors for channels and clips ranges; least error of outputs
     gptq              GPTQ (arXiv 2210.17323): the error of a column is compensated by the columns that follow
 
-All measure errors with the products of inputs: an error D of a matrix changes its outputs by tr(D P Dᵀ), summed over the
-calibration tokens. Called by the loop.
+Errors are measured with the products of inputs: an error D of a matrix changes its outputs by tr(D P Dᵀ), summed over
+the calibration tokens. Called by the loop.
 """
 
 from collections.abc import Iterator, Mapping

@@ -51,8 +51,8 @@ class Output:
             raise SettingsError(f"-o: {self.directory} is not empty; name a new directory")
         if partial.read_text(encoding="utf-8") != state:
             raise SettingsError(
-                f"-o: {self.directory} holds a run that was interrupted, with other options or another model; continue it "
-                "with the same options, or name a new directory"
+                f"-o: {self.directory} holds a run that was interrupted, with other options or another model; continue "
+                "it with the same options, or name a new directory"
             )
 
     def load(self, shard: int) -> dict[str, Tensor] | None:

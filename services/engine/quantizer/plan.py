@@ -80,8 +80,8 @@ def make_plan(description: DecoderDescription, layout: tuple[Parameter, ...], jo
         )
     if job.multi_query and job.algorithm == "smooth_quant" and d.num_kv_heads == d.num_heads:
         raise SettingsError(
-            f"--multi-query-mode: the model has {d.num_kv_heads} key heads for {d.num_heads} query heads, one for each, "
-            "so it does not use multi-query attention; leave the option out"
+            f"--multi-query-mode: the model has {d.num_kv_heads} key heads for {d.num_heads} query heads, one for "
+            "each, so it does not use multi-query attention; leave the option out"
         )
     quantized = [(p, s) for p in layout if is_quantized(p) for s in p.sources]
     for parameter, source in quantized:

@@ -129,7 +129,7 @@ class _Run:
             if plain:
                 report.errors.append(_relative(new(plain), plain_after, plain))
             plain, quantized = plain_after, new(quantized)
-            # GPTQ compensates in each layer for what the layers before it have lost; the others keep the original's inputs.
+            # GPTQ compensates for what the layers before have lost; the others keep the original's inputs.
             calibration = new(calibration) if job.algorithm == "gptq" else after
         if self._held_out and plan.description.has_head:
             report.perplexity_before = was.perplexity(self._held_out, plain)

@@ -1,6 +1,6 @@
 """The tokens that a model is calibrated with, and those on which it is measured.
 
-Both texts come with the package; `infra/calibration_text.py` makes them. `-token` replaces the first. Called by the loop.
+Both texts come with the package; `infra/calibration_text.py` makes them. `-token` replaces the first. Called by `run`.
 """
 
 import re
@@ -70,7 +70,8 @@ def _batches(model_dir: Path, description: DecoderDescription, text: Path, count
         raise SettingsError(f"-i: {model_dir} has no tokenizer that can be used: {error.message}") from error
     if max(ids) >= description.vocab_size:
         raise SettingsError(
-            f"-i: the tokenizer of {model_dir} has tokens from {description.vocab_size} on, which the model does not have"
+            f"-i: the tokenizer of {model_dir} has tokens from {description.vocab_size} on, which the model "
+            "does not have"
         )
     length = min(LENGTH, description.max_positions)
     return [_sequences(ids, start, length, count)]

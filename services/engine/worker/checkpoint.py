@@ -177,8 +177,9 @@ class Checkpoint:
             return
         for path in paths:
             yield _TorchFile(path) if path.suffix == ".bin" else _Safetensors(path, self._stack)
+
     def stored(self, source: Source) -> tuple[str, Tensor]:
-        """Returns the name that a plain tensor has in the files, and the tensor, possibly as the file's mapped pages."""
+        """Returns the name that a plain tensor has in the files, and the tensor, which may be mapped pages."""
         return self._theirs(source.name), self._tensor(source.name)
 
     def _find_prefix(self, wanted: Iterable[str]) -> None:
