@@ -136,6 +136,7 @@ LAYOUTS: dict[str, tuple[Layout, dict[str, Any]]] = {
     "gptq, inputs in another order": (gptq(desc_act=True), {**_GPTQ, "bits": 4, "desc_act": True}),
     "gptq, second version": (gptq(minus_one=False), {**_GPTQ, "bits": 4, "checkpoint_format": "gptq_v2"}),
     "gptq, 8 bits": (gptq(8), {**_GPTQ, "bits": 8}),
+    "gptq, 8 bits, symmetric": (gptq(8, symmetric=True), {**_GPTQ, "bits": 8, "sym": True}),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}),
     "w4a16": (packed(4, symmetric=True), compressed(4, group_size=GROUP)),
     "w4a16, zero points": (packed(4, symmetric=False), compressed(4, group_size=GROUP, symmetric=False)),

@@ -31,15 +31,15 @@ struct Weight {
 
   Weight(Kind kind, long out, long in, long group, bool with_zeros) : out(out), in(in), plain(out * in) {
     const bool nibbles = kind == Kind::int4;
-    const long width = nibbles ? (in + 1) / 2 : in, groups = nibbles ? (in + group - 1) / group : 1;
+    const long width = nibbles ? (in + 1) / 2 : in, groups = group ? (in + group - 1) / group : 1;
     for (long i = 0; i < out * width; i++) bytes.push_back((uint8_t)random_bits());
     for (long i = 0; i < out * groups; i++) scales.push_back((float)(random_bits() % 100 + 1) * 1e-3f);
     for (long i = 0; i < out * groups && with_zeros; i++) zeros.push_back((float)(random_bits() % 16));
     given = {(int64_t)kind, group, nibbles, 0, bytes.data(), scales.data(), with_zeros ? zeros.data() : nullptr, nullptr};
     for (long n = 0; n < out; n++)
       for (long k = 0; k < in; k++) {
-        const long g = nibbles ? n * groups + k / group : n;
-        const float place = (float)(bytes[n * width + k / 2] >> (k % 2 * 4) & 15);
+        const long g = n * groups + (group ? k / group : 0);
+        const float place = (float)(bytes[n * width + (nibbles ? k / 2 : k)] >> (k % 2 * 4) & 15);
         const float number = nibbles ? place - (with_zeros ? zeros[g] : 8.0f) : (float)(int8_t)bytes[n * width + k];
         plain[n * in + k] = number * scales[g];
       }
@@ -128,9 +128,9 @@ int main(int count, char** arguments) {
   const long sizes[][3] = {{1, 1, 1}, {33, 50, 5}, {40, 131, 70}, {7, 2100, 270}};
   for (const auto& size : sizes)
     for (const Kind kind : {Kind::int8, Kind::int8_dynamic, Kind::int4})
-      for (const long group : {32L, 64L, 128L, 4096L}) {
-        if (kind != Kind::int4 && group > 32) continue;
-        const Weight weight(kind, size[0], size[1], group, group != 64);
+      for (const long group : {0L, 32L, 64L, 128L, 4096L}) {
+        if (kind == Kind::int4 ? !group : kind == Kind::int8_dynamic ? group > 0 : group == 64) continue;
+        const Weight weight(kind, size[0], size[1], group, kind == Kind::int4 && group != 64);
         good &= check<Bf16>(alone, pool, weight, size[2]) & check<float>(alone, pool, weight, size[2]);
       }
   return good ? 0 : 1;

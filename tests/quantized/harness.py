@@ -17,6 +17,8 @@ VARIANTS = tuple(INSTRUCTION_SETS) or ("none",)
 """Instruction sets of this processor, the best first."""
 KINDS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "int8": lambda weight: quantize_int8(weight),
+    "int8, groups of 32": lambda weight: quantize_int8(weight, group_size=32),
+    "int8, groups of 128": lambda weight: quantize_int8(weight, group_size=128),
     "int8_dynamic": lambda weight: quantize_int8(weight, "int8_dynamic"),
     "int4, groups of 32": lambda weight: quantize_int4(weight, 32),
     "int4, groups of 128": lambda weight: quantize_int4(weight, 128),

@@ -154,6 +154,9 @@ def test_what_cannot_be_computed_is_refused(variant: str) -> None:
         weight = QuantizedWeight("int4", torch.zeros(4, 100, dtype=torch.uint8), (4, 100), scales, group_size)
         with pytest.raises(NativeError, match=message), one_matrix(variant, weight):
             pass
+    groups = QuantizedWeight("int8", torch.zeros(4, 100, dtype=torch.int8), (4, 100), torch.ones(4, 3), 48)
+    with pytest.raises(NativeError, match="multiple of 32"), one_matrix(variant, groups):
+        pass
     long = QuantizedWeight("int8_dynamic", torch.zeros(1, 70_000, dtype=torch.int8), (1, 70_000), torch.ones(1))
     with pytest.raises(NativeError, match="do not fit"), one_matrix(variant, long):
         pass

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from services.engine.quantization.formats.grouped import grouped_weight
 from services.engine.quantization.rounding import quantize_int4, quantize_int8, quantize_nf4
-from services.engine.quantization.weight import QuantizedWeight
+from services.engine.quantization.weight import QuantizedWeight, stack
 from tests.quantized.harness import random_weight
 
 SHAPES = ((1, 1), (5, 33), (16, 96), (7, 200))
@@ -20,6 +21,19 @@ def test_a_weight_of_8_bits_is_off_by_half_a_scale_at_most(shape: tuple[int, int
     error = (quantized.dequantized() - weight.to(torch.float32)).abs()
     assert (error <= 0.50001 * quantized.scales[:, None]).all()
     assert quantized.values.abs().amax() <= 127
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("group_size", GROUPS)
+def test_a_weight_of_8_bits_in_groups_is_off_by_half_its_groups_scale_at_most(
+    shape: tuple[int, int], group_size: int
+) -> None:
+    weight = random_weight(*shape)
+    quantized = quantize_int8(weight, group_size=group_size)
+    assert quantized.scales.shape == (shape[0], math.ceil(shape[1] / group_size))
+    scales = quantized.scales.repeat_interleave(group_size, dim=1)[:, : shape[1]]
+    error = (quantized.dequantized() - weight.to(torch.float32)).abs()
+    assert (error <= 0.50001 * scales).all()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -83,3 +97,42 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
         QuantizedWeight("int4", values, (4, 64), torch.ones(4, 2), 32, zeros=torch.zeros(4, 2, dtype=torch.int8))
     with pytest.raises(ValueError, match="levels are"):
         QuantizedWeight("int4", values, (4, 64), torch.ones(4, 2), 32, levels=torch.zeros(15))
+    with pytest.raises(ValueError, match="no groups"):
+        QuantizedWeight("int8_dynamic", values, (4, 64), torch.ones(4, 2), 32)
+    with pytest.raises(ValueError, match="neither zeros nor levels"):
+        QuantizedWeight("int8", values, (4, 64), torch.ones(4, 2), 32, zeros=torch.zeros(4, 2))
+
+
+def test_rows_of_a_weight_in_groups_keep_their_scales() -> None:
+    weight = quantize_int8(random_weight(6, 96), group_size=32)
+    top, bottom = weight.chunk(2)
+    assert torch.equal(bottom.dequantized(), weight.dequantized()[3:])
+    together = stack((top, bottom))
+    assert together is not None
+    assert torch.equal(together.dequantized(), weight.dequantized())
+    assert stack((top, quantize_int8(random_weight(3, 96)))) is None
+
+
+def test_columns_of_a_weight_in_groups_of_8_bits_keep_their_scales() -> None:
+    weight = quantize_int8(random_weight(6, 144), group_size=32)
+    for first, last in ((0, 64), (32, 96), (96, 144)):
+        part = weight.columns(first, last)
+        assert isinstance(part, QuantizedWeight)
+        assert torch.equal(part.dequantized(), weight.dequantized()[:, first:last])
+    part = weight.columns(16, 80)
+    assert isinstance(part, torch.Tensor)
+    assert torch.equal(part, weight.dequantized()[:, 16:80])
+
+
+@pytest.mark.parametrize("group_size", [32, 128, 256])
+def test_symmetric_groups_of_8_bits_of_a_checkpoint_stay_quantized(group_size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randint(0, 256, (5, 256), generator=generator, dtype=torch.uint8)
+    scales = torch.rand(5, -(-256 // group_size), generator=generator)
+    expected = (values.to(torch.float32) - 128) * scales.repeat_interleave(group_size, dim=1)[:, :256]
+    for zeros in (None, torch.full_like(scales, 128)):
+        weight = grouped_weight(values, scales, zeros, 8, group_index=torch.arange(256) // group_size)
+        assert isinstance(weight, QuantizedWeight)
+        assert weight.kind == "int8"
+        assert torch.equal(weight.dequantized(), expected)
+    assert isinstance(grouped_weight(values, scales, torch.full_like(scales, 100), 8), torch.Tensor)

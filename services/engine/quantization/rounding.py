@@ -36,12 +36,18 @@ NF4_LEVELS = (
 """Levels of NF4, quantiles of the normal distribution: Dettmers et al., "QLoRA" (arXiv 2305.14314), appendix E."""
 
 
-def quantize_int8(weight: Tensor, kind: Literal["int8", "int8_dynamic"] = "int8") -> QuantizedWeight:
-    """Quantizes with one scale per output, its largest weight being 127. A weight's error is at most half a scale."""
-    wide = weight.to(torch.float32)
-    scales = _scale(wide.abs().amax(dim=1) / _INT8_MAX)
-    values = (wide / scales[:, None]).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8)
-    return QuantizedWeight(kind, values, _shape(weight), scales)
+def quantize_int8(
+    weight: Tensor, kind: Literal["int8", "int8_dynamic"] = "int8", group_size: int = 0
+) -> QuantizedWeight:
+    """Quantizes with one scale per output, its largest weight being 127. A weight's error is at most half a scale.
+
+    With a group size (kind int8 only), each group of so many inputs has a scale of its own.
+    """
+    groups = _grouped(weight, group_size) if group_size else weight.to(torch.float32)[:, None]
+    scales = _scale(groups.abs().amax(dim=2) / _INT8_MAX)
+    rounded = (groups / scales[:, :, None]).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8)
+    values = rounded.flatten(1)[:, : weight.shape[1]].contiguous()
+    return QuantizedWeight(kind, values, _shape(weight), scales if group_size else scales[:, 0], group_size)
 
 
 def quantize_int4(weight: Tensor, group_size: int = 128, zero_points: bool = False) -> QuantizedWeight:

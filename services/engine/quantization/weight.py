@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 WeightKind = Literal["int8", "int8_dynamic", "int4", "fp8"]
-"""int8: 8 bits per weight; int8_dynamic: activations are rounded to 8 bits too; int4: 4 bits per weight, in groups;
-fp8: float8_e4m3, which the C++ library does not multiply."""
+"""int8: 8 bits per weight, optionally in groups; int8_dynamic: activations are rounded to 8 bits too; int4: 4 bits per
+weight, in groups; fp8: float8_e4m3, which the C++ library does not multiply."""
 INT4_MAX = 15
 INT4_MIDDLE = 8
 _INT8_MAX = 127
+GROUPED_KINDS: tuple[WeightKind, ...] = ("int8", "int4")
 _TYPES = {"fp8": (torch.float8_e4m3fn,)}
 
 
@@ -29,9 +30,9 @@ class QuantizedWeight:
     """int8 or uint8 [out, in]; int4 also uint8 [out, ceil(in / 2)] with two per byte, the first in the lower half."""
     shape: tuple[int, int]
     scales: Tensor
-    """[out]; for int4 [out, groups]."""
+    """[out]; with groups [out, groups]."""
     group_size: int = 0
-    """int4: number of inputs that share a scale, a multiple of 32 or at least `in`."""
+    """int8, int4: number of inputs that share a scale, a multiple of 32 or at least `in`. int8: 0 for one group."""
     zeros: Tensor | None = None
     """int4: zero points [out, groups], on the scale 0 … 15, or on the scale of `levels` if they are given."""
     levels: Tensor | None = None
@@ -47,7 +48,11 @@ class QuantizedWeight:
         out, width = self.shape
         two = self.two_a_byte
         columns = (width + 1) // 2 if two else width
-        groups = (out, -(-width // self.group_size)) if self.kind == "int4" and self.group_size > 0 else (out,)
+        if self.group_size and self.kind not in GROUPED_KINDS:
+            raise ValueError(f"weights of kind {self.kind} have one scale per output, no groups")
+        if self.kind != "int4" and not (self.zeros is None and self.levels is None):
+            raise ValueError(f"weights of kind {self.kind} have neither zeros nor levels")
+        groups = (out, -(-width // self.group_size)) if self.group_size > 0 else (out,)
         types = _TYPES.get(self.kind, (torch.int8, torch.uint8))
         if self.values.shape != (out, columns) or self.values.dtype not in types:
             raise ValueError(f"values are {self.values.dtype} {tuple(self.values.shape)}")
@@ -79,7 +84,7 @@ class QuantizedWeight:
 
     def columns(self, first: int, last: int) -> "QuantizedWeight | Tensor":
         """Returns the columns (inputs) from `first` up to `last`; plain float32 if they are no whole groups."""
-        if self.kind != "int4":
+        if not self.group_size:
             return replace(self, values=self.values[:, first:last].contiguous(), shape=(self.shape[0], last - first))
         size = self.group_size
         one_group = size >= self.shape[1]
@@ -111,9 +116,10 @@ class QuantizedWeight:
 
     def dequantized(self) -> Tensor:
         """Returns the plain weights [out, in] float32 that this matrix stands for."""
-        if self.kind != "int4":
+        if not self.group_size:
             return self.values.to(torch.float32) * self.scales[:, None]
-        numbers = self._levels_of(self._places())
+        int4 = self.kind == "int4"
+        numbers = self._levels_of(self._places()) if int4 else self.values.to(torch.float32)
         groups = torch.arange(self.shape[1], device=self.values.device) // self.group_size
         if self.zeros is not None:
             numbers = numbers - self.zeros[:, groups]

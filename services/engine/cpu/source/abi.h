@@ -38,11 +38,11 @@ struct antiphon_Step {
 // A matrix [out][in] of 8 or 4 bits; quantized.h explains the kinds. Its memory is not needed after the call.
 struct antiphon_Quantized {
   int64_t kind;        // int8, int8_dynamic, int4
-  int64_t group;       // int4: terms (inputs) that share a scale, a multiple of 32 or at least `in`
+  int64_t group;       // terms (inputs) that share a scale, a multiple of 32 or at least `in`; int8: 0 for all of them
   int64_t two_a_byte;  // int4: two terms per byte, the first in the lower half; a row starts at a byte
   int64_t has_sign;    // int4: values are two's complement, -8 to 7, instead of 0 to 15
   const void* weight;
-  const float* scales;  // [out]; int4: [out][groups]
+  const float* scales;  // [out]; [out][groups] with groups
   const float* zeros;   // int4: null or [out][groups], on the scale from 0 to 15, or on that of the levels if given
   const float* levels;  // int4: null or [16], see Quantized::levels; null: 0 to 15 minus the zero (8 without `zeros`)
 };

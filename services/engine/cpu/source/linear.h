@@ -22,11 +22,12 @@ template <class T, class Work>
 void with_kernel(const Quantized& w, Inputs<T> x, float* prepared, Work&& work) {
   switch (w.kind) {
     case Kind::int8:
+      if (w.groups > 1) return work(GroupedKernel<T, BytesInGroups>(w, x, prepared));
       return work(Int8Kernel<T>(w, x, prepared));
     case Kind::int8_dynamic:
       return work(Int8DynamicKernel<T>(w, x, prepared));
     case Kind::int4:
-      return work(Int4Kernel<T>(w, x, prepared));
+      return work(GroupedKernel<T, LevelsInGroups>(w, x, prepared));
   }
 }
 

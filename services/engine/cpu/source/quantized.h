@@ -1,6 +1,7 @@
 // Weights of 8 or 4 bits: the meaning of a matrix of each kind, and how it is stored.
 //
-//     int8          y[n] = scale[n] * sum over k of x[k] * q[n][k]
+//     int8          y[n] = scale[n] * sum over k of x[k] * q[n][k]; with groups:
+//                   y[n] = sum over groups g of scale[n][g] * sum over k in g of x[k] * q[n][k]
 //     int8_dynamic  the same with x in 8 bits too: x[k] = row_scale * i[k], where the largest |i[k]| of a row is 127
 //     int4          y[n] = sum over groups g of scale[n][g] * sum over k in g of x[k] * (level[q[n][k]] - zero[n][g])
 //
@@ -34,7 +35,7 @@ constexpr long kGroupMax = 128;
 struct Quantized {
   Kind kind = Kind::int8;
   long terms = 0, row_terms = 0;  // padded terms of a panel; of a row
-  long groups = 1, group = 0;     // `group`: terms of a group
+  long groups = 1, group = 0;     // `group`: terms of a group; int8 with one scale per column has one group
   const uint8_t* data = nullptr;
   const float* scales = nullptr;                 // [panels][groups][32]
   const float* offsets = nullptr;                // [panels][groups][32], scale * zero; null if there are no zeros

@@ -47,10 +47,13 @@ class PackedQuantized {
     q.kind = (Kind)from_.kind;
     q.row_terms = round_up(in_, kTermsMultiple);
     q.terms = round_up(in_, q.kind == Kind::int8_dynamic ? kByteTermsMultiple : kTermsMultiple);
+    if (q.kind == Kind::int8_dynamic && from_.group)
+      throw std::invalid_argument("int8_dynamic has one scale per output, no groups");
     q.group = q.terms;
     if (q.kind == Kind::int8_dynamic && q.terms > kSumTermsMax)
       throw std::invalid_argument("sums of so many products of whole numbers do not fit");
-    if (q.kind == Kind::int4) shape_groups();
+    if (q.kind == Kind::int4) shape_levels();
+    if (q.kind == Kind::int4 || (q.kind == Kind::int8 && has_groups())) shape_groups();
   }
 
   // Determines the groups. Groups longer than kGroupMax, or one for all terms, are divided into several with the same
@@ -62,6 +65,10 @@ class PackedQuantized {
     q.group = kGroupMax;
     while (from_.group < in_ && from_.group % q.group) q.group /= 2;
     q.groups = (q.terms + q.group - 1) / q.group;
+  }
+
+  void shape_levels() {
+    Quantized& q = quantized;
     for (long i = 0; i < 2 * kLevels; i++) {
       const float level = from_.levels ? from_.levels[i % kLevels] : (float)(i % kLevels) - kMiddle;
       q.table[i] = to_bf16(level).bits;
@@ -75,7 +82,9 @@ class PackedQuantized {
   float zero(long row, long group) const {
     return from_.zeros[row * given_groups() + group] - (from_.levels ? 0.0f : kMiddle);
   }
-  long given_groups() const { return from_.group >= in_ ? 1 : (in_ + from_.group - 1) / from_.group; }
+  // Whether an output has several scales. int8 without groups is given with a group of 0.
+  bool has_groups() const { return from_.group < in_ && (quantized.kind == Kind::int4 || from_.group != 0); }
+  long given_groups() const { return has_groups() ? (in_ + from_.group - 1) / from_.group : 1; }
 
   Memory floats(long groups) const { return Memory((size_t)(panels_ * groups * kPanel) * sizeof(float)); }
 
@@ -95,15 +104,19 @@ class PackedQuantized {
       to[k / 4 * 4 * kPanel + k % 4] = (uint8_t)from[k];
       total += from[k];
     }
-    scales_.as<float>()[p * kPanel + j] = from_.scales[row];
+    pack_scales(p, j, row);
     if (quantized.kind == Kind::int8_dynamic) totals_.as<int32_t>()[p * kPanel + j] = total;
   }
 
   void pack_levels(long p, long j, long row) {
     uint32_t* to = data_.as<uint32_t>() + p * quantized.terms * kPanel / 8 + j;
     for (long k = 0; k < in_; k++) to[k / 8 * kPanel] |= place(row, k) << (k % 8 / 2 * 4 + k % 2 * 16);
+    pack_scales(p, j, row);
+  }
+
+  void pack_scales(long p, long j, long row) {
     for (long g = 0; g < quantized.groups; g++) {
-      const long given = from_.group >= in_ ? 0 : g * quantized.group / from_.group;
+      const long given = has_groups() ? g * quantized.group / from_.group : 0;
       const long at = (p * quantized.groups + g) * kPanel + j;
       const float scale = from_.scales[row * given_groups() + given];
       scales_.as<float>()[at] = scale;

@@ -127,4 +127,22 @@ void unpack_nibbles(const uint8_t* from, long terms, const Levels<Term>& levels,
   }
 }
 
+// The numbers of a kind in groups as the product takes them: they are kTimes too large.
+template <class Term>
+struct BytesInGroups {
+  static constexpr float kTimes = FourTerms<Term>::kTimes;
+  explicit BytesInGroups(const Quantized&) {}
+  void unpack(const uint8_t* from, long terms, Term* to, Ahead& ahead) const { unpack_bytes(from, terms, to, ahead); }
+};
+
+template <class Term>
+struct LevelsInGroups {
+  static constexpr float kTimes = 1;
+  explicit LevelsInGroups(const Quantized& w) : levels(w) {}
+  void unpack(const uint8_t* from, long terms, Term* to, Ahead& ahead) const {
+    unpack_nibbles(from, terms, levels, to, ahead);
+  }
+  const Levels<Term> levels;
+};
+
 }  // namespace antiphon

@@ -78,8 +78,9 @@ class Int8Kernel {
   Inputs<T> x_;
 };
 
-template <class T>
-class Int4Kernel {
+// Weights in groups, each with a scale of its own: int4, and int8 with groups. `Numbers` unpacks them.
+template <class T, template <class> class Numbers>
+class GroupedKernel {
  public:
   typedef TermOf<T> Term;
   typedef BlockProduct<Term> Product;
@@ -87,10 +88,10 @@ class Int4Kernel {
   // Each row's sums over groups are prepared if there are zeros to subtract.
   static long prepared_floats(long rows, const Quantized& w) { return w.offsets ? rows * w.groups : 0; }
 
-  Int4Kernel(const Quantized& w, Inputs<T> x, float* prepared) : w_(&w), x_(x), totals_(prepared) {}
+  GroupedKernel(const Quantized& w, Inputs<T> x, float* prepared) : w_(&w), x_(x), totals_(prepared) {}
   // Returns a kernel of the same rows and another matrix.
-  Int4Kernel of(const Quantized& w) const {
-    Int4Kernel other = *this;
+  GroupedKernel of(const Quantized& w) const {
+    GroupedKernel other = *this;
     other.w_ = &w;
     return other;
   }
@@ -106,9 +107,9 @@ class Int4Kernel {
   // As above. Parts are whole groups, except for the last one.
   void add(Product& product, const Part& part, float* sums) const {
     alignas(64) Term panel[kUnpackedTerms * kPanel];
-    const Levels<Term> levels(*w_);
+    const Numbers<Term> numbers(*w_);
     each_piece<Term>(*w_, part, [&](const Part& piece, const uint8_t* from, Ahead& ahead) {
-      unpack_nibbles(from, piece.terms, levels, panel, ahead);
+      numbers.unpack(from, piece.terms, panel, ahead);
       for (long r = 0; r < piece.rows; r += kBlockRows) {
         const long rows = std::min(kBlockRows, piece.rows - r);
         add_groups(product, {piece.first + r, rows, piece.p, piece.k, piece.terms}, panel, sums + r * kPanel, ahead);
@@ -142,7 +143,7 @@ class Int4Kernel {
 
   void add_scaled(const Part& part, long g, const float* fresh, float* sums) const {
     for (long half = 0; half < kPanel; half += kLanes) {
-      const Vec scale = load(w_->scale(part.p, g) + half);
+      const Vec scale = load(w_->scale(part.p, g) + half) * (1 / Numbers<Term>::kTimes);
       const Vec offset = w_->offsets ? load(w_->offset(part.p, g) + half) : Vec{};
       for (long r = 0; r < part.rows; r++) {
         float* sum = sums + r * kPanel + half;
