@@ -136,3 +136,15 @@ def test_symmetric_groups_of_8_bits_of_a_checkpoint_stay_quantized(group_size: i
         assert weight.kind == "int8"
         assert torch.equal(weight.dequantized(), expected)
     assert isinstance(grouped_weight(values, scales, torch.full_like(scales, 100), 8), torch.Tensor)
+
+
+def test_the_last_group_may_be_shorter() -> None:
+    generator = torch.Generator().manual_seed(4)
+    values = torch.randint(0, 16, (8, 200), dtype=torch.uint8, generator=generator)
+    scales = torch.rand(8, 7, generator=generator)
+    weight = grouped_weight(values, scales, None, 4, group_size=32)
+    assert isinstance(weight, QuantizedWeight)
+    expected = (values.float() - 8) * scales[:, torch.arange(200) // 32]
+    torch.testing.assert_close(weight.dequantized(), expected)
+    with pytest.raises(ValueError, match="there are 7 groups of 64 for 200 inputs"):
+        grouped_weight(values, scales, None, 4, group_size=64)

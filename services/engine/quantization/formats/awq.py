@@ -54,7 +54,7 @@ class Awq:
         expect("qzeros", parts["qzeros"], groups, out // PER_WORD)
         expect("scales", parts["scales"], groups, out)
         values, zeros = (_outputs(parts[name]).t().contiguous() for name in ("qweight", "qzeros"))
-        return grouped_weight(values, parts["scales"].t(), zeros, BITS)
+        return grouped_weight(values, parts["scales"].t(), zeros, BITS, group_size=self.group_size)
 
     def ignores(self, name: str) -> bool:
         """See `PreparedMethod`."""

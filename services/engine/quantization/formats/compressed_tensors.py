@@ -34,6 +34,8 @@ class CompressedTensors:
 
     bits: int
     rows_in_8_bits: bool
+    group_size: int = 0
+    """Inputs that share a scale; 0: all of them."""
     block: tuple[int, int] | None = None
     """Of 8-bit floating-point weights: outputs and inputs that share a scale."""
 
@@ -56,11 +58,11 @@ class CompressedTensors:
             if bits != _BYTE_BITS:
                 raise ValueError(f"floating-point weights of {bits} bits; of 8 bits they are")
             block = weights.get("block_structure") if weights.get("strategy") == "block" else None
-            return CompressedTensors(bits, False, None if block is None else (int(block[0]), int(block[1])))
+            return CompressedTensors(bits, False, block=None if block is None else (int(block[0]), int(block[1])))
         whole = bool(rows) and rows.get("type", "int") == "int" and rows.get("num_bits") == _BYTE_BITS
         if rows and not whole:
             raise ValueError("input_activations that are not whole numbers of 8 bits")
-        return CompressedTensors(bits, whole)
+        return CompressedTensors(bits, whole, max(0, int(weights.get("group_size") or 0)))
 
     def parts(self, module: str, has: Callable[[str], bool]) -> dict[str, str]:
         """See `PreparedMethod`."""
@@ -98,7 +100,8 @@ class CompressedTensors:
         # Values and zero points are -128 … 127 here.
         offset = 1 << (_BYTE_BITS - 1)
         values = (parts["weight"].to(torch.int16) + offset).to(torch.uint8)
-        return grouped_weight(values, groups, None if zeros is None else zeros.float().reshape(out, -1) + offset, 8)
+        points = None if zeros is None else zeros.float().reshape(out, -1) + offset
+        return grouped_weight(values, groups, points, _BYTE_BITS, None, self._size(groups))
 
     def _packed(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> "Tensor | QuantizedWeight":
         out, width = shape
@@ -112,7 +115,12 @@ class CompressedTensors:
             signed = (values.to(torch.int16) - (1 << (_BYTE_BITS - 1))).to(torch.int8)
             kind = "int8_dynamic" if self.rows_in_8_bits else "int8"
             return QuantizedWeight(kind, signed, shape, scales[:, 0].contiguous())
-        return grouped_weight(values, scales, self._zeros(parts, out), self.bits, parts.get("weight_g_idx"))
+        return grouped_weight(
+            values, scales, self._zeros(parts, out), self.bits, parts.get("weight_g_idx"), self._size(scales)
+        )
+
+    def _size(self, scales: Tensor) -> int:
+        return self.group_size if scales.shape[1] > 1 else 0
 
     def _zeros(self, parts: Mapping[str, Tensor], out: int) -> Tensor | None:
         zeros = parts.get("weight_zero_point")

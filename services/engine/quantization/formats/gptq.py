@@ -56,7 +56,7 @@ class Gptq:
         zeros = unpack(parts["qzeros"], self.bits).t().float()
         if self.zeros_are_less_one:
             zeros = zeros + 1
-        return grouped_weight(values, parts["scales"].t(), zeros, self.bits, parts.get("g_idx"))
+        return grouped_weight(values, parts["scales"].t(), zeros, self.bits, parts.get("g_idx"), self.group_size)
 
     def ignores(self, name: str) -> bool:
         """See `PreparedMethod`: some versions write a bias of zeros for layers that have none; the reader checks."""

@@ -10,17 +10,25 @@ _INT4_BITS, _INT8_BITS = 4, 8
 
 
 def grouped_weight(
-    values: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group_index: Tensor | None = None
+    values: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    bits: int,
+    group_index: Tensor | None = None,
+    group_size: int = 0,
 ) -> "Tensor | QuantizedWeight":
     """Returns the weight that is (values - zeros) * scales.
 
     `values` [out, in] uint8; `scales` and `zeros` [out, groups], without `zeros` half of the range; `group_index` [in]
-    is the group of each input, by default groups of equal size in order. The weight is quantized if a backend
-    multiplies this form, otherwise plain float32 [out, in].
+    is the group of each input, by default groups of `group_size` in order; the last one may be shorter. Without a size
+    (0 or less) all groups are equal. The weight is quantized if a backend multiplies this form, otherwise plain float32
+    [out, in]. Raises ValueError if the size does not fit the number of groups.
     """
     out, width = values.shape
     groups = scales.shape[1]
-    size = -(-width // groups)
+    size = group_size if group_size > 0 else -(-width // groups)
+    if -(-width // size) != groups:
+        raise ValueError(f"there are {groups} groups of {size} for {width} inputs")
     scales, zeros = scales.to(torch.float32).contiguous(), None if zeros is None else zeros.to(torch.float32)
     in_order = torch.arange(width) // size
     if group_index is not None and torch.equal(group_index.to(torch.int64), in_order):
