@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shared.version import __version__
 
 if TYPE_CHECKING:
+    from antiphon.offline.adapters import LoRARequest, PromptAdapterRequest
     from antiphon.offline.async_engine import AsyncLLMEngine
     from antiphon.offline.engine_args import EngineArgs
     from antiphon.offline.guided import GuidedDecodingRequest, LLMGuidedOptions
@@ -32,8 +33,10 @@ __all__ = [
     "EngineArgs",
     "GuidedDecodingRequest",
     "LLMGuidedOptions",
+    "LoRARequest",
     "Logprob",
     "PoolingParams",
+    "PromptAdapterRequest",
     "PromptInput",
     "RequestMetrics",
     "RequestOutput",
@@ -50,8 +53,10 @@ _HOMES = {
     "EngineArgs": "antiphon.offline.engine_args",
     "GuidedDecodingRequest": "antiphon.offline.guided",
     "LLMGuidedOptions": "antiphon.offline.guided",
+    "LoRARequest": "antiphon.offline.adapters",
     "Logprob": "shared.request.outputs",
     "PoolingParams": "antiphon.offline.pooling",
+    "PromptAdapterRequest": "antiphon.offline.adapters",
     "PromptInput": "antiphon.offline.inputs",
     "RequestMetrics": "shared.request.outputs",
     "RequestOutput": "shared.request.outputs",

@@ -36,6 +36,8 @@ OF_ONE_MODEL = (
     "tokenizer_extension_path",
     "chat_template",
     "conv_template",
+    "lora_modules",
+    "prompt_adapters",
 )
 """Settings that name a model or its files. Their values on the command line apply only to the first model."""
 _COUNTS = frozenset({"tokenizers", "engines", "prefill", "decode", "detokenizers"})
@@ -109,6 +111,8 @@ def _word(value: Any, source: str) -> str:
     """Returns a value of the file as the text that the corresponding flag would get on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return "\n".join(value)
     if value is None or isinstance(value, str | int | float):
         return "none" if value is None else str(value)
     raise SettingsError(f"{source}: {value!r} is no text, number or truth value")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shared import tls
+from shared.adapters import check_adapters
 from shared.config import (
     BusSettings,
     DetokenizerSettings,
@@ -237,6 +238,7 @@ def check(serve: ServeSettings) -> None:
     if not 0 <= serve.port <= 65535:
         raise SettingsError(f"--port: {serve.port} is not between 0 (any free port) and 65535")
     _check_roles(serve)
+    check_adapters(serve)
     if serve.nats_credentials and not serve.nats:
         raise SettingsError("--nats-credentials needs --nats: the server that is started here has its own")
     tls.check(serve)

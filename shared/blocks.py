@@ -16,6 +16,23 @@ def root_hash(salt: bytes = b"") -> bytes:
     return hashlib.sha256(b"antiphon-kv-1" + salt).digest()[:HASH_BYTES]
 
 
+def adapter_salt(salt: bytes, version: str) -> bytes:
+    """Returns the cache salt of a sequence with an adapter, from the sequence's salt and the adapter's version.
+
+    With several adapters it is applied once for each.
+    """
+    return salt + _adapter_part(version)
+
+
+def is_salt_of(salt: bytes, version: str) -> bool:
+    """Whether a cache salt was made by `adapter_salt` for this version of an adapter, and maybe for others."""
+    return _adapter_part(version) in salt
+
+
+def _adapter_part(version: str) -> bytes:
+    return b"\0adapter\0" + version.encode()
+
+
 def child_hash(parent: bytes, packed_tokens: bytes) -> bytes:
     """Returns the hash of a block from its parent's hash and the block's own tokens (little-endian u32)."""
     return hashlib.sha256(parent + packed_tokens).digest()[:HASH_BYTES]

@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 
+LORA_RANK = Rule("between 1 and 512", lambda value: 1 <= value <= 512)
 TEMPERATURE = Rule("between 0 and 2", lambda value: 0 <= value <= 2)
 CONV_TEMPLATES = (
     "generate",
@@ -359,6 +360,51 @@ class EngineSettings(ModelSettings):
         "",
         "address on which a prefill engine listens for decode engines (default: --kv-host)",
         group="engine: KV transfer",
+    )
+    enable_lora: bool = flag(
+        False, "serve LoRA adapters, which are named by --lora-modules or loaded while serving", group="adapters"
+    )
+    lora_modules: tuple[str, ...] = flag(
+        (),
+        'LoRA adapters in peft\'s format to serve beside the model: NAME=DIRECTORY, or {"name", "path", '
+        '"base_model_name"} as JSON; several words, and may be repeated; implies --enable-lora',
+        group="adapters",
+        metavar="NAME=DIRECTORY",
+        words=True,
+    )
+    max_loras: int | None = flag(
+        None,
+        "most adapters that running requests use at once (default: 8, or as many as --lora-modules names)",
+        rule=AT_LEAST_1,
+        group="adapters",
+    )
+    max_lora_rank: int = flag(16, "largest rank of an adapter", rule=LORA_RANK, group="adapters")
+    max_cpu_loras: int | None = flag(
+        None,
+        "most adapters kept in main memory; others are read again when requests need them (default: --max-loras)",
+        rule=AT_LEAST_1,
+        group="adapters",
+    )
+    enable_prompt_adapter: bool = flag(
+        False, "serve prompt adapters (prompt tuning), which --prompt-adapters names", group="adapters"
+    )
+    prompt_adapters: tuple[str, ...] = flag(
+        (),
+        "prompt adapters in peft's format to serve beside the model, in the forms of --lora-modules; implies "
+        "--enable-prompt-adapter",
+        group="adapters",
+        metavar="NAME=DIRECTORY",
+        words=True,
+    )
+    max_prompt_adapters: int | None = flag(
+        None,
+        "most prompt adapters that running requests use at once, and that are kept in main memory (default: 8, or as "
+        "many as --prompt-adapters names)",
+        rule=AT_LEAST_1,
+        group="adapters",
+    )
+    max_prompt_adapter_token: int = flag(
+        128, "most virtual tokens of a prompt adapter", rule=AT_LEAST_1, group="adapters"
     )
     use_warmup: bool = flag(False, "run made-up requests before the engine counts as ready", group="engine: execution")
     enforce_eager: bool = flag(

@@ -26,6 +26,7 @@ GROUPS = (
     "engine: execution",
     "engine: parallel",
     "engine: KV transfer",
+    "adapters",
     "bus",
 )
 """Headings of `--help`, in this order; other headings follow them."""
@@ -66,15 +67,18 @@ def flag(
     group: str = "",
     more: str = "",
     metavar: str = "TEXT",
+    words: bool = False,
 ) -> Any:
     """Returns a dataclass field that is a setting.
 
     `group` is its heading in `--help`; `rule` is checked when the value is read. `more`: the flag takes several words;
     the words after the first are stored, joined by commas, in the field with this name. A field of type
-    `tuple[str, ...]` is a flag that may be repeated; `metavar` stands for one of its values.
+    `tuple[str, ...]` is a flag that may be repeated; `metavar` stands for one of its values. With `words` each use of
+    that flag takes several words.
     """
     metadata = {"help": help, "env": env, "choices": tuple(choices), "alias": tuple(alias), "group": group}
-    return dataclasses.field(default=default, metadata={**metadata, "rule": rule, "more": more, "metavar": metavar})
+    shape = {"more": more, "metavar": metavar, "words": words}
+    return dataclasses.field(default=default, metadata={**metadata, "rule": rule, **shape})
 
 
 def changed(settings: type[Any], name: str, default: Any, help: str = "") -> Any:
@@ -170,7 +174,9 @@ def to_argv(settings: Any) -> list[str]:
     argv: list[str] = []
     for item in fields(settings):
         value = getattr(settings, item.name)
-        if value != item.default:
+        if isinstance(value, tuple):
+            argv += [f"--{item.name.replace('_', '-')}={word}" for word in typing.cast(tuple[str, ...], value)]
+        elif value != item.default:
             word = str(value).lower() if value is None or isinstance(value, bool) else value
             argv.append(f"--{item.name.replace('_', '-')}={word}")
     return argv
@@ -200,7 +206,8 @@ def _option_arguments(item: "Field[Any]") -> dict[str, Any]:
     variable = f" [{item.metadata['env']}]" if item.metadata["env"] else ""
     arguments: dict[str, Any] = {"dest": item.name, "default": None, "help": item.metadata["help"] + default + variable}
     if typing.get_origin(kind) is tuple:
-        return {**arguments, "action": "append", "metavar": item.metadata["metavar"]}
+        several = {"action": "extend", "nargs": "+"} if item.metadata["words"] else {"action": "append"}
+        return {**arguments, **several, "metavar": item.metadata["metavar"]}
     if kind is bool:
         return {**arguments, "nargs": "?", "const": True, "type": _boolean, "metavar": "true|false"}
     if item.metadata["choices"]:
@@ -260,6 +267,11 @@ def _convert(item: "Field[Any]", text: str, source: str) -> Any:
 
 def _of_kind(item: "Field[Any]", value: Any) -> Any:
     kind = _kind(item)
+    if typing.get_origin(kind) is tuple:
+        words: list[Any] = [*typing.cast(Sequence[Any], value)] if isinstance(value, list | tuple) else [value]
+        if not all(isinstance(word, str) for word in words):
+            raise TypeError(f"{item.name}: {value!r} is not a list of texts")
+        return tuple(words)
     accepted: Any = {float: (int, float), str: (str, os.PathLike)}.get(kind, kind)
     if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
         raise TypeError(f"{item.name}: {value!r} is not a value of type {kind.__name__}")
@@ -277,6 +289,9 @@ def _reader(item: "Field[Any]") -> Callable[[str], Any]:
     kind = _kind(item)
     if kind is bool:
         return _boolean
+
+    if typing.get_origin(kind) is tuple:
+        return lambda text: tuple(text.splitlines())
 
     optional = isinstance(item.type, types.UnionType)
 

@@ -76,6 +76,20 @@ GATEWAY_SEQUENCES_MAX = 65536
 503. Bounds memory, because one request may have many sequences."""
 CACHE_SALT_CHARS_MAX = 256
 """Characters in `cache_salt`. The salt is part of the `Submit` of each sequence, so this bounds its size."""
+ADAPTER_NAME_CHARS_MAX = 128
+"""Characters in the name of an adapter, which requests give in `model`. All names of a model are in one entry of a
+store, so this bounds its size."""
+ADAPTERS_MAX = 1024
+"""Adapters of one model. Their names, paths and versions are one entry of a store, of at most about 512 KiB."""
+ADAPTER_PATH_CHARS_MAX = 1024
+"""Characters in the path of an adapter's directory, as many as usual systems allow in a few levels of directories."""
+ADAPTERS_REPLACED_S = 60.0
+"""How long engines keep an adapter that was replaced or unloaded for requests that were accepted before. Longer than a
+request waits for a place in ordinary load."""
+ADAPTER_LOAD_TIMEOUT_S = 120.0
+"""Time in which an engine must load an adapter at a request's wish: reading a few GiB from a slow disk."""
+ADAPTER_STORE_TIMEOUT_S = 2.0
+"""Time limit of one operation of the store of adapters."""
 KEY_NAME_CHARS_MAX = 64
 """Characters in the name of an API key. The name is part of usage records and of keys in the store of limits."""
 API_KEYS_MAX = 10_000

@@ -44,14 +44,14 @@ def _not_here(names: str, takes: Takes, because: str, asks_nothing: tuple[str, .
 
 
 _WHOLE = "every engine holds the whole model on one device; start more engines with --engines (--worker-num)"
-_ADAPTERS = "adapters are not served; merge the adapter into the model's weights and serve these"
+_ADAPTERS = "LoRA adapters are served with --lora-modules and --enable-lora, without their biases"
 _IMAGES = "models are served for text alone"
 _DRAFTS = "drafts come from the request's own text; use --use-lookahead with --num-speculative-tokens"
 _GRAMMARS = "output cannot be bound to a grammar or schema yet"
 _SHAPE = "positions are computed as config.json of the model says; edit it there (rope_scaling, rope_theta)"
 _CLIENTS = "certificates of clients are not checked; put a proxy that does in front of the server"
 _LOGS = "requests are not logged; metrics are at /metrics, and --log-level chooses what is printed"
-_NO_ADAPTERS = "there are no adapters whose room it could bound"
+_LORA_SPACE = "an adapter takes the room of its own rank, in the model's type, and adds no tokens"
 _TOKENIZERS = "tokenizers are processes of their own; their number is --tokenizers"
 _PREFILLS = "prompts are computed in their order, as many as a step has tokens for"
 _RAY = "nothing runs on Ray"
@@ -67,10 +67,8 @@ OPTIONS: tuple[Other, ...] = (
     _no_effect("--max-parallel-loading-workers", "value", "an engine loads its weights alone"),
     _no_effect("--num-lookahead-slots", "value", "drafted tokens need no slots of their own"),
     _no_effect("--preemption-mode", "value", "blocks of preempted requests are kept where --swap-space has room"),
-    _no_effect("--lora-extra-vocab-size --max-cpu-loras --max-loras --max-lora-rank", "value", _NO_ADAPTERS),
-    _no_effect("--lora-dtype --long-lora-scaling-factors", "value", _NO_ADAPTERS),
-    _no_effect("--max-prompt-adapters --max-prompt-adapter-token", "value", _NO_ADAPTERS),
-    _no_effect("--fully-sharded-loras", "flag", _NO_ADAPTERS),
+    _no_effect("--lora-extra-vocab-size --lora-dtype", "value", _LORA_SPACE),
+    _no_effect("--fully-sharded-loras", "flag", "an engine computes on one device"),
     _no_effect("--model-loader-extra-config --ignore-patterns", "value", "the loader reads only the model's own files"),
     _no_effect("--max-num-partial-prefills --max-long-partial-prefills", "value", _PREFILLS),
     _no_effect("--long-prefill-token-threshold", "value", _PREFILLS),
@@ -104,8 +102,8 @@ OPTIONS: tuple[Other, ...] = (
     _not_here("--generation-config", "value", "requests say how tokens are drawn", ("vllm", *_NONE)),
     _not_here("--override-generation-config", "value", "requests say how tokens are drawn", ("{}", *_NONE)),
     # adapters
-    _not_here("--enable-lora --enable-lora-bias --enable-prompt-adapter", "flag", _ADAPTERS),
-    _not_here("--lora-modules --prompt-adapters", "values", _ADAPTERS),
+    _not_here("--enable-lora-bias", "flag", _ADAPTERS),
+    _not_here("--long-lora-scaling-factors", "value", "the scale of an adapter is that of its configuration", _NONE),
     _not_here("--qlora-adapter-name-or-path", "value", _ADAPTERS, _NONE),
     # images, grammars, tools
     _not_here("--enable-mm --enabe-mm", "flag", _IMAGES),

@@ -10,6 +10,8 @@ is `model_token` of the model's served name.
 | `tok.<id>.<instance_id>.req` | gateway              | the same, to one replica: retries                            |
 | `eng.<id>.<instance_id>.ctl` | gateway, detokenizer | SubmitBatch, Retarget (request); Cancel, Done, Resend        |
 |                              | gateway              | ProgressQuery, OwnershipReply                                |
+| `eng.<id>.<instance_id>.lora` | gateway             | LoadAdapter (request)                                        |
+| `lora.<model>`               | gateway, engine      | AdaptersChanged                                              |
 | `det.<id>.<instance_id>.ctl` | gateway              | OpenBatch, OpenStream (request); CloseStream, OwnershipReply |
 | `det.<id>.<instance_id>.tok` | engine               | TokenEvents                                                  |
 | `gw.<id>.<instance_id>.txt`  | detokenizer          | TextEvents                                                   |
@@ -59,6 +61,18 @@ class Subjects:
     def engine_control(self, engine_id: str, instance_id: str) -> str:
         """Commands to one engine process."""
         return self._join("eng", engine_id, instance_id, "ctl")
+
+    def engine_adapters(self, engine_id: str, instance_id: str) -> str:
+        """Requests to one engine process about adapters."""
+        return self._join("eng", engine_id, instance_id, "lora")
+
+    def adapters(self, model: str) -> str:
+        """Changes of the adapters of a model, to all its engines and all gateways."""
+        return self._join("lora", model_token(model))
+
+    def all_adapters(self) -> str:
+        """Changes of the adapters of any model."""
+        return self._join("lora", "*")
 
     def detokenizer_control(self, detokenizer_id: str, instance_id: str) -> str:
         """Commands to one detokenizer process."""

@@ -8,6 +8,7 @@
 | `request`         | one running request: a prompt and its `n` sequences              |
 | `pooling`         | parameters and results of `embed` and `score`                    |
 | `prompt_text`     | tokenizer, chat template and vocabulary                          |
+| `adapters`        | `LoRARequest`, `PromptAdapterRequest`: adapters of a call        |
 | `inputs`          | prompts and parameters of a call, converted to one form          |
 | `engine_args`     | settings as keyword arguments                                    |
 | `sampling_params` | `SamplingParams`                                                 |

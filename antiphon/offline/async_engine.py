@@ -12,7 +12,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from antiphon.offline.engine_args import EngineArgs, engine_args, refuse_extensions
+from antiphon.offline.adapters import LoRARequest, PromptAdapterRequest
+from antiphon.offline.engine_args import EngineArgs, engine_args
 from antiphon.offline.inputs import Prompt, PromptInput, prompts_of
 from antiphon.offline.prompt_text import Message, TemplateOptions
 from antiphon.offline.request import Submitted
@@ -64,8 +65,8 @@ class AsyncLLMEngine:
         prompt: PromptInput,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
-        lora_request: Any = None,
-        prompt_adapter_request: Any = None,
+        lora_request: LoRARequest | None = None,
+        prompt_adapter_request: PromptAdapterRequest | None = None,
         priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
         """Yields the result of the request repeatedly, each time with the whole output so far; the last is `finished`.
@@ -73,9 +74,9 @@ class AsyncLLMEngine:
         Closing the iterator earlier ends the request. Raises ValueError or TypeError for invalid arguments, and
         RuntimeError if the engine does not run.
         """
-        refuse_extensions(lora_request=lora_request, prompt_adapter_request=prompt_adapter_request)
         (found,) = prompts_of([prompt], None)
-        return self._outputs(found, sampling_params, request_id, priority, is_chat=False)
+        adapters = lora_request, prompt_adapter_request
+        return self._outputs(found, sampling_params, request_id, priority, adapters, is_chat=False)
 
     def chat(
         self,
@@ -89,6 +90,7 @@ class AsyncLLMEngine:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Yields results like `generate`, for the next message of a conversation. Arguments: see `LLM.chat`."""
         options = TemplateOptions(
@@ -100,7 +102,7 @@ class AsyncLLMEngine:
             chat_template_kwargs=chat_template_kwargs,
         )
         prompt = self._runner.text.rendered(messages, options)
-        return self._outputs(prompt, sampling_params, request_id, priority, is_chat=True)
+        return self._outputs(prompt, sampling_params, request_id, priority, (lora_request, None), is_chat=True)
 
     async def abort(self, request_id: str) -> None:
         """Ends a request, whose iterator then yields a last result with `finish_reason` "abort".
@@ -122,13 +124,21 @@ class AsyncLLMEngine:
     # --- on the caller's event loop ---
 
     async def _outputs(
-        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int, *, is_chat: bool
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        request_id: str | None,
+        priority: int,
+        adapters: tuple[LoRARequest | None, PromptAdapterRequest | None],
+        *,
+        is_chat: bool,
     ) -> AsyncIterator[RequestOutput]:
         self._check_running()
         name = request_id if request_id is not None else f"request {next(self._ids)}"
         params = params or SamplingParams()
         # Drawn before the request is tokenized on another thread, so that seeds follow the order of the requests.
         arrived, seed = now(), self._runner.draw_seed(params)
+        (loaded,) = await asyncio.to_thread(self._runner.adapters, *adapters, 1)
         submitted = await asyncio.to_thread(
             self._runner.submitted,
             name,
@@ -139,6 +149,7 @@ class AsyncLLMEngine:
             is_chat=is_chat,
             priority=priority,
             seed=seed,
+            adapters=loaded,
         )
         if name in self._streams:
             raise ValueError(f"The request id {name!r} is in use.")

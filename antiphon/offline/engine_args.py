@@ -70,19 +70,6 @@ def _answer(name: str, value: Any, other: Other) -> None:
     warnings.warn(f"{name!r} {other.because}", stacklevel=4)
 
 
-_EXTENSIONS = {
-    "lora_request": "LoRA adapters are not loaded yet",
-    "prompt_adapter_request": "prompt adapters are not loaded yet",
-}
-
-
-def refuse_extensions(**requests: Any) -> None:
-    """Raises ValueError if one of these arguments, which are not supported yet, is not None."""
-    for name, request in requests.items():
-        if request is not None:
-            raise ValueError(f"{name!r} is not possible: {_EXTENSIONS[name]}.")
-
-
 def _names(kind: type[Any]) -> set[str]:
     return {item.name for item in fields(kind)}
 

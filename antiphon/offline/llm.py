@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from antiphon.offline.engine_args import engine_args, refuse_extensions
+from antiphon.offline.adapters import LoRARequests, PromptAdapterRequests
+from antiphon.offline.engine_args import engine_args
 from antiphon.offline.guided import GuidedDecodingRequest, LLMGuidedOptions, with_guidance
 from antiphon.offline.inputs import Prompt, PromptInput, TokenIds, paired, prompts_of
 from antiphon.offline.pooling import EmbeddingRequestOutput, PoolingParams, ScoringRequestOutput, pairs, scored
@@ -90,8 +91,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         prompt_token_ids: TokenIds | None = None,
         use_tqdm: bool = True,
-        lora_request: Any = None,
-        prompt_adapter_request: Any = None,
+        lora_request: LoRARequests = None,
+        prompt_adapter_request: PromptAdapterRequests = None,
         guided_options_request: GuidedDecodingRequest | LLMGuidedOptions | None = None,
         *,
         inputs: PromptInput | Sequence[PromptInput] | None = None,
@@ -101,27 +102,30 @@ class LLM:
 
         `prompts` (or `inputs`) is a text, a dict with `prompt` or `prompt_token_ids`, or a list of these.
         `sampling_params` applies to all prompts, or is a list with one item for each prompt; None means
-        `SamplingParams()`. `guided_options_request` is a structure that every output must follow. `priority` has one
-        number for each prompt; prompts with lower numbers run first.
+        `SamplingParams()`. `lora_request` is an adapter for all prompts, or a list with an adapter or None for each;
+        it needs `enable_lora=True`. `prompt_adapter_request` is a prompt adapter, likewise; it needs
+        `enable_prompt_adapter=True`, and its virtual tokens count towards the context. `guided_options_request` is a
+        structure that every output must follow. `priority` has one number for each prompt; prompts with lower numbers
+        run first.
 
         Raises ValueError or TypeError for invalid arguments before any prompt runs. An error while a prompt runs ends
         only that prompt's result, which then has `error_code` and `error_msg`.
         """
-        refuse_extensions(lora_request=lora_request, prompt_adapter_request=prompt_adapter_request)
         if prompts is not None and inputs is not None:
             raise ValueError("'inputs' is another name of 'prompts': give one of them.")
         if prompt_token_ids is not None:
             message = "'prompt_token_ids' is deprecated: give prompts of the form {'prompt_token_ids': [...]}"
             warnings.warn(message, DeprecationWarning, stacklevel=2)
         found = prompts_of(prompts if inputs is None else inputs, prompt_token_ids)
-        return self._run(found, with_guidance(sampling_params, guided_options_request), use_tqdm, priority)
+        params = with_guidance(sampling_params, guided_options_request)
+        return self._run(found, params, use_tqdm, priority, lora_request, prompt_adapter_request)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: Any = None,
+        lora_request: LoRARequests = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         *,
@@ -138,7 +142,6 @@ class LLM:
         variables. With `continue_final_message`, which needs `add_generation_prompt=False`, the output continues the
         last message. Calls of tools are not separated from the text. All else is as in `generate`.
         """
-        refuse_extensions(lora_request=lora_request)
         options = TemplateOptions(
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
@@ -148,14 +151,14 @@ class LLM:
             chat_template_kwargs=chat_template_kwargs,
         )
         prompts = self._runner.conversations(messages, options)
-        return self._run(prompts, sampling_params, use_tqdm, None, is_chat=True)
+        return self._run(prompts, sampling_params, use_tqdm, None, lora_request, is_chat=True)
 
     def embed(
         self,
         prompts: PromptInput | Sequence[PromptInput],
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: Any = None,
+        lora_request: LoRARequests = None,
     ) -> list[EmbeddingRequestOutput]:
         """Returns a vector for each prompt, in the order of the prompts.
 
@@ -163,13 +166,13 @@ class LLM:
         `PoolingParams()`: vectors of length one, pooled as the model's own files say. Raises ValueError or TypeError
         for invalid arguments, and RuntimeError if the engine fails.
         """
-        refuse_extensions(lora_request=lora_request)
         found = prompts_of(prompts, None)
         params = paired(pooling_params, PoolingParams, len(found), "pooling_params")
+        adapters = self._runner.adapters(lora_request, None, len(found))
         ids = [str(next(self._ids)) for _ in found]
         ended: dict[str, EmbeddingRequestOutput] = {}
         with progress_bar(len(found), shown=use_tqdm) as bar:
-            for output in self._runner.embeddings(ids, found, params):
+            for output in self._runner.embeddings(ids, found, params, adapters):
                 ended[output.request_id] = output
                 bar.embedded(output)
         return [ended[request_id] for request_id in ids]
@@ -200,13 +203,16 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
         priority: Sequence[int] | None,
+        lora_request: LoRARequests,
+        prompt_adapter_request: PromptAdapterRequests = None,
         *,
         is_chat: bool = False,
     ) -> list[RequestOutput]:
         params = paired(sampling_params, SamplingParams, len(prompts), "sampling_params")
         priorities = paired(priority, int, len(prompts), "priority")
+        adapters = self._runner.adapters(lora_request, prompt_adapter_request, len(prompts))
         ids = [str(next(self._ids)) for _ in prompts]
-        requests = self._runner.submitted_all(ids, prompts, params, priorities, is_chat=is_chat)
+        requests = self._runner.submitted_all(ids, prompts, params, priorities, adapters, is_chat=is_chat)
         ended: dict[str, RequestOutput] = {}
         try:
             for request in requests:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import mul
 
+from antiphon.offline.adapters import Adapters, with_adapters
 from services.engine.core.request import SequenceSpec
 from shared.errors import ServiceError
 from shared.pooling import PoolingParams, check, unpack_vector
@@ -65,11 +66,18 @@ def checked(params: Sequence[PoolingParams | None], embedding_size: int) -> list
     return found
 
 
-def pooling_spec(request_id: str, token_ids: tuple[int, ...], params: PoolingParams, arrival: int) -> SequenceSpec:
+def pooling_spec(
+    request_id: str,
+    token_ids: tuple[int, ...],
+    params: PoolingParams,
+    arrival: int,
+    adapters: Adapters = (),
+) -> SequenceSpec:
     """Returns the sequence of one prompt for the engine."""
     # A pooling sequence samples nothing, so the sampling parameters have no effect.
     sampling = SamplingParams(max_tokens=1, temperature=0.0)
-    return SequenceSpec(request_id, token_ids, sampling, arrival=arrival, pooling=params)
+    spec = SequenceSpec(request_id, token_ids, sampling, arrival=arrival, pooling=params)
+    return with_adapters(spec, adapters)
 
 
 def embedding_output(spec: SequenceSpec, vector: bytes, num_cached_tokens: int) -> EmbeddingRequestOutput:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from antiphon.offline.adapters import Adapters, with_adapters
 from antiphon.offline.sampling_params import SamplingParams
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.events import token_events
@@ -58,6 +59,7 @@ class Submitted:
     preprocess_s: float
     bad_words: tuple[tuple[int, ...], ...] = ()
     """The texts among the parameters' `bad_words` as token ids."""
+    adapters: Adapters = ()
 
 
 class LiveRequest:
@@ -66,7 +68,8 @@ class LiveRequest:
     def __init__(self, submitted: Submitted, vocabulary: Vocabulary, max_model_len: int) -> None:
         self.submitted = submitted
         self._vocabulary = vocabulary
-        self._room = max_model_len - len(submitted.token_ids)
+        virtual = sum(adapter.num_virtual_tokens for adapter in submitted.adapters)
+        self._room = max_model_len - virtual - len(submitted.token_ids)
         count = submitted.params.choices.num_sequences
         self.sequence_ids = [f"{submitted.request_id}-{choice}" for choice in range(count)]
         self._streams: dict[int, TextStream] = {}
@@ -89,7 +92,7 @@ class LiveRequest:
         params = submitted.params.engine_params(submitted.seed, self._room, submitted.bad_words)
         params = msgspec.structs.replace(params, end_token_ids=submitted.end_token_ids)
         family = self.sequence_ids[0] if len(self.sequence_ids) > 1 else ""
-        return [
+        specs = [
             SequenceSpec(
                 sequence_id,
                 submitted.token_ids,
@@ -100,6 +103,7 @@ class LiveRequest:
             )
             for choice, sequence_id in enumerate(self.sequence_ids)
         ]
+        return [with_adapters(spec, submitted.adapters) for spec in specs]
 
     def joined(self, at: Times, forward_s: float) -> None:
         """Notes that one of the sequences joined a step that began at `at`; only the first call counts.

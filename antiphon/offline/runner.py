@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
+from antiphon.offline.adapters import Adapters, LoRARequests, PromptAdapterRequests, loaded_adapters
 from antiphon.offline.engine_args import EngineArgs
 from antiphon.offline.inputs import Prompt
 from antiphon.offline.pooling import EmbeddingRequestOutput, PoolingParams, checked, embedding_output, pooling_spec
@@ -55,9 +56,14 @@ class Runner:
         """Returns the request's own seed, or else the next seed derived from the engine's seed."""
         return self._draw_seed() if params.seed is None else params.seed
 
+    def adapters(self, loras: LoRARequests, prompts: PromptAdapterRequests, count: int) -> list[Adapters]:
+        """Returns the adapters of each of `count` prompts; may be called on any thread. See `loaded_adapters`."""
+        return loaded_adapters(self.engine.adapters, loras, prompts, count)
+
     def submitted(
         self, request_id: str, prompt: Prompt, params: SamplingParams, arrived: Times | None = None, *,
         add_special_tokens: bool = True, is_chat: bool = False, priority: int = 0, seed: int | None = None,
+        adapters: Adapters = (),
     ) -> Submitted:  # fmt: skip
         """Tokenizes and checks a prompt and returns the request for `add`. Raises ValueError.
 
@@ -87,6 +93,7 @@ class Runner:
             started=started,
             preprocess_s=started.monotonic - preprocessing,
             bad_words=bad_words,
+            adapters=adapters,
         )
 
     def _check(self, params: SamplingParams, bad_words: Sequence[tuple[int, ...]]) -> None:
@@ -105,6 +112,7 @@ class Runner:
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams | None],
         priorities: Sequence[int | None],
+        adapters: Sequence[Adapters] = (),
         *,
         is_chat: bool = False,
     ) -> list[Submitted]:
@@ -125,6 +133,7 @@ class Runner:
                         add_special_tokens=not is_chat,
                         is_chat=is_chat,
                         priority=priorities[index] or 0,
+                        adapters=adapters[index] if adapters else (),
                     )
                 )
             except ValueError as error:
@@ -154,14 +163,19 @@ class Runner:
         self._num_sequences += len(request.sequence_ids)
 
     def embeddings(
-        self, request_ids: Sequence[str], prompts: Sequence[Prompt], params: Sequence[PoolingParams | None]
+        self,
+        request_ids: Sequence[str],
+        prompts: Sequence[Prompt],
+        params: Sequence[PoolingParams | None],
+        adapters: Sequence[Adapters],
     ) -> Iterator[EmbeddingRequestOutput]:
         """Tokenizes the prompts and yields their results as they are computed, in any order.
 
         No other request may run meanwhile. Raises ValueError before anything runs if a prompt or a parameter is
         invalid, and RuntimeError if the engine fails. If the caller stops early, the rest of the sequences is ended.
         """
-        specs = self._pooling_specs(request_ids, prompts, checked(params, self.engine.facts.embedding_size))
+        params = checked(params, self.engine.facts.embedding_size)
+        specs = self._pooling_specs(request_ids, prompts, params, adapters)
         if self.failure is not None:
             raise RuntimeError("The engine has failed; make a new one.") from self.failure
         waiting = {spec.sequence_id: spec for spec in specs}
@@ -216,7 +230,11 @@ class Runner:
         self.engine.close()
 
     def _pooling_specs(
-        self, request_ids: Sequence[str], prompts: Sequence[Prompt], params: Sequence[PoolingParams]
+        self,
+        request_ids: Sequence[str],
+        prompts: Sequence[Prompt],
+        params: Sequence[PoolingParams],
+        adapters: Sequence[Adapters],
     ) -> list[SequenceSpec]:
         specs: list[SequenceSpec] = []
         for index, prompt in enumerate(prompts):
@@ -224,7 +242,8 @@ class Runner:
                 token_ids = self.text.token_ids(prompt, 0, generates=False)
             except ValueError as error:
                 raise ValueError(f"prompts[{index}]: {error}" if len(prompts) > 1 else str(error)) from None
-            specs.append(pooling_spec(request_ids[index], token_ids, params[index], self._num_sequences + index))
+            number = self._num_sequences + index
+            specs.append(pooling_spec(request_ids[index], token_ids, params[index], number, adapters[index]))
         self._num_sequences += len(specs)
         return specs
 

@@ -11,10 +11,13 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from services.engine.core.request import Outcome, SequenceSpec
+from services.engine.adapter_actor import AdapterActor, AdapterNotHereError
+from services.engine.adapters.delta import LoadedAdapter
+from services.engine.core.request import Outcome, SequenceSpec, with_adapter
 from services.engine.events import token_events
+from services.engine.grammar_gate import LoadAdapter
 from services.engine.loop import StepReport
 from services.engine.request_times import RequestTimes
 from services.engine.sequence_table import Entry, GatewayKey, SequenceTable, split
@@ -57,22 +60,32 @@ RETRY_AFTER_S = 1.0
 T = TypeVar("T")
 
 
+class AddSequence(Protocol):
+    """Queues a sequence, see `Engine.add`."""
+
+    def __call__(self, spec: SequenceSpec, load_adapter: LoadAdapter | None = None, /) -> None:
+        """Is called with `load_adapter` only for a sequence whose adapter is not in memory."""
+        ...
+
+
 class EngineActor(Actor):
     """The actor of one engine.
 
     `exchanges_kv`: whether the engine exchanges KV with others; without it, prompts are always computed here. The
     callbacks `add` and `abort` pass commands to the step loop, and `record` whether its reports must have the details
-    of their steps. `report` must be called on the event loop.
+    of their steps. `adapters` finds the adapters of sequences; None: the engine serves none. `report` must be called on
+    the event loop.
     """
 
     def __init__(
         self,
         host: Host,
-        add: Callable[[SequenceSpec], None],
+        add: AddSequence,
         abort: Callable[[str], None],
         record: Callable[[bool], None] = lambda wanted: None,
         *,
         exchanges_kv: bool = False,
+        adapters: AdapterActor | None = None,
     ) -> None:
         super().__init__(f"engine {host.id}", host.transport)
         self.sequences = SequenceTable()
@@ -81,6 +94,7 @@ class EngineActor(Actor):
         self._exchanges_kv = exchanges_kv
         self._add = add
         self._abort = abort
+        self._adapters = adapters
         self._arrivals = 0
         self._draining = False
         self._quiet = asyncio.Event()
@@ -269,12 +283,17 @@ class EngineActor(Actor):
                 self._start(submit)
             except ServiceError as error:
                 return self._submit_reply(submit, "invalid", error)
+            except AdapterNotHereError:
+                told = f"The adapter {submit.adapter!r} is not here yet."
+                missing = ServiceError("server_is_overloaded", told, retry_after_s=RETRY_AFTER_S)
+                return self._submit_reply(submit, "busy", missing)
         return self._submit_reply(submit, status)
 
     def _start(self, submit: Submit) -> None:
         check(submit.params)
         if submit.kv_transfer_id and not self._exchanges_kv:
             raise ServiceError("unsupported_parameter", "This engine computes no prompts for others.")
+        adapter = self._adapter(submit)
         output = tuple(unpack_ids(submit.output_token_ids))
         spec = SequenceSpec(
             core_id(submit.sequence_id, submit.attempt),
@@ -293,6 +312,8 @@ class EngineActor(Actor):
             submit.kv_source if self._exchanges_kv else None,
             submit.kv_transfer_id,
         )
+        if isinstance(adapter, LoadedAdapter):
+            spec = with_adapter(spec, adapter)
         self._arrivals += 1
         if self.sequences.release(submit.sequence_id, submit.attempt - 1, self._now()):
             self._abort(core_id(submit.sequence_id, submit.attempt - 1))
@@ -305,7 +326,18 @@ class EngineActor(Actor):
         if submit.recorded:
             self._steps.submitted(spec.sequence_id)
             self._record(True)
-        self._add(spec)
+        if adapter is None or isinstance(adapter, LoadedAdapter):
+            self._add(spec)
+        else:
+            self._add(spec, adapter)
+
+    def _adapter(self, submit: Submit) -> LoadedAdapter | LoadAdapter | None:
+        if not submit.adapter:
+            return None
+        if self._adapters is None:
+            told = "This engine serves no adapters: start it with --enable-lora or --enable-prompt-adapter."
+            raise ServiceError("unsupported_parameter", told, param="model")
+        return self._adapters.adapter(submit.adapter, submit.adapter_version)
 
     def _drop(self, entries: list[Entry]) -> None:
         for entry in entries:

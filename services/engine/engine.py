@@ -15,19 +15,22 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.core import Core
 from services.engine.core.counters import Counters
 from services.engine.core.plan import CoreLimits, EngineFacts
 from services.engine.core.request import SequenceSpec
 from services.engine.executor import Executor, UniprocExecutor
-from services.engine.grammar_gate import GrammarGate
+from services.engine.grammar_gate import GrammarGate, LoadAdapter
 from services.engine.kv.address import default_kv_host
 from services.engine.kv.connector import KvConnector
 from services.engine.loop import StepLoop, StepReport
 from services.engine.warmup import warm_up
 from services.engine.worker.seam import ModelWorker
+from shared.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
 from shared.clock import Clock, SystemClock
 from shared.config import EngineSettings, SettingsError, check_engine
+from shared.errors import ServiceError
 from shared.parallel import world_size
 
 logger = logging.getLogger(__name__)
@@ -75,7 +78,8 @@ class Engine:
         or the model, ServiceError if the model cannot be loaded.
         """
         check_engine(settings)
-        settings = with_present_names(settings)
+        check_adapters(settings)
+        settings = with_adapters(with_present_names(settings))
         executor = _make_executor(settings, make_worker)
         limits = core_limits(settings, executor.facts())
         if settings.use_warmup:
@@ -84,6 +88,8 @@ class Engine:
             logger.info("warmed up with %d steps in %.2f s", steps, time.monotonic() - started)
         engine = cls(executor, limits, report, clock=clock, steps_per_report=settings.num_scheduler_steps)
         engine._connect(settings)
+        if engine.adapters is not None:
+            load_modules(engine.adapters, settings)
         return engine
 
     @classmethod
@@ -108,6 +114,11 @@ class Engine:
         self.loop.connector = self.connector = KvConnector(memory, self.loop.wake, host=host, bind=settings.kv_bind)
 
     @property
+    def adapters(self) -> AdapterLibrary | None:
+        """The LoRA adapters that sequences may use, from any thread; None without `--enable-lora`."""
+        return self.executor.adapters
+
+    @property
     def max_model_len(self) -> int:
         """Maximum number of tokens of one sequence, prompt and output; limited by the model and by the KV cache."""
         return self.core.max_model_len
@@ -117,9 +128,12 @@ class Engine:
         """Whether any sequence waits or runs or any command is queued. Valid only on the thread that calls `step`."""
         return bool(self.core.sequences) or self.loop.has_commands or len(self._gate) > 0
 
-    def add(self, spec: SequenceSpec) -> None:
-        """Queues a sequence. The id must not be in use. A sequence that cannot run is listed as refused in a report."""
-        self._gate.add(spec)
+    def add(self, spec: SequenceSpec, load_adapter: LoadAdapter | None = None) -> None:
+        """Queues a sequence. The id must not be in use. A sequence that cannot run is listed as refused in a report.
+
+        If the sequence's adapter is not in memory, `load_adapter` is called on another thread and returns it.
+        """
+        self._gate.add(spec, load_adapter)
 
     def abort(self, sequence_id: str) -> None:
         """Ends a sequence without a result. Does nothing if the sequence has already ended."""
@@ -176,7 +190,19 @@ def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
         (settings.max_batch_size or DEFAULT_BATCH_SIZE) if gathers else None,
         DEFAULT_BATCH_WAIT_S if wait_s is None else wait_s,
         prompts,
+        (settings.max_loras or 0) if settings.enable_lora else 0,
+        (settings.max_prompt_adapters or 0) if settings.enable_prompt_adapter else 0,
     )
+
+
+def load_modules(library: AdapterLibrary, settings: EngineSettings) -> None:
+    """Loads the named adapters. Raises SettingsError that names the adapter if one cannot be served."""
+    for module in (*lora_modules(settings), *prompt_adapters(settings)):
+        try:
+            library.load(module.name, module.path)
+        except ServiceError as error:
+            raise SettingsError(error.message) from error
+        logger.info("the adapter %s is loaded from %s", module.name, module.path)
 
 
 def with_present_names(settings: EngineSettings) -> EngineSettings:

@@ -1,7 +1,7 @@
-"""Holds sequences with a grammar back until the worker has compiled it, so that no step waits for a compilation.
+"""Holds sequences back until their grammar is compiled and their adapter is in memory, so that no step waits for that.
 
-Compilation runs on one thread of the lowest priority, which takes little from the threads that compute. Sequences
-without a grammar pass at once. Used by `Engine`.
+Both happen on one thread of the lowest priority, which takes little from the threads that compute. Sequences that need
+neither pass at once. Used by `Engine`.
 """
 
 import contextlib
@@ -12,12 +12,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from services.engine.core.request import SequenceSpec
+from services.engine.core.request import Adapter, SequenceSpec, with_adapter
 from shared.errors import ServiceError
 from shared.grammar import Grammar
 
 log = logging.getLogger(__name__)
 LOWEST_PRIORITY = 19
+LoadAdapter = Callable[[], Adapter]
+"""Reads an adapter into memory. Raises ServiceError."""
 
 
 class GrammarGate:
@@ -45,14 +47,17 @@ class GrammarGate:
         """Returns the number of sequences that are held back."""
         return len(self._held)
 
-    def add(self, spec: SequenceSpec) -> None:
-        """Passes a sequence on when its grammar is compiled, or has it refused."""
-        if spec.params.grammar is None:
+    def add(self, spec: SequenceSpec, load_adapter: LoadAdapter | None = None) -> None:
+        """Passes a sequence on when its grammar is compiled and its adapter is loaded, or has it refused.
+
+        `load_adapter` returns the adapter of a sequence whose `adapter` is not in memory yet.
+        """
+        if spec.params.grammar is None and load_adapter is None:
             self._admit(spec)
             return
         with self._lock:
             self._held.add(spec.sequence_id)
-        self._thread.submit(self._prepare, spec, spec.params.grammar)
+        self._thread.submit(self._prepare, spec, load_adapter)
 
     def abort(self, sequence_id: str) -> None:
         """Ends a sequence, whether it is held back or not."""
@@ -64,16 +69,18 @@ class GrammarGate:
         """Waits for the compilation that is running, if any, and drops the others."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _prepare(self, spec: SequenceSpec, grammar: Grammar) -> None:
+    def _prepare(self, spec: SequenceSpec, load_adapter: LoadAdapter | None) -> None:
         error: ServiceError | None = None
         try:
-            if spec.sequence_id in self._held:
-                self._compile(grammar)
+            if spec.sequence_id in self._held and load_adapter is not None:
+                spec = with_adapter(spec, load_adapter())
+            if spec.sequence_id in self._held and spec.params.grammar is not None:
+                self._compile(spec.params.grammar)
         except ServiceError as refusal:
             error = refusal
         except Exception:
-            log.exception("a grammar of the kind %s could not be compiled", grammar.kind)
-            error = ServiceError("internal_error", "The grammar could not be compiled.")
+            log.exception("what the sequence %s needs could not be prepared", spec.sequence_id)
+            error = ServiceError("internal_error", "The grammar or the adapter of the request could not be prepared.")
         with self._lock:
             if spec.sequence_id not in self._held:
                 return

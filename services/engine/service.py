@@ -6,6 +6,7 @@ import contextlib
 import msgspec
 
 from services.engine.actor import EngineActor
+from services.engine.adapter_actor import AdapterActor
 from services.engine.engine import Engine, MakeWorker
 from services.engine.loop import Driver, StepReport, ThreadedLoop
 from services.engine.progress import ProgressMonitor
@@ -14,12 +15,15 @@ from services.engine.worker.memory import return_free_heap
 from shared import limits
 from shared.actors.host import Host
 from shared.actors.presence import sleep_to_beat
+from shared.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
 from shared.clock import Clock
 from shared.config import EngineSettings, check_engine
 from shared.messages import EngineStatus, ServiceName
 from shared.model_files import DEMO_NAME, described, model_aliases, model_name
 
 JOIN_S = 5.0
+SYNC_BEATS = 5
+"""The desired state of the adapters is read once in this many rounds of housekeeping, in case a change was missed."""
 
 
 class EngineService:
@@ -32,7 +36,8 @@ class EngineService:
 
     def __init__(self, settings: EngineSettings, make_worker: MakeWorker | None = None) -> None:
         check_engine(settings)
-        self._settings = described(settings)
+        check_adapters(described(settings))
+        self._settings = with_adapters(described(settings))
         self._make_worker = make_worker
         self._status: EngineStatus | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -44,9 +49,16 @@ class EngineService:
         self._reports = ReportQueue(self._report, wait=self._settings.disable_async_output_proc)
         self.engine = await self._build(host.clock)
         self._progress = ProgressMonitor(self.engine.loop, host.clock, on_host=self.engine.facts.computes_on_host)
+        self._adapters = self._make_adapters(host)
         exchanges = self.engine.connector is not None
-        self.actor = EngineActor(host, self.engine.add, self.engine.abort, self._record, exchanges_kv=exchanges)
+        self.actor = EngineActor(
+            host, self.engine.add, self.engine.abort, self._record, exchanges_kv=exchanges, adapters=self._adapters
+        )
         self._refresh()
+        self._adapters_task: asyncio.Task[None] | None = None
+        if self._adapters is not None:
+            await self._adapters.listen()
+            self._adapters_task = asyncio.create_task(self._adapters.run())
         await self.actor.listen()
         self._actor_task = asyncio.create_task(self.actor.run())
         self._housekeeping = asyncio.create_task(self._keep_house())
@@ -56,7 +68,9 @@ class EngineService:
     def status(self) -> EngineStatus:
         """See Service. `EngineActor.credits` is computed at each call, because gateways place sequences by it."""
         assert self._status is not None
-        return msgspec.structs.replace(self._status, credits=self.actor.credits(self.engine.limits.max_num_seqs))
+        revision = -1 if self._adapters is None else self._adapters.revision
+        credits = self.actor.credits(self.engine.limits.max_num_seqs)
+        return msgspec.structs.replace(self._status, credits=credits, adapters_revision=revision)
 
     def stalled(self) -> bool:
         """See SelfMonitoring."""
@@ -69,6 +83,7 @@ class EngineService:
         """See Service."""
         assert self._ended is not None
         parts = {self._ended, self._actor_task, self._housekeeping, self._publisher}
+        parts |= {self._adapters_task} if self._adapters_task is not None else set()
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             await task
@@ -87,6 +102,9 @@ class EngineService:
                     await task
             await self.actor.stop()
             await self._actor_task
+            if self._adapters is not None and self._adapters_task is not None:
+                await self._adapters.stop()
+                await self._adapters_task
 
     async def _build(self, clock: Clock) -> Engine:
         return await asyncio.to_thread(
@@ -121,10 +139,22 @@ class EngineService:
             self._ended.set_exception(error)
 
     async def _keep_house(self) -> None:
+        number = 0
         while True:
             await sleep_to_beat(2 * limits.HEARTBEAT_INTERVAL_S)
             await self.actor.sweep()
+            number += 1
+            if self._adapters is not None and number % SYNC_BEATS == 0:
+                await self._adapters.refresh()
             self._refresh()
+
+    def _make_adapters(self, host: Host) -> AdapterActor | None:
+        library, settings = self.engine.adapters, self._settings
+        if library is None:
+            return None
+        modules = [*lora_modules(settings), *prompt_adapters(settings)]
+        kept = (settings.max_cpu_loras or 0) + (settings.max_prompt_adapters or 0)
+        return AdapterActor(host, library, model_name(settings), modules, kept)
 
     def _refresh(self) -> None:
         self._refreshed_at = self._clock.monotonic()

@@ -9,7 +9,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
+from services.gateway.adapters.directory import AdapterDirectory
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.model_catalog import RETRY_AFTER_S, SERVICES, ModelCatalog
 from services.gateway.record import Recorder
@@ -25,9 +27,11 @@ from shared import limits
 from shared.actors.actor import Actor, Envelope, handles, tell_in_parts
 from shared.actors.host import Host
 from shared.actors.presence import Members
+from shared.blocks import adapter_salt
 from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
 from shared.messages import (
+    AdaptersChanged,
     DetokenizeReply,
     DetokenizeRequest,
     GatewayStatus,
@@ -80,7 +84,10 @@ class GatewayActor(Actor):
         )
         self._num_requests = 0
         self._num_sequences = 0
-        self._catalog = ModelCatalog(self.members, host.clock, default_model, self._judging_time, required_engines)
+        self._adapters = AdapterDirectory(host, self.members)
+        self._catalog = ModelCatalog(
+            self.members, host.clock, default_model, self._judging_time, required_engines, self._adapters
+        )
         self._draining = False
         self._connected = True
         self._ticked_at, self._was_late = self._now(), False
@@ -94,6 +101,7 @@ class GatewayActor(Actor):
         await self.bind(subjects.gateway_text(*here), TextEvents)
         await self.bind(subjects.gateway_tokens(*here), TokenEvents)
         await self.bind(subjects.gateway_control(*here), ProgressReply, OwnershipQuery)
+        await self.bind(subjects.all_adapters(), AdaptersChanged)
         for service in SERVICES:
             await self.bind(subjects.heartbeats(service), Heartbeat)
         await self.bind(subjects.heartbeats("gateway"), Heartbeat)
@@ -127,6 +135,9 @@ class GatewayActor(Actor):
                 "bus_unavailable", "The bus cannot be reached. Try again shortly.", retry_after_s=RETRY_AFTER_S
             )
         card = self.resolve_model(request.model)
+        if card.adapter_version:
+            # The version is resolved once, here: the request keeps it, whatever happens to the adapter meanwhile.
+            request = replace(request, cache_salt=adapter_salt(request.cache_salt, card.adapter_version))
 
         def end() -> None:
             self._num_sequences -= count
@@ -149,10 +160,18 @@ class GatewayActor(Actor):
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
         """See Backend."""
         card = self.resolve_model(model)
-        message = DetokenizeRequest("detokenize", card.name, pack_ids(token_ids))
+        message = DetokenizeRequest("detokenize", card.served_by, pack_ids(token_ids))
         reply = await self._peers.tokenizer(message, len(token_ids), None)
         assert isinstance(reply, DetokenizeReply)
         return reply.text
+
+    async def load_adapter(self, name: str, path: str, base_model: str | None, *, in_place: bool) -> None:
+        """See Backend."""
+        await self._adapters.load(name, path, self.resolve_model(base_model).served_by, in_place=in_place)
+
+    async def unload_adapter(self, name: str) -> None:
+        """See Backend."""
+        await self._adapters.unload(name, [card.name for card in self._catalog.models()])
 
     def ready(self) -> str:
         """See Backend."""
@@ -247,6 +266,13 @@ class GatewayActor(Actor):
 
         await tell_in_parts(self.transport, query.reply_subject, reply, released)
 
+    @handles(AdaptersChanged)
+    def on_adapters_changed(self, envelope: Envelope) -> None:
+        """Reads the adapters of a model again."""
+        message = envelope.message
+        assert isinstance(message, AdaptersChanged)
+        self._adapters.changed(message)
+
     @handles(Heartbeat)
     def on_heartbeat(self, envelope: Envelope) -> None:
         """Updates the table of members and runs the liveness check if it is due.
@@ -260,9 +286,10 @@ class GatewayActor(Actor):
             self._gateways.observe(beat, now)
             return
         self._catalog.observe(beat)
+        self._adapters.observe(beat)
         for lost in self.members.observe(beat, now):
             self._lost(Address(lost.id, lost.instance_id))
-        if not self._complete.is_set() and self._catalog.is_complete():
+        if not self._complete.is_set() and self._catalog.is_complete() and self._adapters.is_settled():
             self._complete.set()
         if beat.state == "stalled" and self.members.get(beat.service, beat.id) is beat:
             self._stalled(Address(beat.id, beat.instance_id))

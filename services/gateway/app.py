@@ -15,6 +15,7 @@ from services.gateway.access.guard import GuardedBackend
 from services.gateway.access.quotas import Quotas
 from services.gateway.access.usage import UsageLedger
 from services.gateway.access.usage_metrics import UsageCollector
+from services.gateway.adapters import endpoints as adapters
 from services.gateway.anthropic.endpoints import MessageEndpoints
 from services.gateway.batches.batches import Batches
 from services.gateway.batches.endpoints import BatchEndpoints
@@ -62,6 +63,7 @@ BODIES = {
     **responses.BODIES,
     **ollama.BODIES,
     **batches.BODIES,
+    **adapters.BODIES,
 }
 """The body of each POST route that has one, by its path."""
 ERROR_FORMATS = {**anthropic.ERROR_FORMATS, **ollama.ERROR_FORMATS}
@@ -130,6 +132,7 @@ def _add_apis(app: FastAPI, serving: Serving, keys: ApiKeys) -> Batches:
     _add_generation(app, GenerationEndpoints(serving))
     _add_pooling(app, PoolingEndpoints(serving.backend, serving.metrics))
     _add_service(app, ServiceEndpoints(serving.backend, serving.metrics))
+    _add_adapters(app, adapters.AdapterEndpoints(serving.backend))
     _add_anthropic(app, MessageEndpoints(serving))
     _add_responses(app, ResponseEndpoints(serving))
     _add_ollama(app, OllamaEndpoints(serving))
@@ -216,6 +219,11 @@ def _add_service(app: FastAPI, endpoints: ServiceEndpoints) -> None:
     _get(app, "/v1/models", endpoints.models)
     _get(app, "/v1/models/{model_id:path}", endpoints.model)
     _get(app, "/version", endpoints.version)
+
+
+def _add_adapters(app: FastAPI, endpoints: adapters.AdapterEndpoints) -> None:
+    _post(app, "/v1/load_lora_adapter", endpoints.load)
+    _post(app, "/v1/unload_lora_adapter", endpoints.unload)
 
 
 def _add_probes(app: FastAPI, endpoints: ServiceEndpoints) -> None:

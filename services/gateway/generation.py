@@ -201,7 +201,7 @@ class Generation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model that living engines serve. `path`: where the engines loaded the model from.
+    """A model that living engines serve, or an adapter of one. `path`: where the engines loaded it from.
 
     `configuration`: the distinct values of `EngineStatus.configuration` of the model's engines, sorted.
     """
@@ -220,6 +220,15 @@ class ModelCard:
     """How the model marks its reasoning, by its chat template; a key of REASONING_FORMATS or ""."""
     embedding_size: int = 0
     """See `EngineStatus.embedding_size`."""
+    base: str = ""
+    """Of an adapter: the served name of the model that it belongs to; empty for a model."""
+    adapter_version: str = ""
+    """Of an adapter: the hash of its files."""
+
+    @property
+    def served_by(self) -> str:
+        """The served name of the model whose services serve requests: the base of an adapter, or the model itself."""
+        return self.base or self.name
 
 
 class Backend(Protocol):
@@ -247,6 +256,17 @@ class Backend(Protocol):
 
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
         """Returns the text of token ids."""
+        ...
+
+    async def load_adapter(self, name: str, path: str, base_model: str | None, *, in_place: bool) -> None:
+        """Loads a LoRA adapter on all engines of a model, see `AdapterDirectory.load`.
+
+        `base_model` is a name as in `resolve_model`. Raises ServiceError.
+        """
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Takes a LoRA adapter away, see `AdapterDirectory.unload`. Raises ServiceError."""
         ...
 
     def ready(self) -> str:

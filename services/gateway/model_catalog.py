@@ -6,11 +6,14 @@ gateway's actor.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
+from services.gateway.adapters.directory import AdapterDirectory
 from services.gateway.generation import ModelCard
 from services.gateway.requests.router import model_of, served_configurations, served_models
 from shared import limits
 from shared.actors.presence import Members
+from shared.adapter_state import AdapterRecord
 from shared.clock import Clock
 from shared.errors import ServiceError
 from shared.messages import EngineStatus, Heartbeat, PoolStatus
@@ -37,12 +40,14 @@ class ModelCatalog:
         default_model: str = "",
         judging_time: Callable[[], float] | None = None,
         required_engines: Sequence[str] = (),
+        adapters: AdapterDirectory | None = None,
     ) -> None:
         self._members = members
         self._clock = clock
         self._now = judging_time or clock.monotonic
         self._default = default_model
         self._required = dict.fromkeys(required_engines)
+        self._adapters = adapters
         self._ready_at: dict[tuple[str, str], float] = {}
         self._created: dict[str, int] = {}
         self._formats: dict[str, tuple[str, str]] = {}
@@ -58,7 +63,12 @@ class ModelCatalog:
             self._ready_at[beat.service, model_of(beat)] = self._now()
 
     def cards(self) -> list[ModelCard]:
-        """Returns the models that can be used: the default model first, the others by name."""
+        """Returns what requests can name: the models, the default model first, the others by name, then adapters."""
+        models = self.models()
+        return models + [card for model in models for card in self._adapter_cards(model)]
+
+    def models(self) -> list[ModelCard]:
+        """Returns the models that can be used, without their adapters, in the order of `cards`."""
         engines = self._members.alive("engine", self._now())
         served = served_models(engines)
         usable = self._ready(recent=True)
@@ -70,13 +80,15 @@ class ModelCatalog:
         ]
 
     def resolve(self, name: str | None) -> ModelCard:
-        """Returns the model that a request names by served name, path or alias. Raises ServiceError if there is none.
+        """Returns the model or adapter that a request names: a model by served name, path or alias, an adapter by name.
+
+        Raises ServiceError if there is none.
 
         Without a name it is the default model or, if none is set, the first usable model by name.
         """
-        cards = self.cards()
+        cards = self.models()
         wanted = wanted_name(name, self._default)
-        card = find_model(cards, wanted)
+        card = find_model(cards, wanted) or self._find_adapter(cards, wanted)
         if card is None:
             raise self._refusal(wanted, cards)
         return card
@@ -131,6 +143,18 @@ class ModelCatalog:
             return ServiceError(f"no_{lacks[0]}", told, retry_after_s=RETRY_AFTER_S)
         return unknown_model(cards, wanted)
 
+    def _find_adapter(self, models: Sequence[ModelCard], name: str) -> ModelCard | None:
+        for model in models if self._adapters is not None and name else ():
+            assert self._adapters is not None
+            record = self._adapters.find(model.name, name)
+            if record is not None:
+                return _adapter_card(model, record)
+        return None
+
+    def _adapter_cards(self, model: ModelCard) -> list[ModelCard]:
+        records = {} if self._adapters is None else self._adapters.of(model.name)
+        return [_adapter_card(model, records[name]) for name in sorted(records) if not records[name].removed]
+
     def _card(self, name: str, status: EngineStatus, configuration: tuple[str, ...]) -> ModelCard:
         created = self._created.setdefault(name, self._clock.time_ns() // 1_000_000_000)
         tool_format, reasoning_format = self._formats.get(name, ("", ""))
@@ -146,6 +170,19 @@ class ModelCatalog:
             reasoning_format=reasoning_format,
             embedding_size=status.embedding_size,
         )
+
+
+def _adapter_card(model: ModelCard, record: AdapterRecord) -> ModelCard:
+    return replace(
+        model,
+        name=record.name,
+        path=record.path,
+        created=record.created,
+        aliases=(),
+        base=model.name,
+        adapter_version=record.version,
+        max_model_len=model.max_model_len - record.num_virtual_tokens,
+    )
 
 
 def wanted_name(name: str | None, default_model: str = "") -> str:

@@ -1,7 +1,7 @@
 """The messages that services exchange on the bus. Contains only data definitions, no logic.
 
-There is one file for each service, one for heartbeats (`presence`), and one for what several messages use (`base`).
-Import messages from this package.
+There is one file for each service, one for heartbeats (`presence`), one for adapters, and one for what several messages
+use (`base`). Import messages from this package.
 
 A message is a frozen struct that `shared.codec` encodes as one msgpack array whose first item is the name of the type.
 New fields are appended, with a default, so that an older reader skips them. The major version is part of the subject
@@ -14,6 +14,7 @@ increments it. `position` is the index of a token in the output of its sequence.
 that serves its request; a member is a running service process (id and instance id).
 """
 
+from shared.messages.adapters import AdapterLoaded, AdaptersChanged, LoadAdapter
 from shared.messages.base import Ack, ErrorReply, FinishReason, Message, Part, SequenceRef, ServiceName, ServiceState
 from shared.messages.detokenizer import (
     CloseStream,
@@ -70,6 +71,8 @@ from shared.messages.tokenizer import (
 
 __all__ = [
     "Ack",
+    "AdapterLoaded",
+    "AdaptersChanged",
     "Cancel",
     "ChatMessage",
     "CloseStream",
@@ -84,6 +87,7 @@ __all__ = [
     "Heartbeat",
     "HistogramCounts",
     "KvSource",
+    "LoadAdapter",
     "Message",
     "OpenBatch",
     "OpenBatchReply",

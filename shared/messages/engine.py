@@ -57,6 +57,11 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     kv_transfer_id: str = ""
     """If set, the engine computes the prompt for another engine, which fetches the KV under this name. Of the output
     only one token is generated, and no event is published: `sink` is empty."""
+    adapter: str = ""
+    """Name of the LoRA adapter that the sequence is computed with; empty: none."""
+    adapter_version: str = ""
+    """Hash of the adapter's files. `cache_salt` is then that of `blocks.adapter_salt`. An engine that does not have
+    this version answers `busy` while it looks for it."""
 
 
 class SubmitBatch(Message, frozen=True, array_like=True, tag=True):

@@ -80,6 +80,9 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     kv_failed_loads: int = 0
     kv_loaded_tokens: int = 0
     kv_saved_tokens: int = 0
+    adapters_revision: int = -1
+    """Revision of the desired state of the adapters that the engine follows (`shared.adapter_state`); 0: there is none,
+    -1: the engine serves no adapters."""
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from antiphon import LLM, RequestOutput, SamplingParams
+from antiphon import LLM, LoRARequest, PromptAdapterRequest, RequestOutput, SamplingParams
 from services.engine.core.plan import StepPlan, StepResult
 from tests.system.offline import FLAGS, GREEDY, LONG, PROMPTS, generate
 from tests.system.served import Served, fetch, until_the_end
@@ -99,8 +99,11 @@ def test_sampling_parameters_are_for_all_or_paired(llm: LLM) -> None:
         (lambda llm: llm.generate(["a", "x " * 9999], GREEDY), r"prompts\[1\]: This model's maximum context"),
         (lambda llm: llm.generate({"prompt_token_ids": [99999]}, GREEDY), "outside the vocabulary"),
         (lambda llm: llm.generate("", GREEDY), "The prompt has no tokens"),
-        (lambda llm: llm.generate("a", GREEDY, lora_request=object()), "'lora_request' is not possible"),
-        (lambda llm: llm.generate("a", GREEDY, prompt_adapter_request=object()), "'prompt_adapter_request' is not"),
+        (lambda llm: llm.generate("a", GREEDY, lora_request=LoRARequest("a", 1, "a")), "with enable_lora=True"),
+        (
+            lambda llm: llm.generate("a", GREEDY, prompt_adapter_request=PromptAdapterRequest("a", 1, "a")),
+            "with enable_prompt_adapter=True",
+        ),
         (lambda llm: llm.generate("a", GREEDY, guided_options_request={}), "Give one of guided_json"),
         (lambda llm: llm.generate("a", GREEDY, guided_options_request={"guided_regex": "(("}), "cannot be used"),
         (lambda llm: llm.generate("a", SamplingParams(logit_bias={10**6: 1})), "outside the vocabulary"),

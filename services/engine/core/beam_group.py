@@ -101,8 +101,8 @@ class BeamGroup:
 class BeamGroups:
     """The beam groups of a core."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, block_size: int, vocab_size: int) -> None:
+        self._block_size, self._vocab_size = block_size, vocab_size
         self._by_id: dict[str, BeamGroup] = {}
         """By the sequence id that all beams of a group have."""
         self._by_key: dict[_Key, BeamGroup] = {}
@@ -161,7 +161,7 @@ class BeamGroups:
         # The number makes the id unique: a group that has ended may still be in flight when its siblings search again.
         name = f"{spec.sequence_id} beams {number}"
         leader_spec = replace(spec, sequence_id=name, params=of_beams, output_token_ids=(), family="")
-        leader = from_spec(leader_spec, member.rules, number, self._block_size)
+        leader = from_spec(leader_spec, member.rules, number, self._block_size, self._vocab_size)
         leader.beams, leader.num_rows = [leader], params.width
         return BeamGroup(_key(spec), params, member.rules, leader.beams)
 
@@ -187,6 +187,8 @@ def further_beams(group: BeamGroup) -> list[Sequence]:
             client=leader.client,
             client_weight=leader.client_weight,
             client_priority=leader.client_priority,
+            adapter=leader.adapter,
+            prompt_adapter=leader.prompt_adapter,
         )
         for offset in range(1, group.params.width)
     ]

@@ -35,7 +35,7 @@ from services.engine.core.scheduler import Scheduler
 from services.engine.core.sequence import Sequence, Status, from_spec
 from services.engine.core.stopping import StopRules, Verdict, rules_for
 from services.engine.core.swap import SwapSpace
-from shared.blocks import HASH_BYTES
+from shared.blocks import HASH_BYTES, is_salt_of
 from shared.codec import pack_ids
 from shared.errors import ServiceError
 from shared.messages import FinishReason, PromptLogprobs
@@ -66,7 +66,7 @@ class Core:
         self.transfers = KvTransfers(facts.block_size, self.pool, self.swap, self.prefix_cache, self.tally)
         self._families: dict[tuple[str, bytes], list[Sequence]] = {}
         """The live sequences of each family (sequences with a common prefix), by family name and cache salt."""
-        self.beam_groups = BeamGroups(facts.block_size)
+        self.beam_groups = BeamGroups(facts.block_size, facts.vocab_size)
         self.sequences: dict[str, Sequence] = {}
         """The live sequences (added and not ended), by sequence id. Those of beam searches are not scheduled themselves
         (see `beam_group`)."""
@@ -78,6 +78,7 @@ class Core:
         self.max_prompt_len = min(facts.max_model_len, facts.num_blocks * facts.block_size)
         """Maximum tokens of a pooling sequence, which has no output."""
         self.num_speculative_tokens = limits.num_speculative_tokens
+        self._limits = limits
         self._num_added = 0
         self._num_applied = 0
 
@@ -101,10 +102,10 @@ class Core:
             kind = spec.pooling.kind or self.facts.pooling_kind
             spec = replace(spec, pooling=msgspec.structs.replace(spec.pooling, kind=kind))
         self._check(spec)
-        rules = rules_for(spec.params, len(spec.prompt_token_ids), self.max_model_len, self.facts.eos_token_ids)
+        rules = rules_for(spec.params, spec.num_prompt_tokens, self.max_model_len, self.facts.eos_token_ids)
         if spec.params.beam is not None:
             self._check_room_for_beams(spec, rules)
-        sequence = from_spec(spec, rules, self._num_added, self.facts.block_size)
+        sequence = from_spec(spec, rules, self._num_added, self.facts.block_size, self.facts.vocab_size)
         self.sequences[spec.sequence_id] = sequence
         if spec.params.beam is not None:
             self._join_beam_group(sequence, spec)
@@ -341,7 +342,7 @@ class Core:
     def _count(self, sequence: Sequence, position: int, num_tokens: int) -> None:
         self.tally.generation_tokens += num_tokens
         if position == sequence.num_carried_tokens:
-            self.tally.prompt_tokens += sequence.num_prompt_tokens
+            self.tally.prompt_tokens += sequence.num_prompt_tokens - sequence.num_virtual_tokens
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         del self.sequences[sequence.sequence_id]
@@ -387,6 +388,8 @@ class Core:
 
     def _check(self, spec: SequenceSpec) -> None:
         _require(bool(spec.prompt_token_ids), "prompt", "The prompt has no tokens.")
+        if spec.adapters:
+            self._check_adapters(spec)
         if spec.pooling is not None:
             self._check_pooling(spec, spec.pooling)
         else:
@@ -404,13 +407,27 @@ class Core:
             f"Block hashes must have {HASH_BYTES} bytes.",
         )
 
+    def _check_adapters(self, spec: SequenceSpec) -> None:
+        if spec.adapter is not None and not self._limits.max_loras:
+            message = "This engine serves no LoRA adapters: start it with --enable-lora."
+            raise ServiceError("unsupported_parameter", message, param="model")
+        if spec.prompt_adapter is not None and not self._limits.max_prompt_adapters:
+            message = "This engine serves no prompt adapters: start it with --enable-prompt-adapter."
+            raise ServiceError("unsupported_parameter", message, param="model")
+        if spec.prompt_adapter is not None and spec.params.prompt_logprobs is not None:
+            message = "Log probabilities of the prompt cannot be reported behind a prompt adapter's virtual tokens."
+            raise ServiceError("unsupported_parameter", message, param="prompt_logprobs")
+        # Keys and values depend on the adapter: without it in the salt, one adapter's blocks would answer another's.
+        named = all(is_salt_of(spec.cache_salt, adapter.version) for adapter in spec.adapters)
+        _require(named, "cache_salt", "The salt must name the version of each adapter.")
+
     def _check_pooling(self, spec: SequenceSpec, pooling: PoolingParams) -> None:
         _require(not spec.output_token_ids, "prompt", "A pooling sequence has no output that it could continue.")
         check_pooling(pooling, self.facts.embedding_size)
-        if len(spec.prompt_token_ids) > self.max_prompt_len:
+        if spec.num_prompt_tokens > self.max_prompt_len:
             message = (
                 f"{self._what_is_short()} takes at most {self.max_prompt_len} tokens, and the input has "
-                f"{len(spec.prompt_token_ids)}. Shorten the input."
+                f"{spec.num_prompt_tokens}. Shorten the input."
             )
             raise ServiceError("context_length_exceeded", message, param="prompt")
 
@@ -418,7 +435,7 @@ class Core:
         if not self.facts.generates:
             message = "This model gives embeddings only: its checkpoint has no language model head."
             raise ServiceError("unsupported_parameter", message, param="model")
-        num_prompt, num_output = len(spec.prompt_token_ids), len(spec.output_token_ids)
+        num_prompt, num_output = spec.num_prompt_tokens, len(spec.output_token_ids)
         if num_prompt + num_output >= self.max_model_len:
             raise ServiceError("context_length_exceeded", self._too_long(num_prompt + num_output), param="prompt")
         _require(
@@ -431,7 +448,7 @@ class Core:
     def _check_room_for_beams(self, spec: SequenceSpec, rules: StopRules) -> None:
         """Raises ServiceError for a beam search that could not run even if it were alone."""
         assert spec.params.beam is not None
-        width, num_prompt = spec.params.beam.width, len(spec.prompt_token_ids)
+        width, num_prompt = spec.params.beam.width, spec.num_prompt_tokens
         most = min(self.scheduler.num_rows, self.facts.vocab_size - len(rules.end_token_ids))
         _require(width <= most, "best_of", f"This engine runs at most {most} beams: lower 'best_of'.")
         # All beams share the full blocks of the prompt. The last token of each is never computed.

@@ -116,7 +116,12 @@ def _check_rows(core: Core) -> None:
     )
     to_come = sum(one.num_rows - 1 for one in core.scheduler.running if len(one.beams) == 1)
     assert rows.num_reserved == to_come, f"{rows.num_reserved} rows reserved, {to_come} beams to come"
+    num_loras = sum(sequence.adapter is not None for sequence in holders)
+    assert rows.adapters.num_users == num_loras, f"{rows.adapters.num_users} users of adapters counted"
+    num_prompts = sum(sequence.prompt_adapter is not None for sequence in holders)
+    assert rows.prompt_adapters.num_users == num_prompts, f"{rows.prompt_adapters.num_users} users counted"
     for sequence in holders:
+        assert (sequence.adapter is None) == (sequence.adapter_slot < 0), f"{sequence.sequence_id}: wrong adapter slot"
         assert sequence.beams or not rows.is_vacant(sequence.row), f"{sequence.sequence_id} has a vacant row"
     for sequence in holders:
         assert rows[sequence.row] is sequence, f"{sequence.sequence_id} does not know its row"

@@ -67,6 +67,11 @@ class NewSequence(msgspec.Struct, frozen=True):
     params: SamplingParams
     pooling: PoolingParams | None = None
     """Set for a pooling sequence, with its `kind` set. Its tokens are computed from the first if that kind needs it."""
+    adapter_slot: int = -1
+    """The slot of the sequence's LoRA adapter (`StepPlan.adapters`); -1: the sequence has none."""
+    prompt_adapter: str = ""
+    """Version of the sequence's prompt adapter. The first tokens are then its virtual tokens: ids from the vocabulary's
+    size on, each with the vector of its position in the adapter as its embedding."""
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
@@ -88,7 +93,9 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step. Order of effects: free rows, copy blocks, fill rows, append blocks, compute, sample tokens.
+    """One step.
+
+    Order of effects: free rows, fill adapter slots, copy blocks, fill rows, append blocks, compute, sample tokens.
 
     Copies run in three groups: to the host, then from the host, then from block to block. No block is the target of two
     copies of a plan, so that each group may be one operation.
@@ -108,6 +115,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     """Number of scheduled tokens. At most the token budget, except for a single long prompt without chunked prefill."""
     num_prompt_logprobs: int = 0
     """Sum of `ScheduledSequence.num_prompt_logprobs`; at most `prompt_logprob_rows`."""
+    adapters: tuple[tuple[int, str], ...] = ()
+    """(slot, version) of each adapter slot to fill before the step. No plan in flight uses what the slot had before."""
 
     @property
     def empty(self) -> bool:
@@ -189,6 +198,10 @@ class CoreLimits:
     """Longest time that a batch gathers, in seconds."""
     step_prompt_tokens: int | None = None
     """Limit of the step's tokens besides one token and its drafts for each running sequence; None: only the budget."""
+    max_loras: int = 0
+    """Maximum number of LoRA adapters of the running sequences together; 0: sequences have no adapters."""
+    max_prompt_adapters: int = 0
+    """The same of prompt adapters."""
 
     def step_tokens(self, num_running: int, num_guessers: int) -> int:
         """Returns the token budget of a step with `num_running` sequences, of which `num_guessers` may get drafts."""

@@ -1,6 +1,7 @@
 """The core's input and output types for a sequence: `SequenceSpec` and `Outcome`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import msgspec
 
@@ -8,6 +9,20 @@ from services.engine.core.plan import SampledLogprobs
 from shared.messages import FinishReason, KvSource, PromptLogprobs
 from shared.pooling import PoolingParams
 from shared.sampling import SamplingParams
+
+
+class Adapter(Protocol):
+    """A LoRA adapter or a prompt adapter that is loaded. It stays loaded as long as anything refers to this object."""
+
+    @property
+    def num_virtual_tokens(self) -> int:
+        """Of a prompt adapter: number of learned vectors that come before the prompt; 0 for a LoRA adapter."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Hash of the adapter's files, in hexadecimal digits. Equal versions have equal weights."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +55,29 @@ class SequenceSpec:
     """The engine that sends the KV of prompt and output; None: it is computed here."""
     kv_transfer_id: str = ""
     """If set, the KV of the prompt is sent to the engine that asks for the transfer with this name."""
+    adapter: Adapter | None = None
+    """The LoRA adapter with which the sequence is computed. `cache_salt` must then be that of `adapter_salt`."""
+    prompt_adapter: Adapter | None = None
+    """The prompt adapter whose virtual tokens come before the prompt; `cache_salt` likewise. The virtual tokens count
+    towards the context and not as prompt tokens."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Number of tokens before the output, virtual tokens included."""
+        virtual = 0 if self.prompt_adapter is None else self.prompt_adapter.num_virtual_tokens
+        return virtual + len(self.prompt_token_ids)
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The adapters of the sequence, of both kinds."""
+        return tuple(each for each in (self.adapter, self.prompt_adapter) if each is not None)
+
+
+def with_adapter(spec: SequenceSpec, adapter: Adapter) -> SequenceSpec:
+    """Returns the spec with an adapter of either kind."""
+    if adapter.num_virtual_tokens:
+        return replace(spec, prompt_adapter=adapter)
+    return replace(spec, adapter=adapter)
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):

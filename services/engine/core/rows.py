@@ -8,13 +8,20 @@ sequence must be sent to the worker completely with its next tokens. Used only b
 import heapq
 from collections.abc import Iterator
 
+from services.engine.core.adapter_slots import NO_SLOT, AdapterSlots
 from services.engine.core.sequence import Sequence
 
 
 class RowTable:
-    """The table of rows. `num_rows` is the maximum number of running sequences."""
+    """The table of rows.
 
-    def __init__(self, num_rows: int) -> None:
+    At most `num_rows` sequences run, with at most `num_adapters` different LoRA adapters and `num_prompt_adapters`
+    different prompt adapters.
+    """
+
+    def __init__(self, num_rows: int, num_adapters: int = 0, num_prompt_adapters: int = 0) -> None:
+        self.adapters = AdapterSlots(num_adapters)
+        self.prompt_adapters = AdapterSlots(num_prompt_adapters)
         self._holders: list[Sequence | None] = [None] * num_rows
         self._free = list(range(num_rows))
         self._freed: list[int] = []
@@ -36,13 +43,21 @@ class RowTable:
         """Number of rows that are free and not reserved."""
         return len(self._free) - self.num_reserved
 
+    def has_slots(self, sequence: Sequence) -> bool:
+        """Whether the sequence's adapters can get slots now."""
+        return self.adapters.has_room(sequence.adapter_version) and self.prompt_adapters.has_room(
+            sequence.prompt_adapter_version
+        )
+
     def holders(self) -> Iterator[Sequence]:
         """Returns the sequences that have a row, in row order."""
         return (sequence for sequence in self._holders if sequence is not None)
 
     def take(self, sequence: Sequence) -> None:
-        """Assigns the lowest free row to the sequence. There must be a free row."""
+        """Assigns the lowest free row to the sequence, and its adapters' slots. There must be a free row and slots."""
         sequence.row = heapq.heappop(self._free)
+        sequence.adapter_slot = self.adapters.take(sequence.adapter_version)
+        sequence.prompt_slot = self.prompt_adapters.take(sequence.prompt_adapter_version)
         self._holders[sequence.row] = sequence
 
     def give_back(self, sequence: Sequence) -> None:
@@ -53,6 +68,9 @@ class RowTable:
         self.vacate(sequence)
         self._vacant.discard(sequence.row)
         sequence.row = -1
+        self.adapters.give_back(sequence.adapter_slot)
+        self.prompt_adapters.give_back(sequence.prompt_slot)
+        sequence.adapter_slot = sequence.prompt_slot = NO_SLOT
 
     def vacate(self, sequence: Sequence) -> None:
         """Makes the sequence's row vacant, without freeing it here. The next plan lists it as freed."""

@@ -134,7 +134,7 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         """In order of age, oldest first."""
-        self.rows = RowTable(limits.max_num_seqs)
+        self.rows = RowTable(limits.max_num_seqs, limits.max_loras, limits.max_prompt_adapters)
         self._limits = limits
         self._block_size = block_size
         self._pool = pool
@@ -292,9 +292,9 @@ class Scheduler:
         return divide(budget - num_decoding, demands)
 
     def _cannot_join(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence is known to lack rows or blocks."""
+        """Whether a waiting sequence is known to lack rows, blocks or an adapter slot."""
         is_short = self._shortage is not None and self._shortage.sequence is sequence
-        return is_short or sequence.num_rows > self.rows.num_free
+        return is_short or not self.rows.has_slots(sequence) or sequence.num_rows > self.rows.num_free
 
     def _guess(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
         """Returns draft tokens for a sequence with one token to compute, else none.
@@ -407,11 +407,13 @@ class Scheduler:
 
         The last rows are kept for clients that have no running sequence, which would otherwise have to wait until a
         sequence of another client ends. Sequences without a client may use all rows, and so may a beam search, which
-        waits until there are rows for all its beams.
+        waits until there are rows for all its beams. A sequence whose adapter has no slot waits until no running
+        sequence uses one of the slots.
         """
         num_free = self.rows.num_free
         head = self.waiting.head(newcomers_only=num_free <= self._reserved_rows) if num_free else None
-        return head if head is not None and head.num_rows <= num_free else None
+        fits = head is not None and head.num_rows <= num_free and self.rows.has_slots(head)
+        return head if fits else None
 
     def _schedule_large_head(self, draft: _Draft) -> None:
         """Without chunked prefill: schedules the head of the queue before the running sequences if it needs that.
@@ -506,7 +508,8 @@ class Scheduler:
             return
         self.batches.started()
         sequence.first_scheduled_step = step
-        sequence.num_cached_tokens = min(num_found, sequence.num_prompt_tokens)
+        cached = min(num_found, sequence.num_prompt_tokens)
+        sequence.num_cached_tokens = max(0, cached - sequence.num_virtual_tokens)
         self._tally.cached_tokens += sequence.num_cached_tokens
         if self._limits.enable_prefix_caching and sequence.reuses_kv:
             self._tally.prefix_cache_queries += sequence.num_tokens
@@ -536,6 +539,7 @@ class Scheduler:
             copies=tuple(draft.copies),
             num_tokens=draft.num_tokens,
             num_prompt_logprobs=self._prompt_logprobs - draft.prompt_logprobs,
+            adapters=self.rows.adapters.announce(),
         )
 
     def _leave_running(self, sequence: Sequence) -> None:
@@ -565,4 +569,6 @@ def _joining(sequence: Sequence) -> NewSequence:
         block_ids=tuple(sequence.block_table),
         params=sequence.params,
         pooling=sequence.pooling,
+        adapter_slot=sequence.adapter_slot,
+        prompt_adapter=sequence.prompt_adapter_version,
     )

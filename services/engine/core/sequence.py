@@ -13,8 +13,9 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
+from services.engine.core.adapter_slots import NO_SLOT
 from services.engine.core.lookahead import Lookahead
-from services.engine.core.request import SequenceSpec
+from services.engine.core.request import Adapter, SequenceSpec
 from services.engine.core.stopping import StopRules
 from shared.messages import PromptLogprobs
 from shared.pooling import PoolingParams
@@ -126,6 +127,30 @@ class Sequence:
     """Block of another beam whose content the block behind the block table must get when this beam is scheduled."""
     pooling: PoolingParams | None = None
     """Set for a pooling sequence, with its `kind` set."""
+    adapter: Adapter | None = None
+    """See `SequenceSpec.adapter`."""
+    adapter_slot: int = NO_SLOT
+    """The worker's slot of the adapter while the sequence has a row."""
+    prompt_adapter: Adapter | None = None
+    """See `SequenceSpec.prompt_adapter`. `tokens` then begins with its virtual tokens: the ids from the vocabulary's
+    size on."""
+    prompt_slot: int = NO_SLOT
+    """Counts the sequence among those that use the prompt adapter while it has a row."""
+
+    @property
+    def adapter_version(self) -> str:
+        """The version of the sequence's adapter; empty without one."""
+        return "" if self.adapter is None else self.adapter.version
+
+    @property
+    def prompt_adapter_version(self) -> str:
+        """The version of the sequence's prompt adapter; empty without one."""
+        return "" if self.prompt_adapter is None else self.prompt_adapter.version
+
+    @property
+    def num_virtual_tokens(self) -> int:
+        """Number of virtual tokens at the beginning of the prompt."""
+        return 0 if self.prompt_adapter is None else self.prompt_adapter.num_virtual_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -179,21 +204,27 @@ class Sequence:
         self.num_pending_tokens = 0
 
 
-def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int) -> Sequence:
-    """Returns a new sequence. `number` is the running number of the added sequence and breaks ties of `arrival`."""
-    tokens = array("I", spec.prompt_token_ids)
+def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int, vocab_size: int = 0) -> Sequence:
+    """Returns a new sequence. `number` is the running number of the added sequence and breaks ties of `arrival`.
+
+    `vocab_size` is needed for a spec with a prompt adapter.
+    """
+    num_virtual = spec.num_prompt_tokens - len(spec.prompt_token_ids)
+    tokens = array("I", range(vocab_size, vocab_size + num_virtual))
+    tokens.extend(spec.prompt_token_ids)
     tokens.extend(spec.output_token_ids)
     return Sequence(
         sequence_id=spec.sequence_id,
         params=spec.params,
         rules=rules,
         tokens=tokens,
-        num_prompt_tokens=len(spec.prompt_token_ids),
+        num_prompt_tokens=spec.num_prompt_tokens,
         num_carried_tokens=len(spec.output_token_ids),
         age=(spec.client_priority if spec.client else spec.priority, spec.arrival, number),
         cache_salt=spec.cache_salt,
         family=spec.family,
-        block_hashes=list(spec.block_hashes[: len(tokens) // block_size]),
+        # The hashes that came with the prompt do not count its virtual tokens.
+        block_hashes=[] if num_virtual else list(spec.block_hashes[: len(tokens) // block_size]),
         priority=spec.priority,
         client=spec.client,
         client_weight=spec.client_weight,
@@ -201,4 +232,6 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
         has_prompt_logprobs=spec.params.prompt_logprobs is None or len(spec.prompt_token_ids) == 1,
         pooling=spec.pooling,
         kv_transfer_id=spec.kv_transfer_id,
+        adapter=spec.adapter,
+        prompt_adapter=spec.prompt_adapter,
     )

@@ -54,11 +54,12 @@ class NativeDecoder:
         threads: int,
         form: WeightForm = PLAIN_WEIGHTS,
         cache: WeightCache | None = None,
+        lora: tuple[int, int] = (0, 0),
     ) -> None:
         """Loads the checkpoint. Raises `ServiceError` if it does not fit its config.
 
         Packed weights are taken from the cache if it has them; otherwise they are packed and written to the cache. The
-        cache takes plain weights only.
+        cache takes plain weights only. `lora`: number of adapter slots and the largest rank of an adapter.
         """
         self._dtype = dtype
         self._cache = cache
@@ -67,7 +68,7 @@ class NativeDecoder:
         self.quantized_bytes, self.quantized_from_bytes = 0, 0
         """Bytes of the quantized matrices, and what these matrices would take if they were not quantized."""
         self.description = description
-        self.model = library.new(make_spec(description, dtype, block_size, threads))
+        self.model = library.new(make_spec(description, dtype, block_size, threads, lora))
         self._kept: list[Tensor] = []
         self._caches: dict[int, tuple[Tensor, Tensor]] = {}
         with ParameterReader(model_dir, description, layout, dtype, _CPU, form) as reader:
@@ -219,7 +220,9 @@ def _bias(reader: ParameterReader, name: str) -> Tensor | None:
     return reader.floats(f"{name}.bias").contiguous() if reader.has(f"{name}.bias") else None
 
 
-def make_spec(d: DecoderDescription, dtype: torch.dtype, block_size: int, threads: int) -> Spec:
+def make_spec(
+    d: DecoderDescription, dtype: torch.dtype, block_size: int, threads: int, lora: tuple[int, int] = (0, 0)
+) -> Spec:
     """Returns the description as the library takes it."""
     experts = d.experts
     return Spec(
@@ -245,6 +248,8 @@ def make_spec(d: DecoderDescription, dtype: torch.dtype, block_size: int, thread
         expert_size=experts.intermediate_size if experts else 0,
         shared_expert_size=experts.shared_intermediate_size if experts else 0,
         normalise_experts=experts.normalise if experts else False,
+        lora_slots=lora[0],
+        lora_rank=lora[1],
         norm_eps=d.norm_eps,
         query_scale=d.head_dim**-0.5 if d.query_scale is None else d.query_scale,
         attention_softcap=d.attention_softcap or 0.0,

@@ -34,6 +34,8 @@ _SPEC_INTEGERS = (
     "expert_size",
     "shared_expert_size",
     "normalise_experts",
+    "lora_slots",
+    "lora_rank",
 )
 _SPEC_FLOATS = ("norm_eps", "query_scale", "attention_softcap", "logits_softcap", "embedding_scale")
 _STEP_INTEGERS = ("num_tokens", "num_sequences", "num_logits", "num_rows", "table_width", "num_spans")
@@ -50,6 +52,8 @@ _STEP_POINTERS = (
     "log_total",
     "spans",
     "sums",
+    "lora",
+    "embeddings",
 )
 
 
@@ -90,6 +94,12 @@ def native_weight(weight: QuantizedWeight) -> Quantized:
     )
 
 
+class Lora(ctypes.Structure):
+    """The C structure `antiphon_Lora`."""
+
+    _fields_ = [("rank", c_int64)] + [(name, c_void_p) for name in ("a", "b", "ranges")]
+
+
 _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "antiphon_error": (c_char_p, ()),
     "antiphon_usable": (c_int, ()),
@@ -102,6 +112,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
         c_int,
         (c_void_p, c_int64, c_char_p, c_int64, POINTER(Quantized), c_int64, c_int64, c_void_p),
     ),
+    "antiphon_set_lora": (c_int, (c_void_p, c_int64, c_int64, c_char_p, POINTER(Lora))),
     "antiphon_set_vector": (c_int, (c_void_p, c_int64, c_char_p, c_void_p, c_int64)),
     "antiphon_set_table": (c_int, (c_void_p, c_int64, c_char_p, c_void_p)),
     "antiphon_set_window": (c_int, (c_void_p, c_int64, c_int64)),
@@ -189,6 +200,13 @@ class NativeModel:
         self._library.check(
             "set_quantized", self._handle, layer, name.encode(), expert, ctypes.byref(weight), *shape, bias
         )
+
+    def set_lora(self, slot: int, layer: int, name: str, delta: Lora) -> None:
+        """Sets what the adapter in a slot adds to a matrix. Its memory is read in place and must stay.
+
+        No step may be under way that has tokens of this slot.
+        """
+        self._library.check("set_lora", self._handle, slot, layer, name.encode(), ctypes.byref(delta))
 
     def set_vector(self, layer: int, name: str, address: int, count: int) -> None:
         """Copies a vector of float32 values."""

@@ -15,19 +15,23 @@ that this one cannot (`cannot_serve`). Called by the step loop, from one thread.
 import dataclasses
 import logging
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from services.engine.adapters.delta import LoadedAdapter, Place
 from services.engine.core.plan import SampledLogprobs, StepPlan, StepResult
 from services.engine.cpu.compile import CompileError
 from services.engine.cpu.decoder import HEAD_DIM_MAX, WIDTH_MULTIPLE, NativeDecoder
 from services.engine.cpu.kv_memory import PanelMemory
 from services.engine.cpu.library import load_library
+from services.engine.cpu.lora import NativeAdapters, NativeDelta
 from services.engine.cpu.native import Library, Step
 from services.engine.cpu.packed import open_cache
 from services.engine.models.config_fields import weight_dtype
@@ -46,7 +50,14 @@ from services.engine.worker.prompt_logprobs import packed, report_logits
 from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch, errors_of, sample
 from services.engine.worker.seam import UNDER_WAY_MAX
 from services.engine.worker.step_worker import StateSpec, StepWorker
-from services.engine.worker.torch_worker import check_offload, useful_threads
+from services.engine.worker.torch_worker import (
+    check_adapters_possible,
+    check_offload,
+    kept_adapter_bytes,
+    make_library,
+    serves_adapters,
+    useful_threads,
+)
 from shared.config import EngineSettings
 from shared.messages import PromptLogprobs
 
@@ -112,11 +123,25 @@ class CpuWorker(StepWorker):
         form = weight_form(settings, model_dir, config, _CPU, native=True)
         # Only plain weights are cached.
         cache = open_cache(settings.weight_cache, model_dir, self._dtype) if form.is_plain else None
+        check_adapters_possible(settings, config)
+        num_slots = (settings.max_loras or 0) if settings.enable_lora else 0
         self._decoder = NativeDecoder(
-            library, self._description, model_dir, layout, self._dtype, settings.block_size, threads, form, cache
+            library,
+            self._description,
+            model_dir,
+            layout,
+            self._dtype,
+            settings.block_size,
+            threads,
+            form,
+            cache,
+            lora=(num_slots, settings.max_lora_rank if num_slots else 0),
         )
         if not form.is_plain:
             self._log_weights(form)
+        self._slots = NativeAdapters(self._decoder.model, self._description, self._dtype, num_slots)
+        if serves_adapters(settings):
+            self.adapters = make_library(settings, config, self._description, self._slots.prepare)
         eos = eos_token_ids(model_dir, self._description)
         self._under_way: deque[_UnderWay | StepResult] = deque()
         self._freed_tensors = False
@@ -136,6 +161,7 @@ class CpuWorker(StepWorker):
                 configuration,
                 embedding_size=self._description.hidden_size,
                 pooling_kind=pooling_kind(model_dir),
+                adapter_bytes=kept_adapter_bytes(settings, self._description, self._dtype),
             )
         )
 
@@ -154,6 +180,9 @@ class CpuWorker(StepWorker):
     def kv_memory(self) -> PanelMemory:
         """See `KvWorker`."""
         return PanelMemory(self._cache, self._host_cache, self._description.head_dim)
+
+    def _fill_slot(self, slot: int, adapter: LoadedAdapter) -> None:
+        self._slots.fill(slot, cast(Mapping[Place, NativeDelta], adapter.prepared))
 
     def _reserve(self, bounds: StepBounds) -> int:
         return self._decoder.model.reserve(bounds.num_tokens, bounds.num_logits)
@@ -186,13 +215,26 @@ class CpuWorker(StepWorker):
         batch = None
         if self._table.needs_choice(step.rows) or step.has_guesses:
             batch = self._table.sampling(step.rows, step.offsets)
-        answer = _Answer(batch, step, self._facts.vocab_size, self._facts.embedding_size)
+        answer = _Answer(batch, step, self._facts.vocab_size, self._facts.embedding_size, self._embeddings(step))
         self._decoder.model.launch(answer.native(step))
         if batch is not None:
             # The library computes meanwhile, so that the masks of grammars cost no time of the step.
             batch = self._table.with_adjustments(batch, step.rows, step.offsets)
         places = self._table.reserve(step.rows) if batch is None else step.rows[:0]
         self._under_way.append(_UnderWay(plan, step, answer, batch, places))
+
+    def _embeddings(self, step: FlatStep) -> "_Embeddings | None":
+        """Returns the embeddings of the step's virtual tokens."""
+        virtual = step.virtual
+        if virtual is None:
+            return None
+        addresses, tables = np.zeros(len(step.ids), dtype=np.int64), list[torch.Tensor]()
+        places = zip(virtual.tokens.tolist(), virtual.rows.tolist(), virtual.positions.tolist(), strict=True)
+        for token, row, position in places:
+            table = self._virtual[row]
+            tables.append(table)
+            addresses[token] = table[position].data_ptr()
+        return _Embeddings(addresses, tables)
 
     def collect(self) -> StepResult:
         """See `PipelinedWorker`."""
@@ -244,15 +286,31 @@ class CpuWorker(StepWorker):
         return sampled.result(plan.step, reported)
 
 
+@dataclass(frozen=True, slots=True)
+class _Embeddings:
+    """For each token of a step the address of its own embedding, or 0; and the tensors that have these embeddings."""
+
+    addresses: NDArray[np.int64]
+    tables: list[torch.Tensor]
+
+
 class _Answer:
-    """The output arrays of a step.
+    """The output arrays of a step, and the embeddings of its virtual tokens.
 
     They hold, for each token whose logits are needed, the most likely token, its logit and the logarithm of the sum of
     exp(logit); the logits [n, vocab] of the sampled rows that need them, then of the reported prompt tokens; and the
     sums of hidden states [spans, hidden] (`FlatStep.spans`).
     """
 
-    def __init__(self, batch: SamplingBatch | None, step: FlatStep, vocab_size: int, embedding_size: int) -> None:
+    def __init__(
+        self,
+        batch: SamplingBatch | None,
+        step: FlatStep,
+        vocab_size: int,
+        embedding_size: int,
+        embeddings: _Embeddings | None = None,
+    ) -> None:
+        self._embeddings = embeddings
         self.sums = np.empty((len(step.spans), embedding_size), dtype=np.float32)
         needy = np.zeros(0, dtype=np.int64) if batch is None else rows_with_choice(batch)
         self.needy = needy
@@ -277,6 +335,8 @@ class _Answer:
             *map(address, (step.ids, step.positions, step.query_start_loc, step.block_tables, step.logit_tokens)),
             *map(address, (self._rows, self.logits, self._best, self._best_logit, self._log_total)),
             *map(address, (step.spans, self.sums)),
+            0 if step.token_slots is None else address(step.token_slots),
+            0 if self._embeddings is None else address(self._embeddings.addresses),
         )
 
     def sampled(self, batch: SamplingBatch | None) -> Sampled:

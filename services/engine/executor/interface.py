@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.kv.layout import KvMemory
 from shared.grammar import Grammar
@@ -44,6 +45,11 @@ class Executor(Protocol):
 
     def kv_memory(self) -> KvMemory:
         """Returns access to the blocks of the KV cache. Raises SettingsError if the worker has none."""
+        ...
+
+    @property
+    def adapters(self) -> AdapterLibrary | None:
+        """Returns the LoRA adapters of the worker, from any thread; None without `--enable-lora`."""
         ...
 
     def close(self) -> None:

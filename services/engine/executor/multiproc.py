@@ -18,6 +18,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import StepPlan, StepResult
 from services.engine.executor.channel import Channel, ChannelClosed, CompileGrammar, Computed, RunPlan, digest_of
 from services.engine.executor.uniproc import UniprocExecutor
@@ -121,6 +122,11 @@ class MultiprocExecutor:
     def kv_memory(self) -> KvMemory:
         """See Executor. Each rank has a part of every block, and only whole blocks can be exchanged."""
         raise SettingsError("--role: an engine of several processes cannot exchange KV")
+
+    @property
+    def adapters(self) -> AdapterLibrary | None:
+        """See Executor. Adapters are not divided among ranks: `shared.adapters` refuses them."""
+        return None
 
     def close(self) -> None:
         """See Executor."""

@@ -2,9 +2,17 @@
 
 from collections import deque
 
+from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.kv.layout import KvMemory
-from services.engine.worker.seam import UNDER_WAY_MAX, GrammarWorker, KvWorker, ModelWorker, PipelinedWorker
+from services.engine.worker.seam import (
+    UNDER_WAY_MAX,
+    AdapterWorker,
+    GrammarWorker,
+    KvWorker,
+    ModelWorker,
+    PipelinedWorker,
+)
 from shared.errors import ServiceError
 from shared.flags import SettingsError
 from shared.grammar import Grammar
@@ -58,6 +66,11 @@ class UniprocExecutor:
         if not isinstance(self.worker, KvWorker):
             raise SettingsError("--role: this engine's backend cannot exchange KV; leave the option out")
         return self.worker.kv_memory()
+
+    @property
+    def adapters(self) -> AdapterLibrary | None:
+        """See Executor."""
+        return self.worker.adapters if isinstance(self.worker, AdapterWorker) else None
 
     def close(self) -> None:
         """See Executor."""

@@ -174,9 +174,13 @@ class Decoder:
         """Returns the hidden states that the last stage has for the same tokens, so that each stage samples alike."""
         return hidden if self._stage is None else self._stage.from_last(hidden)
 
+    def _lookup(self, ids: Tensor) -> Tensor:
+        """Returns the rows of the embedding matrix, [num_tokens, hidden]."""
+        return F.embedding(ids, self._weights.embedding)
+
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Ids and positions [num_tokens] → hidden [num_tokens, hidden] before the first layer."""
-        hidden = F.embedding(ids, self._weights.embedding)
+        hidden = self._lookup(ids)
         if self._embedding_scale is not None:
             hidden = hidden * self._embedding_scale
         if self._weights.positions is not None:

@@ -26,6 +26,18 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
+class VirtualTokens:
+    """The virtual tokens of a step: their indices in the step, the rows of their sequences, their positions; each [n].
+
+    The position is also the index in the sequence's prompt adapter.
+    """
+
+    tokens: Integers
+    rows: Integers
+    positions: Integers
+
+
+@dataclass(frozen=True, slots=True)
 class FlatStep:
     """The arrays of a step, see the module. `block_tables` [S, blocks of the longest sequence] of the S sequences."""
 
@@ -43,6 +55,10 @@ class FlatStep:
     """The log probabilities of prompts that the step reports."""
     spans: Integers = field(default_factory=lambda: NO_SPANS)
     """See `PoolingRows.spans`."""
+    token_slots: Integers | None = None
+    """The adapter slot of each token, -1 for none; None if no token of the step has an adapter."""
+    virtual: VirtualTokens | None = None
+    """The virtual tokens, whose `ids` are 0; None if there are none."""
 
     def slot_mapping(self, block_size: int) -> Integers:
         """Returns the KV slot of each token, [num_tokens]: block id * block_size + offset in the block."""
@@ -68,8 +84,14 @@ def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
     offsets = np.arange(samples.sum()) - np.repeat(samples.cumsum() - samples, samples)
     report = report_of(plan, table, query_start_loc[:-1])
     logit_tokens = np.repeat(query_start_loc[1:] - samples, samples) + offsets
+    slots = table.slots_of(rows)
+    ids = table.token_ids[rows[owner], positions].astype(np.int64)
+    places, virtual = table.virtual_tokens(ids), None
+    if places is not None:
+        virtual = VirtualTokens(places, rows[owner[places]], positions[places])
+        ids[places] = 0
     return FlatStep(
-        ids=table.token_ids[rows[owner], positions].astype(np.int64),
+        ids=ids,
         positions=positions,
         query_start_loc=query_start_loc,
         seq_lens=seq_lens,
@@ -79,6 +101,8 @@ def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
         offsets=offsets,
         has_guesses=bool(guesses.any()),
         report=report,
+        token_slots=None if slots is None else slots[owner],
+        virtual=virtual,
     )
 
 
@@ -103,4 +127,5 @@ def _flatten_decode(plan: StepPlan, table: StateTable, block_size: int) -> FlatS
         logit_tokens=table.counting[:count],
         rows=rows,
         offsets=table.zeros[:count],
+        token_slots=table.slots_of(rows),
     )

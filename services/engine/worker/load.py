@@ -11,7 +11,7 @@ from services.engine.models.registry import has_family
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.worker.model_files import read_config
 from services.engine.worker.seam import ModelWorker
-from services.engine.worker.torch_worker import TorchWorker
+from services.engine.worker.torch_worker import TorchWorker, serves_adapters
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
 from shared.model_files import model_directory
@@ -86,6 +86,8 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
     if device.type == "cpu":
         if settings.cpu_backend != "triton":
             return False
+        if serves_adapters(settings):
+            raise SettingsError("--cpu-backend=triton: the kernels compute without adapters; leave one of them out")
         if not _interprets():
             raise SettingsError("--cpu-backend=triton is for tests: it needs TRITON_INTERPRET=1 in the environment")
         logger.warning("the GPU kernels run under Triton's interpreter: very slowly, for tests")
@@ -101,6 +103,8 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
 def _reason_for_torch(settings: EngineSettings, device: torch.device, model_dir: Path) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
+    if serves_adapters(settings):
+        return "they compute without adapters"
     if not has_family(read_config(model_dir)):
         return "this architecture runs through transformers"
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < _OLDEST:

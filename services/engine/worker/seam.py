@@ -5,6 +5,7 @@ Implemented by `torch_worker`, `triton_worker` and the C++ worker (`services/eng
 
 from typing import Protocol, runtime_checkable
 
+from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.kv.layout import KvMemory
 from shared.grammar import Grammar
@@ -44,6 +45,16 @@ class KvWorker(Protocol):
 
     def kv_memory(self) -> KvMemory:
         """Returns access to the blocks. Valid until `close`."""
+        ...
+
+
+@runtime_checkable
+class AdapterWorker(Protocol):
+    """A worker that can compute with LoRA adapters."""
+
+    @property
+    def adapters(self) -> AdapterLibrary | None:
+        """The adapters of this worker, from any thread; None without `--enable-lora`."""
         ...
 
 

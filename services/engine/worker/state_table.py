@@ -50,6 +50,12 @@ class StateTable:
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_prompt_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
         """Number of candidates with each token of a prompt whose log probabilities are reported."""
+        self.adapter_slots = np.full(max_num_seqs, -1, dtype=np.int64)
+        """The slot of each row's adapter; -1: none."""
+        self._num_adapted = 0
+        """Number of rows, some of which may be free, that were filled with an adapter and not without one since."""
+        self._prefixed: set[int] = set()
+        """Rows, some of which may be free, whose first tokens are virtual tokens of a prompt adapter."""
         self._columns = _ParamColumns(max_num_seqs, vocab_size)
         self.counting, self.zeros = np.arange(max_num_seqs + 1), np.zeros(max_num_seqs, dtype=np.int64)
         """Constant arrays 0, 1, 2, … and 0, 0, 0, …; steps take slices of them and must not write to them."""
@@ -103,6 +109,16 @@ class StateTable:
             for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
                 for processor in self._processors.get(row, ()):
                     processor.append(token_id)
+
+    def slots_of(self, rows: Rows) -> Rows | None:
+        """Returns the adapter slot of each of the rows; None if none of them has an adapter."""
+        slots = self.adapter_slots[rows] if self._num_adapted else None
+        return slots if slots is not None and bool((slots >= 0).any()) else None
+
+    def virtual_tokens(self, ids: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Returns the indices of the virtual tokens among a step's tokens; None if there are none."""
+        found = np.flatnonzero(ids >= self._columns.vocab_size) if self._prefixed else None
+        return found if found is not None and len(found) else None
 
     def needs_choice(self, rows: Rows) -> bool:
         """Whether any of the rows needs more than the most likely token and its log probability.
@@ -185,12 +201,16 @@ class StateTable:
         self._num_prompt_tokens[row] = sequence.num_prompt_tokens
         self.num_prompt_logprobs[row] = sequence.params.prompt_logprobs or 0
         self.num_blocks[row] = 0
+        self._num_adapted += (sequence.adapter_slot >= 0) - (int(self.adapter_slots[row]) >= 0)
+        self.adapter_slots[row] = sequence.adapter_slot
+        (self._prefixed.add if sequence.prompt_adapter else self._prefixed.discard)(row)
         self._add_blocks(row, sequence.block_ids)
         self._columns.set(row, sequence.params)
         self._set_processors(sequence)
         if self._columns.penalised[row]:
             tokens = np.asarray(sequence.token_ids, dtype=np.int64)
-            self._penalties.reset(row, tokens[: sequence.num_prompt_tokens], tokens[sequence.num_prompt_tokens :])
+            prompt, output = tokens[: sequence.num_prompt_tokens], tokens[sequence.num_prompt_tokens :]
+            self._penalties.reset(row, prompt[prompt < self._columns.vocab_size], output)
 
     def _grow(self, rows: Rows) -> NDArray[np.int64]:
         """Lengthens each of the rows by one token, up to `max_model_len`. Returns the positions of these tokens."""

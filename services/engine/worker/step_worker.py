@@ -7,9 +7,13 @@ not use this class, because it keeps more of its state on the device.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import torch
+from torch import Tensor
 
+from services.engine.adapters.delta import LoadedAdapter
+from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult, default_batched_tokens
 from services.engine.kv.layout import KvMemory
 from services.engine.models.description import DecoderDescription
@@ -49,12 +53,16 @@ class StateSpec:
     pooling_kind: PoolingKind
     """See `EngineFacts.pooling_kind`."""
     ranks: Communicator = ALONE_RANK
+    adapter_bytes: int = 0
+    """Memory of the LoRA adapters that the worker may keep."""
 
 
 class StepWorker(ABC):
     """A `ModelWorker` without the model; a subclass adds the model, `run`, `_run` and `close`."""
 
     _heap_guard: HeapGuard | None = None
+    adapters: AdapterLibrary | None = None
+    """See `AdapterWorker`."""
 
     def facts(self) -> EngineFacts:
         """See `ModelWorker`."""
@@ -93,10 +101,36 @@ class StepWorker(ABC):
         """See `EngineFacts.step_prompt_tokens`."""
         return None
 
+    def _fill_slot(self, slot: int, adapter: LoadedAdapter) -> None:
+        """Puts an adapter into a slot, which no step under way uses. Subclasses with adapters implement it."""
+        raise AssertionError("this worker has no adapters")
+
+    def _adapter(self, version: str) -> LoadedAdapter:
+        adapter = None if self.adapters is None else self.adapters.find(version)
+        # The sequence that the plan adds refers to it.
+        assert adapter is not None, f"the adapter {version} is not loaded"
+        return adapter
+
+    def _take_prompt_adapters(self, plan: StepPlan) -> None:
+        for sequence in plan.new:
+            if sequence.prompt_adapter:
+                self._virtual[sequence.row] = cast(Tensor, self._adapter(sequence.prompt_adapter).prepared)
+            elif self._virtual:
+                self._virtual.pop(sequence.row, None)
+
+    def _fill_slots(self, plan: StepPlan) -> None:
+        for slot, version in plan.adapters:
+            self._fill_slot(slot, self._adapter(version))
+
     def _begin(self, plan: StepPlan) -> FlatStep | None:
-        """Copies blocks and updates the state table. Returns the step to compute; None if the plan computes nothing."""
+        """Fills adapter slots, copies blocks and updates the state table.
+
+        Returns the step to compute; None if the plan computes nothing.
+        """
+        self._fill_slots(plan)
         copy_blocks(plan, self._cache, self._host_cache)
         self._table.apply(plan)
+        self._take_prompt_adapters(plan)
         self._pooling.join(plan)
         if plan.empty:
             return None
@@ -120,6 +154,7 @@ class StepWorker(ABC):
             make_state,
             self._run,
             self._context_token_bytes,
+            kept_bytes=spec.adapter_bytes,
             mapped_bytes=self._mapped_bytes(),
             reserve=self._reserve,
             ranks=spec.ranks,
@@ -150,6 +185,8 @@ class StepWorker(ABC):
             generates=description.has_head,
         )
         self._pooling = PoolingRows(spec.embedding_size)
+        self._virtual: dict[int, Tensor] = {}
+        """The vectors of the prompt adapter of each row whose sequence has one, [virtual tokens, hidden]."""
         self._table = StateTable(
             settings.max_num_seqs, kv.max_model_len, block_size, vocab_size, spec.eos, self._grammars.processor
         )

@@ -6,9 +6,9 @@ scheduling or the bus. Called by the step loop, from one thread.
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,10 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.engine.adapters.delta import AdapterWeights, Delta, LoadedAdapter, Place, adapter_bytes
+from services.engine.adapters.library import AdapterLibrary
+from services.engine.adapters.peft_files import AdapterReader
+from services.engine.adapters.torch_layers import AdaptedDecoder, AdapterStep
 from services.engine.core.plan import StepPlan, StepResult
 from services.engine.kernels.alibi import alibi_slopes
 from services.engine.kernels.paged_attention import AttentionShape, plan_attention
@@ -68,9 +72,20 @@ class TorchWorker(StepWorker):
         config = read_config(model_dir)
         self._dtype = choose_torch_dtype(settings.dtype, weight_dtype(config), self._device, model_dir)
         form = weight_form(settings, model_dir, config, self._device, native=False)
+        check_adapters_possible(settings, config)
+        self._adapter_step = AdapterStep(settings.max_loras or 0, self._dtype, self._device)
         self._model, self._description = load_model(
-            model_dir, config, self._dtype, self._device, form, ranks, trust_remote_code=settings.trust_remote_code
+            model_dir,
+            config,
+            self._dtype,
+            self._device,
+            form,
+            ranks,
+            trust_remote_code=settings.trust_remote_code,
+            adapters=self._adapter_step if serves_adapters(settings) else None,
         )
+        if serves_adapters(settings):
+            self.adapters = make_library(settings, config, self._description, self._adapter_step.prepare)
         cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
         bytes_per_slot = self._description.kv_size * cache_dtype.itemsize
         slopes = scaled_slopes(self._description, self._device, ranks.shard)
@@ -89,6 +104,7 @@ class TorchWorker(StepWorker):
                 embedding_size=self._model.embedding_size,
                 pooling_kind=pooling_kind(model_dir),
                 ranks=ranks,
+                adapter_bytes=kept_adapter_bytes(settings, self._description, self._dtype),
             )
         )
         if self._device.type == "cuda":
@@ -131,11 +147,23 @@ class TorchWorker(StepWorker):
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def _virtual_rows(self, step: FlatStep) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        virtual = step.virtual
+        if virtual is None:
+            return None, None
+        pairs = zip(virtual.rows.tolist(), virtual.positions.tolist(), strict=True)
+        return self._tensor(virtual.tokens), torch.stack([self._virtual[row][position] for row, position in pairs])
+
+    def _fill_slot(self, slot: int, adapter: LoadedAdapter) -> None:
+        self._adapter_step.fill(slot, cast(Mapping[Place, Delta], adapter.prepared))
+
     def _context_token_bytes(self, num_tokens: int) -> int:
         return bytes_per_context_token(num_tokens, self._description, self._dtype)
 
     def _computed(self, step: FlatStep) -> tuple[Tensor | None, NDArray[np.float32]]:
         """Returns the logits of `logit_tokens`, None if there are none, and the sums of hidden states of `spans`."""
+        self._adapter_step.begin(step.token_slots)
+        self._adapter_step.give(*self._virtual_rows(step))
         inputs = self._tensor(step.ids), self._tensor(step.positions), self._step_inputs(step)
         if len(step.spans):
             hidden, logits = self._model.hidden_and_logits(*inputs, self._tensor(step.logit_tokens))
@@ -174,11 +202,13 @@ def load_model(
     ranks: Communicator = ALONE_RANK,
     *,
     trust_remote_code: bool = False,
+    adapters: AdapterStep | None = None,
 ) -> tuple[LanguageModel, DecoderDescription]:
     """Returns a `Decoder` if the architecture's family is known, else a model that transformers runs.
 
     Of several ranks, the decoder and its description are those of the rank's part. `trust_remote_code` allows
-    transformers to run code that comes with the model. Raises `ServiceError`.
+    transformers to run code that comes with the model. With `adapters`, which a single rank can have, the decoder's
+    layers add the products of the step's adapters. Raises `ServiceError`.
     """
     if not has_family(config):
         if ranks.shard.size > 1:
@@ -195,8 +225,59 @@ def load_model(
     with torch.inference_mode():
         layout = family.layout(description)
         weights = load_weights(model_dir, description, layout, dtype, device, form=form, ranks=ranks)
+        if adapters is not None:
+            assert ranks.shard.size == 1, "adapters are not divided among ranks"
+            return AdaptedDecoder(description, weights, adapters), description
         local = local_description(description, ranks.shard)
         return Decoder(local, weights, stage=ranks.stage), local
+
+
+def serves_adapters(settings: EngineSettings) -> bool:
+    """Whether the engine serves adapters of any kind."""
+    return settings.enable_lora or settings.enable_prompt_adapter
+
+
+def check_adapters_possible(settings: EngineSettings, config: Mapping[str, Any]) -> None:
+    """Raises `SettingsError` if adapters are to be served with a model that cannot have them."""
+    if not serves_adapters(settings):
+        return
+    if not has_family(config):
+        raise SettingsError(
+            "--enable-lora, --enable-prompt-adapter: this architecture runs through transformers, where adapters are "
+            "not computed; merge a LoRA adapter into the model's weights"
+        )
+    if settings.enable_prompt_adapter and find_family(config).describe(config).embedding_scale != 1.0:
+        raise SettingsError(
+            "--enable-prompt-adapter: this model scales its embeddings, and how virtual tokens are scaled differs "
+            "between versions of transformers; prompt adapters are not served with it"
+        )
+
+
+def make_library(
+    settings: EngineSettings,
+    config: Mapping[str, Any],
+    description: DecoderDescription,
+    prepare: Callable[[AdapterWeights], object],
+) -> AdapterLibrary:
+    """Returns the library of adapters for a model. `prepare` makes the backend's form of an adapter."""
+    reader = AdapterReader(
+        find_family(config).layout(description),
+        settings.max_lora_rank if settings.enable_lora else 0,
+        settings.max_prompt_adapter_token if settings.enable_prompt_adapter else 0,
+        description.hidden_size,
+    )
+    return AdapterLibrary(reader, prepare, settings.max_cpu_loras or 0, settings.max_prompt_adapters or 0)
+
+
+def kept_adapter_bytes(settings: EngineSettings, description: DecoderDescription, dtype: torch.dtype) -> int:
+    """Returns the memory of the adapters that are kept: `--max-cpu-loras` of the largest rank, and prompt adapters."""
+    size = 0
+    if settings.enable_lora:
+        size += (settings.max_cpu_loras or 0) * adapter_bytes(description, settings.max_lora_rank, dtype.itemsize)
+    if settings.enable_prompt_adapter:
+        rows = (settings.max_prompt_adapters or 0) * settings.max_prompt_adapter_token
+        size += rows * description.hidden_size * dtype.itemsize
+    return size
 
 
 def check_offload(settings: EngineSettings, device: torch.device) -> None:

@@ -83,6 +83,14 @@ class GuardedBackend:
         """See Backend."""
         return await self._backend.detokenize(model, token_ids)
 
+    async def load_adapter(self, name: str, path: str, base_model: str | None, *, in_place: bool) -> None:
+        """See Backend."""
+        await self._backend.load_adapter(name, path, self.resolve_model(base_model).name, in_place=in_place)
+
+    async def unload_adapter(self, name: str) -> None:
+        """See Backend."""
+        await self._backend.unload_adapter(name)
+
     def ready(self) -> str:
         """See Backend."""
         return self._backend.ready()

@@ -15,7 +15,7 @@ from shared.flags import SettingsError
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
 _CONSOLE_PATH, _CONSOLE_PREFIX = "/", "/console/"
-_ADMIN_PATHS = frozenset({"/metrics"})
+_ADMIN_PATHS = frozenset({"/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 _ADMIN_PREFIX = "/admin/"
 _DOCUMENTS = frozenset({"/version", "/docs", "/openapi.json"})
 """Paths that any key may read."""

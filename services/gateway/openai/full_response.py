@@ -105,7 +105,7 @@ def _model(card: ModelCard) -> dict[str, Any]:
         "created": card.created,
         "owned_by": "antiphon",
         "root": card.path,
-        "parent": None,
+        "parent": card.base or None,
         "max_model_len": card.max_model_len,
         "permission": [],
     }

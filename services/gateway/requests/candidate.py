@@ -98,7 +98,7 @@ def candidates_of(client: PlacementClient, orders: RequestMessages, number: int)
         max_tokens = orders.request.params.max_tokens or limits.OUTPUT_ESTIMATE_TOKENS
         cost = prompt.num_tokens + min(max_tokens, limits.OUTPUT_ESTIMATE_TOKENS)
         candidate.ticket = Ticket(
-            candidate, orders.card.name, orders.request.priority, (number, index), orders.request.client, cost
+            candidate, orders.card.served_by, orders.request.priority, (number, index), orders.request.client, cost
         )
         found.append(candidate)
     return found

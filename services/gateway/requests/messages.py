@@ -49,7 +49,7 @@ class RequestMessages:
         return OpenStream(
             sequence.sequence_id,
             sequence.attempt,
-            self.card.name,
+            self.card.served_by,
             host.subjects.gateway_text(host.id, host.instance_id),
             host.subjects.engine_control(*sequence.engine),
             self.prompt(index).packed[-PROMPT_TAIL_BYTES:],
@@ -97,6 +97,8 @@ class RequestMessages:
             request.pooling,
             request.record is not NOT_RECORDED,
             None if sequence.prefill is None else sequence.prefill.source,
+            adapter=self.card.name if self.card.adapter_version else "",
+            adapter_version=self.card.adapter_version,
         )
 
     def submit_prefill(self, index: int) -> Submit:

@@ -126,7 +126,7 @@ def tokenize_message(
     """Returns the request to the tokenizers. With `block_size` 0 there are no block hashes and no context check."""
     return TokenizeRequest(
         request.request_id,
-        card.name,
+        card.served_by,
         request.texts,
         request.messages,
         request.add_special_tokens,

@@ -239,7 +239,7 @@ class RequestActor:
             self._repair(index)
         for index, since in list(self._streamless.items()):
             if now - since > limits.QUEUE_WAIT_S:
-                told = f"No detokenizer of the model {self.card.name!r} is running. Try again shortly."
+                told = f"No detokenizer of the model {self.card.served_by!r} is running. Try again shortly."
                 self.fail(ServiceError("no_detokenizer", told, retry_after_s=2.0))
                 return
             self._repair(index)
@@ -373,7 +373,7 @@ class RequestActor:
         here = sequence.detokenizer
         if here not in refused and any((d.id, d.instance_id) == here for d in alive):
             return here
-        chosen = self._parts.router.choose_detokenizer(alive, self.card.name, refused)
+        chosen = self._parts.router.choose_detokenizer(alive, self.card.served_by, refused)
         address = Address(chosen.id, chosen.instance_id) if chosen is not None else None
         return None if address in refused else address
 
@@ -436,7 +436,7 @@ class RequestActor:
 
     def _block_size(self) -> int:
         alive = self._parts.members.alive("engine", self._now())
-        for engine in (member for member in alive if model_of(member) == self.card.name):
+        for engine in (member for member in alive if model_of(member) == self.card.served_by):
             block_size = getattr(engine.status, "block_size", 0)
             if block_size:
                 return block_size

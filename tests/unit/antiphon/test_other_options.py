@@ -98,7 +98,7 @@ def test_options_are_taken_out_with_their_values_and_nothing_else() -> None:
     words = [
         "--disable_log_requests",
         "/m",
-        "--lora-modules",
+        "--middleware",
         "a=b",
         "c=d",
         "--port",
@@ -110,7 +110,7 @@ def test_options_are_taken_out_with_their_values_and_nothing_else() -> None:
     taken = take(normalise(words), {})
     assert taken.words == ["/m", "--port", "0"]
     assert list(taken.told) == ["--disable-log-requests", "--max-log-len 5"]
-    assert list(taken.refused) == ["--lora-modules a=b c=d", "-dp 2"]
+    assert list(taken.refused) == ["--middleware a=b c=d", "-dp 2"]
     assert take(["-dp"], {}).refused == {"-dp": "needs a value"}
     assert take(["--runner", "--port=0"], {}).words == ["--port=0"]
 

@@ -51,7 +51,8 @@ def test_an_unknown_argument_is_a_type_error_with_the_nearest_name() -> None:
         ({"max_num_seqs": "4"}, TypeError, "max_num_seqs: '4' is not a value of type int"),
         ({"max_num_seqs": True}, TypeError, "max_num_seqs: True is not a value of type int"),
         ({"quantization": "int3"}, ValueError, "quantization: 'int3' is not one of none, None, auto, ifq"),
-        ({"enable_lora": True}, ValueError, "enable_lora=True is not supported here: adapters"),
+        ({"enable_lora_bias": True}, ValueError, "enable_lora_bias=True is not supported here: "),
+        ({"lora_modules": [1]}, TypeError, r"lora_modules: \[1\] is not a list of texts"),
         ({"guided_decoding_backend": "outlines"}, ValueError, "guided_decoding_backend='outlines' is not supported"),
     ],
 )

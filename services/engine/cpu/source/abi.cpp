@@ -73,6 +73,11 @@ int antiphon_set_quantized(antiphon_Model* model, int64_t layer, const char* nam
   return guarded([&] { of(model).set_quantized(layer, name, expert, *weight, out, in, bias); });
 }
 
+int antiphon_set_lora(antiphon_Model* model, int64_t slot, int64_t layer, const char* name,
+                      const antiphon_Lora* delta) {
+  return guarded([&] { of(model).set_lora(slot, layer, name, *delta); });
+}
+
 int antiphon_set_vector(antiphon_Model* model, int64_t layer, const char* name, const float* values, int64_t count) {
   return guarded([&] { of(model).set_vector(layer, name, values, count); });
 }

@@ -15,6 +15,7 @@ struct antiphon_Spec {
   int64_t gated_mlp, shared_norm, qk_norm, wide;  // wide: float32 instead of bfloat16
   int64_t learned_position_offset;
   int64_t num_experts, experts_per_token, expert_size, shared_expert_size, normalise_experts;
+  int64_t lora_slots, lora_rank;  // number of adapters of a step, and the largest rank of one; 0: none
   float norm_eps, query_scale, attention_softcap, logits_softcap, embedding_scale;
 };
 
@@ -33,6 +34,9 @@ struct antiphon_Step {
   float* log_total;                // [num_logits] log of the sum of exp(logit)
   const int64_t* spans;            // [num_spans][2] first and end: tokens of the step after which none is sampled
   float* sums;                     // [num_spans][hidden_size] sums of the spans' hidden states behind the final norm
+  const int64_t* lora;             // [num_tokens] the slot of each token's adapter, or -1; null: no token has one
+  const int64_t* embeddings;       // [num_tokens] address of the token's own embedding [hidden_size] of the model's
+                                   // type, or 0 for that of its id; null: no token has its own
 };
 
 // A matrix [out][in] of 8 or 4 bits; quantized.h explains the kinds. Its memory is not needed after the call.
@@ -45,6 +49,14 @@ struct antiphon_Quantized {
   const float* scales;  // [out]; [out][groups] with groups
   const float* zeros;   // int4: null or [out][groups], on the scale from 0 to 15, or on that of the levels if given
   const float* levels;  // int4: null or [16], see Quantized::levels; null: 0 to 15 minus the zero (8 without `zeros`)
+};
+
+// What a LoRA adapter adds to one matrix; lora.h explains the fields. Its memory is read in place.
+struct antiphon_Lora {
+  int64_t rank;  // of all parts of a stacked matrix together; 0: nothing is added
+  const void* a;
+  const void* b;
+  const int32_t* ranges;
 };
 
 typedef struct antiphon_Model antiphon_Model;
@@ -70,6 +82,9 @@ const void* antiphon_packed(antiphon_Model* model, int64_t layer, const char* na
 // Sets a matrix from weights of 8 or 4 bits.
 int antiphon_set_quantized(antiphon_Model* model, int64_t layer, const char* name, int64_t expert,
                            const antiphon_Quantized* weight, int64_t out, int64_t in, const float* bias);
+// Sets what the adapter in a slot adds to a layer's "qkv", "o", "up" or "down". No step may be under way that has tokens
+// of this slot.
+int antiphon_set_lora(antiphon_Model* model, int64_t slot, int64_t layer, const char* name, const antiphon_Lora* delta);
 // Copies a vector of floats.
 int antiphon_set_vector(antiphon_Model* model, int64_t layer, const char* name, const float* values, int64_t count);
 // Sets a table of the model's type that is read in place ("embedding", "positions"), or a layer's KV cache ("keys",

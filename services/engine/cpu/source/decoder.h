@@ -13,6 +13,7 @@
 #include "by_rows.h"
 #include "experts.h"
 #include "head.h"
+#include "lora.h"
 #if defined(__AMX_BF16__)
 #include "lone.h"
 #endif
@@ -33,6 +34,7 @@ class Decoder {
     scratch_.reset(new TileScratch<T>[pool.threads()]);
     own_.reset(new OwnRows<T>[pool.threads()]);
     weights.layers.resize(spec.num_layers);
+    lora_slots.assign(spec.lora_slots, std::vector<LoraLayer<T>>(spec.num_layers));
   }
 
   const CacheShape& cache_shape() const { return shape_; }
@@ -59,6 +61,7 @@ class Decoder {
   }
 
   Weights<T> weights;
+  std::vector<std::vector<LoraLayer<T>>> lora_slots;  // of each slot, what its adapter adds to each layer
 
  private:
   long q_size() const { return spec_.num_heads * spec_.head_dim; }
@@ -78,6 +81,7 @@ class Decoder {
     sampled_ = sampled_buffer_.rows(std::max(logits, 1L), spec_.hidden_size);
     angles_ = angle_buffer_.rows(tokens_, std::max(angle_width(), 1L));
     if (experts_.count) Experts<T>::prepare(expert_buffers_, experts_, tokens_, spec_.hidden_size);
+    if (spec_.lora_slots) lora_inner_ = lora_buffer_.rows(tokens_, kLoraParts * spec_.lora_rank);
     if ((long)given_.size() < logits) given_.resize(logits);
   }
 
@@ -88,10 +92,36 @@ class Decoder {
     head_.reset(step.num_logits
                     ? new Head<T>(weights.head.matrix, spec_.logits_softcap, step, head_buffers_, given_.data())
                     : nullptr);
-    rows_apart_ = can_go_by_rows() ? rows_apart() : 0;
+    list_lora_rows(step);
+    rows_apart_ = can_go_by_rows() && !has_lora_ ? rows_apart() : 0;
     prepare_own(rows_apart_);
     keep_sums({tokens_, asked_.count}, step.num_logits);
     list_tiles(step);
+  }
+
+  void list_lora_rows(const antiphon_Step& step) {
+    has_lora_ = step.lora != nullptr;
+    all_lora_.clear(), asked_lora_.clear();
+    if (!has_lora_) return;
+    for (long t = 0; t < tokens_; t++) all_lora_.add(step.lora[t]);
+    if (asked_.count < tokens_)
+      for (const int64_t t : asked_tokens_) asked_lora_.add(step.lora[t]);
+  }
+
+  // `b` is all_ or asked_, which are the same batch if the final hidden states of all tokens are requested.
+  LoraProduct<T> lora(const Layer<T>& layer, LoraTarget target, const Batch<T>& b) const {
+    const LoraRows& rows = b.count < tokens_ ? asked_lora_ : all_lora_;
+    return {lora_slots, &layer - weights.layers.data(), target, rows, lora_inner_};
+  }
+
+  // Multiplies rows of a batch by a matrix of a layer that adapters can change.
+  void adaptable(const Layer<T>& layer, LoraTarget which, const Linear<T>& w, Inputs<T> x, const Batch<T>& b,
+                 const Target& target) {
+    float* kept = kept_.as<float>();
+    if (has_lora_)
+      linear(pool_, w, x, b.count, kept, target, lora(layer, which, b));
+    else
+      linear(pool_, w, x, b.count, kept, target);
   }
 
   void prepare_own(long rows) {
@@ -213,7 +243,8 @@ class Decoder {
   void forward(const antiphon_Step& step, int thread) {
     each(tokens_, [&](long t) {
       const int64_t id = step.ids[t];
-      embed(t, id < 0 ? given_[-1 - id] : id, step.positions[t]);
+      const T* own = step.embeddings ? reinterpret_cast<const T*>(step.embeddings[t]) : nullptr;
+      embed(t, id < 0 ? given_[-1 - id] : id, step.positions[t], own);
     });
     if (rows_apart_)
       layers_by_rows(thread);
@@ -283,7 +314,7 @@ class Decoder {
   void before_attention(const Layer<T>& layer) {
     norm(layer.input_norm, all_, all_.normed);
     if (residual() == Residual::parallel && layer.mlp_norm) norm(layer.mlp_norm, all_, all_.other);
-    linear(pool_, layer.qkv.matrix, all_.normed, tokens_, kept_.as<float>(), Target{qkv_, false});
+    adaptable(layer, LoraTarget::qkv, layer.qkv.matrix, all_.normed, all_, Target{qkv_, false});
     if (all_alone_) return;
     each(tokens_, [&](long t) {
       const Span& span = spans_[span_of_[t]];
@@ -294,7 +325,7 @@ class Decoder {
 
   void after_attention(const Layer<T>& layer, const Batch<T>& b) {
     const Target target = residual() == Residual::normed ? Target{b.branch, false} : Target{b.hidden, true};
-    linear(pool_, layer.o.matrix, b.attended, b.count, kept_.as<float>(), target);
+    adaptable(layer, LoraTarget::o, layer.o.matrix, b.attended, b, target);
     switch (residual()) {
       case Residual::sequential:
         norm(layer.mlp_norm, b, b.normed);
@@ -309,9 +340,10 @@ class Decoder {
     }
   }
 
-  void embed(long t, int64_t id, int64_t position) {
+  // `own`: the embedding to use in place of the id's; null: the id's.
+  void embed(long t, int64_t id, int64_t position, const T* own) {
     const long width = spec_.hidden_size;
-    const T* row = weights.embedding ? weights.embedding + id * width : nullptr;
+    const T* row = own ? own : weights.embedding ? weights.embedding + id * width : nullptr;
     const T* place =
         weights.positions ? weights.positions + (position + spec_.learned_position_offset) * width : nullptr;
     float* to = all_.hidden.row(t);
@@ -388,8 +420,13 @@ class Decoder {
     if (!layer.expert_up.empty())
       return Experts<T>(pool_, experts_, activation(), kept)
           .run(layer, expert_buffers_, x, b.count, spec_.hidden_size, target);
-    mlp_inner(pool_, layer.up.matrix, spec_.gated_mlp != 0, activation(), x, b.count, kept, b.inner);
-    linear(pool_, layer.down.matrix, b.inner, b.count, kept, target);
+    const bool gated = spec_.gated_mlp != 0;
+    if (has_lora_)
+      mlp_inner(pool_, layer.up.matrix, gated, activation(), x, b.count, kept, b.inner,
+                lora(layer, LoraTarget::up, b));
+    else
+      mlp_inner(pool_, layer.up.matrix, gated, activation(), x, b.count, kept, b.inner);
+    adaptable(layer, LoraTarget::down, layer.down.matrix, b.inner, b, target);
   }
 
   const antiphon_Spec& spec_;
@@ -420,6 +457,10 @@ class Decoder {
   std::unique_ptr<TileScratch<T>[]> scratch_;
   std::unique_ptr<OwnRows<T>[]> own_;
   long rows_apart_ = 0;  // rows that a thread takes through a layer by itself; 0: the threads share each matrix
+  bool has_lora_ = false;  // whether any token of the step has an adapter
+  LoraRows all_lora_, asked_lora_;
+  RowBuffer<float> lora_buffer_;
+  Rows<float> lora_inner_;
   std::unique_ptr<Head<T>> head_;
 };
 

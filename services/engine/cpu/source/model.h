@@ -17,6 +17,7 @@ class Model {
   virtual const void* packed(int64_t layer, const char* name, int64_t expert, int64_t& bytes) = 0;
   virtual void set_quantized(int64_t layer, const char* name, int64_t expert, const antiphon_Quantized& weight,
                              int64_t out, int64_t in, const float* bias) = 0;
+  virtual void set_lora(int64_t slot, int64_t layer, const char* name, const antiphon_Lora& delta) = 0;
   virtual void set_vector(int64_t layer, const char* name, const float* values, int64_t count) = 0;
   virtual void set_table(int64_t layer, const char* name, const void* table) = 0;
   virtual void set_window(int64_t layer, int64_t window) = 0;

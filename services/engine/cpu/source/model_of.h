@@ -39,6 +39,12 @@ class ModelOf final : public Model {
     matrix_named(layer, name, expert).pack(pool_, weight, bias, out, in, order_of(name));
   }
 
+  void set_lora(int64_t slot, int64_t layer, const char* name, const antiphon_Lora& delta) override {
+    if (delta.rank > kLoraParts * spec_.lora_rank) throw std::invalid_argument("the rank of an adapter is too large");
+    decoder_.lora_slots.at(slot).at(layer)[(long)lora_target(name)] = {
+        (long)delta.rank, static_cast<const T*>(delta.a), static_cast<const T*>(delta.b), delta.ranges};
+  }
+
   void set_vector(int64_t layer, const char* name, const float* values, int64_t count) override {
     vector_named(layer, name).assign(values, values + count);
   }

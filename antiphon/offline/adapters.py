@@ -1,0 +1,131 @@
+"""Adapters of the offline API: `LoRARequest`, `PromptAdapterRequest`, and loading the adapters of a call."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from services.engine.adapters.delta import LoadedAdapter
+from services.engine.adapters.library import AdapterLibrary
+from services.engine.core.request import SequenceSpec, with_adapter
+from shared.adapters import name_error
+from shared.blocks import adapter_salt
+from shared.errors import ServiceError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """A LoRA adapter to compute a prompt with: a directory in peft's format.
+
+    Adapters are told apart by the content of their files. `lora_int_id` is accepted because other servers need it; it
+    must be at least 1 and has no effect.
+    """
+
+    lora_name: str
+    lora_int_id: int = 1
+    lora_path: str = ""
+
+    def __post_init__(self) -> None:
+        if why := name_error(self.lora_name):
+            raise ValueError(f"lora_name: {self.lora_name!r} {why}")
+        if self.lora_int_id < 1:
+            raise ValueError(f"lora_int_id: {self.lora_int_id} is not at least 1")
+        if not self.lora_path:
+            raise ValueError("lora_path: give the directory of the adapter")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptAdapterRequest:
+    """A prompt adapter (prompt tuning) to compute a prompt with: a directory in peft's format.
+
+    `prompt_adapter_id` is accepted because other servers need it; it must be at least 1 and has no effect. The number
+    of virtual tokens is that of the adapter; a number other than 0 must be equal to it.
+    """
+
+    prompt_adapter_name: str
+    prompt_adapter_id: int = 1
+    prompt_adapter_local_path: str = ""
+    prompt_adapter_num_virtual_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if why := name_error(self.prompt_adapter_name):
+            raise ValueError(f"prompt_adapter_name: {self.prompt_adapter_name!r} {why}")
+        if self.prompt_adapter_id < 1:
+            raise ValueError(f"prompt_adapter_id: {self.prompt_adapter_id} is not at least 1")
+        if not self.prompt_adapter_local_path:
+            raise ValueError("prompt_adapter_local_path: give the directory of the adapter")
+
+
+LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
+"""One adapter for all prompts of a call, or a list with one item (an adapter or None) for each prompt, or none."""
+PromptAdapterRequests = PromptAdapterRequest | Sequence[PromptAdapterRequest | None] | None
+Adapters = tuple[LoadedAdapter, ...]
+"""The adapters of one prompt: none, one, or one of each kind."""
+
+
+def loaded_adapters(
+    library: AdapterLibrary | None, loras: LoRARequests, prompts: PromptAdapterRequests, count: int
+) -> list[Adapters]:
+    """Returns the adapters of each of `count` prompts, read into memory if they were not there.
+
+    Raises ValueError for a list of another length, for an adapter that cannot be served, and if the engine has no
+    adapters; TypeError for anything but requests of the right kind.
+    """
+    found: dict[LoRARequest | PromptAdapterRequest, LoadedAdapter] = {}
+    asked = zip(
+        _listed(loras, LoRARequest, count, "lora_request"),
+        _listed(prompts, PromptAdapterRequest, count, "prompt_adapter_request"),
+        strict=True,
+    )
+    adapters: list[Adapters] = []
+    for pair in asked:
+        given = [request for request in pair if request is not None]
+        for request in given:
+            if request not in found:
+                found[request] = _loaded(library, request)
+        adapters.append(tuple(found[request] for request in given))
+    return adapters
+
+
+def with_adapters(spec: SequenceSpec, adapters: Adapters) -> SequenceSpec:
+    """Returns the spec with the adapters and the cache salt that belongs to them."""
+    for adapter in adapters:
+        salt = adapter_salt(spec.cache_salt, adapter.version)
+        spec = replace(with_adapter(spec, adapter), cache_salt=salt)
+    return spec
+
+
+def _listed(requests: T | Sequence[T | None] | None, kind: type[T], count: int, name: str) -> list[T | None]:
+    if requests is None or isinstance(requests, kind):
+        return [requests] * count
+    if not isinstance(requests, Sequence) or not all(one is None or isinstance(one, kind) for one in requests):
+        raise TypeError(f"{name} must be a {kind.__name__}, a list of them (or None), or None, not {requests!r}")
+    if len(requests) != count:
+        raise ValueError(f"There are {count} prompts and {len(requests)} {name}: give one, or as many as prompts.")
+    return list(requests)
+
+
+def _loaded(library: AdapterLibrary | None, request: LoRARequest | PromptAdapterRequest) -> LoadedAdapter:
+    if isinstance(request, LoRARequest):
+        field, option, name, path = "lora_request", "enable_lora", request.lora_name, request.lora_path
+    else:
+        field, option = "prompt_adapter_request", "enable_prompt_adapter"
+        name, path = request.prompt_adapter_name, request.prompt_adapter_local_path
+    if library is None:
+        raise ValueError(f"{field}: this engine serves no adapters: create it with {option}=True.")
+    try:
+        found = library.load(name, path)
+    except ServiceError as error:
+        raise ValueError(error.message) from None
+    if isinstance(request, LoRARequest) == bool(found.num_virtual_tokens):
+        kind = "a prompt adapter" if found.num_virtual_tokens else "a LoRA adapter"
+        raise ValueError(f"{field}: the adapter {name!r} is {kind}.")
+    if isinstance(request, PromptAdapterRequest):
+        given = request.prompt_adapter_num_virtual_tokens
+        if given not in (0, found.num_virtual_tokens):
+            raise ValueError(
+                f"prompt_adapter_num_virtual_tokens: {given} were given, and the adapter {name!r} has "
+                f"{found.num_virtual_tokens}."
+            )
+    return found

@@ -1,0 +1,195 @@
+"""Keeps an engine's LoRA adapters equal to the desired state of its model, and finds the adapter of each sequence.
+
+The engine reads the desired state (`shared.adapter_state`) before it is ready, when a gateway announces a change, and
+now and then. Sequences name an adapter by its version. The version that a replaced or unloaded adapter had stays usable
+for `ADAPTERS_REPLACED_S`, for requests that were accepted before. The actor has a mailbox of its own, so that reading
+an adapter delays no sequence.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from services.engine.adapters.delta import LoadedAdapter
+from services.engine.adapters.library import AdapterLibrary
+from shared import limits
+from shared.actors.actor import Actor, Envelope, handles
+from shared.actors.host import Host
+from shared.adapter_state import AdapterRecord, AdapterState, AdapterStore, now
+from shared.adapters import LoraModule
+from shared.errors import ServiceError
+from shared.messages import AdapterLoaded, AdaptersChanged, LoadAdapter
+
+log = logging.getLogger(__name__)
+
+
+class AdapterNotHereError(Exception):
+    """The engine does not know an adapter yet; it looks for it now, and the sequence may be sent again shortly."""
+
+
+class AdapterActor(Actor):
+    """The adapters of one engine. `modules`: those of `--lora-modules`; `model`: the model's served name."""
+
+    def __init__(self, host: Host, library: AdapterLibrary, model: str, modules: list[LoraModule], kept: int) -> None:
+        super().__init__(f"adapters of {host.id}", host.transport)
+        self.revision = 0
+        """Revision of the desired state that this engine follows."""
+        self._host, self._library, self._model, self._modules, self._kept = host, library, model, modules, kept
+        self._store = AdapterStore(host)
+        self._records: dict[str, AdapterRecord] = {}
+        self._paths: dict[str, tuple[str, str]] = {}
+        """Name and path of each current version."""
+        self._retired: dict[str, tuple[float, tuple[str, str], LoadedAdapter | None]] = {}
+        """Versions that were replaced or unloaded: until when they are usable, their name and path, and the adapter if
+        it was in memory."""
+        self._looked_for: dict[str, float] = {}
+        """Unknown versions that sequences named: when each was first asked for, monotonic seconds."""
+        self._synced_at = -1.0
+        """When the last reading of the desired state began, monotonic seconds."""
+        self._syncing: asyncio.Task[None] | None = None
+
+    async def listen(self) -> None:
+        """Subscribes to the engine's subject of adapters and to changes. Follows the desired state from then on.
+
+        Adds the adapters of `--lora-modules` to the desired state. Raises ServiceError if the store does not answer.
+        """
+        subjects = self._host.subjects
+        await self.bind(subjects.engine_adapters(self._host.id, self._host.instance_id), LoadAdapter)
+        await self.bind(subjects.adapters(self._model), AdaptersChanged)
+        if self._modules:
+            loaded = await asyncio.to_thread(self._load_modules)
+            state = await self._store.change(self._model, lambda records: _add_modules(records, loaded))
+            await self._announce(state)
+        await self.sync()
+
+    @handles(LoadAdapter)
+    async def on_load(self, envelope: Envelope) -> AdapterLoaded:
+        """Reads an adapter into memory. Raises ServiceError if it cannot be served."""
+        message = envelope.message
+        assert isinstance(message, LoadAdapter)
+        found = await asyncio.to_thread(self._library.load, message.name, message.path)
+        log.info("the adapter %s is loaded from %s, rank %d", message.name, message.path, found.rank)
+        return AdapterLoaded(message.name, found.version, found.rank, found.num_virtual_tokens)
+
+    @handles(AdaptersChanged)
+    async def on_changed(self, envelope: Envelope) -> None:
+        """Follows a change of the desired state."""
+        message = envelope.message
+        assert isinstance(message, AdaptersChanged)
+        if message.revision != self.revision:
+            await self.sync()
+
+    def adapter(self, name: str, version: str) -> LoadedAdapter | Callable[[], LoadedAdapter]:
+        """Returns the adapter of a sequence, or what reads it into memory, which takes time and may raise ServiceError.
+
+        Raises AdapterNotHereError if the engine may not have heard of the version yet, ServiceError if the version was
+        replaced or unloaded too long ago.
+        """
+        found = self._library.find(version)
+        if found is not None:
+            return found
+        place = self._paths.get(version)
+        if place is None and version in self._retired:
+            place = self._retired[version][1]
+        if place is not None:
+            path = place[1]
+            return lambda: self._library.load(name, path, version)
+        asked_at = self._looked_for.setdefault(version, self._now())
+        if self._synced_at <= asked_at:
+            self._sync_soon()
+            raise AdapterNotHereError(name)
+        del self._looked_for[version]
+        told = f"The adapter {name!r} was replaced or unloaded while the request waited. Send the request again."
+        raise ServiceError("model_not_found", told, param="model")
+
+    async def sync(self) -> None:
+        """Reads the desired state and follows it. Raises ServiceError if the store does not answer."""
+        began = self._now()
+        state = await self._store.read(self._model)
+        if not state.revision and self._records:
+            # The store lives in the memory of the NATS server, which was restarted.
+            known = dict(self._records)
+            state = await self._store.change(
+                self._model, lambda records: records.update(known) if not records else None
+            )
+            log.warning("the desired state of the adapters was lost and is written again: %d adapters", len(known))
+            await self._announce(state)
+        self._follow(state)
+        await asyncio.to_thread(self._load_new, list(self._paths.items()))
+        self.revision, self._synced_at = state.revision, began
+        self._forget()
+
+    async def refresh(self) -> None:
+        """Like `sync`, but only logs that the store does not answer. Called now and then."""
+        try:
+            await self.sync()
+        except ServiceError as error:
+            log.warning("%s: %s", self.name, error.message)
+
+    def _follow(self, state: AdapterState) -> None:
+        paths = {record.version: (record.name, record.path) for record in state.records.values() if not record.removed}
+        until = self._now() + limits.ADAPTERS_REPLACED_S
+        for version in self._paths.keys() - paths.keys():
+            self._retired[version] = until, self._paths[version], self._library.find(version)
+        for version in paths:
+            self._retired.pop(version, None)
+        self._paths, self._records = paths, dict(state.records)
+
+    def _load_new(self, wanted: list[tuple[str, tuple[str, str]]]) -> None:
+        """Reads adapters that are not in memory, as many as may be kept there. Runs on a thread."""
+        for version, (name, path) in wanted[: self._kept]:
+            if self._library.find(version) is None:
+                try:
+                    self._library.load(name, path, version)
+                except ServiceError as error:
+                    log.error("%s", error.message)
+
+    def _load_modules(self) -> list[tuple[LoraModule, LoadedAdapter]]:
+        return [(module, self._library.load(module.name, module.path)) for module in self._modules]
+
+    def _forget(self) -> None:
+        """Drops retired versions whose time is over, and questions that were answered."""
+        at = self._now()
+        self._retired = {version: kept for version, kept in self._retired.items() if kept[0] > at}
+        kept_s = limits.ADAPTERS_REPLACED_S
+        self._looked_for = {version: since for version, since in self._looked_for.items() if at - since < kept_s}
+
+    def _sync_soon(self) -> None:
+        if self._syncing is None or self._syncing.done():
+            self._syncing = asyncio.get_running_loop().create_task(self.refresh())
+
+    async def _announce(self, state: AdapterState) -> None:
+        await self.tell(self._host.subjects.adapters(self._model), AdaptersChanged(self._model, state.revision))
+
+    async def on_stop(self) -> None:
+        """Ends a reading of the desired state that is under way."""
+        if self._syncing is not None:
+            self._syncing.cancel()
+            await asyncio.gather(self._syncing, return_exceptions=True)
+
+    def _now(self) -> float:
+        return self._host.clock.monotonic()
+
+
+def _add_modules(records: dict[str, AdapterRecord], modules: list[tuple[LoraModule, LoadedAdapter]]) -> None:
+    """Adds the adapters of `--lora-modules`.
+
+    What requests have done since with an adapter of the same name and path stays: it is not brought back if it was
+    unloaded, and not replaced if another directory was loaded for it.
+    """
+    for module, adapter in modules:
+        known = records.get(module.name)
+        follows_flag = known is not None and known.origin == module.path
+        if known is not None and follows_flag and (known.removed or known.path != module.path):
+            continue
+        if known is not None and follows_flag and known.version == adapter.version:
+            continue
+        records[module.name] = AdapterRecord(
+            module.name,
+            module.path,
+            adapter.version,
+            adapter.rank,
+            now(),
+            module.path,
+            num_virtual_tokens=adapter.num_virtual_tokens,
+        )

@@ -1,0 +1,96 @@
+"""Adapters as data.
+
+A LoRA adapter is a low-rank product for each matrix of the decoder that it changes:
+
+    y = x Wᵀ + (x Aᵀ) Bᵀ        x [n, in], A [rank, in], B [out, rank]; the adapter's scale is part of B
+
+A matrix of the decoder may be stacked from several of the checkpoint (query, key and value; gate and up), each of which
+has an adapter of its own. Their A are stacked, and their B become blocks of one B: `Block` says which rows of B use
+which ranks; everywhere else B is zero. A prompt adapter is the embeddings of virtual tokens before the prompt.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from services.engine.models.description import DecoderDescription
+
+TARGETS = ("qkv", "o", "up", "down")
+"""The matrices of a layer that an adapter can change, by their names in `layout`."""
+Place = tuple[int, str]
+"""A matrix of the decoder: its layer and its name among `TARGETS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows [row, row_end) of B use the ranks [rank, rank_end)."""
+
+    row: int
+    row_end: int
+    rank: int
+    rank_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The low-rank product of one matrix: `a` [rank, in] and `b` [out, rank], with the scale in `b`."""
+
+    a: Tensor
+    b: Tensor
+    blocks: tuple[Block, ...]
+
+
+@dataclass(eq=False)
+class LoadedAdapter:
+    """An adapter in memory, in the form in which the backend reads it. Implements `core.request.Adapter`.
+
+    It stays in memory as long as a waiting or running sequence refers to it, even if it was replaced or unloaded.
+    """
+
+    version: str
+    rank: int
+    prepared: object = field(repr=False)
+    """What the backend's `prepare` made of the adapter: the deltas in the form that it reads; of a prompt adapter, the
+    vectors [virtual tokens, hidden] in the model's type (`virtual_rows`)."""
+    num_virtual_tokens: int = 0
+    """See `core.request.Adapter`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """The deltas of one LoRA adapter, or the vectors of a prompt adapter, in float32."""
+
+    version: str
+    rank: int
+    deltas: Mapping[Place, Delta]
+    virtual: Tensor | None = None
+    """Of a prompt adapter: the embeddings of its virtual tokens, [virtual tokens, hidden]."""
+
+
+def virtual_rows(virtual: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns the embeddings of virtual tokens as workers read them."""
+    return virtual.to(dtype=dtype, device=device).contiguous()
+
+
+def target_sizes(d: DecoderDescription) -> dict[Place, tuple[int, int]]:
+    """Returns (out, in) of each matrix that an adapter can change. Mixtures of experts have no `up` and `down`."""
+    found: dict[Place, tuple[int, int]] = {}
+    for layer in range(d.num_layers):
+        found[layer, "qkv"] = d.q_size + 2 * d.kv_size, d.hidden_size
+        found[layer, "o"] = d.hidden_size, d.q_size
+        if not d.has_experts(layer):
+            found[layer, "up"] = d.intermediate_size * (2 if d.gated_mlp else 1), d.hidden_size
+            found[layer, "down"] = d.hidden_size, d.intermediate_size
+    return found
+
+
+def adapter_bytes(d: DecoderDescription, rank: int, itemsize: int) -> int:
+    """Returns the memory of an adapter of this rank for all matrices, with numbers of `itemsize` bytes.
+
+    The stacked matrices count with the ranks of all their parts.
+    """
+    parts = {"qkv": 3, "o": 1, "up": 2 if d.gated_mlp else 1, "down": 1}
+    sizes = target_sizes(d).items()
+    return itemsize * sum((out + inner) * rank * parts[name] for (_, name), (out, inner) in sizes)

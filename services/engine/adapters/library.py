@@ -1,0 +1,79 @@
+"""The adapters that an engine can use, and which of them are in memory. Thread-safe.
+
+An adapter is identified by its version, a hash of its files: what a request has been promised never changes under it.
+A bounded number of adapters is kept in memory for requests to come; those of waiting and running sequences stay as long
+as the sequences refer to them. An adapter that is not in memory is read again from its directory, and is refused if the
+files there have changed.
+"""
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from services.engine.adapters.delta import AdapterWeights, LoadedAdapter
+from services.engine.adapters.peft_files import AdapterReader
+from shared.adapter_config import unusable
+
+
+class AdapterLibrary:
+    """The adapters of one engine. `prepare` turns an adapter into what the backend reads.
+
+    `capacity`: number of LoRA adapters kept in memory; `prompt_capacity`: the same of prompt adapters.
+    """
+
+    def __init__(
+        self,
+        reader: AdapterReader,
+        prepare: Callable[[AdapterWeights], object],
+        capacity: int,
+        prompt_capacity: int = 0,
+    ) -> None:
+        self._reader, self._prepare = reader, prepare
+        self._capacities = capacity, prompt_capacity
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        """Held while files are read, so that several requests for one adapter read it once."""
+        self._alive: weakref.WeakValueDictionary[str, LoadedAdapter] = weakref.WeakValueDictionary()
+        self._kept: tuple[OrderedDict[str, LoadedAdapter], ...] = OrderedDict(), OrderedDict()
+        """Of each kind, LoRA adapters and prompt adapters, the least recently used first."""
+
+    def load(self, name: str, path: str, version: str = "") -> LoadedAdapter:
+        """Returns an adapter, read from its directory if it is not in memory. Takes as long as reading the files.
+
+        Without a `version` it is the one that the directory has now. Raises ServiceError, see `AdapterReader.read`, and
+        if the directory no longer has that version.
+        """
+        directory = Path(path).expanduser()
+        found = self.find(version or self._reader.version(directory, name))
+        if found is not None:
+            return found
+        with self._reading:
+            found = self.find(version)
+            if found is not None:
+                return found
+            weights = self._reader.read(directory, name)
+            if version and weights.version != version:
+                raise unusable(name, f"the files in {directory} have changed: load the adapter again")
+            count = 0 if weights.virtual is None else len(weights.virtual)
+            return self._keep(LoadedAdapter(weights.version, weights.rank, self._prepare(weights), count))
+
+    def find(self, version: str) -> LoadedAdapter | None:
+        """Returns the adapter with this version if it is in memory."""
+        with self._lock:
+            found = self._alive.get(version)
+            if found is not None and version in (kept := self._kept[found.num_virtual_tokens > 0]):
+                kept.move_to_end(version)
+            return found
+
+    def _keep(self, adapter: LoadedAdapter) -> LoadedAdapter:
+        with self._lock:
+            found = self._alive.setdefault(adapter.version, adapter)
+            kind = found.num_virtual_tokens > 0
+            kept = self._kept[kind]
+            kept[found.version] = found
+            kept.move_to_end(found.version)
+            while len(kept) > self._capacities[kind]:
+                kept.popitem(last=False)
+            return found

@@ -1,0 +1,122 @@
+"""LoRA products in torch operations, beside the matrices of a model.
+
+`AdaptedLinear` wraps a linear layer of any form, quantized ones included. Which rows of a step have which adapter is
+set once per step in `AdapterStep`, which all layers of a model share; a step without adapters costs one comparison in
+each layer. Rows of one adapter are computed together, so that the rows of a step may have any mixture of adapters.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.engine.adapters.delta import AdapterWeights, Block, Delta, Place, virtual_rows
+from services.engine.models.decoder import Decoder, DecoderWeights, LayerWeights
+from services.engine.models.description import DecoderDescription
+from services.engine.models.linear import Linear
+from services.engine.models.mlp import GatedMlp, PlainMlp
+
+Slots = list[Mapping[Place, Delta]]
+"""The adapter in each slot."""
+
+
+class AdapterStep:
+    """The adapter slots of a worker, and the rows of the current step that use each of them."""
+
+    def __init__(self, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._slots: Slots = [{} for _ in range(num_slots)]
+        self._dtype, self._device = dtype, device
+        self._groups: list[tuple[Mapping[Place, Delta], Tensor]] = []
+        self._given: tuple[Tensor, Tensor] | None = None
+
+    def prepare(self, weights: AdapterWeights) -> Mapping[Place, Delta] | Tensor:
+        """Returns the adapter's deltas, or its virtual tokens, in the type and on the device of the model."""
+        if weights.virtual is not None:
+            return virtual_rows(weights.virtual, self._dtype, self._device)
+        return {place: self._moved(delta) for place, delta in weights.deltas.items()}
+
+    def fill(self, slot: int, deltas: Mapping[Place, Delta]) -> None:
+        """Puts an adapter into a slot. No step may be under way that uses what the slot had."""
+        self._slots[slot] = deltas
+
+    def begin(self, token_slots: NDArray[np.int64] | None) -> None:
+        """Sets the slot of each token of the step that comes next (-1: no adapter); None: no token has an adapter."""
+        self._groups = []
+        for slot in np.unique(token_slots).tolist() if token_slots is not None else ():
+            if slot >= 0:
+                rows = torch.from_numpy(np.flatnonzero(token_slots == slot)).to(self._device)
+                self._groups.append((self._slots[slot], rows))
+
+    def give(self, tokens: Tensor | None, rows: Tensor | None) -> None:
+        """Sets the embeddings of the step's virtual tokens: `rows` [n, hidden] for the tokens `tokens` [n]."""
+        self._given = None if tokens is None or rows is None else (tokens, rows)
+
+    def with_virtual(self, embeddings: Tensor) -> Tensor:
+        """Returns the embeddings [num_tokens, hidden] of the step with those of its virtual tokens."""
+        return embeddings if self._given is None else embeddings.index_copy(0, *self._given)
+
+    def add(self, place: Place, y: Tensor, x: Tensor) -> Tensor:
+        """Adds the products of the step's adapters to y [n, out], for x [n, in]. Returns y, which it changes."""
+        for deltas, rows in self._groups:
+            delta = deltas.get(place)
+            if delta is None:
+                continue
+            inner = x.index_select(0, rows) @ delta.a.t()
+            for block in delta.blocks:
+                added = inner[:, block.rank : block.rank_end] @ _part(delta.b, block).t()
+                y[:, block.row : block.row_end].index_add_(0, rows, added)
+        return y
+
+    def _moved(self, delta: Delta) -> Delta:
+        a, b = (each.to(dtype=self._dtype, device=self._device).contiguous() for each in (delta.a, delta.b))
+        return replace(delta, a=a, b=b)
+
+
+class AdaptedDecoder(Decoder):
+    """A decoder whose steps may have virtual tokens, and with the LoRA adapters of `adapted`."""
+
+    def __init__(self, description: DecoderDescription, weights: DecoderWeights, step: AdapterStep) -> None:
+        super().__init__(description, adapted(weights, step))
+        self._step = step
+
+    def _lookup(self, ids: Tensor) -> Tensor:
+        return self._step.with_virtual(super()._lookup(ids))
+
+
+class AdaptedLinear:
+    """A `Linear` with the adapters of the step."""
+
+    def __init__(self, linear: Linear, place: Place, step: AdapterStep) -> None:
+        self._linear, self._place, self._step = linear, place, step
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return self._step.add(self._place, self._linear(x), x)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return self._step.add(self._place, self._linear.add_to(residual, x), x)
+
+
+def adapted(weights: DecoderWeights, step: AdapterStep) -> DecoderWeights:
+    """Returns the weights with adapters in all layers. Changes the MLPs of the given weights."""
+    return replace(weights, layers=tuple(_layer(layer, index, step) for index, layer in enumerate(weights.layers)))
+
+
+def _layer(layer: LayerWeights, index: int, step: AdapterStep) -> LayerWeights:
+    mlp = layer.mlp
+    if isinstance(mlp, GatedMlp):
+        mlp.gate_up = AdaptedLinear(mlp.gate_up, (index, "up"), step)
+    elif isinstance(mlp, PlainMlp):
+        mlp.up = AdaptedLinear(mlp.up, (index, "up"), step)
+    if isinstance(mlp, GatedMlp | PlainMlp):
+        mlp.down = AdaptedLinear(mlp.down, (index, "down"), step)
+    qkv, o = AdaptedLinear(layer.qkv, (index, "qkv"), step), AdaptedLinear(layer.o, (index, "o"), step)
+    return replace(layer, qkv=qkv, o=o)
+
+
+def _part(b: Tensor, block: Block) -> Tensor:
+    return b[block.row : block.row_end, block.rank : block.rank_end]

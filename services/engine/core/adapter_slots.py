@@ -1,0 +1,63 @@
+"""The adapter slots of a worker: which LoRA adapter is in which slot, and how many sequences with a row use it.
+
+A step can compute with as many adapters as there are slots. A sequence with an adapter holds the adapter's slot from
+the moment it gets a row until its row is freed, so that a slot is not refilled while a plan in flight reads it. A slot
+that nobody uses keeps its adapter until the slot is needed for another one; the least recently used is refilled first.
+Used only by `rows`.
+"""
+
+from collections import OrderedDict
+
+NO_SLOT = -1
+
+
+class AdapterSlots:
+    """`num_slots` slots, numbered from 0. An adapter is named by its version (`SequenceSpec.adapter`)."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_users = [0] * num_slots
+        self._slots: dict[str, int] = {}
+        self._versions = [""] * num_slots
+        self._idle: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_slots))
+        """Slots that no sequence uses, the least recently used first."""
+        self._filled: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._versions)
+
+    @property
+    def num_users(self) -> int:
+        """Number of sequences that hold a slot."""
+        return sum(self._num_users)
+
+    def has_room(self, version: str) -> bool:
+        """Whether a sequence with this adapter ("": with none) can get a slot now."""
+        return not version or version in self._slots or bool(self._idle)
+
+    def take(self, version: str) -> int:
+        """Returns the slot of an adapter for one more sequence; `NO_SLOT` for "". There must be room."""
+        if not version:
+            return NO_SLOT
+        slot = self._slots.get(version)
+        if slot is None:
+            slot = next(iter(self._idle))
+            self._slots.pop(self._versions[slot], None)
+            self._slots[version], self._versions[slot], self._filled[slot] = slot, version, version
+        self._idle.pop(slot, None)
+        self._num_users[slot] += 1
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        """Records that a sequence no longer uses the slot that `take` returned."""
+        if slot == NO_SLOT:
+            return
+        self._num_users[slot] -= 1
+        assert self._num_users[slot] >= 0, f"adapter slot {slot} was given back twice"
+        if not self._num_users[slot]:
+            self._idle[slot] = None
+
+    def announce(self) -> tuple[tuple[int, str], ...]:
+        """Returns (slot, version) of each slot filled since the last call. To be called only for a plan to be run."""
+        filled = tuple(self._filled.items())
+        self._filled.clear()
+        return filled

@@ -1,0 +1,202 @@
+"""The adapters of all models, as one gateway knows them, and how a gateway changes them.
+
+An adapter is loaded in three steps: every engine of the model reads it into memory; the desired state is written, from
+which moment requests may name it; engines and gateways are told. So no request can name an adapter that an engine has
+not read yet, and an engine that starts meanwhile finds the adapter in the desired state. A replaced adapter gets
+another version, and requests keep the version that they began with.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from shared import limits
+from shared.actors.actor import ask
+from shared.actors.host import Host
+from shared.actors.presence import Members
+from shared.actors.transport import NoRespondersError, RequestTimeoutError
+from shared.adapter_state import AdapterRecord, AdapterState, AdapterStore, Records, now
+from shared.adapters import name_error
+from shared.codec import Decoder, encode
+from shared.errors import ServiceError
+from shared.messages import AdapterLoaded, AdaptersChanged, EngineStatus, ErrorReply, Heartbeat, LoadAdapter
+
+log = logging.getLogger(__name__)
+_LOADED = Decoder([AdapterLoaded, ErrorReply])
+_NONE = AdapterState(0, {})
+
+
+class AdapterDirectory:
+    """The adapters of the models that engines serve."""
+
+    def __init__(self, host: Host, members: Members) -> None:
+        self._host, self._members = host, members
+        self._store = AdapterStore(host)
+        self._states: dict[str, AdapterState] = {}
+        self._reading: dict[str, asyncio.Task[None]] = {}
+
+    def of(self, model: str) -> Records:
+        """Returns the adapters of a model by name, removed ones included."""
+        return self._states.get(model, _NONE).records
+
+    def find(self, model: str, name: str) -> AdapterRecord | None:
+        """Returns the adapter of a model with this name; None if there is none."""
+        record = self.of(model).get(name)
+        return None if record is None or record.removed else record
+
+    def is_settled(self) -> bool:
+        """Whether the adapters of all models have been read that engines follow."""
+        return all(
+            beat.status.adapters_revision <= 0 or beat.status.model in self._states
+            for beat in self._engines()
+            if isinstance(beat.status, EngineStatus)
+        )
+
+    def observe(self, beat: Heartbeat) -> None:
+        """Reads the adapters of a model if a heartbeat of one of its engines names a state later than the known one."""
+        status = beat.status
+        if isinstance(status, EngineStatus) and status.adapters_revision > self._revision(status.model):
+            self._read_soon(status.model)
+
+    def changed(self, message: AdaptersChanged) -> None:
+        """Reads the adapters of a model that somebody has changed."""
+        # A revision below the known one means that the store has begun anew.
+        if message.revision != self._revision(message.model):
+            self._read_soon(message.model)
+
+    async def load(self, name: str, path: str, base: str, *, in_place: bool) -> None:
+        """Loads an adapter on all engines of the model `base` and lets requests name it.
+
+        `in_place`: an adapter with the same name is replaced. Raises ServiceError: for a name that is taken or not
+        possible, for an adapter that an engine cannot serve, and if an engine does not answer.
+        """
+        engines = self._engines_with_adapters(base)
+        if why := name_error(name):
+            raise ServiceError("invalid_value", f"'lora_name' {why}.", param="lora_name")
+        if not path or len(path) > limits.ADAPTER_PATH_CHARS_MAX:
+            told = f"'lora_path' must have between 1 and {limits.ADAPTER_PATH_CHARS_MAX} characters."
+            raise ServiceError("invalid_value", told, param="lora_path")
+        self._check_free(name, base)
+        state = await self._store.read(base)
+        if not in_place:
+            _check_new(state.records, name)
+        replies = await asyncio.gather(*(self._load_on(engine, name, path) for engine in engines))
+        versions = {reply.version for reply in replies}
+        if len(versions) > 1:
+            told = f"The engines read different files from {path}: give a directory that is the same on all machines."
+            raise ServiceError("invalid_value", told, param="lora_path")
+
+        def add(records: dict[str, AdapterRecord]) -> None:
+            if not in_place:
+                _check_new(records, name)
+            known = records.get(name)
+            origin = "" if known is None else known.origin
+            records[name] = AdapterRecord(
+                name,
+                path,
+                replies[0].version,
+                replies[0].rank,
+                now(),
+                origin,
+                num_virtual_tokens=replies[0].num_virtual_tokens,
+            )
+
+        await self._take(base, await self._store.change(base, add))
+        log.info("the adapter %s of %s is loaded from %s", name, base, path)
+
+    async def unload(self, name: str, models: Sequence[str]) -> None:
+        """Takes an adapter of one of the models away. Requests that run are finished with it.
+
+        Raises ServiceError('not_found') if none of the models has such an adapter.
+        """
+        for model in models:
+            if self.find(model, name) is None:
+                await self._read_again(model)
+            if self.find(model, name) is not None:
+                await self._take(model, await self._store.change(model, lambda records: _remove(records, name)))
+                log.info("the adapter %s of %s is unloaded", name, model)
+                return
+        raise ServiceError("not_found", f"The LoRA adapter '{name}' cannot be found.", param="lora_name")
+
+    async def _load_on(self, engine: Heartbeat, name: str, path: str) -> AdapterLoaded:
+        subject = self._host.subjects.engine_adapters(engine.id, engine.instance_id)
+        try:
+            reply = await ask(
+                self._host.transport,
+                subject,
+                LoadAdapter(name, path),
+                _LOADED,
+                timeout_s=limits.ADAPTER_LOAD_TIMEOUT_S,
+            )
+        except (NoRespondersError, RequestTimeoutError) as error:
+            told = f"The engine {engine.id} does not answer. The adapter {name!r} was not loaded: try again shortly."
+            raise ServiceError("no_engine", told, retry_after_s=1.0) from error
+        assert isinstance(reply, AdapterLoaded)
+        return reply
+
+    async def _take(self, model: str, state: AdapterState) -> None:
+        """Uses a state that this gateway has written, and tells the others."""
+        self._states[model] = state
+        message = AdaptersChanged(model, state.revision)
+        await self._host.transport.publish(self._host.subjects.adapters(model), encode(message))
+
+    def _revision(self, model: str) -> int:
+        return self._states.get(model, _NONE).revision
+
+    def _read_soon(self, model: str) -> None:
+        task = self._reading.get(model)
+        if task is None or task.done():
+            self._reading[model] = asyncio.get_running_loop().create_task(self._read_again(model))
+
+    async def _read_again(self, model: str) -> None:
+        try:
+            self._states[model] = await self._store.read(model)
+        except ServiceError as error:
+            # The next heartbeat of an engine is the next occasion.
+            log.warning("the adapters of %s are not known: %s", model, error.message)
+
+    def _engines_with_adapters(self, base: str) -> list[Heartbeat]:
+        found = [
+            beat
+            for beat in self._engines()
+            if isinstance(beat.status, EngineStatus) and beat.status.model == base and beat.state == "ready"
+        ]
+        if not found:
+            raise ServiceError("no_engine", f"No engine is ready for the model {base!r}.", retry_after_s=1.0)
+        if any(isinstance(beat.status, EngineStatus) and beat.status.adapters_revision < 0 for beat in found):
+            told = f"The engines of the model {base!r} serve no adapters: start them with --enable-lora."
+            raise ServiceError("unsupported_parameter", told, param="lora_name")
+        return found
+
+    def _check_free(self, name: str, base: str) -> None:
+        """Raises ServiceError if a model, or an adapter of another model, has the name."""
+        for beat in self._engines():
+            status = beat.status
+            if isinstance(status, EngineStatus) and name in (status.model, status.model_path, *status.model_aliases):
+                told = f"A model is called {name!r}: give the adapter another name."
+                raise ServiceError("invalid_value", told, param="lora_name")
+        for model in self._states:
+            if model != base and self.find(model, name) is not None:
+                told = f"The model {model!r} has an adapter {name!r}: give this one another name."
+                raise ServiceError("invalid_value", told, param="lora_name")
+
+    def _engines(self) -> list[Heartbeat]:
+        return self._members.alive("engine", self._host.clock.monotonic())
+
+
+def _check_new(records: Records, name: str) -> None:
+    known = records.get(name)
+    if known is not None and not known.removed:
+        told = (
+            f"The LoRA adapter '{name}' has already been loaded. Unload it first, or replace it with "
+            "'load_inplace': true."
+        )
+        raise ServiceError("invalid_value", told, param="lora_name")
+
+
+def _remove(records: dict[str, AdapterRecord], name: str) -> None:
+    record = records.pop(name, None)
+    if record is not None and record.origin:
+        records[name] = msgspec.structs.replace(record, removed=True)

@@ -1,0 +1,197 @@
+"""Reads the configuration of an adapter directory in peft's format: `adapter_config.json`. Reads no weights.
+
+An adapter is refused, with the name of the field, if it changes the model in a way that is not computed here: it would
+otherwise be served with wrong outputs. Called by the launcher before it starts anything, and by engines.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from shared.errors import ServiceError
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+_MERGE = "merge the adapter into the model's weights (peft: merge_and_unload) and serve these"
+_REFUSED: Mapping[str, str] = {
+    "use_dora": "DoRA adapters are not supported",
+    "modules_to_save": "whole modules in an adapter (modules_to_save) are not supported",
+    "trainable_token_indices": "trained token embeddings are not supported",
+    "layer_replication": "replicated layers are not supported",
+    "target_parameters": "adapters of single parameters, such as those of fused experts, are not supported",
+    "megatron_config": "adapters of parallel Megatron layers are not supported",
+    "lora_bias": "biases of adapters (lora_bias) are not supported",
+    "alora_invocation_tokens": "activated LoRA, which begins at certain tokens, is not supported",
+    "use_qalora": "QA-LoRA adapters are not supported",
+}
+"""Fields of peft's configuration that must be empty or false, each with the reason."""
+_CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq")
+"""Beginnings of `init_lora_weights` with which the adapter belongs to a changed copy of the model's weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """The configuration of a LoRA adapter. `rank` and `alpha` hold for modules without an entry of their own."""
+
+    rank: int
+    alpha: float
+    rank_stabilised: bool = False
+    """rsLoRA: the scale is alpha / sqrt(rank) instead of alpha / rank."""
+    ranks: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Ranks of modules, by a regular expression for the end of the module's name."""
+    alphas: Mapping[str, float] = field(default_factory=dict[str, float])
+    base_model: str = ""
+
+    @property
+    def rank_max(self) -> int:
+        """The largest rank of any module."""
+        return max((self.rank, *self.ranks.values()))
+
+    def rank_of(self, module: str) -> int:
+        """Returns the rank of a module, given by its name in the model."""
+        return int(_of_module(self.ranks, module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        """Returns the factor of a module's product."""
+        rank = self.rank_of(module)
+        return _of_module(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rank_stabilised else rank)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptConfig:
+    """The configuration of a prompt adapter (prompt tuning): vectors of virtual tokens before the prompt."""
+
+    num_virtual_tokens: int
+    base_model: str = ""
+
+
+def read_lora_config(directory: Path, name: str) -> LoraConfig:
+    """Returns the configuration of a LoRA adapter. `name` is the adapter's name, for errors.
+
+    Raises ServiceError: `not_found` if there is no adapter, `invalid_value` if it cannot be served.
+    """
+    fields = _read(directory, name)
+    if fields.get("peft_type") != "LORA":
+        raise unusable(name, f"its peft_type is {fields.get('peft_type')!r}, not 'LORA'")
+    for key, reason in _REFUSED.items():
+        if fields.get(key):
+            raise unusable(name, f"{reason} ('{key}' in {CONFIG_FILE}): {_MERGE}")
+    if fields.get("bias", "none") != "none":
+        raise unusable(name, f"biases in an adapter ('bias': {fields['bias']!r}) are not supported: {_MERGE}")
+    kind = fields.get("init_lora_weights")
+    if isinstance(kind, str) and kind.lower().startswith(_CHANGES_THE_BASE):
+        raise unusable(
+            name,
+            f"it belongs to changed weights of the model ('init_lora_weights': {kind!r}): save it with peft's "
+            "path_initial_model_for_weight_conversion",
+        )
+    return LoraConfig(
+        _whole(fields, "r", name),
+        _number(fields.get("lora_alpha", 8), "lora_alpha", name),
+        bool(fields.get("use_rslora", False)),
+        {key: _at_least_1(value, "rank_pattern", name) for key, value in _pattern(fields, "rank_pattern", name)},
+        {key: _number(value, "alpha_pattern", name) for key, value in _pattern(fields, "alpha_pattern", name)},
+        str(fields.get("base_model_name_or_path") or ""),
+    )
+
+
+def read_prompt_config(directory: Path, name: str) -> PromptConfig:
+    """Returns the configuration of a prompt adapter. Raises the same errors as `read_lora_config`."""
+    fields = _read(directory, name)
+    if fields.get("peft_type") != "PROMPT_TUNING":
+        raise unusable(
+            name, f"its peft_type is {fields.get('peft_type')!r}; of prompt adapters only 'PROMPT_TUNING' is served"
+        )
+    count = _whole(fields, "num_virtual_tokens", name)
+    return PromptConfig(count, str(fields.get("base_model_name_or_path") or ""))
+
+
+def check_rank(config: LoraConfig, name: str, max_rank: int) -> None:
+    """Raises ServiceError if the adapter has a larger rank than the engine takes."""
+    if config.rank_max > max_rank:
+        raise unusable(
+            name,
+            f"its rank is {config.rank_max}, above --max-lora-rank={max_rank}: start with a larger --max-lora-rank",
+        )
+
+
+def check_tokens(config: PromptConfig, name: str, most: int) -> None:
+    """Raises ServiceError if the prompt adapter has more virtual tokens than the engine takes."""
+    if config.num_virtual_tokens > most:
+        raise unusable(
+            name,
+            f"it has {config.num_virtual_tokens} virtual tokens, more than --max-prompt-adapter-token={most}: start "
+            "with a larger one",
+        )
+
+
+def adapter_kind(directory: Path, name: str) -> str:
+    """Returns `peft_type` of the adapter. Raises the same errors as `read_lora_config`."""
+    return str(_read(directory, name).get("peft_type"))
+
+
+def unusable(name: str, why: str) -> ServiceError:
+    """Returns the error for an adapter that cannot be served."""
+    return ServiceError("invalid_value", f"The adapter {name!r} cannot be served: {why}.", param="lora_path")
+
+
+def not_found(name: str, why: str) -> ServiceError:
+    """Returns the error for an adapter whose files are not there."""
+    return ServiceError("not_found", f"The adapter {name!r} cannot be served: {why}.", param="lora_path")
+
+
+def _read(directory: Path, name: str) -> dict[str, Any]:
+    path = directory / CONFIG_FILE
+    try:
+        fields: Any = json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError as error:
+        there = f"{directory} has no {CONFIG_FILE}" if directory.is_dir() else f"there is no directory {directory}"
+        raise not_found(name, there) from error
+    except OSError as error:
+        raise unusable(name, f"{path} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise unusable(name, f"{path} is not valid JSON ({error})") from error
+    if not isinstance(fields, dict):
+        raise unusable(name, f"{path} must hold a JSON object")
+    return cast(dict[str, Any], fields)
+
+
+def _of_module(patterns: Mapping[str, float], module: str, default: float) -> float:
+    """Returns the value of the first pattern that fits the module's name, as peft searches it."""
+    for pattern, value in patterns.items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default
+
+
+def _pattern(fields: Mapping[str, Any], key: str, name: str) -> list[tuple[str, Any]]:
+    table: Any = fields.get(key) or {}
+    if not isinstance(table, dict):
+        raise unusable(name, f"'{key}' in {CONFIG_FILE} must be an object")
+    items = list(cast(dict[str, Any], table).items())
+    for pattern, _ in items:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise unusable(name, f"'{key}' in {CONFIG_FILE} has {pattern!r}, which is no regular expression") from error
+    return items
+
+
+def _whole(fields: Mapping[str, Any], key: str, name: str) -> int:
+    return _at_least_1(fields.get(key), key, name)
+
+
+def _at_least_1(value: object, key: str, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise unusable(name, f"'{key}' in {CONFIG_FILE} must be a whole number of at least 1, not {value!r}")
+    return value
+
+
+def _number(value: object, key: str, name: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise unusable(name, f"'{key}' in {CONFIG_FILE} must be a number, not {value!r}")
+    return float(value)
