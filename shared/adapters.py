@@ -123,8 +123,8 @@ def _check_limits(settings: EngineSettings) -> None:
     )
     if (loras or prompts) and world_size(settings) > 1:
         raise SettingsError(
-            "--tensor-parallel-size, --pipeline-parallel-size: adapters are served by engines on one device; merge a LoRA "
-            "adapter into the model's weights, or start more engines with --engines"
+            "--tensor-parallel-size, --pipeline-parallel-size: adapters are served by engines on one device; merge a "
+            "LoRA adapter into the model's weights, or start more engines with --engines"
         )
     if (loras or prompts) and settings.role != "both":
         raise SettingsError(
