@@ -160,3 +160,14 @@ def test_a_row_s_numbers_are_the_same_to_the_last_bit_whatever_is_beside_it(
     together = numbers(list(range(8)))
     for number in (0, 1, 3):
         assert numbers([number])[number] == together[number]
+
+
+def test_adapters_work_over_quantized_weights_alike_in_both_backends(models: Models, tmp_path: Path) -> None:
+    model, prompt = models("llama"), make_prompt(20)
+    path = make_adapter(tmp_path, model)
+    found: list[list[list[int]]] = []
+    for backend in BACKENDS:
+        adapted = Adapted(model, backend=backend, quantization="ifq")
+        found.append(adapted.generate([(prompt, adapted.load(path)), (prompt, None)]))
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
