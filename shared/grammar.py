@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
+GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag", "tagged_text"]
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
@@ -23,6 +23,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     | `grammar`        | a context-free grammar in Lark's or GBNF's notation                                   |
     | `structural_tag` | `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`: free text in which each |
     |                  | trigger begins a tag whose content follows the schema                                 |
+    | `tagged_text`    | a `shared.tagged_text.TaggedText` as JSON: the same with other contents of tags       |
     """
 
     kind: GrammarKind
@@ -31,3 +32,8 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """Regular expression of the whitespace between JSON tokens; empty: the default of `shared.text.constraint`."""
     compact: bool = False
     """JSON without whitespace between its tokens."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether output that follows the grammar can always go on, as free text."""
+        return self.kind in ("structural_tag", "tagged_text")

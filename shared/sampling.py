@@ -70,7 +70,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Sequences of token ids that the output must not contain."""
     grammar: Grammar | None = None
-    """What the output must follow. A complete output ends the sequence, also with `ignore_eos` and `min_tokens`."""
+    """What the output must follow. A complete output ends the sequence, also with `ignore_eos` and `min_tokens`, unless
+    the grammar is free text with tags."""
     end_token_ids: tuple[int, ...] = ()
     """End tokens of the prompt's form, beside the model's own. Set by the tokenizer, not by requests."""
     beam: BeamParams | None = None

@@ -26,24 +26,29 @@ class GrammarChecker:
         self._wall_s = wall_s
         self._turn = asyncio.Lock()
         self._worker: WorkerProcess[GrammarVerdict] | None = None
-        self._verdicts: OrderedDict[Grammar, str] = OrderedDict()
-        """The errors of checked grammars; the one used last is at the end."""
+        self._verdicts: OrderedDict[Grammar, GrammarVerdict] = OrderedDict()
+        """Those of checked grammars; the one used last is at the end."""
         self.killed = 0
         """Number of workers lost during a check."""
 
     async def check(self, grammar: Grammar, param: str) -> None:
-        """Raises ServiceError('invalid_value') for a grammar that cannot be used. `param`: the request's field."""
-        error = self._verdicts.get(grammar)
-        if error is None:
+        """Raises ServiceError('invalid_value') for a grammar that cannot be used.
+
+        `param`: the request's field. If the grammar has several schemas of the request, it is a pattern such as
+        `tools[].function.parameters`, and the error has the place of the wrong schema in the brackets.
+        """
+        verdict = self._verdicts.get(grammar)
+        if verdict is None:
             async with self._turn:
-                error = await self._ask(grammar)
-            self._verdicts[grammar] = error
+                verdict = await self._ask(grammar)
+            self._verdicts[grammar] = verdict
             if len(self._verdicts) > limits.GRAMMAR_VERDICTS_MAX:
                 self._verdicts.popitem(last=False)
         else:
             self._verdicts.move_to_end(grammar)
-        if error:
-            raise ServiceError("invalid_value", error.replace(SUBJECT, f"'{param}'", 1), param=param)
+        if verdict.error:
+            param = param.replace("[]", f"[{verdict.place}]", 1) if verdict.place else param.partition("[]")[0]
+            raise ServiceError("invalid_value", verdict.error.replace(SUBJECT, f"'{param}'", 1), param=param)
 
     async def close(self) -> None:
         """Ends the worker process."""
@@ -51,7 +56,7 @@ class GrammarChecker:
             await self._worker.kill()
             self._worker = None
 
-    async def _ask(self, grammar: Grammar) -> str:
+    async def _ask(self, grammar: Grammar) -> GrammarVerdict:
         worker = self._worker
         if worker is None or not worker.alive:
             await self.close()
@@ -60,12 +65,14 @@ class GrammarChecker:
             await self._exchange(worker, Grammar("regex", "a"), limits.GRAMMAR_START_S)
         return await self._exchange(worker, grammar, self._wall_s)
 
-    async def _exchange(self, worker: "WorkerProcess[GrammarVerdict]", grammar: Grammar, wall_s: float) -> str:
+    async def _exchange(
+        self, worker: "WorkerProcess[GrammarVerdict]", grammar: Grammar, wall_s: float
+    ) -> GrammarVerdict:
         try:
-            return (await worker.ask(GrammarJob(grammar, wall_s), wall_s)).error
+            return await worker.ask(GrammarJob(grammar, wall_s), wall_s)
         except WorkerLostError as lost:
             self.killed += 1
-            return f"{SUBJECT} cannot be used: checking it {lost}. Make it smaller or simpler."
+            return GrammarVerdict(f"{SUBJECT} cannot be used: checking it {lost}. Make it smaller or simpler.")
         finally:
             if not worker.fresh:
                 await self.close()

@@ -26,9 +26,13 @@ class GrammarJob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GrammarVerdict(msgspec.Struct, frozen=True, array_like=True):
-    """Why the grammar cannot be used, as a message for the user; empty if it can."""
+    """Why the grammar cannot be used, as a message for the user; empty if it can.
+
+    `place`: which of the request's schemas in the grammar is to blame; empty if none is.
+    """
 
     error: str = ""
+    place: str = ""
 
 
 def main() -> int:
@@ -39,12 +43,12 @@ def main() -> int:
     jobs = msgspec.msgpack.Decoder(GrammarJob)
     while (job := read_frame(sys.stdin.buffer, jobs)) is not None:
         allow_processor_time(job.wall_s)
-        error = ""
+        verdict = GrammarVerdict()
         try:
             check_grammar(job.grammar, tokenizer)
         except ServiceError as refusal:
-            error = refusal.message
-        write_frame(sys.stdout.buffer, GrammarVerdict(error))
+            verdict = GrammarVerdict(refusal.message, refusal.param or "")
+        write_frame(sys.stdout.buffer, verdict)
     return 0
 
 

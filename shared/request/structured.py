@@ -16,6 +16,7 @@ import msgspec
 from shared import limits
 from shared.grammar import Grammar, GrammarKind
 from shared.request.checks import missing, refuse, unsupported
+from shared.tagged_text import TaggedText
 
 BACKENDS = frozenset({"auto", "guidance", "llguidance", "outlines", "lm-format-enforcer", "xgrammar"})
 """Values of `guided_decoding_backend`. llguidance compiles all grammars, whose meaning the names do not change."""
@@ -64,6 +65,16 @@ def constraint_of(fields: object) -> Constraint | None:
 def json_constraint(schema: Mapping[str, Any], param: str) -> Constraint:
     """Returns the constraint to JSON that matches a schema, for the field `param`. Raises ServiceError."""
     return _checked(Constraint(Grammar("json", _schema_text(schema, param)), param))
+
+
+def tagged_constraint(tagged: TaggedText, param: str) -> Constraint:
+    """Returns the constraint to text with tags. `param`: the field of its schemas, `[]` for their places.
+
+    Raises ServiceError.
+    """
+    grammar = Grammar("tagged_text", tagged.encode())
+    _checked(Constraint(grammar, param.partition("[]")[0]))
+    return Constraint(grammar, param)
 
 
 def _reader(kind: GrammarKind) -> Callable[[Any, str], Constraint | None]:

@@ -111,6 +111,8 @@ def _check_function(function: Any, path: str) -> None:
         refuse(f"{path}.name", rule)
     if not isinstance(found.get("description", ""), str | None):
         refuse(f"{path}.description", "must be a string")
+    if not isinstance(found.get("strict", False), bool | None):
+        refuse(f"{path}.strict", "must be true or false")
     if not isinstance(found.get("parameters", {}), dict | None):
         refuse(f"{path}.parameters", "must be an object, a JSON Schema")
     check_nesting(found, path)

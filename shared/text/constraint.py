@@ -7,18 +7,22 @@ that may be killed (`services/tokenizer/grammar_worker.py`); engines use them (`
 
 import json
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, TokenizerWrapper, grammar_from
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
+from shared import tagged_text
 from shared.config import ModelSettings
 from shared.errors import ServiceError
 from shared.grammar import Grammar, GrammarKind
+from shared.tagged_text import Chain, Json, Literal, Tag, TaggedText
+from shared.text.tagged_lark import SPACE, lark_grammar
 from shared.text.vocabulary import choose_vocabulary
 
-WHITESPACE = r"[ \n\t\r]{0,20}"
-"""Default whitespace between JSON tokens. Bounded, so that a model cannot write whitespace for ever."""
+WHITESPACE = SPACE
+"""Default whitespace between JSON tokens."""
 LEXER_FUEL_START, LEXER_FUEL_STEP = 500_000, 100_000
 """Work of the regular expressions at the start and for one mask; a unit is about 0.1 µs."""
 STEP_ITEMS_MAX, LEXER_STATES_MAX = 25_000, 50_000
@@ -32,14 +36,26 @@ NO_TOKENIZER = "Structured output needs a tokenizer, and this server has none (-
 
 def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
     """Returns a matcher at the start of the grammar. Raises ServiceError('invalid_value') with the library's reason."""
-    matcher = LLMatcher(tokenizer, serialized(grammar), log_level=0, limits=parser_limits())
+    matcher = LLMatcher(tokenizer, serialized(grammar, tokenizer), log_level=0, limits=parser_limits())
     if matcher.is_error():
         raise invalid(matcher.get_error())
     return matcher
 
 
 def check_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> None:
-    """Raises ServiceError('invalid_value') for a grammar that does not compile or that no text satisfies."""
+    """Raises ServiceError('invalid_value') for a grammar that does not compile or that no text satisfies.
+
+    If a schema of a tagged text is to blame, `param` of the error is its place in the request, a number.
+    """
+    for one in tagged_text.schemas(_tagged_text(grammar)) if grammar.kind == "tagged_text" else ():
+        try:
+            _check(Grammar("json", json.dumps(one.schema)), tokenizer)
+        except ServiceError as error:
+            raise ServiceError(error.code, error.message, param=str(one.place)) from None
+    _check(grammar, tokenizer)
+
+
+def _check(grammar: Grammar, tokenizer: LLTokenizer) -> None:
     matcher = compile_grammar(grammar, tokenizer)
     mask = matcher.compute_bitmask()
     if matcher.is_error():
@@ -55,9 +71,12 @@ def invalid(reason: str) -> ServiceError:
     return ServiceError("invalid_value", f"{SUBJECT} cannot be used: {told}.")
 
 
-def serialized(grammar: Grammar) -> str:
+def serialized(grammar: Grammar, tokenizer: LLTokenizer) -> str:
     """Returns the grammar in the library's form. Raises ServiceError('invalid_value')."""
     try:
+        if grammar.kind in _TAGGED:
+            tagged = _TAGGED[grammar.kind](grammar)
+            return LLMatcher.grammar_from_lark(lark_grammar(tagged, special_tokens(tokenizer)))
         return _SERIALIZERS[grammar.kind](grammar)
     except (ValueError, KeyError, TypeError, AssertionError) as error:
         raise invalid(f"{error}" or type(error).__name__) from None
@@ -73,6 +92,15 @@ def parser_limits() -> LLParserLimits:
         max_grammar_size=GRAMMAR_SIZE_MAX,
         verbose_errors=False,
     )
+
+
+@lru_cache(maxsize=2)
+def special_tokens(tokenizer: LLTokenizer) -> dict[str, int]:
+    """Returns the ids of a tokenizer's special tokens, without those that end an output, by their text."""
+    ends = {*tokenizer.eos_tokens, tokenizer.eos_token}
+    ids = [one for one in range(tokenizer.vocab_size) if tokenizer.is_special_token(one) and one not in ends]
+    texts = ((tokenizer.decode_bytes([one]).decode("utf-8", errors="ignore"), one) for one in ids)
+    return {text: one for text, one in texts if text}
 
 
 def byte_tokenizer() -> LLTokenizer:
@@ -135,19 +163,18 @@ def _json_object(grammar: Grammar) -> str:
     return _json(Grammar("json", '{"type": "object"}', grammar.whitespace, grammar.compact))
 
 
-def _structural_tag(grammar: Grammar) -> str:
+def _structural_tag(grammar: Grammar) -> TaggedText:
     wanted = json.loads(grammar.text)
-    tags = [
-        StructTag(
-            trigger=next(trigger for trigger in wanted["triggers"] if one["begin"].startswith(trigger)),
-            begin=one["begin"],
-            grammar=one.get("schema") or {},
-            end=one["end"],
-        )
-        for one in wanted["structures"]
-    ]
-    lark = StructTag.to_grammar(tags, assume_special=False)
-    return LLMatcher.grammar_from_lark(lark)
+    tags: list[Tag] = []
+    for one in wanted["structures"]:
+        mark = next(trigger for trigger in wanted["triggers"] if one["begin"].startswith(trigger))
+        begin, end = Literal(one["begin"].removeprefix(mark)), Literal(one["end"])
+        tags.append(Tag(mark, Chain((begin, Json(one.get("schema") or {}), end))))
+    return TaggedText(tuple(tags))
+
+
+def _tagged_text(grammar: Grammar) -> TaggedText:
+    return tagged_text.decode(grammar.text)
 
 
 def _regex(grammar: Grammar) -> str:
@@ -168,5 +195,8 @@ _SERIALIZERS: dict[GrammarKind, Callable[[Grammar], str]] = {
     "regex": _regex,
     "choice": _choice,
     "grammar": _context_free,
+}
+_TAGGED: dict[GrammarKind, Callable[[Grammar], TaggedText]] = {
     "structural_tag": _structural_tag,
+    "tagged_text": _tagged_text,
 }

@@ -61,12 +61,14 @@ def rules_for(
     """Returns the rules of a sequence whose prompt and output together may have `max_model_len` tokens.
 
     `eos_token_ids`: the model's end tokens. A grammar allows one of them only after a complete output and then allows
-    nothing else, so the sequence ends there whatever the request says.
+    nothing else, so the sequence ends there whatever the request says. Output of a free grammar can go on, so the
+    worker does not sample an end token before `min_tokens`.
     """
-    has_grammar = params.grammar is not None
+    grammar = params.grammar
     return StopRules(
-        eos_token_ids=params.effective_end_ids(eos_token_ids) | (eos_token_ids if has_grammar else frozenset[int]()),
+        eos_token_ids=params.effective_end_ids(eos_token_ids)
+        | (eos_token_ids if grammar is not None else frozenset[int]()),
         stop_token_ids=frozenset(params.stop_token_ids),
-        min_tokens=0 if has_grammar else params.min_tokens,
+        min_tokens=params.min_tokens if grammar is None or grammar.is_free else 0,
         max_tokens=min(params.max_tokens, max_model_len - num_prompt_tokens),
     )

@@ -20,12 +20,14 @@ def processors_of(
     params: SamplingParams,
     output: Sequence[int],
     end_token_ids: Sequence[int],
+    eos_token_ids: frozenset[int],
     vocab_size: int,
     make_grammar: MakeGrammar | None,
 ) -> tuple[LogitsProcessor, ...]:
     """Returns the processors of a sequence whose output so far is `output`; empty if it needs none.
 
-    `end_token_ids`: the tokens that end the sequence, which `min_tokens` forbids at first.
+    `end_token_ids`: the tokens that end the sequence, which `min_tokens` forbids at first. `eos_token_ids`: the model's
+    own end tokens.
     """
     found: list[LogitsProcessor] = []
     if params.logit_bias:
@@ -34,11 +36,16 @@ def processors_of(
         found.append(AllowedTokens(params.allowed_token_ids, vocab_size))
     if params.bad_words:
         found.append(BadWords(params.bad_words, vocab_size))
-    if params.grammar is not None:
+    grammar = params.grammar
+    if grammar is not None:
         assert make_grammar is not None, "the worker has no grammars"
-        found.append(make_grammar(params.grammar))
-    elif params.min_tokens:
-        # A complete grammar allows nothing but an end token, so a grammar goes before `min_tokens`.
+        found.append(make_grammar(grammar))
+        # Behind an end token the grammar allows nothing, so output that ignores end tokens must not have one.
+        end_token_ids = sorted(eos_token_ids.union(end_token_ids))
+        if grammar.is_free and params.ignore_eos:
+            found.append(MinTokens(params.max_tokens, sorted(eos_token_ids), vocab_size))
+    # A complete output allows nothing but an end token, so a grammar goes before `min_tokens` unless it is free.
+    if params.min_tokens and (grammar is None or grammar.is_free):
         found.append(MinTokens(params.min_tokens, end_token_ids, vocab_size))
     for processor in found:
         for token_id in output:

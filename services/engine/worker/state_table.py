@@ -226,7 +226,8 @@ class StateTable:
     def _set_processors(self, sequence: NewSequence) -> None:
         row, params, output = sequence.row, sequence.params, sequence.token_ids[sequence.num_prompt_tokens :]
         ends = sorted(params.effective_end_ids(self._eos_token_ids).union(params.stop_token_ids))
-        found = processors_of(params, output, ends, self._columns.vocab_size, self._make_grammar)
+        vocab_size = self._columns.vocab_size
+        found = processors_of(params, output, ends, self._eos_token_ids, vocab_size, self._make_grammar)
         self._columns.adjusted[row] = bool(found)
         self._columns.chooses[row] |= bool(found)
         if found:

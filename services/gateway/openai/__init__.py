@@ -4,7 +4,7 @@
 |------|-----------------------------------------|----------------------------------------------------------|
 | 1    | `endpoints`                             | reads the body of a request and starts the generation    |
 | 2    | `unsupported_params`, `body`, `schemas` | refuses unknown fields; decodes the bytes to a struct    |
-| 3    | `parameters`                            | checks the struct and converts it to `GenerationRequest` |
+| 3    | `parameters`, `chat_request`            | checks the struct and converts it to `GenerationRequest` |
 | 4    | `serving`, `response_runner`            | runs the generation; answers whole or as a stream        |
 | 5    | `choices`                               | collects the output of each choice                       |
 | 6    | `full_response`, `stream_encoder`       | encodes a whole answer, or each chunk, as JSON           |

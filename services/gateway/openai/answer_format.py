@@ -91,28 +91,36 @@ def answer_format(
     `request` is what `parameters.chat` has made of the body.
     """
     choice = tool_choice(body)
-    tool_format = _tool_format(choice, card, settings)
+    calls = tool_format(choice, card, settings)
     if not request.detokenize:
         return None  # There is no text.
     if choice.is_forced:
-        return AnswerFormat(choice=choice, tool_format=tool_format)
+        return AnswerFormat(choice=choice, tool_format=calls)
     grammar = request.params.grammar
     if grammar is not None and grammar.kind != "structural_tag":
         return None  # The output has the structure from its first token on, so it has no marks.
-    reasoning_format = REASONING_FORMATS.get(_chosen(settings.reasoning_parser, card.reasoning_format))
-    if tool_format is None and reasoning_format is None:
+    reasoning = reasoning_format(card, settings)
+    if calls is None and reasoning is None:
         return None
     return AnswerFormat(
         choice=choice,
-        tool_format=tool_format,
-        reasoning_format=reasoning_format,
+        tool_format=calls,
+        reasoning_format=reasoning,
         show_reasoning=given(body.include_reasoning, True),
         continued=_continued(body),
     )
 
 
-def _tool_format(choice: ToolChoice, card: ModelCard, settings: GatewaySettings) -> ToolFormat | None:
-    """Returns the model's own format of calls; None if it is unknown and not needed, as for forced calls."""
+def reasoning_format(card: ModelCard, settings: GatewaySettings) -> ReasoningFormat | None:
+    """Returns how the model marks its reasoning; None if that is unknown, or if reasoning is not to be separated."""
+    return REASONING_FORMATS.get(_chosen(settings.reasoning_parser, card.reasoning_format))
+
+
+def tool_format(choice: ToolChoice, card: ModelCard, settings: GatewaySettings) -> ToolFormat | None:
+    """Returns the model's own format of calls; None if it is unknown and not needed, as for forced calls.
+
+    Raises ServiceError if the choice is the model's and its format is unknown.
+    """
     if choice.mode == "none":
         return None
     name = _chosen(settings.tool_call_parser, card.tool_format)

@@ -8,8 +8,8 @@ from starlette.responses import Response
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.http import request_body
 from services.gateway.openai import parameters, schemas, unsupported_params
-from services.gateway.openai.answer_format import answer_format
 from services.gateway.openai.body import GenerationFields, StreamOptions, read_body, read_fields
+from services.gateway.openai.chat_request import chat_request
 from services.gateway.openai.request_context import Arrival, Kind, RequestContext
 from services.gateway.openai.serving import Serving
 from services.gateway.openai.stream_encoder import OpenAIEncoder
@@ -40,10 +40,8 @@ class GenerationEndpoints:
         data = await _checked(request, schemas.ChatBody)
         body = read_body(data, schemas.CHAT_DECODER)
         card = self._serving.resolve_model(body.model)
-        wanted = parameters.chat(body, card, request.state.request_id, self._serving.defaults)
-        answer = answer_format(body, wanted, card, self._serving.settings)
-        if answer is not None:
-            wanted = replace(wanted, shown_special_tokens=answer.special_tokens)
+        serving = self._serving
+        wanted, answer = chat_request(body, card, request.state.request_id, serving.defaults, serving.settings)
         echoes = await self._echoes(wanted) if body.echo else _no_echoes(wanted)
         context = self._context("chat", arrival, card, wanted, body, echoes)
         return await self._answer(request, replace(context, answer_format=answer))

@@ -44,6 +44,19 @@ class ToolChoice:
         """Name of the request's field that has the tools, for errors."""
         return "functions" if self.legacy else "tools"
 
+    @property
+    def schema_param(self) -> str:
+        """Name of the request's field with the schema of a tool's arguments. `[]` stands for the number of the tool."""
+        return "functions[].parameters" if self.legacy else "tools[].function.parameters"
+
+    @property
+    def strict_param(self) -> str | None:
+        """Name of the request's field `strict` that is true first, for errors; None if no tool is strict."""
+        for number, tool in enumerate(self.tools):
+            if tool["function"].get("strict"):
+                return self.schema_param.replace("[]", f"[{number}]").replace("parameters", "strict")
+        return None
+
 
 def tool_choice(body: ChatBody) -> ToolChoice:
     """Returns the tools of a request and how they may be called. Raises ServiceError that names the wrong field."""

@@ -8,6 +8,7 @@ Whole and streamed answers use the same code: `OutputParser.feed` takes text in 
 | `output_parser`    | the parser of one output: reasoning first, then tools                   |
 | `formats`          | the formats by the names that settings and tokenizers give them         |
 | `events`           | what a parser returns                                                   |
+| `call_grammars`    | the grammar of each format, which keeps calls to the schemas of tools   |
 | `tool_parser`      | base class of the formats of tool calls: content, held text, JSON calls |
 | `json_formats`     | calls as JSON objects: hermes, llama3_json, mistral, deepseek_v3        |
 | `tagged_arguments` | calls with a tag for each argument: glm45, qwen3_coder                  |

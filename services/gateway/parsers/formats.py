@@ -5,6 +5,8 @@ Tokenizers announce the same names when they recognise a model's chat template (
 
 from dataclasses import dataclass
 
+from services.gateway.parsers import call_grammars
+from services.gateway.parsers.call_grammars import CallGrammar
 from services.gateway.parsers.json_formats import DeepseekV3Parser, HermesParser, Llama3JsonParser, MistralParser
 from services.gateway.parsers.pythonic import PythonicParser
 from services.gateway.parsers.tagged_arguments import Glm45Parser, Qwen3CoderParser
@@ -14,7 +16,7 @@ from shared.text.reasoning import CLOSING, OPENING
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes calls of tools.
+    """How a model writes calls of tools: what reads them, and the grammar that keeps them to their schemas.
 
     `special_tokens`: tokens of the format that are special tokens of some tokenizers; the text must have them though
     special tokens are skipped. `short_ids`: the chat templates of these models accept only ids of nine letters and
@@ -22,6 +24,7 @@ class ToolFormat:
     """
 
     parser: type[ToolParser]
+    grammar: CallGrammar
     special_tokens: tuple[str, ...] = ()
     short_ids: bool = False
 
@@ -47,10 +50,11 @@ class ReasoningFormat:
         return text.rfind(self.opening) > text.rfind(self.closing) or (self.is_implied and self.closing not in text)
 
 
-_HERMES = ToolFormat(HermesParser, ("<tool_call>", "</tool_call>"))
-_LLAMA_3 = ToolFormat(Llama3JsonParser, ("<|python_tag|>",))
+_HERMES = ToolFormat(HermesParser, call_grammars.hermes, ("<tool_call>", "</tool_call>"))
+_LLAMA_3 = ToolFormat(Llama3JsonParser, call_grammars.llama3_json, ("<|python_tag|>",))
 _DEEPSEEK = ToolFormat(
     DeepseekV3Parser,
+    call_grammars.deepseek_v3,
     (
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁calls▁end｜>",
@@ -60,18 +64,22 @@ _DEEPSEEK = ToolFormat(
     ),
 )
 _GLM = ToolFormat(
-    Glm45Parser, ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    Glm45Parser,
+    call_grammars.glm45,
+    ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )
 TOOL_FORMATS: dict[str, ToolFormat] = {
     "hermes": _HERMES,
     "qwen": _HERMES,
-    "qwen3_coder": ToolFormat(Qwen3CoderParser, ("<tool_call>", "</tool_call>")),
+    "qwen3_coder": ToolFormat(Qwen3CoderParser, call_grammars.qwen3_coder, ("<tool_call>", "</tool_call>")),
     "llama3_json": _LLAMA_3,
-    "mistral": ToolFormat(MistralParser, ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"), short_ids=True),
+    "mistral": ToolFormat(
+        MistralParser, call_grammars.mistral, ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"), short_ids=True
+    ),
     "deepseek_v3": _DEEPSEEK,
     "glm45": _GLM,
     "glm": _GLM,
-    "pythonic": ToolFormat(PythonicParser, ("<|python_start|>", "<|python_end|>")),
+    "pythonic": ToolFormat(PythonicParser, call_grammars.pythonic, ("<|python_start|>", "<|python_end|>")),
 }
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "deepseek_r1": ReasoningFormat(is_implied=True),

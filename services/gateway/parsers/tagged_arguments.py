@@ -25,6 +25,8 @@ class TaggedArgumentsParser(ToolParser):
         self._function = ""
         self._open_key: str | None = None
         """The key of the argument whose text is being read."""
+        self._open_value: list[str] = []
+        """What has been read of a JSON value."""
         self._num_arguments = 0
 
     @abstractmethod
@@ -56,7 +58,7 @@ class TaggedArgumentsParser(ToolParser):
         try:
             while (key := (yield from self._next_key())) is not None:
                 self._open_key = key
-                text = yield from self._argument_text()
+                text = yield from self._value_of(key)
                 self._argue(self._before(key) + self._encoded(key, text))
                 self._num_arguments += 1
                 self._open_key = None
@@ -67,9 +69,22 @@ class TaggedArgumentsParser(ToolParser):
             raise
         self._close()
 
+    def _value_of(self, key: str) -> Steps[str]:
+        """Reads the text of an argument. A strict function's JSON is read as such, because it may contain the end."""
+        if self._is_string(key) or not self._is_strict():
+            return (yield from self._argument_text())
+        yield from self._space()
+        self._open_value.clear()
+        yield from self._value(self._open_value.append)
+        yield from self._argument_text()
+        value = "".join(self._open_value)
+        self._open_value.clear()
+        return value
+
     def _cut(self, rest: str) -> None:
         """See ToolParser. The beginning of a text is passed on in the way in which a JSON value would be cut."""
         if self._open_key is not None:
+            rest = "".join(self._open_value) + rest
             text = json.dumps(rest, ensure_ascii=False)[:-1] if self._is_string(self._open_key) else rest
             self._argue(self._before(self._open_key) + text)
 
@@ -90,6 +105,10 @@ class TaggedArgumentsParser(ToolParser):
             else:
                 return text.strip()
         return json.dumps(text, ensure_ascii=False)
+
+    def _is_strict(self) -> bool:
+        tool = self._tools.get(self._function)
+        return tool is not None and bool(tool["function"].get("strict"))
 
     def _is_string(self, key: str) -> bool:
         tool = self._tools.get(self._function)

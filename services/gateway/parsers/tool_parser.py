@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.:/-]*")
 _SPACE = re.compile(r"\s*")
 _IN_STRING = re.compile(r'[^"\\]*')
 _BETWEEN = re.compile(r'[^"{}\[\]]*')
-_SCALAR = re.compile(r"[^\s,{}\[\]\"]*")
+_SCALAR = re.compile(r"[^\s,{}\[\]\"<]*")
 _ARGUMENTS = ("arguments", "parameters")
 """Names of the member of a call that holds its arguments."""
 _MEMBERS = ("name", "type", "id", *_ARGUMENTS)

@@ -8,6 +8,7 @@ import pytest
 from services.tokenizer.grammar_checker import GrammarChecker
 from shared.errors import ServiceError
 from shared.grammar import Grammar
+from shared.tagged_text import Json, Tag, TaggedText
 
 LOOP = '{"$ref": "#/definitions/a", "definitions": {"a": {"$ref": "#/definitions/a"}}}'
 LARGE = "{" + '"allOf": [' + ",".join(['{"anyOf": [' + ",".join(f'{{"required": ["k{i}{j}"]}}' for i in range(12)) + "]}" for j in range(7)]) + "]}"  # fmt: skip  # noqa: E501
@@ -35,6 +36,18 @@ async def test_good_grammars_pass_and_bad_ones_are_named(checker: GrammarChecker
         assert error.value.code == "invalid_value"
         assert error.value.param == "guided_json"
     assert checker.killed == 0
+
+
+async def test_the_wrong_one_of_several_schemas_is_named_by_its_place(checker: GrammarChecker) -> None:
+    def tagged(*wanted: dict[str, str]) -> Grammar:
+        tags = tuple(Tag(f"<{place}>", Json(schema, place)) for place, schema in enumerate(wanted))
+        return Grammar("tagged_text", TaggedText(tags).encode())
+
+    await checker.check(tagged({"type": "object"}, {"type": "string"}), "tools[].schema")
+    for _ in range(2):
+        with pytest.raises(ServiceError, match=r"'tools\[1\]\.schema' cannot be used") as error:
+            await checker.check(tagged({"type": "object"}, {"type": "strng"}), "tools[].schema")
+        assert error.value.param == "tools[1].schema"
 
 
 async def test_a_worker_that_is_too_slow_is_replaced() -> None:

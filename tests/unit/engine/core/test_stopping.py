@@ -3,6 +3,7 @@
 import pytest
 
 from services.engine.core.stopping import Verdict, rules_for
+from shared.grammar import Grammar
 from shared.sampling import SamplingParams
 
 EOS = frozenset({2, 3})
@@ -58,6 +59,13 @@ def test_a_token_that_is_both_counts_as_the_end_token() -> None:
 def test_min_tokens_must_exist_before_an_end_or_stop_token_counts(token_id: int) -> None:
     counts = [verdict(token_id, position, min_tokens=3, stop_token_ids=(9,)) is not None for position in range(5)]
     assert counts == [False, False, False, True, True]
+
+
+def test_a_complete_output_of_a_grammar_ends_unless_the_grammar_is_free() -> None:
+    asked = {"min_tokens": 3, "ignore_eos": True, "eos_token_ids": (9,)}
+    assert verdict(2, 0, grammar=Grammar("regex", "a"), **asked) == Verdict("stop")
+    assert verdict(2, 0, grammar=Grammar("tagged_text", "{}"), **asked) is None
+    assert verdict(2, 3, grammar=Grammar("tagged_text", "{}"), **asked) == Verdict("stop")
 
 
 def test_max_tokens_ends_with_length_at_the_last_token_allowed() -> None:

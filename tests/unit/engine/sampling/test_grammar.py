@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from tokenizers import Tokenizer
 from services.engine.sampling import masks
 from services.engine.sampling.grammar import GrammarCompiler, GrammarProcessor
 from services.engine.sampling.processor import Adjustment
+from services.engine.sampling.processors import processors_of
 from shared.errors import ServiceError
 from shared.grammar import Grammar
 from shared.model_files import DEMO_DIRECTORY
+from shared.sampling import SamplingParams
 
 END = 0
 SIZE = 4100
@@ -127,3 +130,24 @@ def test_a_token_outside_the_grammar_is_an_error_of_its_sequence(compiler: Gramm
 
 def test_equal_grammars_are_compiled_once(compiler: GrammarCompiler) -> None:
     assert compiler.compile(Grammar("regex", "ab+")) is compiler.compile(Grammar("regex", "ab+"))
+
+
+def test_free_text_with_tags_ends_neither_before_min_tokens_nor_where_ends_are_ignored(
+    compiler: GrammarCompiler,
+) -> None:
+    tag = {"begin": "<n>", "schema": {"type": "integer"}, "end": "</n>"}
+    free = Grammar("structural_tag", json.dumps({"structures": [tag], "triggers": ["<n>"]}))
+
+    def may_end(position: int, grammar: Grammar, **fields: Any) -> bool:
+        params = SamplingParams(max_tokens=9, grammar=grammar, **fields)
+        adjustment = Adjustment()
+        for one in processors_of(params, (), [], frozenset({END}), SIZE, compiler.processor):
+            one.adjust(adjustment, position, ())
+        assert adjustment.mask is not None
+        return END in masks.allowed_ids(adjustment.mask, SIZE)
+
+    assert may_end(0, free)
+    assert [may_end(position, free, min_tokens=2) for position in range(4)] == [False, False, True, True]
+    assert not any(may_end(position, free, ignore_eos=True) for position in range(9))
+    anything = Grammar("regex", "a*")
+    assert may_end(0, anything, ignore_eos=True, min_tokens=2)

@@ -1,0 +1,255 @@
+"""The grammars of calls in each format of `formats`: what output must look like so that its calls follow schemas. Pure.
+
+A grammar is free text in which a call names one of the request's tools, and the arguments of a strict tool follow its
+JSON Schema. Each text that the grammar allows and the format's parser takes for a call is such a call.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from keyword import iskeyword
+from typing import Any
+
+from shared.request.checks import refuse
+from shared.request.tools import tool_name, tool_parameters
+from shared.tagged_text import Chain, Choice, Json, Literal, Name, Piece, Raw, Repeat, Space, Tag, TaggedText
+
+_SPACE = Space()
+_TAG, _TAG_END = "<tool_call>", "</tool_call>"
+_ANNOTATIONS = frozenset({"title", "description", "$schema", "$id", "$comment", "examples", "default"})
+"""Members of a schema that do not restrict values."""
+_DEFINITIONS = ("$defs", "definitions")
+_OBJECT = frozenset({"type", "properties", "required", "additionalProperties", *_DEFINITIONS, *_ANNOTATIONS})
+"""Members of the schema of arguments that can be enforced where arguments are not written as one JSON object."""
+_TEXT = frozenset({"type", "enum", "const", "minLength", "maxLength", *_ANNOTATIONS})
+"""Members of the schema of a string that can be enforced where strings are written without quotes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallableTool:
+    """A tool of the request. `place`: its number in the request. `path`: where its schema is there, for errors.
+
+    `is_strict`: whether the arguments must follow the schema; other tools take any arguments.
+    """
+
+    name: str
+    schema: dict[str, Any]
+    place: int
+    path: str
+    is_strict: bool
+
+    @property
+    def arguments(self) -> Json:
+        """Its arguments as a JSON object."""
+        return Json({"type": "object", **self.schema}, self.place) if self.is_strict else Json({"type": "object"})
+
+
+CallGrammar = Callable[[Sequence[CallableTool]], TaggedText]
+"""Returns the grammar of a format for the tools of a request. Raises ServiceError that names the schema."""
+
+
+def callable_tools(tools: Sequence[Mapping[str, Any]], path: str) -> list[CallableTool]:
+    """Returns the checked tools of a request. `path`: of a tool's schema, with `[]` for its number."""
+    return [
+        CallableTool(
+            tool_name(tool),
+            tool_parameters(tool),
+            number,
+            path.replace("[]", f"[{number}]", 1),
+            bool(tool["function"].get("strict")),
+        )
+        for number, tool in enumerate(tools)
+    ]
+
+
+def hermes(tools: Sequence[CallableTool]) -> TaggedText:
+    """Returns the grammar of `HermesParser`."""
+    return TaggedText((Tag(_TAG, _chain(_SPACE, _any(tools, _json_call), _SPACE, _TAG_END)),))
+
+
+def llama3_json(tools: Sequence[CallableTool]) -> TaggedText:
+    """Returns the grammar of `Llama3JsonParser`. Output that begins with a brace or bracket is a call."""
+    call = _any(tools, lambda tool: _json_call(tool, "parameters"))
+    calls = _chain(call, Repeat(_chain(_SPACE, ";", _SPACE, call)))
+    return TaggedText((Tag("<|python_tag|>", _chain(_SPACE, calls)),), opening=calls, not_first="{[;")
+
+
+def mistral(tools: Sequence[CallableTool]) -> TaggedText:
+    """Returns the grammar of `MistralParser`, in both forms."""
+    call = _any(tools, _json_call)
+    listed = _chain("[", _SPACE, call, Repeat(_chain(_SPACE, ",", _SPACE, call)), _SPACE, "]")
+    named = _any(tools, lambda tool: _chain(tool.name, Repeat(Literal("[ARGS]"), at_most_once=True), tool.arguments))
+    return TaggedText((Tag("[TOOL_CALLS]", _chain(_SPACE, Choice((listed, named)))),))
+
+
+def deepseek_v3(tools: Sequence[CallableTool]) -> TaggedText:
+    """Returns the grammar of `DeepseekV3Parser`, in both forms."""
+    separator, end = "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+
+    def call(tool: CallableTool) -> Piece:
+        block = _chain("function", separator, tool.name, "\n```json\n", tool.arguments, "\n```", end)
+        return Choice((block, _chain(tool.name, separator, tool.arguments, end)))
+
+    return TaggedText((Tag("<｜tool▁call▁begin｜>", _any(tools, call)),))
+
+
+def glm45(tools: Sequence[CallableTool]) -> TaggedText:
+    """Returns the grammar of `Glm45Parser`."""
+    marks = _ArgumentMarks("<arg_key>", "</arg_key>", (_SPACE, "<arg_value>"), "", "</arg_value>")
+    calls = [_chain(tool.name, _SPACE, _tagged_arguments(tool, marks)) for tool in tools]
+    return TaggedText((Tag(_TAG, _chain(_SPACE, Choice(tuple(calls)), _TAG_END)),))
+
+
+def qwen3_coder(tools: Sequence[CallableTool]) -> TaggedText:
+    """Returns the grammar of `Qwen3CoderParser`."""
+    marks = _ArgumentMarks("<parameter=", ">", ("\n",), "\n", "</parameter>")
+    calls = [_chain(tool.name, ">", _SPACE, _tagged_arguments(tool, marks)) for tool in tools]
+    call = _chain(_SPACE, "<function=", Choice(tuple(calls)), "</function>", _SPACE, _TAG_END)
+    return TaggedText((Tag(_TAG, call),))
+
+
+def pythonic(tools: Sequence[CallableTool]) -> TaggedText:
+    """Returns the grammar of `PythonicParser`, with values in JSON. Output that begins with a bracket is a call."""
+    call = _any(tools, lambda tool: _chain(tool.name, "(", _keyword_arguments(tool), ")"))
+    calls = _chain("[", _SPACE, call, Repeat(_chain(",", _SPACE, call)), "]")
+    tag = Tag("<|python_start|>", _chain(_SPACE, calls, _SPACE, "<|python_end|>"))
+    return TaggedText((tag,), opening=calls, not_first="[")
+
+
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    """An argument of a strict tool. `definitions`: what references in its schema point to."""
+
+    key: str
+    schema: dict[str, Any]
+    definitions: dict[str, Any]
+    is_required: bool
+    tool: CallableTool
+
+    @property
+    def json(self) -> Json:
+        return Json({**self.schema, **self.definitions}, self.tool.place)
+
+
+@dataclass(frozen=True, slots=True)
+class _ArgumentMarks:
+    """What stands before and after the key and the value of an argument that has tags of its own.
+
+    `before_end`: the end of each value, which is not part of it.
+    """
+
+    before_key: str
+    after_key: str
+    before_value: tuple[Piece | str, ...]
+    before_end: str
+    after_value: str
+
+
+def _tagged_arguments(tool: CallableTool, marks: _ArgumentMarks) -> Piece:
+    """Returns the arguments of a call, each with tags of its own. Strings are written without quotes."""
+
+    def argument(key: Piece, value: Piece) -> Piece:
+        return _chain(marks.before_key, key, *marks.before_value, value, _SPACE)
+
+    if not tool.is_strict:
+        value = Raw(marks.after_value, marks.before_end)
+        return Repeat(argument(Raw(marks.after_key), value))
+    found: list[Piece] = []
+    for one in _arguments(tool):
+        if marks.after_key in one.key or one.key != one.key.strip() or not one.key:
+            refuse(tool.path, f"has a property whose name this model's format of calls cannot hold: {one.key!r}")
+        piece = argument(_chain(one.key, marks.after_key), _tagged_value(one, marks))
+        found.append(piece if one.is_required else Repeat(piece, at_most_once=True))
+    return _chain(*found)
+
+
+def _tagged_value(argument: _Argument, marks: _ArgumentMarks) -> Piece:
+    schema = argument.schema
+    if schema.get("type") != "string":
+        return _chain(_SPACE, argument.json, _SPACE, marks.after_value)
+    path = f"{argument.tool.path}.properties.{argument.key}"
+    _check_members(schema, _TEXT, path)
+    least, most = _length(schema, "minLength", path, 0), _length(schema, "maxLength", path, None)
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if values is None:
+        return Raw(marks.after_value, marks.before_end, least or 0, most)
+    fitting = [one for one in values if isinstance(one, str) and one == schema.get("const", one)]
+    fitting = [one for one in fitting if len(one) >= (least or 0) and (most is None or len(one) <= most)]
+    if not fitting or any(marks.after_value in one for one in fitting):
+        refuse(path, "has no value that this model's format of calls can hold")
+    return _chain(Choice(tuple(map(Literal, fitting))), marks.before_end, marks.after_value)
+
+
+def _keyword_arguments(tool: CallableTool) -> Piece:
+    """Returns the arguments of a call in Python's syntax: the required ones, then any of the others."""
+    if not tool.is_strict:
+        one = _chain(Name(), "=", Json({}))
+        return Repeat(_chain(one, Repeat(_chain(",", _SPACE, one))), at_most_once=True)
+    found = _arguments(tool)
+    for one in found:
+        if not one.key.isascii() or not one.key.isidentifier() or iskeyword(one.key):
+            refuse(
+                tool.path, f"has a property whose name is no name in Python, as this model's calls need: {one.key!r}"
+            )
+    written = {one.key: _chain(one.key, "=", one.json) for one in found}
+    return _listed(
+        [written[one.key] for one in found if one.is_required],
+        [written[one.key] for one in found if not one.is_required],
+    )
+
+
+def _listed(required: Sequence[Piece], others: Sequence[Piece]) -> Piece:
+    """Returns the pieces with commas between them: all of `required`, then any of `others`, in their order."""
+    if required:
+        behind = [Repeat(_chain(",", _SPACE, one), at_most_once=True) for one in others]
+        head = [piece for one in required for piece in (",", _SPACE, one)]
+        return _chain(*head[2:], *behind)
+    beginnings = [_listed([first], others[number + 1 :]) for number, first in enumerate(others)]
+    return Repeat(Choice(tuple(beginnings)), at_most_once=True) if beginnings else _chain()
+
+
+def _arguments(tool: CallableTool) -> list[_Argument]:
+    """Returns the arguments of a strict tool one by one. Raises ServiceError if its schema does not have them so."""
+    schema, path = tool.schema, tool.path
+    _check_members(schema, _OBJECT, path)
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if schema.get("type", "object") != "object" or not isinstance(properties, dict) or not isinstance(required, list):
+        refuse(path, "must be the schema of an object with 'properties'")
+    for name in required:
+        if name not in properties:
+            refuse(path, f"requires {name!r}, which is not one of its 'properties'")
+    definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    found: list[_Argument] = []
+    for key, value in properties.items():
+        if value is not True and not isinstance(value, dict):
+            refuse(f"{path}.properties.{key}", "must be a JSON Schema: an object")
+        found.append(_Argument(key, {} if value is True else value, definitions, key in required, tool))
+    return found
+
+
+def _check_members(schema: Mapping[str, Any], known: frozenset[str], path: str) -> None:
+    for name in schema:
+        if name not in known:
+            told = f"has the member {name!r}, which cannot be enforced in this model's format of calls"
+            refuse(path, f"{told}: leave it out, or let 'tool_choice' force the call")
+
+
+def _length(schema: Mapping[str, Any], name: str, path: str, default: int | None) -> int | None:
+    value = schema.get(name, default)
+    if value is not default and (type(value) is not int or value < 0):
+        refuse(f"{path}.{name}", "must be an integer that is not negative")
+    return value
+
+
+def _json_call(tool: CallableTool, arguments: str = "arguments") -> Piece:
+    """Returns a call as a JSON object with the members `name` and `arguments`."""
+    name = (_SPACE, '"name"', _SPACE, ":", _SPACE, f'"{tool.name}"', _SPACE, ",")
+    return _chain("{", *name, _SPACE, f'"{arguments}"', _SPACE, ":", _SPACE, tool.arguments, _SPACE, "}")
+
+
+def _any(tools: Sequence[CallableTool], call: Callable[[CallableTool], Piece]) -> Piece:
+    return Choice(tuple(map(call, tools)))
+
+
+def _chain(*pieces: Piece | str) -> Chain:
+    """Returns a sequence of pieces; texts stand for themselves."""
+    return Chain(tuple(Literal(piece) if isinstance(piece, str) else piece for piece in pieces))

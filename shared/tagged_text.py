@@ -1,0 +1,115 @@
+"""Free text with tagged parts, such as calls of tools: what the grammar kind `tagged_text` says, as structs.
+
+A part begins with a mark in the text, or it stands where text could begin. Between the parts the text is free. The
+gateway describes calls in this form (`services.gateway.parsers.call_grammars`), and a request's `structural_tag` is
+converted to it. `shared.text.tagged_lark` converts it to the notation of the library that compiles grammars.
+"""
+
+from typing import Any
+
+import msgspec
+
+
+class Literal(msgspec.Struct, frozen=True, tag="literal"):
+    """This text. Special tokens of the model's vocabulary that occur in it may be written as such."""
+
+    text: str
+
+
+class Space(msgspec.Struct, frozen=True, tag="space"):
+    """Up to 20 characters of whitespace between other pieces."""
+
+
+class Name(msgspec.Struct, frozen=True, tag="name"):
+    """Letters, digits and underscores of ASCII, the first of them no digit."""
+
+
+class Json(msgspec.Struct, frozen=True, tag="json"):
+    """JSON that follows a schema. `place`: which of the request's schemas it is, for errors; -1 for none of them."""
+
+    schema: dict[str, Any]
+    place: int = -1
+
+
+class Raw(msgspec.Struct, frozen=True, tag="raw"):
+    """Any text up to the first `closing`, and `closing` itself. The text must end with `before`, which is not counted.
+
+    `min_chars`, `max_chars`: number of its characters; None: any number.
+    """
+
+    closing: str
+    before: str = ""
+    min_chars: int = 0
+    max_chars: int | None = None
+
+
+class Choice(msgspec.Struct, frozen=True, tag="choice"):
+    """One of the pieces."""
+
+    pieces: "tuple[Piece, ...]"
+
+
+class Chain(msgspec.Struct, frozen=True, tag="chain"):
+    """The pieces one after the other."""
+
+    pieces: "tuple[Piece, ...]"
+
+
+class Repeat(msgspec.Struct, frozen=True, tag="repeat"):
+    """The piece any number of times, or with `at_most_once` once or not at all."""
+
+    piece: "Piece"
+    at_most_once: bool = False
+
+
+Piece = Literal | Space | Name | Json | Raw | Choice | Chain | Repeat
+
+
+class Tag(msgspec.Struct, frozen=True):
+    """A part of the text that begins with `mark`. `content` is what follows the mark, up to the end of the part."""
+
+    mark: str
+    content: Piece
+
+
+class TaggedText(msgspec.Struct, frozen=True):
+    """Free text with tags. After each tag the text begins anew.
+
+    `opening`: a part without a mark, which may stand where the text begins. `not_first`: characters with which free
+    text must not begin, also after whitespace, because they begin an opening.
+    """
+
+    tags: tuple[Tag, ...]
+    opening: Piece | None = None
+    not_first: str = ""
+
+    def encode(self) -> str:
+        """Returns the text of the grammar."""
+        return msgspec.json.encode(self).decode()
+
+
+def decode(text: str) -> TaggedText:
+    """Returns what `TaggedText.encode` has encoded."""
+    return _DECODER.decode(text)
+
+
+def schemas(tagged: TaggedText) -> list[Json]:
+    """Returns the schemas of a tagged text that are the request's."""
+    found: list[Json] = []
+    waiting: list[Piece] = [tag.content for tag in tagged.tags]
+    if tagged.opening is not None:
+        waiting.append(tagged.opening)
+    while waiting:
+        match waiting.pop():
+            case Json() as piece if piece.place >= 0:
+                found.append(piece)
+            case Choice(pieces) | Chain(pieces):
+                waiting += pieces
+            case Repeat(piece):
+                waiting.append(piece)
+            case _:
+                pass
+    return found
+
+
+_DECODER = msgspec.json.Decoder(TaggedText)

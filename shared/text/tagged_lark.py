@@ -1,0 +1,152 @@
+"""Converts free text with tagged parts (`shared.tagged_text`) to the Lark notation of the llguidance library. Pure.
+
+The free text is a regular expression that matches everything. A lazy lexeme of text and a mark ends at the first mark,
+so no mark can stand in the free text without its part behind it. If a mark is a special token of the vocabulary, it
+may be written as this token or spelled in other tokens; both begin the part. All other special tokens may stand in the
+free text, but not after the beginning of a mark: detokenizers skip special tokens, so the pieces of a mark on both of
+their sides would become one mark.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from shared.tagged_text import Chain, Choice, Json, Literal, Name, Piece, Raw, Repeat, Space, TaggedText
+
+SPACE = r"[ \n\t\r]{0,20}"
+"""Whitespace between the pieces of a part. Bounded, so that a model cannot write whitespace for ever."""
+_ANY = r"(.|\n)"
+_BLANK = r"[\s\x1c-\x1f]"
+"""What Python's regular expressions take as whitespace: parsers skip it before a part."""
+_LITERAL_IN_CLASS = re.compile(r"([\]\[\\^&~/-])")
+
+
+def lark_grammar(tagged: TaggedText, special_tokens: Mapping[str, int]) -> str:
+    """Returns the grammar. `special_tokens`: ids of the special tokens, without those that end an output, by text."""
+    return _Grammar(tagged, special_tokens).text()
+
+
+class _Grammar:
+    def __init__(self, tagged: TaggedText, special_tokens: Mapping[str, int]) -> None:
+        self._tagged = tagged
+        self._special = special_tokens
+        self._lines: list[str] = ["%llguidance {}", "start: text"]
+        self._num_rules = 0
+        longest_first = sorted(special_tokens, key=len, reverse=True)
+        self._specials = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if special_tokens else None
+
+    def text(self) -> str:
+        """Returns the whole grammar."""
+        tags = self._tagged.tags
+        contents: dict[str, list[str]] = {tag.mark: [] for tag in tags}
+        for tag in tags:
+            contents[tag.mark].append(self._piece(tag.content))
+        parts = [self._marked(mark, f"({' | '.join(each)})") for mark, each in contents.items()]
+        if self._tagged.opening is not None:
+            parts.append(f"SPACE {self._piece(self._tagged.opening)}")
+        parts += self._hidden(contents)
+        self._lines += [
+            f"text: LAST | ({' | '.join(parts)}) text",
+            f"SPACE: /{SPACE}/",
+            "NAME: /[A-Za-z_][A-Za-z0-9_]*/",
+            f"LAST: {self._free()}",
+            f"FREE: {self._free()}",
+        ]
+        return "\n".join(self._lines)
+
+    def _free(self) -> str:
+        """Returns the expression of free text."""
+        barred = _LITERAL_IN_CLASS.sub(r"\\\1", self._tagged.not_first)
+        if not barred:
+            return f"/{_ANY}*/"
+        return rf"/{_BLANK}*([^\s\x1c-\x1f{barred}]{_ANY}*)?/"
+
+    def _marked(self, mark: str, content: str) -> str:
+        """Returns a part with the free text before it: its mark is spelled, or a special token."""
+        name = self._rule("mark", f"FREE {json.dumps(mark)}", lazy=True)
+        if mark not in self._special:
+            return f"{name} {content}"
+        return f"({name} | FREE <[{self._special[mark]}]>) {content}"
+
+    def _hidden(self, marks: Collection[str]) -> list[str]:
+        """Returns free text that ends with a special token which is no mark; nothing if there is no such token."""
+        others = sorted(token_id for text, token_id in self._special.items() if text not in marks)
+        if not others:
+            return []
+        beginnings = sorted({mark[:end] for mark in marks for end in range(1, len(mark))})
+        begun = f"/{_ANY}*({'|'.join(map(_escaped, beginnings))})/"
+        free = self._terminal("SHOWN", f"FREE & ~{begun}" if beginnings else "FREE")
+        return [f"{free} <[{_ranges(others)}]>"]
+
+    def _piece(self, piece: Piece) -> str:
+        """Returns the expression of a piece; may add rules."""
+        match piece:
+            case Literal(text):
+                return self._literal(text)
+            case Space():
+                return "SPACE"
+            case Name():
+                return "NAME"
+            case Json(schema):
+                return self._rule("json", f"%json {json.dumps(_with_whitespace(schema))}")
+            case Raw():
+                return self._raw(piece)
+            case Choice(pieces):
+                return f"({' | '.join(map(self._piece, pieces))})"
+            case Chain(pieces):
+                return " ".join(map(self._piece, pieces)) if pieces else '""'
+            case Repeat(repeated, at_most_once):
+                return f"({self._piece(repeated)}){'?' if at_most_once else '*'}"
+
+    def _literal(self, text: str) -> str:
+        parts = self._specials.split(text) if self._specials is not None else [text]
+        return " ".join(map(self._spelled, filter(None, parts))) or '""'
+
+    def _spelled(self, text: str) -> str:
+        """Returns a text that has no special tokens, or is one: then it may be the token or be spelled."""
+        quoted = json.dumps(text)
+        return f"({quoted} | <[{self._special[text]}]>)" if text in self._special else quoted
+
+    def _raw(self, raw: Raw) -> str:
+        most = "" if raw.max_chars is None else raw.max_chars
+        closed = f"/{_ANY}*{_escaped(raw.closing)}{_ANY}*/"
+        body = self._terminal("RAW", f"/{_ANY}{{{raw.min_chars},{most}}}/ & ~{closed}")
+        end = self._rule("raw", f"{body} {json.dumps(raw.before + raw.closing)}", lazy=True)
+        if raw.closing not in self._special:
+            return end
+        if raw.before:
+            body = self._terminal("RAW", f"{body} {json.dumps(raw.before)}")
+        return f"({end} | {body} <[{self._special[raw.closing]}]>)"
+
+    def _rule(self, name: str, expression: str, *, lazy: bool = False) -> str:
+        self._num_rules += 1
+        name = f"{name}_{self._num_rules}"
+        self._lines.append(f"{name}{'[lazy]' if lazy else ''}: {expression}")
+        return name
+
+    def _terminal(self, name: str, expression: str) -> str:
+        self._num_rules += 1
+        name = f"{name}_{self._num_rules}"
+        self._lines.append(f"{name}: {expression}")
+        return name
+
+
+def _with_whitespace(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {**schema, "x-guidance": {"whitespace_pattern": SPACE}}
+
+
+def _escaped(text: str) -> str:
+    """Returns a regular expression between slashes that matches this text."""
+    return re.escape(text).replace("/", r"\/")
+
+
+def _ranges(ids: list[int]) -> str:
+    """Returns sorted token ids as ranges: `1-3,7`."""
+    found: list[list[int]] = []
+    for one in ids:
+        if found and one == found[-1][1] + 1:
+            found[-1][1] = one
+        else:
+            found.append([one, one])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
