@@ -179,7 +179,7 @@ async def test_a_failure_in_a_stream_is_an_error_event():
         ({"messages": [{"role": "user", "content": "", "name": "x"}]}, "unknown field `name`"),
         ({"system": [{"type": "image"}]}, "Content of type 'image' is not supported yet."),
         ({"stop_sequences": ["x" * 1000]}, "'stop_sequences' must hold strings"),
-        ({"tools": [{"name": "f"}]}, "The parameter 'tools' is not supported yet."),
+        ({"tools": [{"name": "f"}]}, "Missing required parameter: 'tools[0].input_schema'."),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "The parameter 'thinking' is not supported yet."),
         ({"stop": ["x"]}, "Send stop strings in 'stop_sequences'."),
         ({"max_token": 7}, "Did you mean 'max_tokens'?"),

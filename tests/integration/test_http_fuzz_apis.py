@@ -28,7 +28,17 @@ PATHS = st.sampled_from(
 BLOCK = st.fixed_dictionaries(
     {"type": st.sampled_from(["text", "input_text", "output_text", "image"]) | JSON, "text": st.text() | JSON},
     optional={"cache_control": JSON, "annotations": JSON, "source": JSON},
+) | st.fixed_dictionaries(
+    {"type": st.sampled_from(["tool_use", "tool_result", "thinking"])},
+    optional=dict.fromkeys(["id", "name", "tool_use_id", "thinking"], st.text() | JSON)
+    | dict.fromkeys(["input", "content", "is_error"], JSON),
 )
+TOOL = st.fixed_dictionaries(
+    {"name": st.just("f") | JSON},
+    optional={"type": st.sampled_from(["custom", "function"]) | JSON, "strict": st.booleans() | JSON}
+    | dict.fromkeys(["input_schema", "parameters", "function", "description"], JSON),
+)
+CHOICE = JSON | st.fixed_dictionaries({"type": st.sampled_from(["auto", "any", "tool", "none", "function"])})
 ITEM = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "system", "developer", "tool"]) | JSON},
     optional={"content": st.text() | st.lists(BLOCK, max_size=2) | JSON, "type": st.just("message") | JSON},
@@ -36,7 +46,9 @@ ITEM = st.fixed_dictionaries(
 ITEMS = st.lists(ITEM, max_size=3) | JSON
 FIELDS: dict[str, Any] = {
     **dict.fromkeys(["max_tokens", "temperature", "top_k", "top_p", "max_output_tokens", "top_logprobs"], NUMBERS),
-    **dict.fromkeys(["system", "tools", "thinking", "text", "metadata", "options", "include", "format", "think"], JSON),
+    "tools": st.lists(TOOL, max_size=2) | JSON,
+    "tool_choice": CHOICE | st.sampled_from(["auto", "none", "required"]),
+    **dict.fromkeys(["system", "thinking", "text", "metadata", "options", "include", "format", "think"], JSON),
     **dict.fromkeys(["stop_sequences", "instructions", "previous_response_id", "keep_alive", "input_file_id"], JSON),
     **dict.fromkeys(["stream", "store", "background", "raw"], st.booleans() | JSON),
     "endpoint": st.just("/v1/completions") | JSON,
@@ -47,7 +59,10 @@ FIELDS: dict[str, Any] = {
 }
 BODY = st.fixed_dictionaries({}, optional=FIELDS)
 USABLE: dict[str, Any] = {
-    "/v1/messages": st.fixed_dictionaries({"messages": ITEMS, "max_tokens": st.integers(1, 9)}),
+    "/v1/messages": st.fixed_dictionaries(
+        {"messages": ITEMS, "max_tokens": st.integers(1, 9)},
+        optional={"tools": FIELDS["tools"], "tool_choice": FIELDS["tool_choice"]},
+    ),
     "/v1/messages/count_tokens": st.fixed_dictionaries({"messages": ITEMS}),
     "/v1/responses": st.fixed_dictionaries({"input": ITEMS}, optional={"background": st.booleans()}),
     "/api/chat": st.fixed_dictionaries({"messages": ITEMS}, optional={"options": FIELDS["options"]}),

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.integration.edge import call
+from tests.integration.tool_script import CALL, ROME, SPECIAL, TEMPLATE, Script
 from tests.support.scripted import END, NAME, scripted_system, write_scripted_model
 
-TEMPLATE = """
-{%- if tools %}<|system|>Tools: {{ tools | tojson }} Call them with <tool_call>{"name": …}</tool_call>.{% endif %}
-{%- for message in messages %}<|{{ message.role }}|>
-{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}
-{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
-{%- if message.tool_call_id %}({{ message.tool_call_id }}){% endif %}{% endfor %}
-{%- if add_generation_prompt %}<|assistant|>{% if thinking %}<think>
-{% endif %}{% endif %}"""
-SPECIAL = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<tool_call>", "</tool_call>", "<other>")
 WEATHER: Any = {
     "type": "function",
     "function": {
@@ -32,20 +24,6 @@ WEATHER: Any = {
 }
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 ASK: Any = [{"role": "user", "content": "Weather in Rome?"}]
-ROME = '{"city": "Rome", "note": "{\\"é\\": []}"}'
-CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>'
-
-
-@dataclass
-class Script:
-    """What the model says, and the prompts that it was given."""
-
-    says: str = ""
-    prompts: list[str] = field(default_factory=list[str])
-
-    def __call__(self, prompt: str) -> str:
-        self.prompts.append(prompt)
-        return self.says
 
 
 @dataclass

@@ -1,10 +1,11 @@
 """Encodes the answers of `/v1/messages`: one message, whole or as a stream of named events. Pure.
 
-A message consists of content blocks. A stream is `message_start`, `ping`, then for each block `content_block_start`,
-`content_block_delta`…, `content_block_stop`, and at the end `message_delta` with the stop reason and the token counts,
-and `message_stop`.
+A message consists of content blocks: texts and calls of tools. A stream is `message_start`, `ping`, then for each block
+`content_block_start`, `content_block_delta`…, `content_block_stop`, and at the end `message_delta` with the stop reason
+and the token counts, and `message_stop`.
 """
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -12,8 +13,10 @@ import msgspec
 from services.gateway.anthropic.errors import error_body
 from services.gateway.http import sse
 from services.gateway.openai.answer_encoder import GenerationState
+from services.gateway.openai.chat_message import answer_events, arguments_object
 from services.gateway.openai.choices import Choice
 from services.gateway.openai.request_context import RequestContext
+from services.gateway.parsers.events import CallArguments, CallStart, Content, Event, Reasoning, joined
 from shared.errors import ServiceError
 
 ID_PREFIX = "msg_"
@@ -34,8 +37,7 @@ class MessageEncoder:
     def whole(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""
         choice = state.accumulator.choices[0]
-        text = "".join(choice.text)
-        content = [{"type": "text", "text": text}] if text else []
+        content = self._content(answer_events(choice, "".join(choice.text)))
         return _encode({**self._message(content, usage(state)), **stop_fields(choice)})
 
     def opening(self, state: GenerationState) -> bytes:
@@ -49,7 +51,7 @@ class MessageEncoder:
 
     def chunk(self, choice: Choice, text: str) -> bytes:
         """See AnswerEncoder."""
-        return self._blocks.text(text) if text else b""
+        return b"".join([self._blocks.event(event, self._call_id) for event in answer_events(choice, text)])
 
     def flush(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""
@@ -63,6 +65,27 @@ class MessageEncoder:
     def failure(self, error: ServiceError) -> bytes:
         """See AnswerEncoder."""
         return sse.named_event(b"error", error_body(error, self._context.request.request_id))
+
+    def _content(self, events: Iterable[Event]) -> list[dict[str, Any]]:
+        """Returns the content blocks of a whole message."""
+        found: list[dict[str, Any]] = []
+        for event in joined(events):
+            match event:
+                case Content(text):
+                    found.append({"type": "text", "text": text})
+                case CallStart(call, name):
+                    found.append({"type": "tool_use", "id": self._call_id(call), "name": name, "input": {}})
+                case CallArguments(_, text):
+                    found[-1]["input"] = arguments_object(text)
+                case Reasoning():
+                    pass  # The request has not asked for it, so the parser returns none.
+        return found
+
+    def _call_id(self, call: int) -> str:
+        answer = self._context.answer_format
+        assert answer is not None
+        # The ids of nine characters that some templates need have no prefix.
+        return answer.call_id(self._context.request.request_id, 0, call).replace("call_", "toolu_")
 
     def _message(self, content: list[dict[str, Any]], counts: dict[str, int]) -> dict[str, Any]:
         return {
@@ -84,7 +107,20 @@ class ContentBlocks:
         """Type of the open block; "" if no block is open."""
         self._text_head = b""
 
-    def text(self, text: str) -> bytes:
+    def event(self, event: Event, call_id: Callable[[int], str]) -> bytes:
+        """Returns the events of a stream for a part of the answer. `call_id` returns the id of a call by its number."""
+        match event:
+            case Content(text):
+                return self._text(text)
+            case CallStart(call, name):
+                return self._begin({"type": "tool_use", "id": call_id(call), "name": name, "input": {}})
+            case CallArguments(_, text):
+                delta = {"type": "input_json_delta", "partial_json": text}
+                return _event("content_block_delta", {"index": self._index, "delta": delta})
+            case Reasoning():
+                return b""
+
+    def _text(self, text: str) -> bytes:
         """Returns the events that append to a text block, which begins if no text block is open."""
         start = b""
         if self._open != "text":
@@ -120,11 +156,16 @@ def usage(state: GenerationState) -> dict[str, int]:
 
 
 def stop_fields(choice: Choice) -> dict[str, str | None]:
-    """Returns the reason for which the message has ended, and the stop string if it ended at one."""
+    """Returns the reason for which the message has ended, and the stop string if it ended at one.
+
+    A message that ends with calls of tools must be continued with their results.
+    """
     if choice.finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if isinstance(choice.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_reason}
+    if choice.parser is not None and choice.parser.has_whole_calls:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     return {"stop_reason": "end_turn", "stop_sequence": None}
 
 

@@ -28,17 +28,20 @@ class MessageEndpoints:
         unsupported_params.check(read_fields(data), schemas.MessagesBody, rules=schemas.RULES)
         body = read_body(data, schemas.MESSAGES_DECODER)
         card = self._serving.resolve_model(body.model)
+        serving = self._serving
+        wanted, answer = convert.messages(body, card, request.state.request_id, serving.defaults, serving.settings)
         context = RequestContext(
             kind="chat",
             arrival=arrival,
             card=card,
-            request=convert.messages(body, card, request.state.request_id, self._serving.defaults),
+            request=wanted,
             stream=bool(body.stream),
             include_usage=True,
             echoes=("",),
             id_prefix=ID_PREFIX,
+            answer_format=answer,
         )
-        return await self._serving.answer(request, context, MessageEncoder(context))
+        return await serving.answer(request, context, MessageEncoder(context))
 
     async def count_tokens(self, request: Request) -> Response:
         """Answers with the number of tokens that a conversation has as a prompt."""

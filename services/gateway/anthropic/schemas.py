@@ -23,6 +23,10 @@ class CountTokensBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     messages: list[InputMessage] | None = None
     system: Content | None = None
+    tools: list[dict[str, Any]] | None = None
+    """Functions that the model may call. `tools` checks them."""
+    tool_choice: dict[str, Any] | None = None
+    """`{"type": "auto" | "any" | "tool" | "none"}` with `name` and `disable_parallel_tool_use`."""
 
 
 class MessagesBody(CountTokensBody, kw_only=True):
@@ -44,8 +48,6 @@ RULES = FieldRules(
     # The client's own bookkeeping; prefixes are cached without a mark.
     no_effect=frozenset({"metadata", "service_tier", "cache_control"}),
     unsupported={
-        "tools": _EMPTY,
-        "tool_choice": Unsupported((None, {"type": "auto"}, {"type": "none"})),
         "thinking": Unsupported((None, {"type": "disabled"})),
         "output_config": _EMPTY,
         "output_format": _NULL,

@@ -2,14 +2,44 @@
 
 A key whose name contains `content` exists only if there is text for it, except `content` itself in whole messages: the
 simplest clients search a chunk for the word and expect text behind it. Reasoning has two names, because clients know
-either the one or the other.
+either the one or the other. Other APIs take the parts of an answer from `answer_events`.
 """
 
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from services.gateway.openai.answer_format import AnswerFormat
+from services.gateway.openai.choices import Choice
 from services.gateway.parsers.events import CallArguments, CallStart, Content, Event, Reasoning
+
+INVALID_JSON = "INVALID_JSON"
+"""Member of a call's arguments that holds what the model wrote if that is no JSON object."""
+
+
+def answer_events(choice: Choice, text: str) -> list[Event]:
+    """Returns what a choice has said since the last call, and removes it from the choice.
+
+    `text`: the new text if no parser takes it.
+    """
+    if choice.parser is None:
+        return [Content(text)] if text else []
+    events, choice.events = choice.events, []
+    return events
+
+
+def arguments_object(text: str) -> dict[str, Any]:
+    """Returns the arguments of a call as an object, for APIs that have them so.
+
+    If the text is no JSON object, because the model made a mistake or its output was cut off, the object has this text
+    as its member INVALID_JSON.
+    """
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {INVALID_JSON: text}
 
 
 class MessageEncoder:

@@ -8,6 +8,7 @@ from shared.request.checks import missing, refuse, unsupported
 
 Block = Mapping[str, Any]
 """A content block as decoded JSON: `type` and the fields of that type."""
+NOTHING: Mapping[str, Collection[Any] | None] = {}
 
 
 def block_text(block: Block, path: str, types: Collection[str], no_effect: Collection[str] = ()) -> str:
@@ -22,15 +23,30 @@ def block_text(block: Block, path: str, types: Collection[str], no_effect: Colle
         missing(f"{path}.type")
     if kind not in types:
         unsupported(f"{path}.type", f"Content of type '{kind}' is")
-    for name, value in block.items():
-        if name not in ("type", "text") and name not in no_effect and value is not None:
-            raise ServiceError("unsupported_parameter", f"'{path}' has an unknown field '{name}'.", param=path)
+    check_fields(block, ("type", "text"), path, dict.fromkeys(no_effect))
     text = block.get("text")
     if text is None:
         missing(f"{path}.text")
     if not isinstance(text, str):
         refuse(f"{path}.text", "must be a string")
     return text
+
+
+def check_fields(
+    block: Block, known: Collection[str], path: str, no_effect: Mapping[str, Collection[Any] | None] = NOTHING
+) -> None:
+    """Raises ServiceError('unsupported_parameter') for a field of a block that has no place in the API, or no effect.
+
+    `no_effect`: fields that are ignored if they have one of these values; None: any value.
+    """
+    for name, value in block.items():
+        if name in known or value is None:
+            continue
+        if name not in no_effect:
+            raise ServiceError("unsupported_parameter", f"'{path}' has an unknown field '{name}'.", param=path)
+        allowed = no_effect[name]
+        if allowed is not None and value not in allowed:
+            unsupported(f"{path}.{name}", f"The value of '{path}.{name}' is")
 
 
 def content_text(

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 from shared.errors import ServiceError
 
+_NUMBER, _ANY_NUMBER = re.escape("[]"), r"\[(\d*)\]"
+
 
 @contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
@@ -23,11 +25,26 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
 def in_names(error: ServiceError, names: Mapping[str, str]) -> ServiceError:
     """Returns the error with other names of parameters, in `param` and where the message quotes them.
 
-    A name also stands for the elements and members of the parameter, such as `messages[2].role`.
+    A name also stands for the elements and members of the parameter, such as `messages[2].role`. `[]` in both names
+    stands for the number of an element.
     """
-    message, param = error.message, error.param
+    message = error.message
     for old, new in names.items():
-        quoted = re.compile(rf"'{re.escape(old)}(?=['\[.])")
-        message = quoted.sub(f"'{new}", message)
-        param = quoted.sub(f"'{new}", f"'{param}'").strip("'")
-    return ServiceError(error.code, message, param=param, retry_after_s=error.retry_after_s)
+        message = _quoted(old).sub(rf"'{_numbered(new)}", message)
+    return ServiceError(error.code, message, param=new_name(error.param, names), retry_after_s=error.retry_after_s)
+
+
+def new_name(param: str, names: Mapping[str, str]) -> str:
+    """Returns the name of a parameter in the other API."""
+    for old, new in names.items():
+        param = _quoted(old).sub(rf"'{_numbered(new)}", f"'{param}'").strip("'")
+    return param
+
+
+def _quoted(name: str) -> re.Pattern[str]:
+    """Returns the pattern of a quoted parameter with this name, or of its elements and members."""
+    return re.compile(rf"'{re.escape(name).replace(_NUMBER, _ANY_NUMBER, 1)}(?=['\[.])")
+
+
+def _numbered(name: str) -> str:
+    return name.replace("[]", r"[\1]", 1)
