@@ -235,6 +235,9 @@ async def test_the_final_message_is_continued_within_its_reasoning(system: Syste
         ({"tools": [WEATHER], "tool_choice": NAMED, "guided_regex": "a"}, "tool_choice", "guided_regex"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "not in"),
         ({"tools": [WEATHER], "tool_choice": "any"}, "tool_choice", "'required'"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools", "Missing"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [5]}}
+          }, "tool_choice.allowed_tools.tools[0]", "must be an object"),
         ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
         ({"tools": [WEATHER, {"type": "function", "function": {"name": "?"}}]}, "tools[1].function.name", "letters"),
         ({"tools": [WEATHER], "functions": [WEATHER["function"]]}, "functions", "together"),
@@ -264,6 +267,20 @@ async def test_forced_calls_are_read_from_the_output_that_their_schema_gives(sys
     deltas = await system.deltas(tools=[WEATHER], tool_choice=NAMED)
     assert deltas[0]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": ""}
     assert "".join(delta["tool_calls"][0]["function"]["arguments"] for delta in deltas) == ROME
+
+
+async def test_only_allowed_tools_can_be_called(system: System) -> None:
+    now: Any = {"type": "function", "function": {"name": "now"}}
+    allowed: Any = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "now"}}]}
+    system.script.says = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    fields: Any = {"tools": [WEATHER, now], "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}
+    [choice] = (await system.whole(**fields)).choices
+    assert [call.function.name for call in choice.message.tool_calls] == ["now"]
+    assert "get_weather" not in system.script.prompts[-1]
+    system.script.says = '[{"name": "now", "parameters": {}}]'
+    allowed["mode"] = "required"
+    [choice] = (await system.whole(**fields)).choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
 
 
 async def test_tokenize_counts_tools_like_the_request_itself(system: System) -> None:

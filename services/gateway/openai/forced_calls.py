@@ -47,7 +47,7 @@ def _definitions(choice: ToolChoice) -> dict[str, Any]:
     Raises ServiceError if two tools define different things under one name.
     """
     found: dict[str, dict[str, Any]] = {}
-    for number, tool in enumerate(choice.tools):
+    for number, tool in zip(choice.places, choice.tools, strict=True):
         for kind in _DEFINITIONS:
             for name, schema in (tool_parameters(tool).get(kind) or {}).items():
                 if found.setdefault(kind, {}).setdefault(name, schema) != schema:

@@ -23,7 +23,7 @@ def strict_calls(
         return None
     if tool_format is None:
         refuse(choice.strict_param, "must be false on this server, which reads no calls (--tool-call-parser=none)")
-    grammar = tool_format.grammar(callable_tools(choice.tools, choice.schema_param))
+    grammar = tool_format.grammar(callable_tools(choice.tools, choice.places, choice.schema_param))
     if reasoning_format is not None and grammar.opening is not None:
         grammar = _after_reasoning(grammar, reasoning_format)
     return tagged_constraint(grammar, choice.schema_param)

@@ -3,6 +3,7 @@
 The fields `functions` and `function_call` are the former form of `tools` and `tool_choice`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -18,13 +19,14 @@ _MODES: dict[str, Mode] = {"none": "none", "auto": "auto", "required": "required
 class ToolChoice:
     """The tools of one request.
 
-    `tools` are those that the model is told of: none with the mode `none`. `name`: the function that it has to call
-    with the mode `named`. `parallel`: whether an answer may have several calls. `legacy`: whether the request has
-    `functions`, so that the answer has a `function_call`.
+    `tools` are those that the model is told of: none with the mode `none`. `places`: their numbers in the request.
+    `name`: the function that it has to call with the mode `named`. `parallel`: whether an answer may have several
+    calls. `legacy`: whether the request has `functions`, so that the answer has a `function_call`.
     """
 
     mode: Mode = "none"
     tools: tuple[dict[str, Any], ...] = ()
+    places: tuple[int, ...] = ()
     name: str = ""
     parallel: bool = True
     legacy: bool = False
@@ -52,9 +54,9 @@ class ToolChoice:
     @property
     def strict_param(self) -> str | None:
         """Name of the request's field `strict` that is true first, for errors; None if no tool is strict."""
-        for number, tool in enumerate(self.tools):
+        for place, tool in zip(self.places, self.tools, strict=True):
             if tool["function"].get("strict"):
-                return self.schema_param.replace("[]", f"[{number}]").replace("parameters", "strict")
+                return self.schema_param.replace("[]", f"[{place}]").replace("parameters", "strict")
         return None
 
 
@@ -67,11 +69,16 @@ def tool_choice(body: ChatBody) -> ToolChoice:
     choice = body.function_call if legacy else body.tool_choice
     param, field = ("function_call", "functions") if legacy else ("tool_choice", "tools")
     parallel = given(body.parallel_tool_calls, True) and not legacy
+    places = range(len(tools))
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools" and not legacy:
+        choice, places = _allowed(choice, tools)
     if isinstance(choice, dict):
         name = _named(choice, legacy, param)
         if name not in map(tool_name, tools):
             refuse(param, f"names a function that is not in '{field}'")
-        return ToolChoice(mode="named", tools=tuple(tools), name=name, parallel=parallel, legacy=legacy)
+        return ToolChoice(
+            mode="named", tools=tuple(tools), places=tuple(places), name=name, parallel=parallel, legacy=legacy
+        )
     mode = _MODES.get("auto" if choice is None else choice)
     if mode is None or (legacy and mode == "required"):
         modes = "'none', 'auto'" if legacy else "'none', 'auto', 'required'"
@@ -80,11 +87,33 @@ def tool_choice(body: ChatBody) -> ToolChoice:
         refuse(param, f"needs '{field}' when it is 'required'")
     if mode == "none" or not tools:
         return ToolChoice(legacy=legacy)
-    return ToolChoice(mode=mode, tools=tuple(tools), parallel=parallel, legacy=legacy)
+    told = tuple(tools[place] for place in places)
+    return ToolChoice(mode=mode, tools=told, places=tuple(places), parallel=parallel, legacy=legacy)
 
 
-def _named(choice: dict[str, Any], legacy: bool, param: str) -> str:
+def _allowed(choice: dict[str, Any], tools: Sequence[dict[str, Any]]) -> tuple[str, list[int]]:
+    """Returns the mode and the numbers of the tools in `{"allowed_tools": {"mode": …, "tools": […]}}`."""
+    param = "tool_choice.allowed_tools"
+    allowed: Any = choice.get("allowed_tools")
+    if not isinstance(allowed, dict):
+        missing(param)
+    mode, listed = cast(dict[str, Any], allowed).get("mode"), cast(dict[str, Any], allowed).get("tools")
+    if mode not in ("auto", "required"):
+        refuse(f"{param}.mode", "must be 'auto' or 'required'")
+    if not isinstance(listed, list) or not listed:
+        refuse(f"{param}.tools", "must be a list of functions that is not empty")
+    names = [_named(one, False, f"{param}.tools[{number}]") for number, one in enumerate(cast(list[Any], listed))]
+    known = list(map(tool_name, tools))
+    for number, name in enumerate(names):
+        if name not in known:
+            refuse(f"{param}.tools[{number}]", "names a function that is not in 'tools'")
+    return mode, [place for place, name in enumerate(known) if name in names]
+
+
+def _named(choice: Any, legacy: bool, param: str) -> str:
     """Returns the name in `{"type": "function", "function": {"name": …}}`, or in the former form `{"name": …}`."""
+    if not isinstance(choice, dict):
+        refuse(param, "must be an object that names a function")
     function: Any = choice
     if not legacy:
         kind = choice.get("type", "function")

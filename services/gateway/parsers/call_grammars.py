@@ -47,8 +47,8 @@ CallGrammar = Callable[[Sequence[CallableTool]], TaggedText]
 """Returns the grammar of a format for the tools of a request. Raises ServiceError that names the schema."""
 
 
-def callable_tools(tools: Sequence[Mapping[str, Any]], path: str) -> list[CallableTool]:
-    """Returns the checked tools of a request. `path`: of a tool's schema, with `[]` for its number."""
+def callable_tools(tools: Sequence[Mapping[str, Any]], places: Sequence[int], path: str) -> list[CallableTool]:
+    """Returns the checked tools of a request. `path`: of a tool's schema, with `[]` for its number in `places`."""
     return [
         CallableTool(
             tool_name(tool),
@@ -57,7 +57,7 @@ def callable_tools(tools: Sequence[Mapping[str, Any]], path: str) -> list[Callab
             path.replace("[]", f"[{number}]", 1),
             bool(tool["function"].get("strict")),
         )
-        for number, tool in enumerate(tools)
+        for number, tool in zip(places, tools, strict=True)
     ]
 
 

@@ -5,18 +5,25 @@ Every error names the parameter of the Responses API.
 
 from dataclasses import replace
 
-from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.openai import parameters
+from services.gateway.generation import ModelCard
+from services.gateway.openai.chat_request import ChatRequest, chat_request
 from services.gateway.openai.metadata import check_metadata
-from services.gateway.openai.parameter_names import renamed
+from services.gateway.openai.parameter_names import new_name, renamed
 from services.gateway.openai.parameters import RequestDefaults
 from services.gateway.openai.schemas import ChatBody
-from services.gateway.responses import text_format
+from services.gateway.responses import text_format, tools
 from services.gateway.responses.schemas import LOGPROBS, ResponsesBody
+from shared.config import GatewaySettings
 from shared.request.checks import refuse, unsupported
 from shared.request.conversation import Turn
 
-_NAMES = {"max_tokens": "max_output_tokens", "messages": "input", "logprobs": "include", **text_format.NAMES}
+_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "logprobs": "include",
+    **text_format.NAMES,
+    **tools.NAMES,
+}
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -35,21 +42,29 @@ _SAMPLING = (
 """Fields that have the same name and meaning in a chat body."""
 
 
-def generation_request(
-    body: ResponsesBody, turns: list[Turn], card: ModelCard, request_id: str, defaults: RequestDefaults
-) -> GenerationRequest:
+def response_request(
+    body: ResponsesBody,
+    turns: list[Turn],
+    card: ModelCard,
+    request_id: str,
+    defaults: RequestDefaults,
+    settings: GatewaySettings,
+) -> ChatRequest:
     """Returns the request of a response. `turns`: the whole conversation. Raises ServiceError."""
     chat = ChatBody(
         messages=turns,
         max_tokens=body.max_output_tokens,
         logprobs=LOGPROBS in (body.include or ()),
         top_logprobs=body.top_logprobs,
+        # Answers of this API have reasoning only if `reasoning` asks for it, which is refused.
+        include_reasoning=False,
+        **tools.tool_fields(body),
         **text_format.structure_fields(body.text),
         **{name: getattr(body, name) for name in _SAMPLING},
     )
     with renamed(_NAMES):
-        request = parameters.chat(chat, card, request_id, defaults)
-    return replace(request, grammar_param=text_format.NAMES.get(request.grammar_param, ""))
+        request, answer = chat_request(chat, card, request_id, defaults, settings)
+    return ChatRequest(replace(request, grammar_param=new_name(request.grammar_param, _NAMES)), answer)
 
 
 def check(body: ResponsesBody) -> None:

@@ -11,10 +11,14 @@ import msgspec
 
 from services.gateway.http import sse
 from services.gateway.openai.answer_encoder import GenerationState
+from services.gateway.openai.chat_message import answer_events, arguments_object
 from services.gateway.openai.choices import Choice
 from services.gateway.openai.logprobs import chat_logprobs
+from services.gateway.openai.request_context import RequestContext
+from services.gateway.parsers.events import CallArguments, CallStart, Content, Event, Reasoning
 from services.gateway.responses.response_object import FINAL, ResponseObject, Status, usage
 from shared.errors import ServiceError
+from shared.request.conversation import FunctionCall, ToolCall, Turn
 
 Logprobs = list[dict[str, Any]]
 """Log probabilities in OpenAI's format, one object for each token."""
@@ -44,14 +48,19 @@ class EventEncoder:
 
 
 class OutputItems:
-    """The output items of one response and the events that describe them. At most one item is open, the last one."""
+    """The output items of one response and the events that describe them. At most one item is open, the last one.
+
+    An item is a message, or a call of a function.
+    """
 
     def __init__(self, events: EventEncoder, request_id: str) -> None:
         self._events = events
         self._request_id = request_id
         self._done: list[dict[str, Any]] = []
-        self._text: list[str] | None = None
-        """Text of the open message; None if no item is open."""
+        self._open: dict[str, Any] | None = None
+        """The open item, without its text or arguments; None if no item is open."""
+        self._text: list[str] = []
+        """Text of the open message, or arguments of the open call."""
         self._logprobs: Logprobs = []
         """Of the open message."""
         self._head = b""
@@ -59,59 +68,77 @@ class OutputItems:
     @property
     def items(self) -> list[dict[str, Any]]:
         """The items so far; the open one is `in_progress`."""
-        if self._text is None:
-            return self._done
-        return [*self._done, self._message("in_progress", "".join(self._text), self._logprobs)]
+        return self._done if self._open is None else [*self._done, self._item("in_progress")]
 
     @property
     def text(self) -> str:
         """The text of all messages."""
-        return "".join(part["text"] for item in self.items for part in item["content"])
+        return "".join(part["text"] for item in self.items for part in item.get("content", ()))
+
+    @property
+    def has_open_message(self) -> bool:
+        """Whether the open item is a message."""
+        return self._open is not None and self._open["type"] == "message"
 
     def add_text(self, text: str, logprobs: Logprobs) -> bytes:
         """Returns the events that append to a message, which begins if none is open."""
-        begun = b""
-        if self._text is None:
-            begun = self._begin_message()
-            self._text = []
+        begun = b"" if self.has_open_message else self.close("completed") + self._begin_message()
         self._text.append(text)
         self._logprobs += logprobs
         return begun + self._events.delta(self._head, text, logprobs)
 
+    def begin_call(self, call_id: str, name: str) -> bytes:
+        """Returns the events that begin a call, after the end of the open item."""
+        ended = self.close("completed")
+        item_id = f"fc_{self._request_id}_out{len(self._done)}"
+        return ended + self._begin({"id": item_id, "type": "function_call", "call_id": call_id, "name": name})
+
+    def add_arguments(self, text: str) -> bytes:
+        """Returns the event that appends to the arguments of the open call."""
+        assert self._open is not None
+        self._text.append(text)
+        return self._events.event("response.function_call_arguments.delta", **self._place(self._open), delta=text)
+
     def close(self, status: str) -> bytes:
         """Returns the events that end the open item; b"" if none is open. `status`: `completed` or `incomplete`."""
-        if self._text is None:
+        if self._open is None:
             return b""
-        text, self._text = "".join(self._text), None
-        logprobs, self._logprobs = self._logprobs, []
-        item = self._message(status, text, logprobs)
-        place = {"item_id": item["id"], "output_index": len(self._done), "content_index": 0}
-        emit = self._events.event
-        ended = [
-            emit("response.output_text.done", **place, text=text, logprobs=logprobs),
-            emit("response.content_part.done", **place, part=item["content"][0]),
-            emit("response.output_item.done", output_index=len(self._done), item=item),
-        ]
+        item, place, emit = self._item(status), self._place(self._open), self._events.event
+        if self.has_open_message:
+            part = item["content"][0]
+            ended = [
+                emit("response.output_text.done", **place, text=part["text"], logprobs=part["logprobs"]),
+                emit("response.content_part.done", **place, part=part),
+            ]
+        else:
+            ended = [emit("response.function_call_arguments.done", **place, **_called(item))]
+        ended.append(emit("response.output_item.done", output_index=len(self._done), item=item))
         self._done.append(item)
+        self._open, self._text, self._logprobs = None, [], []
         return b"".join(ended)
 
-    def _begin_message(self) -> bytes:
-        index = len(self._done)
-        item = {**self._message("in_progress", "", []), "content": []}
-        place = {"item_id": item["id"], "output_index": index, "content_index": 0}
-        self._head = _encode({"type": _DELTA.decode(), **place})[:-1] + b',"delta":'
-        return self._events.event("response.output_item.added", output_index=index, item=item) + self._events.event(
-            "response.content_part.added", **place, part=_part("", [])
-        )
+    def _begin(self, item: dict[str, Any]) -> bytes:
+        self._open = item
+        started = {**self._item("in_progress"), **({"content": []} if self.has_open_message else {})}
+        return self._events.event("response.output_item.added", output_index=len(self._done), item=started)
 
-    def _message(self, status: str, text: str, logprobs: Logprobs) -> dict[str, Any]:
-        return {
-            "id": f"msg_{self._request_id}_out{len(self._done)}",
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": [_part(text, logprobs)],
-        }
+    def _begin_message(self) -> bytes:
+        item = {"id": f"msg_{self._request_id}_out{len(self._done)}", "type": "message", "role": "assistant"}
+        added, place = self._begin(item), self._place(item)
+        self._head = _encode({"type": _DELTA.decode(), **place})[:-1] + b',"delta":'
+        return added + self._events.event("response.content_part.added", **place, part=_part("", []))
+
+    def _place(self, item: dict[str, Any]) -> dict[str, Any]:
+        """Returns where an event of the open item belongs."""
+        place = {"item_id": item["id"], "output_index": len(self._done)}
+        return {**place, "content_index": 0} if self.has_open_message else place
+
+    def _item(self, status: str) -> dict[str, Any]:
+        """Returns the open item with what it has so far."""
+        assert self._open is not None
+        text = "".join(self._text)
+        content = {"content": [_part(text, self._logprobs)]} if self.has_open_message else {"arguments": text}
+        return {**self._open, "status": status, **content}
 
 
 class ResponseEncoder:
@@ -119,20 +146,31 @@ class ResponseEncoder:
 
     content_type = sse.CONTENT_TYPE
 
-    def __init__(self, described: ResponseObject, request_id: str) -> None:
+    def __init__(self, described: ResponseObject, context: RequestContext) -> None:
         self._object = described
+        self._context = context
         self._events = EventEncoder()
-        self._output = OutputItems(self._events, request_id)
+        self._output = OutputItems(self._events, context.request.request_id)
         self._created = False
         self._status: Status = "queued"
         self.response = described.build("queued", [])
         self.num_bytes = 0
         """Size of the last encoded event that has the whole response."""
 
-    @property
-    def output_text(self) -> str:
-        """The text of the output so far."""
-        return self._output.text
+    def output_turn(self) -> Turn:
+        """Returns the output as a turn of the conversation that another response may continue.
+
+        A call that the end of the output has cut off is no part of it.
+        """
+        calls = [
+            ToolCall(
+                id=item["call_id"],
+                function=FunctionCall(name=item["name"], arguments=arguments_object(item["arguments"])),
+            )
+            for item in self._output.items
+            if item["type"] == "function_call" and item["status"] == "completed"
+        ]
+        return Turn(role="assistant", content=self._output.text, tool_calls=calls or None)
 
     @property
     def is_final(self) -> bool:
@@ -165,13 +203,12 @@ class ResponseEncoder:
 
     def chunk(self, choice: Choice, text: str) -> bytes:
         """See AnswerEncoder."""
+        parts = [self._event_of(event, choice) for event in answer_events(choice, text)]
         # Log probabilities wait for the text of their tokens; the last tokens may have none.
-        ended = choice.finish_reason is not None
-        if not text and not (ended and choice.logprobs):
-            return b""
-        logprobs: Logprobs = chat_logprobs(choice.logprobs)["content"] if choice.logprobs else []
-        choice.logprobs.clear()
-        return self._output.add_text(text, logprobs)
+        has_text = choice.parser is None or self._output.has_open_message
+        if choice.finish_reason is not None and choice.logprobs and has_text:
+            parts.append(self._output.add_text("", _taken_logprobs(choice)))
+        return b"".join(parts)
 
     def flush(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""
@@ -196,6 +233,21 @@ class ResponseEncoder:
         self._output.close("incomplete")
         self._set("cancelled")
 
+    def _event_of(self, event: Event, choice: Choice) -> bytes:
+        match event:
+            case Content(text):
+                return self._output.add_text(text, _taken_logprobs(choice))
+            case CallStart(call, name):
+                choice.logprobs.clear()  # Calls have none in this API.
+                answer = self._context.answer_format
+                assert answer is not None
+                return self._output.begin_call(answer.call_id(self._context.request.request_id, 0, call), name)
+            case CallArguments(_, text):
+                choice.logprobs.clear()
+                return self._output.add_arguments(text)
+            case Reasoning():
+                return b""  # The request has not asked for it, so the parser returns none.
+
     def _set(self, status: Status, **fields: Any) -> None:
         self._status = status
         self.response = self._object.build(status, self._output.items, **fields)
@@ -204,6 +256,17 @@ class ResponseEncoder:
         data = self._events.event(kind, response=self.response)
         self.num_bytes = len(data)
         return data
+
+
+def _taken_logprobs(choice: Choice) -> Logprobs:
+    """Returns the log probabilities of a choice, and removes them from the choice."""
+    found: Logprobs = chat_logprobs(choice.logprobs)["content"] if choice.logprobs else []
+    choice.logprobs.clear()
+    return found
+
+
+def _called(item: dict[str, Any]) -> dict[str, Any]:
+    return {"name": item["name"], "arguments": item["arguments"]}
 
 
 def _part(text: str, logprobs: Logprobs) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class ResponseEndpoints:
         given = input_items.read(body.input, request.state.request_id)
         turns = [*await self._earlier_turns(body.previous_response_id), *given.turns]
         context = self._context(request, arrival, body, turns)
-        encoder = ResponseEncoder(ResponseObject(body, context), request.state.request_id)
+        encoder = ResponseEncoder(ResponseObject(body, context), context)
 
         async def store() -> None:
             await self._put(encoder, given, turns, len(data))
@@ -123,19 +123,22 @@ class ResponseEndpoints:
         return record.turns
 
     def _context(self, request: Request, arrival: Arrival, body: ResponsesBody, turns: list[Turn]) -> RequestContext:
-        card = self._serving.resolve_model(body.model)
+        serving, request_id = self._serving, request.state.request_id
+        card = serving.resolve_model(body.model)
         conversation = input_items.conversation(body.instructions, turns)
+        wanted, answer = convert.response_request(
+            body, conversation, card, request_id, serving.defaults, serving.settings
+        )
         return RequestContext(
             kind="chat",
             arrival=arrival,
             card=card,
-            request=convert.generation_request(
-                body, conversation, card, request.state.request_id, self._serving.defaults
-            ),
+            request=wanted,
             stream=bool(body.stream),
             include_usage=True,
             echoes=("",),
             id_prefix=ID_PREFIX,
+            answer_format=answer,
         )
 
     async def _start(
@@ -169,7 +172,7 @@ class ResponseEndpoints:
         record = StoredResponse(
             response=encoder.response,
             input_items=given.items,
-            turns=[*turns, Turn(role="assistant", content=encoder.output_text)],
+            turns=[*turns, encoder.output_turn()],
             encoded_bytes=num_bytes + encoder.num_bytes,
             events=events or [],
         )

@@ -1,23 +1,28 @@
 """Reads the input of a response: checks its items, gives them ids, and converts them to turns of a conversation. Pure.
 
-Items are messages of text. `_READERS` has a function for each type of item; a new type, such as the output of a tool,
-is a new function there.
+Items are messages of text, calls of functions, and what the functions have returned. `_READERS` has a function for each
+type of item.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from services.gateway.openai.content_blocks import content_text
+import msgspec
+
+from services.gateway.openai.content_blocks import check_fields, content_text
 from shared import limits
-from shared.errors import ServiceError
-from shared.request.checks import missing, refuse, unsupported
-from shared.request.conversation import Turn
+from shared.request.checks import check_nesting, missing, refuse, unsupported
+from shared.request.conversation import FunctionCall, ToolCall, Turn
 
 Item = dict[str, Any]
 """An item of a response as JSON."""
 _TEXT = ("input_text", "output_text", "text")
 _NO_EFFECT = ("annotations", "logprobs")
 _MESSAGE_FIELDS = frozenset({"type", "id", "status", "role", "content", "phase"})
+_CALL_FIELDS = frozenset({"type", "id", "status", "call_id", "name", "arguments"})
+_OUTPUT_FIELDS = frozenset({"type", "id", "status", "call_id", "output"})
+_CALL_NO_EFFECT = {"caller": ({"type": "direct"},)}
+_ID_PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_"}
 _ROLES = ("user", "assistant", "system", "developer")
 
 
@@ -42,7 +47,9 @@ def read(given: str | list[dict[str, Any]] | None, request_id: str) -> Input:
         if reader is None:
             unsupported(f"input[{number}].type", f"An item of type '{kind}' is")
         read_item, turn = reader(item, f"input[{number}]")
-        found.items.append({"id": f"msg_{request_id}_{number}", **read_item})
+        found.items.append({"id": f"{_ID_PREFIXES[kind]}{request_id}_{number}", **read_item})
+        if turn.tool_calls and found.turns and found.turns[-1].role == "assistant":
+            turn = _with_calls(found.turns.pop(), turn.tool_calls)
         found.turns.append(turn)
     return found
 
@@ -62,9 +69,7 @@ def conversation(instructions: str | None, turns: list[Turn]) -> list[Turn]:
 
 
 def _message(item: Mapping[str, Any], path: str) -> tuple[Item, Turn]:
-    for name in item:
-        if name not in _MESSAGE_FIELDS:
-            raise ServiceError("unsupported_parameter", f"'{path}' has an unknown field '{name}'.", param=path)
+    check_fields(item, _MESSAGE_FIELDS, path)
     role, content = item.get("role"), item.get("content")
     if role is None or content is None:
         missing(f"{path}.{'role' if role is None else 'content'}")
@@ -77,11 +82,55 @@ def _message(item: Mapping[str, Any], path: str) -> tuple[Item, Turn]:
     return shown, Turn(role=role, content=text)
 
 
-def _content(content: Any, path: str) -> str | list[dict[str, Any]]:
+def _call(item: Mapping[str, Any], path: str) -> tuple[Item, Turn]:
+    check_fields(item, _CALL_FIELDS, path, _CALL_NO_EFFECT)
+    for name in ("call_id", "name", "arguments"):
+        if not isinstance(item.get(name), str):
+            missing(f"{path}.{name}")
+    arguments = _arguments(item["arguments"], f"{path}.arguments")
+    call = ToolCall(id=item["call_id"], function=FunctionCall(name=item["name"], arguments=arguments))
+    shown = {"type": "function_call", "status": "completed"}
+    shown |= {name: item[name] for name in ("call_id", "name", "arguments")}
+    return shown, Turn(role="assistant", content="", tool_calls=[call])
+
+
+def _call_output(item: Mapping[str, Any], path: str) -> tuple[Item, Turn]:
+    check_fields(item, _OUTPUT_FIELDS, path, _CALL_NO_EFFECT)
+    if not isinstance(item.get("call_id"), str):
+        missing(f"{path}.call_id")
+    output = item.get("output")
+    if output is None:
+        missing(f"{path}.output")
+    text = content_text(_content(output, path, "output"), f"{path}.output", _TEXT, _NO_EFFECT)
+    shown = {"type": "function_call_output", "status": "completed", "call_id": item["call_id"], "output": output}
+    return shown, Turn(role="tool", tool_call_id=item["call_id"], content=text)
+
+
+def _arguments(text: str, path: str) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(text or "{}")
+    except (msgspec.MsgspecError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        refuse(path, "must be the text of a JSON object")
+    check_nesting(value, path)
+    return value
+
+
+def _with_calls(turn: Turn, calls: list[ToolCall]) -> Turn:
+    """Returns the assistant's turn with further calls: templates have the text and the calls of a turn together."""
+    return msgspec.structs.replace(turn, tool_calls=[*(turn.tool_calls or ()), *calls])
+
+
+def _content(content: Any, path: str, field: str = "content") -> str | list[dict[str, Any]]:
     is_blocks = isinstance(content, list) and all(isinstance(block, dict) for block in content)
     if not isinstance(content, str) and not is_blocks:
-        refuse(f"{path}.content", "must be a string or a list of objects")
+        refuse(f"{path}.{field}", "must be a string or a list of objects")
     return content
 
 
-_READERS: Mapping[str, Callable[[Mapping[str, Any], str], tuple[Item, Turn]]] = {"message": _message}
+_READERS: Mapping[str, Callable[[Mapping[str, Any], str], tuple[Item, Turn]]] = {
+    "message": _message,
+    "function_call": _call,
+    "function_call_output": _call_output,
+}

@@ -6,6 +6,7 @@ from services.gateway.openai.answer_encoder import GenerationState
 from services.gateway.openai.request_context import RequestContext
 from services.gateway.responses.schemas import ResponsesBody
 from services.gateway.responses.text_format import output_format
+from services.gateway.responses.tools import shown_tools
 from shared.errors import ServiceError
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -68,7 +69,7 @@ def _constant_fields(body: ResponsesBody, context: RequestContext) -> dict[str, 
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": None,
         "metadata": body.metadata or {},
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": None, "summary": None},
@@ -77,8 +78,8 @@ def _constant_fields(body: ResponsesBody, context: RequestContext) -> dict[str, 
         "store": body.store is not False,
         "temperature": params.temperature,
         "text": {"format": output_format(body.text)},
-        "tool_choice": "auto",
-        "tools": [],
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": shown_tools(body),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": "disabled",

@@ -26,6 +26,12 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     include: list[str] | None = None
     """Additional content of the output: LOGPROBS is the only one that is supported."""
     top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    """Functions that the model may call. `tools` checks them."""
+    tool_choice: str | dict[str, Any] | None = None
+    """`none`, `auto`, `required`, `{"type": "function", "name": …}`, or `{"type": "allowed_tools", …}`."""
+    parallel_tool_calls: bool | None = None
+    """Whether a response may have several calls; otherwise it has only the first. Default: yes."""
     metadata: dict[str, str] | None = None
     store: bool | None = None
     background: bool | None = None
@@ -51,10 +57,8 @@ RESPONSES_DECODER = msgspec.json.Decoder(ResponsesBody)
 _NULL = Unsupported((None,))
 _EMPTY = Unsupported((None, [], {}))
 RULES = FieldRules(
-    no_effect=frozenset({"service_tier", "prompt_cache_options", "prompt_cache_retention", "parallel_tool_calls"}),
+    no_effect=frozenset({"service_tier", "prompt_cache_options", "prompt_cache_retention"}),
     unsupported={
-        "tools": _EMPTY,
-        "tool_choice": Unsupported((None, "auto", "none")),
         "max_tool_calls": _NULL,
         "reasoning": Unsupported((None, {}, {"effort": None}, {"effort": "none"})),
         "truncation": Unsupported((None, "disabled"), "An input that is too long is refused, never cut."),

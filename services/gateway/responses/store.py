@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from services.gateway.responses.input_items import Item
 from shared import limits
 from shared.errors import ServiceError
@@ -41,8 +43,9 @@ class StoredResponse:
     def num_bytes(self) -> int:
         """Size of the record in memory, an estimate."""
         turns = sum(len(turn.content) for turn in self.turns if isinstance(turn.content, str))
+        calls = sum(len(msgspec.json.encode(turn.tool_calls)) for turn in self.turns if turn.tool_calls)
         overhead = _OVERHEAD_BYTES + _ITEM_BYTES * len(self.input_items)
-        return overhead + self.encoded_bytes + turns + sum(map(len, self.events))
+        return overhead + self.encoded_bytes + turns + calls + sum(map(len, self.events))
 
 
 class ResponseStore(Protocol):

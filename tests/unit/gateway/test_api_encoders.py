@@ -19,7 +19,7 @@ from services.gateway.responses.event_log import EventLog
 from services.gateway.responses.response_object import ResponseObject
 from services.gateway.responses.schemas import ResponsesBody
 from shared.errors import ServiceError
-from tests.unit.gateway.request_contexts import ID, context, state, update
+from tests.unit.gateway.request_contexts import context, state, update
 
 Make = Callable[[], AnswerEncoder]
 TEXTS = st.lists(st.text(max_size=8), max_size=6)
@@ -27,7 +27,7 @@ REASONS = st.sampled_from(["stop", "length"])
 
 
 def responses() -> ResponseEncoder:
-    return ResponseEncoder(ResponseObject(ResponsesBody(), context()), ID)
+    return ResponseEncoder(ResponseObject(ResponsesBody(), context()), context())
 
 
 MAKERS: dict[str, Make] = {
@@ -120,7 +120,7 @@ def test_a_response_that_fails_closes_its_item_and_numbers_its_events():
 def test_the_size_of_a_response_is_that_of_its_last_event():
     encoder = responses()
     *_, last = sse.split_events(streamed(encoder, ["Good ", "day"], "stop"))
-    assert encoder.num_bytes == len(last) > len(json.dumps(encoder.output_text))
+    assert encoder.num_bytes == len(last) > len(json.dumps(encoder.output_turn().content))
 
 
 @given(batches=st.lists(st.integers(0, 3), max_size=8), first=st.integers(0, 12))

@@ -47,7 +47,7 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "now", "parameters": EMPTY, "strict": True}},
     {"type": "function", "function": {"name": "free", "parameters": PLACE, "strict": None}},
 ]
-CHOICE = ToolChoice(mode="auto", tools=tuple(TOOLS))
+CHOICE = ToolChoice(mode="auto", tools=tuple(TOOLS), places=(0, 1, 2))
 NAMES = ["hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "glm45", "pythonic"]
 ROME = '{"city": "Rome", "unit": "c", "days": 2}'
 PIECES = [
@@ -229,6 +229,6 @@ def test_properties_that_a_format_cannot_hold_are_refused_by_name(
 def refused(name: str, schema: Any, param: str, told: str) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
     with pytest.raises(ServiceError) as error:
-        strict_calls(ToolChoice(mode="auto", tools=(TOOLS[2], tool)), TOOL_FORMATS[name], None)
+        strict_calls(ToolChoice(mode="auto", tools=(TOOLS[2], tool), places=(0, 1)), TOOL_FORMATS[name], None)
     assert error.value.param == "tools[1].function.parameters" + param
     assert told in error.value.message
