@@ -41,7 +41,11 @@ TOOL = st.fixed_dictionaries(
 CHOICE = JSON | st.fixed_dictionaries({"type": st.sampled_from(["auto", "any", "tool", "none", "function"])})
 ITEM = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "system", "developer", "tool"]) | JSON},
-    optional={"content": st.text() | st.lists(BLOCK, max_size=2) | JSON, "type": st.just("message") | JSON},
+    optional={"content": st.text() | st.lists(BLOCK, max_size=2) | JSON, "type": st.just("message") | JSON}
+    | dict.fromkeys(["tool_calls", "tool_name", "tool_call_id", "thinking"], JSON),
+) | st.fixed_dictionaries(
+    {"type": st.sampled_from(["function_call", "function_call_output"])},
+    optional=dict.fromkeys(["call_id", "name", "arguments", "output"], st.text() | JSON),
 )
 ITEMS = st.lists(ITEM, max_size=3) | JSON
 FIELDS: dict[str, Any] = {
@@ -64,8 +68,13 @@ USABLE: dict[str, Any] = {
         optional={"tools": FIELDS["tools"], "tool_choice": FIELDS["tool_choice"]},
     ),
     "/v1/messages/count_tokens": st.fixed_dictionaries({"messages": ITEMS}),
-    "/v1/responses": st.fixed_dictionaries({"input": ITEMS}, optional={"background": st.booleans()}),
-    "/api/chat": st.fixed_dictionaries({"messages": ITEMS}, optional={"options": FIELDS["options"]}),
+    "/v1/responses": st.fixed_dictionaries(
+        {"input": ITEMS},
+        optional={"background": st.booleans(), "tools": FIELDS["tools"], "tool_choice": FIELDS["tool_choice"]},
+    ),
+    "/api/chat": st.fixed_dictionaries(
+        {"messages": ITEMS}, optional={name: FIELDS[name] for name in ("options", "tools", "think")}
+    ),
     "/api/generate": st.fixed_dictionaries({"prompt": st.text()}, optional={"options": FIELDS["options"]}),
 }
 ALMOST_GOOD = st.sampled_from(sorted(USABLE)).flatmap(lambda path: st.tuples(st.just(path), USABLE[path]))

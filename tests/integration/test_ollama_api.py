@@ -157,7 +157,7 @@ async def test_a_model_whose_own_name_has_the_default_tag_is_found_by_it():
         ({"options": [1]}, "must be an object"),
         ({"format": "yaml"}, "'format' must be 'json' or a JSON Schema: an object."),
         ({"format": {"enum": ["x" * 70_000]}}, "'format' must not be longer than"),
-        ({"tools": [{}]}, "The parameter 'tools' is not supported yet."),
+        ({"tools": [{}]}, "Missing required parameter: 'tools[0].type'."),
         ({"temperature": 1}, "Send it in 'options'."),
     ],
 )

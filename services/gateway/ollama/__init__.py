@@ -1,14 +1,15 @@
 """Ollama's API: `/api/chat`, `/api/generate`, `/api/tags`, `/api/show` and `/api/version`.
 
-| module      | what it does                                                                        |
-|-------------|-------------------------------------------------------------------------------------|
-| `endpoints` | reads the body of a request, and starts the generation or describes models          |
-| `schemas`   | the bodies, and the fields that are refused or have no effect                       |
-| `options`   | reads the sampling options, which have llama.cpp's names                            |
-| `convert`   | converts a body to the body of a chat or completion request of `openai`             |
-| `encoder`   | encodes an answer, whole or as lines of JSON                                        |
-| `models`    | describes the models that can be used                                               |
-| `errors`    | encodes error objects                                                               |
+| module         | what it does                                                                     |
+|----------------|----------------------------------------------------------------------------------|
+| `endpoints`    | reads the body of a request, and starts the generation or describes models       |
+| `schemas`      | the bodies, and the fields that are refused or have no effect                    |
+| `options`      | reads the sampling options, which have llama.cpp's names                         |
+| `convert`      | converts a body to the body of a chat or completion request of `openai`          |
+| `conversation` | converts messages, with calls of tools and their results, to turns               |
+| `encoder`      | encodes an answer, whole or as lines of JSON                                     |
+| `models`       | describes the models that can be used                                            |
+| `errors`       | encodes error objects                                                            |
 """
 
 from services.gateway.ollama.errors import SCHEMA, error_body

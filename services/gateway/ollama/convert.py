@@ -9,11 +9,15 @@ from typing import Any
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.ollama import options
-from services.gateway.ollama.schemas import OllamaChatBody, OllamaFields, OllamaGenerateBody, OllamaMessage
+from services.gateway.ollama.conversation import turns_of
+from services.gateway.ollama.schemas import OllamaChatBody, OllamaFields, OllamaGenerateBody
 from services.gateway.openai import parameters
-from services.gateway.openai.parameter_names import renamed
+from services.gateway.openai.answer_format import reasoning_format
+from services.gateway.openai.chat_request import ChatRequest, chat_request
+from services.gateway.openai.parameter_names import new_name, renamed
 from services.gateway.openai.parameters import RequestDefaults
 from services.gateway.openai.schemas import ChatBody, CompletionBody
+from shared.config import GatewaySettings
 from shared.request.checks import missing, refuse, unsupported
 from shared.request.conversation import Turn
 
@@ -21,19 +25,20 @@ _FORMAT = "format"
 _NAMES = {**options.NAMES, "guided_json": _FORMAT, "guided_json_object": _FORMAT}
 
 
-def chat(body: OllamaChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults) -> GenerationRequest:
+def chat(
+    body: OllamaChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults, settings: GatewaySettings
+) -> ChatRequest:
     """Returns the request of `/api/chat`. Raises ServiceError naming the first parameter that is wrong."""
-    messages = body.messages or []
-    turns = [_turn(message, f"messages[{number}]") for number, message in enumerate(messages)]
+    turns = turns_of(body.messages or [])
     if turns and turns[-1].role == "assistant":
         path = f"messages[{len(turns) - 1}].role"
         unsupported(path, f"'{path}' must be 'user': continuing a message of the assistant is")
-    return _chat(body, turns, card, request_id, defaults)
+    return _chat(body, turns, body.tools, card, request_id, defaults, settings)
 
 
 def generate(
-    body: OllamaGenerateBody, card: ModelCard, request_id: str, defaults: RequestDefaults
-) -> GenerationRequest:
+    body: OllamaGenerateBody, card: ModelCard, request_id: str, defaults: RequestDefaults, settings: GatewaySettings
+) -> ChatRequest:
     """Returns the request of `/api/generate`: a conversation of one message, unless `raw` is true.
 
     Raises ServiceError naming the first parameter that is wrong.
@@ -42,33 +47,48 @@ def generate(
         missing("prompt")
     if not body.raw:
         system = [Turn(role="system", content=body.system)] if body.system else []
-        return _chat(body, [*system, Turn(role="user", content=body.prompt)], card, request_id, defaults)
+        turns = [*system, Turn(role="user", content=body.prompt)]
+        return _chat(body, turns, None, card, request_id, defaults, settings)
     if body.system:
         unsupported("system", "'system' with 'raw' is")
+    if body.think:
+        refuse("think", "cannot be true together with 'raw'")
     fields = _fields(body, card)
     with renamed(_NAMES):
         request = parameters.completion(CompletionBody(prompt=body.prompt, **fields), card, request_id, defaults)
     if fields["max_tokens"] is None:
         request = replace(request, params=parameters.without_limit(request.params))
-    return _with_format_named(request)
+    return ChatRequest(_with_format_named(request), None)
 
 
 def _chat(
     body: OllamaFields,
     turns: list[Turn],
+    tools: list[Any] | None,
     card: ModelCard,
     request_id: str,
     defaults: RequestDefaults,
-) -> GenerationRequest:
-    fields = _fields(body, card)
+    settings: GatewaySettings,
+) -> ChatRequest:
+    fields = {**_fields(body, card), "include_reasoning": _thinks(body.think, card, settings)}
     with renamed(_NAMES):
-        request = parameters.chat(ChatBody(messages=turns, **fields), card, request_id, defaults)
-    return _with_format_named(request)
+        chat_body = ChatBody(messages=turns, tools=tools, **fields)
+        request, answer = chat_request(chat_body, card, request_id, defaults, settings)
+    return ChatRequest(_with_format_named(request), answer)
+
+
+def _thinks(think: Any, card: ModelCard, settings: GatewaySettings) -> bool:
+    """Returns whether the answer shows the model's reasoning. Raises ServiceError if it is asked for and unknown."""
+    if think is not None and not isinstance(think, bool):
+        refuse("think", "must be true or false")
+    if think and reasoning_format(card, settings) is None:
+        refuse("think", "needs a model whose chat template shows how it reasons, or --reasoning-parser")
+    return think is not False
 
 
 def _with_format_named(request: GenerationRequest) -> GenerationRequest:
     # Tokenizers name this parameter if the grammar cannot be used.
-    return replace(request, grammar_param=_FORMAT if request.grammar_param else "")
+    return replace(request, grammar_param=new_name(request.grammar_param, _NAMES))
 
 
 def _fields(body: OllamaFields, card: ModelCard) -> dict[str, Any]:
@@ -84,10 +104,3 @@ def _structure(wanted: Any) -> dict[str, Any]:
     if not isinstance(wanted, Mapping):
         refuse(_FORMAT, "must be 'json' or a JSON Schema: an object")
     return {"guided_json": wanted}
-
-
-def _turn(message: OllamaMessage, path: str) -> Turn:
-    for name in ("images", "tool_calls"):
-        if getattr(message, name):
-            unsupported(f"{path}.{name}", f"The field '{path}.{name}' is")
-    return Turn(role=message.role, content=message.content)

@@ -10,8 +10,10 @@ import msgspec
 
 from services.gateway.ollama.errors import error_body
 from services.gateway.openai.answer_encoder import GenerationState
+from services.gateway.openai.chat_message import answer_events, arguments_object
 from services.gateway.openai.choices import Choice
 from services.gateway.openai.request_context import RequestContext
+from services.gateway.parsers.events import CallArguments, CallStart, Content, Event, Reasoning
 from shared.errors import ServiceError
 
 Form = Literal["chat", "generate"]
@@ -23,7 +25,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class LineEncoder:
-    """Encodes one answer. Implements `AnswerEncoder`."""
+    """Encodes one answer. Implements `AnswerEncoder`.
+
+    A call has a line of its own, when its arguments are whole.
+    """
 
     content_type = CONTENT_TYPE
 
@@ -33,10 +38,25 @@ class LineEncoder:
         self._fields = common_fields(context.card.name, context.arrival.created)
         self._head = _encode(self._fields)[:-1] + _BEFORE_TEXT[form]
         self._tail = _AFTER_TEXT[form]
+        self._call: tuple[CallStart, list[str]] | None = None
+        """The call that has begun, and the pieces of its arguments."""
 
     def whole(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""
-        return self._last(state, "".join(state.accumulator.choices[0].text))
+        choice = state.accumulator.choices[0]
+        said: dict[str, Any] = {"content": ""}
+        calls: list[dict[str, Any]] = []
+        for event in answer_events(choice, "".join(choice.text)):
+            calls += self._ended_call(event)
+            match event:
+                case Content(text):
+                    said["content"] += text
+                case Reasoning(text):
+                    said["thinking"] = said.get("thinking", "") + text
+                case CallStart() | CallArguments():
+                    self._add_to_call(event)
+        calls += self._ended_call(None)
+        return self._last(state, {**said, "tool_calls": calls} if calls else said)
 
     def opening(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""
@@ -44,7 +64,7 @@ class LineEncoder:
 
     def chunk(self, choice: Choice, text: str) -> bytes:
         """See AnswerEncoder."""
-        return self._head + _encode(text) + self._tail if text else b""
+        return b"".join(map(self._lines, answer_events(choice, text)))
 
     def flush(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""
@@ -52,15 +72,50 @@ class LineEncoder:
 
     def closing(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""
-        return self._last(state, "") + b"\n"
+        last_call = b"".join(self._line({"content": "", "tool_calls": [call]}) for call in self._ended_call(None))
+        return last_call + self._last(state, {"content": ""}) + b"\n"
 
     def failure(self, error: ServiceError) -> bytes:
         """See AnswerEncoder."""
         return error_body(error, self._context.request.request_id) + b"\n"
 
-    def _last(self, state: GenerationState, text: str) -> bytes:
+    def _lines(self, event: Event) -> bytes:
+        """Returns the lines of a stream for a part of the answer, after that of a call which has ended before it."""
+        ended = b"".join(self._line({"content": "", "tool_calls": [call]}) for call in self._ended_call(event))
+        match event:
+            case Content(text):
+                return ended + self._head + _encode(text) + self._tail
+            case Reasoning(text):
+                return ended + self._line({"content": "", "thinking": text})
+            case CallStart() | CallArguments():
+                self._add_to_call(event)
+                return ended
+
+    def _add_to_call(self, event: CallStart | CallArguments) -> None:
+        if isinstance(event, CallStart):
+            self._call = (event, [])
+        else:
+            assert self._call is not None
+            self._call[1].append(event.text)
+
+    def _ended_call(self, event: Event | None) -> list[dict[str, Any]]:
+        """Returns the call that has ended if `event` does not belong to it; an empty list if there is none."""
+        if self._call is None or isinstance(event, CallArguments):
+            return []
+        (start, pieces), self._call = self._call, None
+        answer = self._context.answer_format
+        assert answer is not None
+        call_id = answer.call_id(self._context.request.request_id, 0, start.call)
+        function = {"index": start.call, "name": start.name, "arguments": arguments_object("".join(pieces) or "{}")}
+        return [{"id": call_id, "function": function}]
+
+    def _line(self, said: dict[str, Any]) -> bytes:
+        return _encode({**self._fields, **message(self._form, said), "done": False}) + b"\n"
+
+    def _last(self, state: GenerationState, said: dict[str, Any]) -> bytes:
         reason = state.accumulator.choices[0].finish_reason
-        return _encode({**self._fields, **said(self._form, text), "done": True, "done_reason": reason, **counts(state)})
+        done = {"done": True, "done_reason": reason, **counts(state)}
+        return _encode({**self._fields, **message(self._form, said), **done})
 
 
 def common_fields(model: str, created: int) -> dict[str, Any]:
@@ -68,9 +123,11 @@ def common_fields(model: str, created: int) -> dict[str, Any]:
     return {"model": model, "created_at": timestamp(created)}
 
 
-def said(form: Form, text: str) -> dict[str, Any]:
-    """Returns the field that holds the text."""
-    return {"message": {"role": "assistant", "content": text}} if form == "chat" else {"response": text}
+def message(form: Form, said: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields that hold a part of the answer. `said`: `content`, and `thinking` and `tool_calls` if any."""
+    if form == "chat":
+        return {"message": {"role": "assistant", **said}}
+    return {"response": said["content"], **({"thinking": said["thinking"]} if "thinking" in said else {})}
 
 
 def counts(state: GenerationState) -> dict[str, int]:

@@ -4,14 +4,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.generation import ModelCard
 from services.gateway.http import request_body
 from services.gateway.http.json_response import json_response
 from services.gateway.ollama import convert, models, schemas
-from services.gateway.ollama.encoder import Form, LineEncoder, common_fields, said
+from services.gateway.ollama.encoder import Form, LineEncoder, common_fields, message
 from services.gateway.ollama.schemas import OllamaChatBody, OllamaFields, OllamaGenerateBody, OllamaShowBody
 from services.gateway.openai import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
+from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.request_context import Arrival, Kind, RequestContext
 from services.gateway.openai.serving import Serving
 from shared.errors import ServiceError
@@ -32,7 +33,8 @@ class OllamaEndpoints:
         card = self._card(body.model)
         if not body.messages:
             return _loaded(body, "chat", card, arrival)
-        wanted = convert.chat(body, card, request.state.request_id, self._serving.defaults)
+        serving = self._serving
+        wanted = convert.chat(body, card, request.state.request_id, serving.defaults, serving.settings)
         return await self._answer(request, arrival, body, card, wanted, "chat")
 
     async def generate(self, request: Request) -> Response:
@@ -42,7 +44,8 @@ class OllamaEndpoints:
         card = self._card(body.model)
         if not body.prompt:
             return _loaded(body, "generate", card, arrival)
-        wanted = convert.generate(body, card, request.state.request_id, self._serving.defaults)
+        serving = self._serving
+        wanted = convert.generate(body, card, request.state.request_id, serving.defaults, serving.settings)
         return await self._answer(request, arrival, body, card, wanted, "generate")
 
     async def tags(self) -> Response:
@@ -52,7 +55,7 @@ class OllamaEndpoints:
     async def show(self, request: Request) -> Response:
         """Describes one model."""
         body = read_body(await _checked(request, OllamaShowBody), schemas.SHOW_DECODER)
-        return json_response(models.show(self._card(given(body.model, body.name))))
+        return json_response(models.show(self._card(given(body.model, body.name)), self._serving.settings))
 
     async def version(self) -> Response:
         """Answers with the version of this software, not one of Ollama."""
@@ -73,18 +76,19 @@ class OllamaEndpoints:
         arrival: Arrival,
         body: OllamaFields,
         card: ModelCard,
-        wanted: GenerationRequest,
+        wanted: ChatRequest,
         form: Form,
     ) -> Response:
-        kind: Kind = "chat" if wanted.messages else "completion"
+        kind: Kind = "chat" if wanted.request.messages else "completion"
         context = RequestContext(
             kind=kind,
             arrival=arrival,
             card=card,
-            request=wanted,
+            request=wanted.request,
             stream=given(body.stream, True),
             include_usage=True,
             echoes=("",),
+            answer_format=wanted.answer,
         )
         return await self._serving.answer(request, context, LineEncoder(context, form))
 
@@ -99,4 +103,4 @@ def _loaded(body: OllamaFields, form: Form, card: ModelCard, arrival: Arrival) -
     """Answers a request without a prompt, with which clients load a model, or unload it with `keep_alive` 0."""
     reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
     fields = common_fields(card.name, arrival.created)
-    return json_response({**fields, **said(form, ""), "done": True, "done_reason": reason})
+    return json_response({**fields, **message(form, {"content": ""}), "done": True, "done_reason": reason})

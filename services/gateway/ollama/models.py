@@ -8,6 +8,8 @@ from typing import Any
 
 from services.gateway.generation import ModelCard
 from services.gateway.ollama.encoder import timestamp
+from services.gateway.openai.answer_format import knows_calls, reasoning_format
+from shared.config import GatewaySettings
 
 DEFAULT_TAG = ":latest"
 """Ollama's clients add this tag to a name without one."""
@@ -26,8 +28,9 @@ def tags(cards: Sequence[ModelCard]) -> dict[str, Any]:
     return {"models": [_tag(card) for card in cards]}
 
 
-def show(card: ModelCard) -> dict[str, Any]:
+def show(card: ModelCard, settings: GatewaySettings) -> dict[str, Any]:
     """Returns the answer of `/api/show`."""
+    abilities = {"tools": knows_calls(card, settings), "thinking": reasoning_format(card, settings) is not None}
     return {
         "modelfile": f"FROM {card.path}",
         "parameters": "",
@@ -39,7 +42,7 @@ def show(card: ModelCard) -> dict[str, Any]:
             "antiphon.context_length": card.max_model_len,
             "antiphon.vocab_size": card.vocab_size,
         },
-        "capabilities": ["completion"],
+        "capabilities": ["completion", *(name for name, has in abilities.items() if has)],
         "modified_at": timestamp(card.created),
     }
 

@@ -10,15 +10,35 @@ import msgspec
 from services.gateway.openai.unsupported_params import FieldRules, Unsupported
 
 
+class OllamaFunctionCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The name of a called function, and its arguments. `index` has no effect: the calls of a message have an order."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+    index: int | None = None
+
+
+class OllamaToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A call that the assistant has made in an earlier message."""
+
+    function: OllamaFunctionCall
+    id: str | None = None
+    type: str | None = None
+
+
 class OllamaMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One message of a conversation. Images and calls of tools are refused."""
+    """One message of a conversation. Images are refused."""
 
     role: str
     content: str = ""
     images: list[Any] | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
+    """In a message of a tool: the function whose result it is."""
+    tool_call_id: str | None = None
+    """In a message of a tool: the id of the call whose result it is."""
     thinking: str | None = None
+    """The reasoning of an assistant's message."""
 
 
 class OllamaFields(msgspec.Struct, kw_only=True):
@@ -31,6 +51,8 @@ class OllamaFields(msgspec.Struct, kw_only=True):
     """Structure of the output: "json" for any JSON object, or a JSON Schema. `convert` reads it."""
     stream: bool | None = None
     """Whether the answer is streamed; the default is true."""
+    think: Any = None
+    """Whether the answer shows the model's reasoning; the default is true. `convert` reads it."""
     keep_alive: str | float | None = None
     """No effect: models stay loaded. 0 without a prompt is answered as if the model were unloaded."""
 
@@ -39,6 +61,8 @@ class OllamaChatBody(OllamaFields, kw_only=True):
     """Body of `/api/chat`: a conversation to continue. Without messages the model is only looked up."""
 
     messages: list[OllamaMessage] | None = None
+    tools: list[Any] | None = None
+    """Functions that the model may call, in OpenAI's form, see `shared.request.tools`."""
 
 
 class OllamaGenerateBody(OllamaFields, kw_only=True):
@@ -67,8 +91,6 @@ _EMPTY = Unsupported((None, [], {}, ""))
 RULES = FieldRules(
     no_effect=frozenset(),
     unsupported={
-        "tools": _EMPTY,
-        "think": _OFF,
         "images": _EMPTY,
         "suffix": _EMPTY,
         "template": _EMPTY,
@@ -80,6 +102,7 @@ RULES = FieldRules(
     },
     elsewhere={
         "messages": "Conversations go to /api/chat.",
+        "tools": "Conversations with tools go to /api/chat.",
         "prompt": "Prompts go to /api/generate.",
         "system": "Send a message with the role 'system'.",
         "raw": "Prompts go to /api/generate.",

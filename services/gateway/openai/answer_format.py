@@ -116,6 +116,11 @@ def reasoning_format(card: ModelCard, settings: GatewaySettings) -> ReasoningFor
     return REASONING_FORMATS.get(_chosen(settings.reasoning_parser, card.reasoning_format))
 
 
+def knows_calls(card: ModelCard, settings: GatewaySettings) -> bool:
+    """Whether the model may be left to choose whether it calls a tool: its own format of calls is known."""
+    return settings.enable_auto_tool_choice and _chosen(settings.tool_call_parser, card.tool_format) in TOOL_FORMATS
+
+
 def tool_format(choice: ToolChoice, card: ModelCard, settings: GatewaySettings) -> ToolFormat | None:
     """Returns the model's own format of calls; None if it is unknown and not needed, as for forced calls.
 

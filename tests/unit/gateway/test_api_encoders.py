@@ -13,7 +13,13 @@ from services.gateway.anthropic.encoder import MessageEncoder
 from services.gateway.http import sse
 from services.gateway.ollama.encoder import LineEncoder
 from services.gateway.openai.answer_encoder import AnswerEncoder
+from services.gateway.openai.answer_format import AnswerFormat
+from services.gateway.openai.chat_message import arguments_object
 from services.gateway.openai.choices import ChoiceAccumulator
+from services.gateway.openai.tool_choice import ToolChoice
+from services.gateway.parsers.events import CallArguments, CallStart, Content, Event
+from services.gateway.parsers.formats import TOOL_FORMATS
+from services.gateway.parsers.output_parser import OutputParser
 from services.gateway.responses.encoder import ResponseEncoder
 from services.gateway.responses.event_log import EventLog
 from services.gateway.responses.response_object import ResponseObject
@@ -121,6 +127,87 @@ def test_the_size_of_a_response_is_that_of_its_last_event():
     encoder = responses()
     *_, last = sse.split_events(streamed(encoder, ["Good ", "day"], "stop"))
     assert encoder.num_bytes == len(last) > len(json.dumps(encoder.output_turn().content))
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.builds(Content, st.text(min_size=1, max_size=4)),
+        st.lists(st.sampled_from(['{"a"', ": 1", "}", "é"]), max_size=4),
+    ),
+    max_size=5,
+)
+"""Texts, and calls as the pieces of their arguments."""
+ANSWER = AnswerFormat(choice=ToolChoice(mode="auto"), tool_format=TOOL_FORMATS["hermes"])
+
+
+def spread(parts: list[Any]) -> list[Event]:
+    """The events of an output with these parts."""
+    found: list[Event] = []
+    calls = 0
+    for part in parts:
+        if isinstance(part, Content):
+            found.append(part)
+            continue
+        found += [CallStart(calls, f"f{calls}"), *(CallArguments(calls, text) for text in part)]
+        calls += 1
+    return found
+
+
+def of_events(encoder: AnswerEncoder, events: list[Event], size: int = 0) -> Any:
+    """The answer of an encoder: whole, or its stream, which gets `size` events at a time."""
+    accumulator = ChoiceAccumulator(1, 1)
+    choice = accumulator.choices[0]
+    choice.parser = OutputParser()
+    if not size:
+        choice.events = [*events]
+        choice.add(update(finish_reason="stop"))
+        return json.loads(encoder.whole(state(accumulator)))
+    parts = [encoder.opening(state(accumulator))]
+    for first in range(0, len(events), size):
+        choice.events = events[first : first + size]
+        parts.append(encoder.chunk(choice, ""))
+    choice.add(update(finish_reason="stop"))
+    return b"".join([*parts, encoder.chunk(choice, ""), encoder.closing(state(accumulator))])
+
+
+@given(parts=EVENTS, size=st.integers(1, 4))
+def test_streams_with_calls_add_up_to_the_whole_answer(parts: list[Any], size: int):
+    given, asked = spread(parts), context(answer_format=ANSWER)
+    text = "".join(part.text for part in parts if isinstance(part, Content))
+    arguments = ["".join(part) for part in parts if not isinstance(part, Content)]
+    names = [f"f{number}" for number in range(len(arguments))]
+    objects = [arguments_object(one or "{}") for one in arguments]
+
+    blocks = of_events(MessageEncoder(asked), given)["content"]
+    pieces: dict[int, str] = {}
+    starts: list[Any] = []
+    for event in events(of_events(MessageEncoder(asked), given, size)):
+        if event["type"] == "content_block_start":
+            starts.append(event["content_block"])
+        elif event["type"] == "content_block_delta":
+            piece = event["delta"].get("text") or event["delta"].get("partial_json")
+            pieces[event["index"]] = pieces.get(event["index"], "") + piece
+    assert [(one["type"], one.get("id")) for one in starts] == [(one["type"], one.get("id")) for one in blocks]
+    assert "".join(one["text"] for one in blocks if one["type"] == "text") == text
+    assert [(one["name"], one["input"]) for one in blocks if one["type"] == "tool_use"] == [
+        *zip(names, objects, strict=True)
+    ]
+    assert [pieces.get(index, "") for index, one in enumerate(starts) if one["type"] == "tool_use"] == arguments
+
+    message = of_events(LineEncoder(asked, "chat"), given)["message"]
+    lines = [json.loads(line)["message"] for line in of_events(LineEncoder(asked, "chat"), given, size).splitlines()]
+    assert "".join(line["content"] for line in lines) == message["content"] == text
+    called = [call for line in lines for call in line.get("tool_calls", ())]
+    assert called == message.get("tool_calls", [])
+    assert [call["function"]["arguments"] for call in called] == objects
+
+    response = of_events(ResponseEncoder(ResponseObject(ResponsesBody(), asked), asked), given)
+    stream = events(of_events(ResponseEncoder(ResponseObject(ResponsesBody(), asked), asked), given, size))
+    assert stream[-1]["response"] == response
+    assert [one["item"] for one in stream if one["type"] == "response.output_item.done"] == response["output"]
+    assert [one["arguments"] for one in response["output"] if one["type"] == "function_call"] == arguments
+    done = [one for one in stream if one["type"] == "response.function_call_arguments.done"]
+    assert [(one["name"], one["arguments"]) for one in done] == [*zip(names, arguments, strict=True)]
 
 
 @given(batches=st.lists(st.integers(0, 3), max_size=8), first=st.integers(0, 12))

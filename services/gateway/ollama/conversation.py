@@ -1,0 +1,75 @@
+"""Converts the messages of Ollama's API to turns of a conversation. Pure.
+
+Calls need no id in this API, and a result may name its function, or nothing at all. Chat templates need both, so calls
+get ids, and a result without an id belongs to the first open call of its function, or else to the first open call.
+"""
+
+from collections.abc import Sequence
+
+from services.gateway.ollama.schemas import OllamaMessage, OllamaToolCall
+from shared.request.checks import check_nesting, refuse, unsupported
+from shared.request.conversation import FunctionCall, ToolCall, Turn
+
+
+def turns_of(messages: Sequence[OllamaMessage]) -> list[Turn]:
+    """Returns the turns of messages. Raises ServiceError that names the wrong message and field."""
+    found: list[Turn] = []
+    calls: list[ToolCall] = []
+    open_calls: list[ToolCall] = []
+    for number, message in enumerate(messages):
+        path = f"messages[{number}]"
+        _check_fields(message, path)
+        if message.role == "tool":
+            found.append(_result(message, open_calls, path))
+            continue
+        made = [
+            _call(call, len(calls) + place, f"{path}.tool_calls[{place}]")
+            for place, call in enumerate(message.tool_calls or ())
+        ]
+        calls += made
+        open_calls[:] = made
+        turn = Turn(role=message.role, content=message.content, tool_calls=made or None, reasoning=message.thinking)
+        found.append(turn)
+    return found
+
+
+def _check_fields(message: OllamaMessage, path: str) -> None:
+    if message.images:
+        unsupported(f"{path}.images", f"The field '{path}.images' is")
+    for name in ("tool_calls", "thinking") if message.role != "assistant" else ():
+        if getattr(message, name):
+            refuse(f"{path}.{name}", "is a field of messages with the role 'assistant'")
+    for name in ("tool_name", "tool_call_id") if message.role != "tool" else ():
+        if getattr(message, name):
+            refuse(f"{path}.{name}", "is a field of messages with the role 'tool'")
+
+
+def _call(call: OllamaToolCall, number: int, path: str) -> ToolCall:
+    if call.type not in (None, "function"):
+        unsupported(f"{path}.type", f"Tools of type '{call.type}' are")
+    if not call.function.name:
+        refuse(f"{path}.function.name", "must not be empty")
+    check_nesting(call.function.arguments, f"{path}.function.arguments")
+    function = FunctionCall(name=call.function.name, arguments=call.function.arguments)
+    # Some templates accept only ids of nine letters and digits.
+    return ToolCall(id=call.id or f"call{number:05}", function=function)
+
+
+def _result(message: OllamaMessage, open_calls: list[ToolCall], path: str) -> Turn:
+    """Returns the turn of a result; removes its call from the open ones."""
+
+    def answered(call: ToolCall) -> bool:
+        if message.tool_call_id:
+            return call.id == message.tool_call_id
+        assert call.function is not None
+        return not message.tool_name or call.function.name == message.tool_name
+
+    call = next(filter(answered, open_calls), None)
+    if call is not None:
+        open_calls.remove(call)
+        return Turn(role="tool", tool_call_id=call.id, content=message.content)
+    if message.tool_call_id:
+        return Turn(role="tool", tool_call_id=message.tool_call_id, name=message.tool_name, content=message.content)
+    if not message.tool_name:
+        refuse(f"{path}.tool_name", "is needed: no call of an earlier message waits for this result")
+    return Turn(role="function", name=message.tool_name, content=message.content)
