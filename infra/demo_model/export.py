@@ -23,7 +23,8 @@ A Llama of about six million parameters, trained from scratch on generated tasks
 stories, so that a fresh checkout has something real to serve.  It knows simple facts,
 copies, makes JSON from a sentence, remembers a name, and writes short poems and stories; its
 arithmetic, sorting and counting are mostly wrong.  To much of the rest it says that it does
-not know.  It is no assistant to rely on.
+not know.  It is no assistant to rely on.  The chat template offers tools to the model, which was not
+trained with any and rarely calls one by itself.
 
 `infra/demo_model/` holds the recipe and the figures.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.served import ROOT, Served, until_the_end
+from tests.system.served import ROOT, Served, fetch, until_the_end
 
 EXAMPLES = ROOT / "examples"
 pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
@@ -61,6 +61,26 @@ def test_a_message_is_printed_with_its_token_counts(served: Served) -> None:
     assert text
     assert summary.startswith("end_turn; ")
     assert summary.endswith(" output tokens)\n")
+
+
+def test_a_function_is_called_and_its_result_is_answered(served: Served) -> None:
+    *calls, answer = run(served, "tools.py").splitlines()
+    assert calls
+    for call in calls:
+        assert call.startswith('get_weather({"city"')
+        assert ") -> It is sunny in " in call
+    assert answer.startswith("Assistant: ")
+
+
+def test_the_demo_model_may_choose_whether_it_calls_a_tool(served: Served) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    asked = {"messages": [{"role": "user", "content": "What is 2 + 2?"}], "tools": [tool], "max_tokens": 32}
+    for strict in (False, True):
+        tool["function"]["strict"] = strict  # type: ignore[index]
+        reply = fetch(served, "POST", "/v1/chat/completions", asked)
+        assert reply.status == 200, reply.body
+        message = reply.json["choices"][0]["message"]
+        assert message["content"] or message["tool_calls"]
 
 
 def test_a_dropped_stream_of_a_background_response_is_continued(served: Served) -> None:
