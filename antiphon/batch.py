@@ -32,7 +32,7 @@ from shared.request.batch_lines import (
     unanswered,
 )
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 CONCURRENCY = 64
 """Default number of requests in flight. More than an engine's batch size gains little."""
 TRIES, PAUSE_S = 8, 0.5

@@ -13,6 +13,7 @@ from shared import limits
 from shared.request.checks import check_nesting, missing, refuse, unsupported
 
 _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{limits.TOOL_NAME_CHARS_MAX}}}")
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _RESERVED = (
     "messages",
     "tools",
@@ -66,14 +67,23 @@ def checked_documents(documents: Sequence[Any] | None) -> list[dict[str, Any]]:
     return found
 
 
-def checked_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns further variables for the chat template. Raises ServiceError for a name that the server sets itself."""
+def checked_template_kwargs(kwargs: Mapping[str, Any] | None, effort: str | None = None) -> dict[str, Any]:
+    """Returns further variables for the chat template, with `effort` as `reasoning_effort`.
+
+    Raises ServiceError for a name that the server sets itself, and for an unknown effort.
+    """
     for name in kwargs or ():
         if name in _RESERVED:
             refuse(f"chat_template_kwargs.{name}", "cannot be set here: it is a field of the request or the server's")
     found = dict(kwargs or {})
     check_nesting(found, "chat_template_kwargs")
-    return found
+    if effort is None:
+        return found
+    if effort not in REASONING_EFFORTS:
+        refuse("reasoning_effort", f"must be one of {', '.join(REASONING_EFFORTS)}")
+    if "reasoning_effort" in found:
+        refuse("reasoning_effort", "cannot be given together with 'chat_template_kwargs.reasoning_effort'")
+    return {**found, "reasoning_effort": effort}
 
 
 def template_variables(

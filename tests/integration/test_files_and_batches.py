@@ -13,6 +13,7 @@ from shared import limits
 from shared.errors import ServiceError
 from tests.integration.edge import ScriptedBackend, call, serving, text_batches
 from tests.integration.test_openai_client import client
+from tests.integration.test_pooling_endpoints import pooling_backend
 from tests.unit.gateway.test_multipart import form
 
 URL = "/v1/completions"
@@ -104,6 +105,24 @@ async def test_a_file_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPat
         reply = await call(port, "POST", "/v1/files", body, FORM)
         assert (reply.status, reply.error["code"]) == (413, "request_too_large")
     assert names(tmp_path) == []
+
+
+async def test_a_batch_of_embeddings_gives_a_vector_for_each_input():
+    backend = pooling_backend()
+    async with serving(backend) as port, client(port) as api:
+        url = "/v1/embeddings"
+        bodies = [{"model": "org/toy", "input": "one"}, {"input": ["two", "three"]}, {"input": "four", "dimensions": 9}]
+        batch = await ended(api, (await start(api, lines(*bodies, url=url), url)).id)
+        assert batch.status == "completed"
+        good, bad = await answers(api, batch.output_file_id), await answers(api, batch.error_file_id)
+    found = {custom_id: line["response"]["body"] for custom_id, line in good.items()}
+    assert {custom_id: [one["index"] for one in body["data"]] for custom_id, body in found.items()} == {
+        "c0": [0],
+        "c1": [0, 1],
+    }
+    assert found["c0"]["object"] == "list"
+    assert bad["c2"]["response"]["body"]["error"]["param"] == "dimensions"
+    assert {request.priority for request in backend.requests} == {limits.BATCH_PRIORITY}
 
 
 async def test_a_batch_runs_behind_other_requests_with_its_key_and_without_the_deadline_of_requests():

@@ -195,6 +195,22 @@ async def test_reasoning_has_both_names_and_its_tokens_are_counted(system: Syste
     assert hidden.usage.completion_tokens_details == answer.usage.completion_tokens_details
 
 
+async def test_the_effort_reaches_a_template_that_uses_it(system: System, tmp_path: Path) -> None:
+    system.script.says = "Sunny."
+    for effort in ("none", "minimal", "low", "medium", "high", "xhigh"):
+        await system.whole(reasoning_effort=effort)
+        assert system.script.prompts[-1].endswith(f"<|assistant|>({effort})")
+    body = {"messages": ASK, "reasoning_effort": "low"}
+    counts = [(await call(system.port, "POST", "/tokenize", one)).json["count"] for one in (body, {"messages": ASK})]
+    assert counts[0] == counts[1] + len("(low)")
+    (tmp_path / "other").mkdir()
+    tokenizer = write_scripted_model(tmp_path / "other", "{{ messages[0].content }}")
+    script = Script("hi")
+    async with scripted_system(tmp_path / "other", tokenizer, script) as port:
+        reply = await call(port, "POST", "/v1/chat/completions", body)
+    assert (reply.status, script.prompts) == (200, ["Weather in Rome?"])
+
+
 async def test_reasoning_and_calls_come_together_and_can_be_sent_back(system: System) -> None:
     system.script.says = f"<think>I need it.</think>{CALL}"
     message = (await system.whole(tools=[WEATHER])).choices[0].message.to_dict()
@@ -243,6 +259,9 @@ async def test_the_final_message_is_continued_within_its_reasoning(system: Syste
         ({"tools": [WEATHER], "functions": [WEATHER["function"]]}, "functions", "together"),
         ({"functions": [WEATHER["function"]], "function_call": {"name": "x"}}, "function_call", "not in"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "cannot be set"),
+        ({"reasoning_effort": "much"}, "reasoning_effort", "must be one of none, minimal, low, medium, high, xhigh"),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "low"}}, "reasoning_effort",
+         "together"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "together"),
     ],
 )  # fmt: skip

@@ -41,9 +41,10 @@ class System:
 
 @pytest.fixture
 async def system(tmp_path: Path) -> AsyncIterator[System]:
+    # The client builds its types at their first use, during which the engine's heartbeats are late.
     async with (
         calling_system(tmp_path) as (port, script),
-        anthropic.AsyncAnthropic(base_url=f"http://127.0.0.1:{port}", api_key="EMPTY", max_retries=0) as client,
+        anthropic.AsyncAnthropic(base_url=f"http://127.0.0.1:{port}", api_key="EMPTY", max_retries=5) as client,
     ):
         yield System(port, script, client)
 

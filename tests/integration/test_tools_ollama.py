@@ -92,6 +92,8 @@ async def test_reasoning_has_a_field_of_its_own_unless_it_is_not_wanted(system: 
     assert (message["thinking"], message["content"], len(message["tool_calls"])) == ("I need it.", "", 1)
     lines = await system.lines(think=True)
     assert "".join(line["message"].get("thinking", "") for line in lines) == "I need it."
+    assert (await system.whole(think="low"))["message"]["thinking"] == "I need it."
+    assert "<|assistant|>(low)" in system.script.prompts[-1]
     assert "thinking" not in (await system.whole(think=False))["message"]
     await system.whole(messages=[*ASK, message, {"role": "tool", "content": "sunny"}])
     assert f"<|assistant|><think>I need it.</think>{WRITTEN}" in system.script.prompts[-1]
@@ -140,7 +142,9 @@ async def test_the_schema_of_a_strict_tool_is_named(system: System) -> None:
          "must be an object"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"type": "x", "function": {"name": "f"}}]}, *ASK]},
          "Tools of type 'x'"),
-        ({"think": "high"}, "'think' must be true or false"),
+        ({"think": "much"}, "'think' must be true, false or one of low, medium, high"),
+        ({"think": {}}, "'think' must be true, false or one of"),
+        ({"think": "high"}, "'think' needs a model"),
         ({"think": True}, "'think' needs a model"),
     ],
 )  # fmt: skip

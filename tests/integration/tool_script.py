@@ -14,7 +14,8 @@ TEMPLATE = """
 {%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}
 {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
 {%- if message.tool_call_id %}({{ message.tool_call_id }}){% endif %}{% endfor %}
-{%- if add_generation_prompt %}<|assistant|>{% if thinking %}<think>
+{%- if add_generation_prompt %}<|assistant|>
+{%- if reasoning_effort %}({{ reasoning_effort }}){% endif %}{% if thinking %}<think>
 {% endif %}{% endif %}"""
 SPECIAL = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<tool_call>", "</tool_call>", "<other>")
 ROME = '{"city": "Rome", "note": "{\\"é\\": []}"}'

@@ -59,6 +59,15 @@ def test_a_refused_request_has_the_servers_error_and_the_command_says_so(served:
     assert good["response"]["status_code"] == 200
 
 
+def test_lines_may_ask_for_embeddings(served: Served, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    line = {"custom_id": "v", "url": "/v1/embeddings", "body": {"model": "tiny", "input": ["one", "two"]}}
+    source.write_text(json.dumps(line))
+    assert main(["run-batch", str(source), str(target), "--server", served.url]) == 0
+    [answer] = lines(target)
+    assert [len(one["embedding"]) for one in answer["response"]["body"]["data"]] == [64, 64]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

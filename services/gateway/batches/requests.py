@@ -10,7 +10,7 @@ from services.gateway.batches.record import LineError, invalid_line
 from shared import limits
 from shared.request.batch_lines import BatchLineError, BatchRequest, numbered_lines, read_request
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 _NOT_IN_BATCHES = ("priority", "background")
 """Fields that a request of a batch must not have: it runs behind other requests, and its answer is waited for."""
 

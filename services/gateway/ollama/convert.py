@@ -22,6 +22,7 @@ from shared.request.checks import missing, refuse, unsupported
 from shared.request.conversation import Turn
 
 _FORMAT = "format"
+_EFFORTS = ("low", "medium", "high")
 _NAMES = {**options.NAMES, "guided_json": _FORMAT, "guided_json_object": _FORMAT}
 
 
@@ -70,20 +71,20 @@ def _chat(
     defaults: RequestDefaults,
     settings: GatewaySettings,
 ) -> ChatRequest:
-    fields = {**_fields(body, card), "include_reasoning": _thinks(body.think, card, settings)}
+    fields = {**_fields(body, card), **_reasoning(body.think, card, settings)}
     with renamed(_NAMES):
         chat_body = ChatBody(messages=turns, tools=tools, **fields)
         request, answer = chat_request(chat_body, card, request_id, defaults, settings)
     return ChatRequest(_with_format_named(request), answer)
 
 
-def _thinks(think: Any, card: ModelCard, settings: GatewaySettings) -> bool:
-    """Returns whether the answer shows the model's reasoning. Raises ServiceError if it is asked for and unknown."""
-    if think is not None and not isinstance(think, bool):
-        refuse("think", "must be true or false")
+def _reasoning(think: Any, card: ModelCard, settings: GatewaySettings) -> dict[str, Any]:
+    """Returns `think` as fields of a chat body. Raises ServiceError if it asks for reasoning of an unknown format."""
+    if think is not None and not isinstance(think, bool) and think not in _EFFORTS:
+        refuse("think", f"must be true, false or one of {', '.join(_EFFORTS)}")
     if think and reasoning_format(card, settings) is None:
         refuse("think", "needs a model whose chat template shows how it reasons, or --reasoning-parser")
-    return think is not False
+    return {"include_reasoning": think is not False, "reasoning_effort": think if isinstance(think, str) else None}
 
 
 def _with_format_named(request: GenerationRequest) -> GenerationRequest:

@@ -119,7 +119,7 @@ def _with_conversation(
         template_variables=template_variables(
             choice.tools,
             checked_documents(body.documents),
-            checked_template_kwargs(body.chat_template_kwargs),
+            checked_template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
         ),
     )
 

@@ -39,6 +39,8 @@ class ChatBody(GenerationFields, kw_only=True):
     """Whether an answer may have several calls; otherwise it has only the first. Default: yes."""
     include_reasoning: bool | None = None
     """Whether the answer shows the model's reasoning. Default: yes."""
+    reasoning_effort: str | None = None
+    """How much the model is to reason. Only the chat template interprets it; see `shared.request.tools`."""
     documents: list[Any] | None = None
     """Objects for templates that write documents into the prompt."""
     chat_template_kwargs: dict[str, Any] | None = None

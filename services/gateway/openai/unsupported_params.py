@@ -51,7 +51,6 @@ _NATIVE = Unsupported((None,), "Send it to /generate.")
 UNSUPPORTED: dict[str, Unsupported] = {
     "suffix": Unsupported((None, ""), "Send it to /v1/completions."),
     "logits_processors": _EMPTY,
-    "reasoning_effort": Unsupported((None, "none")),
     "verbosity": Unsupported((None, "medium")),
     "audio": _NULL,
     "modalities": Unsupported((None, [], ["text"])),

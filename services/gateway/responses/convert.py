@@ -4,6 +4,7 @@ Every error names the parameter of the Responses API.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from services.gateway.generation import ModelCard
 from services.gateway.openai.chat_request import ChatRequest, chat_request
@@ -21,6 +22,7 @@ _NAMES = {
     "max_tokens": "max_output_tokens",
     "messages": "input",
     "logprobs": "include",
+    "reasoning_effort": "reasoning.effort",
     **text_format.NAMES,
     **tools.NAMES,
 }
@@ -56,8 +58,9 @@ def response_request(
         max_tokens=body.max_output_tokens,
         logprobs=LOGPROBS in (body.include or ()),
         top_logprobs=body.top_logprobs,
-        # Answers of this API have reasoning only if `reasoning` asks for it, which is refused.
+        # Answers of this API have no reasoning, only summaries of it if the request asks for them, which is refused.
         include_reasoning=False,
+        reasoning_effort=reasoning_effort(body),
         **tools.tool_fields(body),
         **text_format.structure_fields(body.text),
         **{name: getattr(body, name) for name in _SAMPLING},
@@ -68,10 +71,21 @@ def response_request(
 
 
 def check(body: ResponsesBody) -> None:
-    """Raises ServiceError for fields that only this API has: `include`, `metadata`, `background`."""
+    """Raises ServiceError for fields that only this API has: `include`, `metadata`, `background`, `reasoning`."""
     if body.background and body.store is False:
         refuse("background", "needs 'store' to be true: a background response is read from the store")
     for number, name in enumerate(body.include or ()):
         if name != LOGPROBS:
             unsupported(f"include[{number}]", f"Including '{name}' in a response is")
+    for name, value in (body.reasoning or {}).items():
+        if name != "effort" and value is not None:
+            unsupported(f"reasoning.{name}", f"'reasoning.{name}' is")
+    effort = reasoning_effort(body)
+    if effort is not None and not isinstance(effort, str):
+        refuse("reasoning.effort", "must be a string")
     check_metadata(body.metadata)
+
+
+def reasoning_effort(body: ResponsesBody) -> Any:
+    """Returns how much the model is to reason; None if the request does not say. It is not checked."""
+    return (body.reasoning or {}).get("effort")

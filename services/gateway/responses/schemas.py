@@ -30,6 +30,8 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     """Functions that the model may call. `tools` checks them."""
     tool_choice: str | dict[str, Any] | None = None
     """`none`, `auto`, `required`, `{"type": "function", "name": …}`, or `{"type": "allowed_tools", …}`."""
+    reasoning: dict[str, Any] | None = None
+    """How much the model is to reason: `{"effort": …}`. `convert` checks it."""
     parallel_tool_calls: bool | None = None
     """Whether a response may have several calls; otherwise it has only the first. Default: yes."""
     metadata: dict[str, str] | None = None
@@ -60,7 +62,6 @@ RULES = FieldRules(
     no_effect=frozenset({"service_tier", "prompt_cache_options", "prompt_cache_retention"}),
     unsupported={
         "max_tool_calls": _NULL,
-        "reasoning": Unsupported((None, {}, {"effort": None}, {"effort": "none"})),
         "truncation": Unsupported((None, "disabled"), "An input that is too long is refused, never cut."),
         "conversation": Unsupported((None,), "Continue a response with 'previous_response_id'."),
         "prompt": Unsupported((None,), "Send the text in 'input'."),

@@ -21,7 +21,6 @@ ASKED = {
     "kv_transfer_params": {"a": 1},
     "vllm_xargs": {"a": 1},
     "media_io_kwargs": {"a": 1},
-    "reasoning_effort": "high",
     "verbosity": "low",
     "guided_jason": {},
 }
