@@ -7,9 +7,12 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from services.engine.quantization.weight import QuantizedWeight, WeightKind
+if TYPE_CHECKING:
+    # This module is also imported where images are built, without torch.
+    from services.engine.quantization.weight import QuantizedWeight, WeightKind
+
 
 _SPEC_INTEGERS = (
     "vocab_size",
@@ -77,11 +80,11 @@ class Quantized(ctypes.Structure):
     ]
 
 
-NATIVE_KINDS: tuple[WeightKind, ...] = ("int8", "int8_dynamic", "int4")
+NATIVE_KINDS: "tuple[WeightKind, ...]" = ("int8", "int8_dynamic", "int4")
 """The kinds of quantized weights that the library multiplies, in the order of its enumeration."""
 
 
-def native_weight(weight: QuantizedWeight) -> Quantized:
+def native_weight(weight: "QuantizedWeight") -> Quantized:
     """Returns a weight as the library takes it; valid while the weight lives."""
     address = {"weight": weight.values, "scales": weight.scales, "zeros": weight.zeros, "levels": weight.levels}
     assert all(part is None or part.is_contiguous() for part in address.values())
