@@ -144,7 +144,8 @@ def test_the_prefix_cache_keeps_adapters_apart(pair: Served) -> None:
         for _ in range(4):  # either engine may have been asked before
             usage = ask(pair, name, prompt=prompt, max_tokens=1).json["usage"]
             cached.setdefault(name, []).append(usage["prompt_tokens_details"]["cached_tokens"])
-    assert all(counts[0] == 0 and counts[-1] > 0 for counts in cached.values()), cached
+    # Of four requests, one at least goes to an engine that has computed the prompt.
+    assert all(counts[0] == 0 and max(counts) > 0 for counts in cached.values()), cached
 
 
 def test_an_adapter_is_loaded_used_replaced_and_unloaded(
