@@ -7,10 +7,18 @@ start-up. `shared.flags` turns fields into flags; its names are re-exported here
 import.
 """
 
-import re
 from dataclasses import dataclass
 
 from shared import limits, parallel, quantization
+from shared.allowed_values import (
+    CONV_TEMPLATE,
+    LOGPROBS,
+    LORA_RANK,
+    REASONING_PARSERS,
+    TEMPERATURE,
+    TOOL_CALL_PARSERS,
+    USAGE_SINK,
+)
 from shared.flags import (
     AT_LEAST_1,
     FRACTION,
@@ -19,7 +27,6 @@ from shared.flags import (
     POSITIVE,
     POWER_OF_TWO,
     SHARE,
-    Rule,
     SettingsError,
     add_flags,
     changed,
@@ -50,44 +57,6 @@ __all__ = [
     "to_argv",
     "validated",
 ]
-
-
-LORA_RANK = Rule("between 1 and 512", lambda value: 1 <= value <= 512)
-TEMPERATURE = Rule("between 0 and 2", lambda value: 0 <= value <= 2)
-CONV_TEMPLATES = (
-    "generate",
-    "shennong_chat",
-    "llama-3",
-    "llama-2",
-    "qwen-7b-chat",
-    "baichuan2-chat",
-    "baichuan-chat",
-    "chatglm3",
-    "chatglm2",
-)
-"""The names of conversation templates. Each has a file in `shared/text/templates`, except `shennong_chat`, whose layout
-is not public."""
-CONV_TEMPLATE = Rule(f"one of {', '.join(CONV_TEMPLATES)}", lambda value: value in ("", *CONV_TEMPLATES))
-USAGE_SINK = Rule(
-    "file:PATH or a URL like https://host/path", lambda value: bool(re.match(r"$|file:.|https?://[^/]", value))
-)
-LOGPROBS = Rule(f"between 0 and {limits.LOGPROBS_MAX}", lambda value: 0 <= value <= limits.LOGPROBS_MAX)
-
-
-TOOL_CALL_PARSERS = (
-    "auto",
-    "none",
-    "hermes",
-    "qwen",
-    "qwen3_coder",
-    "llama3_json",
-    "mistral",
-    "deepseek_v3",
-    "glm45",
-    "glm",
-    "pythonic",
-)
-REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3", "glm45", "mistral", "granite")
 
 
 @dataclass(frozen=True, kw_only=True)

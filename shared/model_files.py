@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from shared import hub
-from shared.config import CONV_TEMPLATE, ModelSettings, SettingsError
+from shared.allowed_values import CONV_TEMPLATE
+from shared.config import ModelSettings, SettingsError
 
 M = TypeVar("M", bound=ModelSettings)
 DEMO_DIRECTORY = Path(__file__).resolve().parent.parent / "antiphon" / "demo"

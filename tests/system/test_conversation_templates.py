@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from antiphon import LLM, SamplingParams
-from shared.config import CONV_TEMPLATES
+from shared.allowed_values import CONV_TEMPLATES
 from tests.system.offline import FLAGS
 from tests.system.served import ROOT, Served, fetch, until_the_end
 

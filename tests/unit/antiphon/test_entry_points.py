@@ -13,7 +13,8 @@ from antiphon import devices, launcher
 from antiphon.cli import main, make_parser
 from antiphon.entrypoints.openai import api_server
 from antiphon.settings import SERVICES, DirectSettings, RunSettings, ServeSettings
-from shared.config import CONV_TEMPLATES, EngineSettings
+from shared.allowed_values import CONV_TEMPLATES
+from shared.config import EngineSettings
 from shared.model_files import model_name
 from shared.other_options import VARIABLES
 

@@ -14,7 +14,8 @@ from services.gateway.openai.schemas import ChatBody
 from services.gateway.openai.tool_choice import ToolChoice, tool_choice
 from services.gateway.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat
 from services.gateway.parsers.output_parser import OutputParser
-from shared.config import REASONING_PARSERS, TOOL_CALL_PARSERS, GatewaySettings
+from shared.allowed_values import REASONING_PARSERS, TOOL_CALL_PARSERS
+from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.text.reasoning import ReasoningSplitter
 from tests.unit.gateway.bodies import CARD, HELLO

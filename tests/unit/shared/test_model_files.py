@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from shared import model_files
-from shared.config import CONV_TEMPLATES, EngineSettings, SettingsError
+from shared.allowed_values import CONV_TEMPLATES
+from shared.config import EngineSettings, SettingsError
 from shared.model_files import described, located, model_directory, model_name, tokenizer_directory
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shared.config import CONV_TEMPLATES, ModelSettings
+from shared.allowed_values import CONV_TEMPLATES
+from shared.config import ModelSettings
 from shared.model_files import UNPUBLISHED_TEMPLATE, described
 from shared.text.chat_template import ChatTemplate, TemplateFailedError
 from shared.text.conversation_templates import DIRECTORY, choose_template, guess, template_text

@@ -1,0 +1,43 @@
+"""Names and ranges that settings allow, beyond those that `shared.flags` has. Called by `shared.config`."""
+
+import re
+
+from shared import limits
+from shared.flags import Rule
+
+LORA_RANK = Rule("between 1 and 512", lambda value: 1 <= value <= 512)
+TEMPERATURE = Rule("between 0 and 2", lambda value: 0 <= value <= 2)
+CONV_TEMPLATES = (
+    "generate",
+    "shennong_chat",
+    "llama-3",
+    "llama-2",
+    "qwen-7b-chat",
+    "baichuan2-chat",
+    "baichuan-chat",
+    "chatglm3",
+    "chatglm2",
+)
+"""The names of conversation templates. Each has a file in `shared/text/templates`, except `shennong_chat`, whose layout
+is not public."""
+CONV_TEMPLATE = Rule(f"one of {', '.join(CONV_TEMPLATES)}", lambda value: value in ("", *CONV_TEMPLATES))
+USAGE_SINK = Rule(
+    "file:PATH or a URL like https://host/path", lambda value: bool(re.match(r"$|file:.|https?://[^/]", value))
+)
+LOGPROBS = Rule(f"between 0 and {limits.LOGPROBS_MAX}", lambda value: 0 <= value <= limits.LOGPROBS_MAX)
+
+
+TOOL_CALL_PARSERS = (
+    "auto",
+    "none",
+    "hermes",
+    "qwen",
+    "qwen3_coder",
+    "llama3_json",
+    "mistral",
+    "deepseek_v3",
+    "glm45",
+    "glm",
+    "pythonic",
+)
+REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3", "glm45", "mistral", "granite")
