@@ -1,10 +1,12 @@
 """A connection between two engines, and the shared memory of two engines on one machine."""
 
 import asyncio
+import contextlib
 import mmap
 import os
 import socket
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,8 @@ from shared import limits
 
 SHARED_DIRECTORY = Path("/dev/shm")
 _PREFIX = "antiphon-kv-"
+STALE_S = 60.0
+"""Age in seconds from which a name is one that a killed process has left."""
 MARK_BYTES = 64
 """Bytes at the beginning of shared memory that hold the transfer's name."""
 
@@ -145,6 +149,16 @@ class SharedMemory:
     def close(self) -> None:
         """Gives the memory back, when nobody uses a place any more."""
         del self._bytes, self._map
+
+
+def forget_stale() -> None:
+    """Removes names that killed processes of this user have left. A live transfer needs its name only for a moment."""
+    oldest = time.time() - STALE_S
+    for path in SHARED_DIRECTORY.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            facts = path.stat()
+            if facts.st_uid == os.getuid() and facts.st_mtime < oldest:
+                path.unlink()
 
 
 def forget(name: str) -> None:

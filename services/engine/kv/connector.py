@@ -10,9 +10,10 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from services.engine.core.kv_transfer import KvLoad, KvLoaded, KvMeta, KvReleased
-from services.engine.kv.channel import Channel
+from services.engine.kv.channel import Channel, forget_stale
 from services.engine.kv.layout import KvMemory
 from services.engine.kv.receiver import load
 from services.engine.kv.sender import Sender
@@ -36,6 +37,7 @@ class KvConnector:
         self._listener = None if host is None else _listening(bind or host)
         self.address = ""
         """`host:port` at which other engines fetch blocks; empty if nothing is sent."""
+        forget_stale()
         self._memory = memory
         self._wake = wake
         self._results: deque[KvLoaded | KvReleased] = deque()
@@ -45,7 +47,7 @@ class KvConnector:
         self._failed = False
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
-        self._loads: dict[str, asyncio.Task[None]] = {}
+        self._loads: dict[str, asyncio.Task[int]] = {}
         self._slots = asyncio.Semaphore(limits.KV_LOADS_MAX)
         self._sender = Sender(memory, self._release)
         self._fetches: set[asyncio.Task[None]] = set()
@@ -145,21 +147,29 @@ class KvConnector:
     def _take(self, meta: KvMeta) -> None:
         self._sender.take(meta)
         for order in meta.loads:
-            self._loads[order.transfer_id] = self._loop.create_task(self._load(order))
+            task = self._loop.create_task(self._load(order))
+            self._loads[order.transfer_id] = task
+            # A callback, because a task that is cancelled before it has begun runs no code of its own.
+            task.add_done_callback(partial(self._loaded, order.transfer_id))
         for transfer_id in meta.cancelled:
             if (task := self._loads.get(transfer_id)) is not None:
                 task.cancel()
 
-    async def _load(self, order: KvLoad) -> None:
+    async def _load(self, order: KvLoad) -> int:
+        async with self._slots:
+            return await load(order, self._memory)
+
+    def _loaded(self, transfer_id: str, task: "asyncio.Task[int]") -> None:
+        """Reports the end of a load, however it ended: the sequence must not wait for it."""
+        del self._loads[transfer_id]
         count = 0
-        try:
-            async with self._slots:
-                count = await load(order, self._memory)
-        except Exception:  # the load has failed like any other; the sequence must not wait for it
-            log.exception("a transfer of KV failed: the prompt is computed here")
-        finally:
-            del self._loads[order.transfer_id]
-            self._ended(KvLoaded(order.transfer_id, count))
+        if not task.cancelled():
+            error = task.exception()
+            if error is None:
+                count = task.result()
+            else:
+                log.error("a transfer of KV failed: the prompt is computed here", exc_info=error)
+        self._ended(KvLoaded(transfer_id, count))
 
     def _ended(self, loaded: KvLoaded) -> None:
         with self._lock:

@@ -1,5 +1,6 @@
 """Prompts computed by one engine and continued by another give the tokens of a single engine, whatever happens."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -258,9 +259,22 @@ def test_engines_of_other_types_exchange_nothing(model: Path, alone: Running) ->
 
 
 def test_shared_memory_leaves_no_name_behind(prefill: Running, decode: Running) -> None:
+    names = lambda: set(channel.SHARED_DIRECTORY.glob("antiphon-kv-*"))  # noqa: E731
+    before = names()  # of other processes
     decode.add("names", prefill.compute_prompt("names"))
     run(prefill, decode, until=(decode, "names"))
-    assert not list(channel.SHARED_DIRECTORY.glob("antiphon-kv-*"))
+    assert names() <= before
+
+
+def test_names_that_killed_processes_left_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "SHARED_DIRECTORY", tmp_path)
+    old, new, other = (tmp_path / name for name in ("antiphon-kv-old", "antiphon-kv-new", "another"))
+    for path in (old, new, other):
+        path.touch()
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    channel.forget_stale()
+    assert [path.exists() for path in (old, new, other)] == [False, True, True]
 
 
 @pytest.mark.parametrize(
