@@ -5,16 +5,14 @@ import http.client
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.system.served import END_S, ROOT, wait_until
+from tests.system.served import END_S, ROOT, Started
 
 TOOLS = ROOT / "infra" / "llm_tools" / "PD_separate"
 FLAGS = ("--max-model-len=512", "--max-num-seqs=16", "--max-num-batched-tokens=512", "--host=0.0.0.0")
@@ -28,56 +26,17 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-class Role:
+class Role(Started):
     """One call of start_servers.sh, and what it printed."""
 
     def __init__(self, name: str, argv: list[str], environ: dict[str, str]) -> None:
         self.name = name
-        self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            ["sh", str(TOOLS / "start_servers.sh"), *argv],
-            cwd=ROOT,
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    @property
-    def output(self) -> str:
-        return "\n".join(self.lines)
-
-    def wait_for(self, text: str, timeout_s: float = 90.0) -> None:
-        wait_until(lambda: text in self.output or self.process.poll() is not None, timeout_s, lambda: self.output)
-        assert text in self.output, self.output
+        super().__init__(["sh", str(TOOLS / "start_servers.sh"), *argv], environ)
 
     def code(self) -> int:
         """The exit code, once the process has ended by itself."""
-        code = self.process.wait(END_S)
-        self._close()
-        return code
-
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        try:
-            return self.process.wait(END_S)
-        finally:
-            self.process.kill()
-            self.process.wait()
-            self._close()
-
-    def _close(self) -> None:
-        self._reader.join()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
+        self.process.wait(END_S)
+        return self.stop()
 
 
 def make_tables(folder: Path, *words: str) -> list[Path]:

@@ -5,20 +5,59 @@ import http.client
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-READY_S, END_S = 60.0, 30.0
+READY_S, END_S = 90.0, 30.0
 
 
-class Served:
+class Started:
+    """A process that was started, and what it has printed on both of its outputs."""
+
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            argv, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_for(self, text: str, timeout_s: float = READY_S) -> None:
+        wait_until(lambda: text in self.output or self.process.poll() is not None, timeout_s, lambda: self.output)
+        assert text in self.output, self.output
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Ends the process, if it still runs, and returns its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(END_S)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self._reader.join()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+
+class Served(Started):
     """One `antiphon serve`, or another `command`, and what it printed. `environ` is added to the environment."""
 
     def __init__(
@@ -28,21 +67,7 @@ class Served:
         command: tuple[str, ...] = ("antiphon", "serve"),
     ) -> None:
         argv = [sys.executable, "-m", *command, "--port=0", "--kv-cache-memory-gb=0.05", *flags]
-        self.process = subprocess.Popen(
-            argv,
-            cwd=ROOT,
-            env={**os.environ, **(environ or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    @property
-    def output(self) -> str:
-        return "\n".join(self.lines)
+        super().__init__(argv, {**os.environ, **(environ or {})})
 
     @property
     def url(self) -> str:
@@ -76,27 +101,6 @@ class Served:
         for pid in found:
             found += [child for child, parent in parents.items() if parent == pid]
         return found[1:]
-
-    def wait_for(self, text: str, timeout_s: float = READY_S) -> None:
-        wait_until(lambda: text in self.output or self.process.poll() is not None, timeout_s, lambda: self.output)
-        assert text in self.output, self.output
-
-    def stop(self) -> int:
-        if self.process.poll() is None:
-            self.process.terminate()
-        try:
-            return self.process.wait(END_S)
-        finally:
-            self.process.kill()
-            self.process.wait()
-            self._reader.join()
-            assert self.process.stdout is not None
-            self.process.stdout.close()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, why: Callable[[], str] = str) -> None:

@@ -2,7 +2,6 @@
 
 import math
 import re
-from pathlib import Path
 
 import pytest
 
@@ -35,7 +34,7 @@ def greedy(llm: LLM) -> str:
 
 
 @pytest.mark.spec("S-OFF-008", "S-QNT-015", "S-QNT-016")
-def test_rounded_weights_cost_little_quality(capfd: pytest.CaptureFixture[str]) -> None:
+def test_rounded_weights_cost_little_quality() -> None:
     texts = unseen_stories(40)
     with LLM(model=str(DEMO_DIRECTORY), kv_cache_memory_gb=0.1) as llm:
         plain = perplexity(llm, texts)
@@ -101,7 +100,7 @@ def test_auto_is_off_where_nothing_multiplies_quantized_weights() -> None:
 
 
 @pytest.mark.spec("S-QNT-015")
-def test_the_direct_entry_point_takes_the_example_of_its_source(tmp_path: Path) -> None:
+def test_the_direct_entry_point_takes_the_example_of_its_source() -> None:
     flags = (
         "--model", str(DEMO_DIRECTORY), "--served-model-name", "model", "--trust-remote-code", "--quantization", "ifq",
         "--use-v2-block-manager", "--use-lookahead", "--num-speculative-tokens", "6", "--device=cpu",

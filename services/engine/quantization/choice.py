@@ -16,7 +16,7 @@ from services.engine.quantization.method import PreparedMethod
 from services.engine.quantization.online import online_quantizer
 from services.engine.quantization.weight import Quantize
 from shared.config import EngineSettings
-from shared.quantization import Device, choose
+from shared.quantization import Device, Quantization, choose
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,11 @@ def weight_form(
     if settings.quantization == "auto":
         because = "" if able.multiplies_quantized else ", PyTorch's operations do not multiply quantized weights"
         logger.info("quantization: auto: %s%s", chosen.name, because)
+    if chosen != Quantization() and not native:
+        logger.warning(
+            "quantization: %s: this backend makes the weights plain again in each product: it saves memory, not time",
+            chosen.name,
+        )
     if chosen.online is not None:
         return WeightForm(chosen.name, quantize=online_quantizer(chosen.online))
     if chosen.method is not None:

@@ -59,27 +59,8 @@ class _Safetensors:
         return tuple(self._file.get_slice(name).get_shape())
 
 
-class _TorchFile:
-    def __init__(self, path: Path) -> None:
-        try:
-            self._tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:  # exceptions for damaged or foreign files have no common base class
-            raise unusable(f"{path} cannot be read as PyTorch weights: {str(error).splitlines()[0]}") from error
-        if not isinstance(self._tensors, Mapping) or not all(isinstance(x, Tensor) for x in self._tensors.values()):
-            raise unusable(f"{path} does not hold named tensors.")
-
-    def keys(self) -> Iterable[str]:
-        return self._tensors.keys()
-
-    def get_tensor(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    def get_shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensors[name].shape)
-
-
 class _Memory:
-    """Tensors in memory in place of a file."""
+    """Tensors in memory, or mapped there, in place of a file."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
@@ -92,6 +73,16 @@ class _Memory:
 
     def get_shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._tensors[name].shape)
+
+
+def _torch_file(path: Path) -> _Memory:
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # exceptions for damaged or foreign files have no common base class
+        raise unusable(f"{path} cannot be read as PyTorch weights: {str(error).splitlines()[0]}") from error
+    if not isinstance(tensors, Mapping) or not all(isinstance(x, Tensor) for x in tensors.values()):
+        raise unusable(f"{path} does not hold named tensors.")
+    return _Memory(tensors)
 
 
 class Checkpoint:
@@ -176,7 +167,7 @@ class Checkpoint:
                 raise unusable(f"{error}.") from error
             return
         for path in paths:
-            yield _TorchFile(path) if path.suffix == ".bin" else _Safetensors(path, self._stack)
+            yield _torch_file(path) if path.suffix == ".bin" else _Safetensors(path, self._stack)
 
     def stored(self, source: Source) -> tuple[str, Tensor]:
         """Returns the name that a plain tensor has in the files, and the tensor, which may be mapped pages."""

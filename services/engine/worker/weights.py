@@ -19,7 +19,7 @@ from services.engine.models.mlp import ExpertParts, Mlp, SharedExpert
 from services.engine.models.norm import Norm
 from services.engine.models.operations import TORCH_OPERATIONS, Operations
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
-from services.engine.parallel.linear import SummedLinear, SummedMlp
+from services.engine.parallel.linear import Summed
 from services.engine.parallel.shard import is_summed, local_description
 from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
 from services.engine.worker.parameters import ParameterReader, within_layer
@@ -82,7 +82,7 @@ class _Loader:
         """Returns a linear layer; one that is divided by columns among ranks sums its results."""
         if not is_summed(within_layer(name), self.reader.shard):
             return self.part(name, self.reader.bias(name))
-        return SummedLinear(self.part(name), self.reader.bias(name), self._ranks.all_sum)
+        return Summed(self.part(name), self._ranks.all_sum, self.reader.bias(name))
 
     def part(self, name: str, bias: Tensor | None = None) -> Linear:
         """Returns a linear layer of the rank's part of a matrix."""
@@ -94,7 +94,7 @@ class _Loader:
     def mixture(self, parts: ExpertParts) -> Mlp:
         """Returns a mixture of experts, the shared one included; divided among ranks, it sums its results."""
         mlp = self.operations.expert_mlp(parts)
-        return mlp if self.reader.shard.tp_size == 1 else SummedMlp(mlp, self._ranks.all_sum)
+        return mlp if self.reader.shard.tp_size == 1 else Summed(mlp, self._ranks.all_sum)
 
     def experts(self, name: str, count: int) -> Tensor:
         """Returns the matrices of a layer's experts [experts, out, in], which are always plain."""
