@@ -43,11 +43,12 @@ def _not_here(names: str, takes: Takes, because: str, asks_nothing: tuple[str, .
     return Other(tuple(names.split()), takes, f"is not supported here: {because}", refused=True, asks_nothing=nothing)
 
 
-_WHOLE = "every engine holds the whole model on one device; start more engines with --engines (--worker-num)"
+_ENGINES = "engines do not know each other; start more of them with --engines (--worker-num)"
+_EXPERTS = "experts are divided among devices with --tensor-parallel-size"
 _ADAPTERS = "LoRA adapters are served with --lora-modules and --enable-lora, without their biases"
 _IMAGES = "models are served for text alone"
 _DRAFTS = "drafts come from the request's own text; use --use-lookahead with --num-speculative-tokens"
-_GRAMMARS = "output cannot be bound to a grammar or schema yet"
+_GRAMMARS = "llguidance binds output to grammars and schemas, whatever their kind; leave the option out"
 _SHAPE = "positions are computed as config.json of the model says; edit it there (rope_scaling, rope_theta)"
 _CLIENTS = "certificates of clients are not checked; put a proxy that does in front of the server"
 _LOGS = "requests are not logged; metrics are at /metrics, and --log-level chooses what is printed"
@@ -68,7 +69,7 @@ OPTIONS: tuple[Other, ...] = (
     _no_effect("--num-lookahead-slots", "value", "drafted tokens need no slots of their own"),
     _no_effect("--preemption-mode", "value", "blocks of preempted requests are kept where --swap-space has room"),
     _no_effect("--lora-extra-vocab-size --lora-dtype", "value", _LORA_SPACE),
-    _no_effect("--fully-sharded-loras", "flag", "an engine computes on one device"),
+    _no_effect("--fully-sharded-loras", "flag", "adapters are served by engines on one device"),
     _no_effect("--model-loader-extra-config --ignore-patterns", "value", "the loader reads only the model's own files"),
     _no_effect("--max-num-partial-prefills --max-long-partial-prefills", "value", _PREFILLS),
     _no_effect("--long-prefill-token-threshold", "value", _PREFILLS),
@@ -83,8 +84,8 @@ OPTIONS: tuple[Other, ...] = (
     _no_effect("--collect-detailed-traces", "values", "traces always have all spans; see --otlp-traces-endpoint"),
     _no_effect("--scheduling-policy", "value", "a request's 'priority' counts always, then the order of arrival"),
     # devices and machines
-    _not_here("--data-parallel-size -dp", "value", _WHOLE, ("1",)),
-    _not_here("--enable-expert-parallel", "flag", _WHOLE),
+    _not_here("--data-parallel-size -dp", "value", _ENGINES, ("1",)),
+    _not_here("--enable-expert-parallel", "flag", _EXPERTS),
     _not_here("--kv-transfer-config", "value", "prompts are computed and continued by the same engine", _NONE),
     _not_here("--worker-cls --scheduler-cls", "value", "parts of the engine cannot be replaced", ("auto", *_NONE)),
     # weights

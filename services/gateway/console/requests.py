@@ -6,18 +6,17 @@ A key sees its own requests. A key with the scope `admin` sees those of all keys
 
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.access.call import current_call
+from services.gateway.http.json_response import NOT_KEPT, json_response
 from services.gateway.openai.listing import check_query, page
 from services.gateway.record import Recorder, RequestRecord, summary_of, timeline_of
 from shared.api_keys import ANONYMOUS
 from shared.errors import ServiceError
 from shared.request.checks import refuse
 
-_JSON = "application/json"
 _STATES = ("running", "completed", "failed", "cancelled")
 _SORTS = ("newest", "slowest")
 _LIST_PARAMETERS = ("limit", "after", "state", "q", "sort", "all")
@@ -51,17 +50,17 @@ class RequestEndpoints:
         found = [one for one in found if (state is None or one["state"] == state) and _matches(one, words)]
         if sort == "slowest":
             found.sort(key=lambda one: one["duration_s"], reverse=True)
-        return _json(page(found, limit=limit, order="asc", after=after))
+        return json_response(page(found, limit=limit, order="asc", after=after), headers=NOT_KEPT)
 
     async def retrieve(self, request: Request, request_id: str) -> Response:
         """Answers with the facts of one request."""
         check_query(request, ())
-        return _json(summary_of(self._find(request_id)))
+        return json_response(summary_of(self._find(request_id)), headers=NOT_KEPT)
 
     async def timeline(self, request: Request, request_id: str) -> Response:
         """Answers with the timeline of one request, down to the token."""
         check_query(request, ())
-        return _json(timeline_of(self._find(request_id)))
+        return json_response(timeline_of(self._find(request_id)), headers=NOT_KEPT)
 
     def _visible(self, wants_all: bool) -> "list[RequestRecord]":
         key = current_call().key
@@ -94,10 +93,3 @@ def _matches(summary: dict[str, Any], words: "list[str]") -> bool:
     facts = ("id", "client_request_id", "model", "key", "state", "error_code", "longest_phase")
     text = " ".join([*(str(summary[fact] or "") for fact in facts), *summary["engines"], *summary["finish_reasons"]])
     return all(word in text.lower() for word in words)
-
-
-_encode = msgspec.json.Encoder().encode
-
-
-def _json(value: object) -> Response:
-    return Response(_encode(value), media_type=_JSON, headers={"cache-control": "no-store"})

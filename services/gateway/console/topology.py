@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.gateway.http.json_response import NOT_KEPT, json_response
 from services.gateway.openai.listing import check_query
 from shared.messages import Heartbeat
 from shared.version import __version__
@@ -28,7 +29,7 @@ class TopologyEndpoint:
             "now_s": time.monotonic(),
             "members": [_member(beat, age_s) for beat, age_s in self._members()],
         }
-        return Response(msgspec.json.encode(body), media_type="application/json", headers={"cache-control": "no-store"})
+        return json_response(body, headers=NOT_KEPT)
 
 
 def _member(beat: Heartbeat, age_s: float) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
+from services.gateway.http.json_response import encoded_response
 from shared.errors import CODES, ServiceError
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def error_response(
     """Returns the HTTP response of a failure. `headers` are added to its own; `body` replaces OpenAI's error object."""
     every = {**_own_headers(error), **(headers or {})}
     data = error_body(error) if body is None else body
-    return Response(data, status_code=error.status, headers=every, media_type="application/json")
+    return encoded_response(data, error.status, every)
 
 
 def route_path(scope: Scope) -> str:
