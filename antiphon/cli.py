@@ -231,6 +231,7 @@ def _top_flags(parser: Parser) -> Parser:
 def _trace_flags(parser: Parser) -> Parser:
     parser.add_argument("request", metavar="ID", help="id of the request, of its answer, or the client's X-Request-Id")
     parser.add_argument("--steps", action="store_true", help="with every step of the engines")
+    parser.add_argument("--trace-events", metavar="FILE", help="write a file that Perfetto and speedscope open instead")
     return parser
 
 
@@ -371,7 +372,10 @@ def _trace(options: argparse.Namespace) -> int:
     from antiphon import chat
     from antiphon.inspect import trace
 
-    return trace.run(chat.Client(options.server, options.token), options.request, steps=options.steps)
+    client = chat.Client(options.server, options.token)
+    if options.trace_events:
+        return trace.save(client, options.request, options.trace_events)
+    return trace.run(client, options.request, steps=options.steps)
 
 
 def _quantize(options: argparse.Namespace) -> int:

@@ -134,6 +134,10 @@ RECORD_PINNED_MAX = 32
 """Failed requests, and slowest requests, that a gateway keeps in addition to the latest ones."""
 RECORD_RUNNING_MAX = 1024
 """Requests in progress that a gateway records at the same time; further ones are served without a record."""
+RECORD_LIST_MAX = 1500
+"""Recorded requests in one answer between gateways: all that a gateway keeps by default, those in progress included."""
+RECORD_QUERY_S = 1.0
+"""Time for another gateway to answer about its recorded requests; without an answer it is named as silent."""
 STEP_EVENTS_S = 0.1
 """Longest time that an engine collects the events of its steps before it sends them. One message for several short
 steps costs the engine less than a message for each."""

@@ -17,6 +17,7 @@ is `model_token` of the model's served name.
 | `gw.<id>.<instance_id>.txt`  | detokenizer          | TextEvents                                                   |
 | `gw.<id>.<instance_id>.tok`  | engine               | TokenEvents of pooling sequences, which have no text         |
 | `gw.<id>.<instance_id>.ctl`  | engine, detokenizer  | ProgressReply, OwnershipQuery                                |
+|                              | gateway              | RecordListQuery, RecordQuery (request)                       |
 | `hb.<service>.<id>`          | every service        | Heartbeat                                                    |
 | `usage`                      | gateway              | UsageRecord                                                  |
 | `step.<id>`                  | engine               | StepEvents                                                   |

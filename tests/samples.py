@@ -37,6 +37,10 @@ def strategy(kind: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(arguments)
     if origin in (Union, types.UnionType):
         return st.one_of(*map(strategy, arguments))
+    if origin is dict:
+        return st.dictionaries(
+            st.text(max_size=5), st.one_of(st.none(), st.booleans(), st.text(max_size=5)), max_size=3
+        )
     if origin is tuple and arguments[1:] == (Ellipsis,):
         return st.lists(strategy(arguments[0]), max_size=3).map(tuple)
     if origin is tuple:
@@ -57,6 +61,8 @@ def _value(hint: Any, name: str) -> Any:
         return arguments[0]
     if origin in (Union, types.UnionType):
         return _value(arguments[0], name)
+    if origin is dict:
+        return {name: [name, None, {"inner": 0.5}]}
     if origin is tuple and arguments[1:] == (Ellipsis,):
         return (_value(arguments[0], name),)
     if origin is tuple:

@@ -1,21 +1,37 @@
-"""`antiphon trace`: the timeline of one request as text."""
+"""`antiphon trace`: the timeline of one request as text, or as a file for a trace viewer."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from antiphon.chat import Client
 from antiphon.inspect.server import ask
+from shared.config import SettingsError
 
 BAR_CHARS = 40
 
 
 def run(client: Client, request: str, *, steps: bool) -> int:
     """Prints the timeline of a request, with `steps` every step. Raises SettingsError for an unknown request."""
-    from urllib.parse import quote
-
-    found = ask(client, f"/v1/requests/{quote(request, safe='')}/timeline")
-    print("\n".join(lines(found, steps=steps)))
+    print("\n".join(lines(ask(client, _path(request)), steps=steps)))
     return 0
+
+
+def save(client: Client, request: str, file: str) -> int:
+    """Writes the timeline in the Trace Event Format. Raises SettingsError: unknown request, file not writable."""
+    found = ask(client, f"{_path(request)}?format=trace_events")
+    try:
+        Path(file).write_text(json.dumps(found), encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"--trace-events: cannot write {file} ({error.strerror})") from error
+    print(f"{file}: {len(found['traceEvents'])} events; open it at ui.perfetto.dev or speedscope.app")
+    return 0
+
+
+def _path(request: str) -> str:
+    return f"/v1/requests/{quote(request, safe='')}/timeline"
 
 
 def lines(found: dict[str, Any], *, steps: bool) -> Iterator[str]:

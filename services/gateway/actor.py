@@ -14,7 +14,7 @@ from dataclasses import replace
 from services.gateway.adapters.directory import AdapterDirectory
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.model_catalog import RETRY_AFTER_S, SERVICES, ModelCatalog
-from services.gateway.record import Recorder
+from services.gateway.record import BusRecordDirectory, Recorder
 from services.gateway.requests.dispatcher import Dispatcher
 from services.gateway.requests.messages import split_sequence_id
 from services.gateway.requests.progress_watch import ProgressWatch
@@ -39,6 +39,10 @@ from shared.messages import (
     OwnershipQuery,
     OwnershipReply,
     ProgressReply,
+    RecordList,
+    RecordListQuery,
+    RecordQuery,
+    RecordReply,
     SequenceRef,
     StepEvents,
     TextEvents,
@@ -76,6 +80,7 @@ class GatewayActor(Actor):
         self.requests: dict[str, RequestActor] = {}
         self.unknown_events = 0
         self.recorder = recorder or Recorder(0)
+        self.records = BusRecordDirectory(self.recorder, host, lambda: self._gateways.alive("gateway", self._now()))
         self._host = host
         router, peers, watch = Router(), ServiceClients(host, self.members), ProgressWatch()
         self._peers = peers
@@ -100,7 +105,7 @@ class GatewayActor(Actor):
         subjects, here = self._host.subjects, (self._host.id, self._host.instance_id)
         await self.bind(subjects.gateway_text(*here), TextEvents)
         await self.bind(subjects.gateway_tokens(*here), TokenEvents)
-        await self.bind(subjects.gateway_control(*here), ProgressReply, OwnershipQuery)
+        await self.bind(subjects.gateway_control(*here), ProgressReply, OwnershipQuery, RecordListQuery, RecordQuery)
         await self.bind(subjects.all_adapters(), AdaptersChanged)
         for service in SERVICES:
             await self.bind(subjects.heartbeats(service), Heartbeat)
@@ -238,6 +243,18 @@ class GatewayActor(Actor):
         message = envelope.message
         assert isinstance(message, StepEvents)
         self.recorder.add_steps(message)
+
+    @handles(RecordListQuery)
+    def on_record_list_query(self, envelope: Envelope) -> RecordList | RecordReply:
+        """Tells another gateway which requests this one has recorded."""
+        assert isinstance(envelope.message, RecordListQuery)
+        return self.records.answer(envelope.message)
+
+    @handles(RecordQuery)
+    def on_record_query(self, envelope: Envelope) -> RecordList | RecordReply:
+        """Tells another gateway of one recorded request."""
+        assert isinstance(envelope.message, RecordQuery)
+        return self.records.answer(envelope.message)
 
     @handles(ProgressReply)
     def on_progress_reply(self, envelope: Envelope) -> None:

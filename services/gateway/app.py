@@ -40,7 +40,7 @@ from services.gateway.openai.endpoints import GenerationEndpoints
 from services.gateway.openai.pooling.endpoints import PoolingEndpoints
 from services.gateway.openai.service_endpoints import ServiceEndpoints
 from services.gateway.openai.serving import Serving
-from services.gateway.record import Recorder
+from services.gateway.record import RecordDirectory, Recorder
 from services.gateway.responses.endpoints import ResponseEndpoints
 from shared.clock import SystemClock
 from shared.config import GatewaySettings
@@ -89,18 +89,20 @@ def create_app(
     quotas: Quotas | None = None,
     usage: UsageLedger | None = None,
     heartbeats: Callable[[], Sequence[Heartbeat]] = _no_heartbeats,
-    recorder: Recorder | None = None,
+    records: RecordDirectory | None = None,
     members: Callable[[], Sequence[tuple[Heartbeat, float]]] = _no_members,
 ) -> FastAPI:
     """Returns the ASGI application.
 
     `keys`: the accepted API keys, by default those of `--api-keys`. `quotas`: their limits, by default counted by this
     gateway alone. `usage` takes the usage records, which by default go nowhere. `heartbeats` returns the last heartbeat
-    of each engine; it is called at each scrape of `/metrics`. `recorder` keeps the records of requests, by default of
-    none. `members` returns the topology.
+    of each engine; it is called at each scrape of `/metrics`. `records` keeps and finds the records of requests, by
+    default of none. `members` returns the topology.
     """
-    usage, recorder = usage or UsageLedger(), recorder or Recorder(0)
-    backend = GuardedBackend(backend, quotas or Quotas(SystemClock()), usage, settings.request_timeout, recorder)
+    usage, records = usage or UsageLedger(), records or RecordDirectory(Recorder(0))
+    backend = GuardedBackend(
+        backend, quotas or Quotas(SystemClock()), usage, settings.request_timeout, records.recorder
+    )
     metrics = GatewayMetrics(EngineCollector(heartbeats), MemberCollector(members), UsageCollector(usage))
     app = FastAPI(
         title="Antiphon",
@@ -119,7 +121,7 @@ def create_app(
     serving = Serving(backend, metrics, settings)
     _post(app, "/generate", GenerateEndpoint(serving).generate)
     _add_probes(app, ServiceEndpoints(backend, metrics))
-    _add_console(app, RequestEndpoints(recorder), TopologyEndpoint(members), ConsolePage())
+    _add_console(app, RequestEndpoints(records), TopologyEndpoint(members), ConsolePage())
     app.state.batches = _add_apis(app, serving, keys) if settings.use_openai else None
     if not settings.use_openai:
         _refuse_apis(app)

@@ -62,7 +62,7 @@ class GatewayService:
             quotas=_make_quotas(host),
             usage=self._usage,
             heartbeats=self._actor.engines,
-            recorder=recorder,
+            records=self._actor.records,
             members=self._actor.topology,
         )
         self._server = _Server(server_config(self._app, self._settings))

@@ -50,7 +50,18 @@ from shared.messages.engine import (
     TokenLogprobs,
     TopLogprob,
 )
-from shared.messages.gateway import OwnershipQuery, OwnershipReply, UsageOutcome, UsageRecord
+from shared.messages.gateway import (
+    OwnershipQuery,
+    OwnershipReply,
+    RecordList,
+    RecordListQuery,
+    RecordOrder,
+    RecordQuery,
+    RecordReply,
+    RequestState,
+    UsageOutcome,
+    UsageRecord,
+)
 from shared.messages.presence import (
     EngineHistograms,
     EngineStatus,
@@ -101,6 +112,12 @@ __all__ = [
     "ProgressQuery",
     "ProgressReply",
     "PromptLogprobs",
+    "RecordList",
+    "RecordListQuery",
+    "RecordOrder",
+    "RecordQuery",
+    "RecordReply",
+    "RequestState",
     "Resend",
     "Retarget",
     "SequenceMark",

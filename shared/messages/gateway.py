@@ -1,6 +1,6 @@
-"""Queries of engines and detokenizers to a gateway about their sequences, and usage records. See the package."""
+"""Queries to a gateway about its sequences and its recorded requests, and usage records. See the package."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from shared.messages.base import Message, SequenceRef
 
@@ -71,3 +71,42 @@ class UsageRecord(Message, frozen=True, array_like=True, tag=True):
     duration_s: float = 0.0
     client_request_id: str = ""
     """`X-Request-Id` of the client, empty if it gave none."""
+
+
+RequestState = Literal["running", "completed", "failed", "cancelled"]
+RecordOrder = Literal["newest", "slowest"]
+
+
+class RecordListQuery(Message, frozen=True, array_like=True, tag=True):
+    """Asks a gateway for the requests that it has recorded. Answered by `RecordList`."""
+
+    key: str
+    """Name of the API key whose requests are asked for; empty for those of all keys."""
+    state: RequestState | None = None
+    words: tuple[str, ...] = ()
+    """Words in lower case, each of which must be in the facts of a request."""
+    order: RecordOrder = "newest"
+
+
+class RecordList(Message, frozen=True, array_like=True, tag=True):
+    """Requests of one gateway in the order that was asked for, at most `limits.RECORD_LIST_MAX`."""
+
+    gateway_id: str
+    requests: tuple[dict[str, Any], ...]
+    """Each is a summary, as an element of the answer to `GET /v1/requests`."""
+
+
+class RecordQuery(Message, frozen=True, array_like=True, tag=True):
+    """Asks a gateway for one recorded request. Answered by `RecordReply`."""
+
+    name: str
+    """The server's request id, the id of the answer, or the client's own id."""
+    key: str
+    """Name of the API key that the request must have; empty for any."""
+    form: Literal["summary", "timeline"]
+
+
+class RecordReply(Message, frozen=True, array_like=True, tag=True):
+    """The answer to `RecordQuery`. `found`: None if the gateway has no such request."""
+
+    found: dict[str, Any] | None

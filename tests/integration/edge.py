@@ -19,7 +19,7 @@ from services.gateway.app import create_app
 from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, TokenCounts
 from services.gateway.http.auth import ApiKeys
 from services.gateway.model_catalog import find_model, unknown_model, wanted_name
-from services.gateway.record import Recorder
+from services.gateway.record import RecordDirectory, Recorder
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.messages import Heartbeat
@@ -162,7 +162,7 @@ async def serving(
         keys=keys,
         usage=usage,
         heartbeats=heartbeats,
-        recorder=recorder,
+        records=None if recorder is None else RecordDirectory(recorder, "gateway-1"),
         members=members,
     )
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http="httptools", ws="none")

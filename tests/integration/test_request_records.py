@@ -102,6 +102,8 @@ async def test_a_key_sees_its_own_requests_and_an_administrator_those_of_all():
 
 async def test_wrong_questions_get_a_reason():
     async with serving(ScriptedBackend(), recorder=Recorder(8)) as port:
+        odd = await call(port, "GET", "/v1/requests/unknown/timeline?format=odd")
+        assert (odd.status, odd.error["param"]) == (400, "format")
         for path in ("?state=odd", "?sort=odd", "?limit=0", "?nonsense=1", "?after=unknown"):
             reply = await call(port, "GET", f"/v1/requests{path}")
             assert reply.status == 400, path

@@ -84,6 +84,22 @@ def test_each_answer_has_a_line_in_the_file(served: Served, files: Path) -> None
     assert line["gateway_id"].startswith("gateway-")
 
 
+def test_each_gateway_tells_of_the_requests_of_both(served: Served) -> None:
+    names = {ask(served, "sk-other").json["id"].partition("-")[2] for _ in range(12)}
+    listed = fetch(served, "GET", "/v1/requests?limit=100", Authorization="Bearer sk-other").json
+    assert listed["silent_gateways"] == []
+    assert names <= {one["id"] for one in listed["data"]}
+    created = [one["created"] for one in listed["data"]]
+    assert created == sorted(created, reverse=True)
+    assert {one["gateway"] for one in listed["data"] if one["id"] in names} == {"gateway-1", "gateway-2"}
+    for name in names:
+        path = f"/v1/requests/{name}/timeline"
+        found = fetch(served, "GET", path, Authorization="Bearer sk-other")
+        assert (found.status, found.json["id"]) == (200, name)
+        assert fetch(served, "GET", path, Authorization="Bearer sk-counted").status == 404
+        assert fetch(served, "GET", f"{path}?format=trace_events", Authorization="Bearer sk-other").status == 200
+
+
 async def test_metrics_are_for_operators_and_keys_are_in_no_log(served: Served) -> None:
     for key, status in (("sk-operator", 200), ("sk-other", 403), ("sk-none", 401)):
         assert (await get("127.0.0.1", served.port, "/metrics", token=key)).status == status

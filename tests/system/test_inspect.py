@@ -78,7 +78,7 @@ def test_a_wrong_bus_is_told(bus: list[str]):
     assert "127.0.0.1:1" in errors
 
 
-def test_trace_and_top_show_a_request_and_every_process(served: Served):
+def test_trace_and_top_show_a_request_and_every_process(served: Served, tmp_path: Path):
     name = chat(served)
     where = f"--server=http://127.0.0.1:{served.port}"
     wait_until(lambda: bool(fetch(served, "GET", f"/v1/requests/{name}").json["completion_tokens"]), 10)
@@ -86,6 +86,10 @@ def test_trace_and_top_show_a_request_and_every_process(served: Served):
     assert "<- longest" in told
     assert "attempt 1 on engine-1" in told
     assert SECRET not in told
+    file = tmp_path / "trace.json"
+    assert "ui.perfetto.dev" in output("trace", name, where, f"--trace-events={file}")
+    events = json.loads(file.read_text())["traceEvents"]
+    assert {"prefill", "decode", "admission"} <= {one["name"] for one in events}
     top = output("top", "--once", "--interval=0.3", where)
     for process in ("gateway-1", "tokenizer-1", "engine-1", "detokenizer-1"):
         assert process in top

@@ -3,22 +3,30 @@
     recorder.begin(facts, received_s)   a new record, or NOT_RECORDED; the layers of the gateway add their events
     recorder.add_steps(message)         the engines' steps
     timeline_of(record)                 what `GET /v1/requests/{id}/timeline` answers with
+    RecordDirectory                     the records of all gateways
+    trace_events_of(timeline)           the same for trace viewers
 
 A record has neither prompts nor tokens nor text. All its times are differences of one process's monotonic clock: the
 gateway's since the arrival of the request, an engine's since the sequence reached that engine. Times of two machines
 are never subtracted from each other.
 """
 
+from services.gateway.record.directory import BusRecordDirectory, FoundRecords, RecordDirectory
 from services.gateway.record.recorder import Recorder
 from services.gateway.record.request_record import NOT_RECORDED, RecordedRequest, RequestFacts, RequestRecord
 from services.gateway.record.timeline import summary_of, timeline_of
+from services.gateway.record.trace_events import trace_events_of
 
 __all__ = [
     "NOT_RECORDED",
+    "BusRecordDirectory",
+    "FoundRecords",
+    "RecordDirectory",
     "RecordedRequest",
     "Recorder",
     "RequestFacts",
     "RequestRecord",
     "summary_of",
     "timeline_of",
+    "trace_events_of",
 ]

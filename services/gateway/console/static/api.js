@@ -26,6 +26,14 @@ async function send(path, options = {}) {
 export const getJson = async (path, signal) => (await send(path, { signal })).json();
 export const getText = async (path, signal) => (await send(path, { signal })).text();
 
+// Saves an answer as a file of the browser's user.
+export async function save(path, name) {
+  const address = URL.createObjectURL(await (await send(path)).blob());
+  const link = Object.assign(document.createElement("a"), { href: address, download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}
+
 // Yields the objects of a streamed answer.
 export async function* streamed(path, body, signal) {
   const headers = { "content-type": "application/json" };

@@ -43,6 +43,7 @@ export function Requests() {
       </tr>`)}</tbody>
     </table></div>
     ${found && found.data.length === 0 && html`<p class="note">No request matches.</p>`}
+    ${found?.silent_gateways.length > 0 && html`<p class="error" role="alert">Without the requests of ${found.silent_gateways.join(", ")}, which did not answer.</p>`}
     ${found?.has_more && html`<p class="note">Only the first 100 are shown: search for others.</p>`}`;
 }
 

@@ -1,7 +1,7 @@
 // The timeline of one request: which phase took the time, then every step and token, with zoom.
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
-import { every, getJson, seconds } from "./api.js";
+import { every, getJson, save, seconds } from "./api.js";
 
 const ABOUT = {
   admission: "reading and checking the request, and waiting for the limits of its key",
@@ -36,6 +36,8 @@ export function Timeline({ name }) {
   return html`
     <h1>Request <span class="mono">${found.id}</span> <span class="state-${found.state}">${found.state}</span></h1>
     <${Verdict} found=${found} />
+    <div class="bar"><button onClick=${() => save(`v1/requests/${encodeURIComponent(found.id)}/timeline?format=trace_events`,
+      `${found.id}.trace.json`).catch((failure) => setError(failure.message))}>Save for Perfetto or speedscope</button></div>
     <${Lanes} found=${found} chosen=${chosen} choose=${setChosen} />
     <${Slowest} found=${found} choose=${setChosen} />
     <${Facts} found=${found} />`;
@@ -177,7 +179,7 @@ function reason(one) {
 }
 
 function Facts({ found }) {
-  const rows = [["model", found.model], ["key", found.key], ["client's id", found.client_request_id], ["received", new Date(1000 * found.created).toLocaleString()],
+  const rows = [["model", found.model], ["key", found.key], ["gateway", found.gateway], ["client's id", found.client_request_id], ["received", new Date(1000 * found.created).toLocaleString()],
     ["prompt tokens", `${found.prompt_tokens} (${found.cached_tokens} from the cache)`], ["output tokens", found.completion_tokens],
     ["finish", found.finish_reasons.join(", ")], ["detokenizer's work", seconds(found.detokenizer_work_s)], ["events not kept", found.dropped_events]];
   return html`<h2>Facts</h2><dl class="card">${rows.filter(([, value]) => value !== null && value !== "").map(([title, value]) => html`<dt>${title}</dt><dd>${value}</dd>`)}</dl>

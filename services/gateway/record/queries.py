@@ -1,0 +1,42 @@
+"""Answers questions about the recorded requests of one gateway. Pure.
+
+`record.directory` asks the other gateways the same questions.
+"""
+
+from typing import Any
+
+from services.gateway.record.recorder import Recorder
+from services.gateway.record.timeline import summary_of, timeline_of
+from shared import limits
+from shared.messages import RecordListQuery, RecordQuery
+
+_SEARCHED = ("id", "client_request_id", "model", "key", "state", "error_code", "longest_phase", "gateway")
+
+
+def list_records(recorder: Recorder, gateway_id: str, query: RecordListQuery) -> list[dict[str, Any]]:
+    """Returns the summaries of the requests that match, in the order of the query, at most RECORD_LIST_MAX."""
+    records = [one for one in recorder.all() if query.key in ("", one.facts.key)]
+    found = [{**summary_of(record), "gateway": gateway_id} for record in records]
+    found = [one for one in found if query.state in (None, one["state"]) and _matches(one, query.words)]
+    return ordered(found, query)[: limits.RECORD_LIST_MAX]
+
+
+def find_record(recorder: Recorder, gateway_id: str, query: RecordQuery) -> dict[str, Any] | None:
+    """Returns the summary or the timeline of one request; None if there is none that the key may see."""
+    record = recorder.find(query.name)
+    # Another key's request is answered like one that does not exist, so that ids cannot be tried.
+    if record is None or query.key not in ("", record.facts.key):
+        return None
+    convert = timeline_of if query.form == "timeline" else summary_of
+    return {**convert(record), "gateway": gateway_id}
+
+
+def ordered(summaries: list[dict[str, Any]], query: RecordListQuery) -> list[dict[str, Any]]:
+    """Returns summaries in the order of the query: the latest arrivals first, or the longest durations first."""
+    return sorted(summaries, key=lambda one: one["created" if query.order == "newest" else "duration_s"], reverse=True)
+
+
+def _matches(summary: dict[str, Any], words: tuple[str, ...]) -> bool:
+    facts = [str(summary[fact] or "") for fact in _SEARCHED]
+    text = " ".join([*facts, *summary["engines"], *summary["finish_reasons"]]).lower()
+    return all(word in text for word in words)
