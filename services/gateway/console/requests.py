@@ -19,8 +19,13 @@ from shared.errors import ServiceError
 from shared.messages import RecordListQuery, RecordOrder, RecordQuery, RequestState
 from shared.request.checks import refuse
 
-_STATES: tuple[RequestState, ...] = ("running", "completed", "failed", "cancelled")
-_SORTS: tuple[RecordOrder, ...] = ("newest", "slowest")
+_STATES: dict[str, RequestState] = {
+    "running": "running",
+    "completed": "completed",
+    "failed": "failed",
+    "cancelled": "cancelled",
+}
+_SORTS: dict[str, RecordOrder] = {"newest": "newest", "slowest": "slowest"}
 _FORMATS = ("timeline", "trace_events")
 _LIST_PARAMETERS = ("limit", "after", "state", "q", "sort", "all")
 
@@ -43,14 +48,12 @@ class RequestEndpoints:
     ) -> Response:
         """Lists requests in progress and finished ones: those whose facts contain each word of `q`, in this `sort`."""
         check_query(request, _LIST_PARAMETERS)
-        chosen = next((one for one in _STATES if one == state), None)
-        if state is not None and chosen is None:
+        if state is not None and state not in _STATES:
             refuse("state", f"must be one of {', '.join(map(repr, _STATES))}")
-        order = next((one for one in _SORTS if one == sort), None)
-        if order is None:
+        if sort not in _SORTS:
             refuse("sort", "must be 'newest' or 'slowest'")
         self._check_recording()
-        query = RecordListQuery(_whose_requests(all), chosen, tuple(q.lower().split()), order)
+        query = RecordListQuery(_whose_requests(all), _STATES.get(state or ""), tuple(q.lower().split()), _SORTS[sort])
         found = await self._records.list(query)
         body = page(found.requests, limit=limit, order="asc", after=after)
         return json_response({**body, "silent_gateways": found.silent_gateways}, headers=NOT_KEPT)

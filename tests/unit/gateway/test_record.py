@@ -1,5 +1,7 @@
 """The record of requests: what is kept, what is not, and how a timeline adds up."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -40,6 +42,28 @@ def test_nothing_is_recorded_without_capacity():
     assert recorder.begin(RequestFacts("r", "toy", "k"), 0.0) is NOT_RECORDED
     NOT_RECORDED.arrived(0, 3)
     assert recorder.all() == []
+
+
+def assert_trace_events_agree(found: dict[str, Any]) -> None:
+    events = trace_events_of(found)["traceEvents"]
+    slices = {(one["pid"], one["name"]): (one["ts"], one["dur"]) for one in events if one["ph"] == "X"}
+    assert slices == {
+        (1, "request r"): (0, 365_000),
+        (1, "admission"): (0, 10_000),
+        (1, "tokenization"): (10_000, 20_000),
+        (1, "gateway queue"): (30_000, 30_000),
+        (1, "engine queue"): (60_000, 50_000),
+        (1, "prefill"): (110_000, 150_000),
+        (1, "decode"): (260_000, 100_000),
+        (1, "delivery"): (360_000, 5_000),
+        (1, "token 0 to the client"): (260_000, 1_000),
+        (1, "token 1 to the client"): (360_000, 1_000),
+        (2, "placed"): (60_000, 240_000),
+        (2, "prefill"): (110_000, 100_000),
+        (2, "decode"): (270_000, 30_000),
+    }
+    threads = {(one["pid"], one["tid"]) for one in events if one["ph"] == "M" and one["name"] == "thread_name"}
+    assert {(one["pid"], one["tid"]) for one in events if one["ph"] == "X"} <= threads
 
 
 def test_a_timeline_adds_up_to_the_time_that_the_client_waited():
@@ -86,25 +110,7 @@ def test_a_timeline_adds_up_to_the_time_that_the_client_waited():
         {"position": 0, "num_tokens": 1, "arrived_s": 0.26, "written_s": 0.261},
         {"position": 1, "num_tokens": 1, "arrived_s": 0.36, "written_s": 0.361},
     ]
-    events = trace_events_of({**found, "gateway": "gateway-1"})["traceEvents"]
-    slices = {(one["pid"], one["name"]): (one["ts"], one["dur"]) for one in events if one["ph"] == "X"}
-    assert slices == {
-        (1, "request r"): (0, 365_000),
-        (1, "admission"): (0, 10_000),
-        (1, "tokenization"): (10_000, 20_000),
-        (1, "gateway queue"): (30_000, 30_000),
-        (1, "engine queue"): (60_000, 50_000),
-        (1, "prefill"): (110_000, 150_000),
-        (1, "decode"): (260_000, 100_000),
-        (1, "delivery"): (360_000, 5_000),
-        (1, "token 0 to the client"): (260_000, 1_000),
-        (1, "token 1 to the client"): (360_000, 1_000),
-        (2, "placed"): (60_000, 240_000),
-        (2, "prefill"): (110_000, 100_000),
-        (2, "decode"): (270_000, 30_000),
-    }
-    threads = {(one["pid"], one["tid"]) for one in events if one["ph"] == "M" and one["name"] == "thread_name"}
-    assert {(one["pid"], one["tid"]) for one in events if one["ph"] == "X"} <= threads
+    assert_trace_events_agree({**found, "gateway": "gateway-1"})
 
 
 def test_a_request_in_progress_shows_the_phase_that_it_is_in():
