@@ -146,6 +146,74 @@ def test_a_request_is_found_and_its_move_to_another_engine_shows(console: Served
     assert browser.js("document.querySelectorAll('[aria-label=\"Longest gaps\"] tbody tr').length") == 10
 
 
+def test_an_engine_shows_its_batch_blocks_and_requests(console: Served, browser: Browser):
+    browser.open(address(console, "topology"))
+    body = {"prompt": "x y z", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    browser.js(f"{COMPLETIONS} for (const one of [1, 2]) complete({json.dumps(body)}, `batch-${{one}}`), null")
+
+    def engines() -> list[str]:
+        found = fetch(console, "GET", "/v1/requests?q=batch-1&state=running").json["data"]
+        return found[0]["engines"] if found else []
+
+    wait_until(lambda: bool(engines()), 20)
+    [name] = engines()
+    browser.click(f"[aria-label={name}] a")
+    browser.wait("document.querySelector('[aria-label=\"Requests of the engine\"]')?.innerText.includes('batch-1')")
+    browser.wait("document.querySelector('meter')?.value > 0")
+    for title in ("Sequences", "KV blocks", "Tokens per second", "New tokens per step"):
+        browser.wait(
+            f"[...document.querySelectorAll('.chart')].some((one) => one.innerText.includes({json.dumps(title)}) "
+            "&& /[1-9]/.test(one.querySelector('.value')?.innerText ?? ''))"
+        )
+    assert "generated tokens" in browser.text("dl.card")
+
+
+def test_the_model_calls_a_tool_and_gets_the_result(console: Served, browser: Browser):
+    browser.open(address(console, "chat"))
+    browser.wait(HAS_MODEL)
+    settings(browser, temperature="0", max_tokens="120")
+    browser.click("summary")
+    browser.click("[name=example]")
+    browser.js(
+        "(() => { const one = document.querySelector('[name=tool_choice]'); one.value = 'required';"
+        "one.dispatchEvent(new Event('change')); })()"
+    )
+    ask(browser, "What is the weather in Paris?")
+    finished(browser)
+    assert browser.text(".call strong") == "get_weather"
+    assert "city" in json.loads(browser.text(".call code"))
+    browser.fill("[name=result]", "sunny, 21 degrees")
+    browser.js(
+        "(() => { const one = document.querySelector('[name=tool_choice]'); one.value = 'none';"
+        "one.dispatchEvent(new Event('change')); })()"
+    )
+    browser.click("[name=results]")
+    finished(browser, 2)
+    assert "sunny, 21 degrees" in browser.text(".message.tool")
+    assert browser.js("document.querySelector('[role=alert]')") is None
+    # What is not JSON is told at once, and nothing is sent.
+    browser.fill("[name=tools]", "{oops")
+    ask(browser, "And tomorrow?")
+    browser.wait("document.querySelector('[role=alert]')?.innerText.includes('not JSON')")
+
+
+def test_a_picture_is_shown_and_a_model_without_eyes_says_so(console: Served, browser: Browser):
+    browser.open(address(console, "chat"))
+    browser.wait(HAS_MODEL)
+    browser.js(
+        "(async () => { const canvas = Object.assign(document.createElement('canvas'), {width: 8, height: 8});"
+        "const data = new DataTransfer();"
+        "data.items.add(new File([await new Promise((done) => canvas.toBlob(done))], 'red.png', {type: 'image/png'}));"
+        "const field = document.querySelector('[name=pictures]'); field.files = data.files;"
+        "field.dispatchEvent(new Event('change')); })()"
+    )
+    browser.wait("document.querySelector('.pictures img')?.naturalWidth === 8")
+    ask(browser, "What do you see?")
+    browser.wait("document.querySelector('.message.user img')?.naturalWidth === 8")
+    browser.wait("document.querySelector('[role=alert]')?.innerText.includes('image_url')")
+    assert browser.js("document.querySelector('.pictures')") is None
+
+
 def test_charts_move_under_load(console: Served, browser: Browser):
     browser.open(address(console, "charts"))
     body = {"prompt": "x", "max_tokens": 30, "ignore_eos": True, "stream": True}
@@ -171,7 +239,7 @@ def test_every_view_fits_a_phone_and_follows_the_system_s_colours(console: Serve
     assert len(grounds) == 2
     assert browser.js(
         "[...document.querySelectorAll('button, input, select, textarea, a')].every((one) => one.tabIndex >= 0 && "
-        "(one.innerText || one.ariaLabel || one.labels?.length))"
+        "(one.textContent || one.ariaLabel || one.labels?.length))"
     ), "everything can be reached with the keyboard and has a name"
 
 
@@ -207,7 +275,19 @@ def test_the_files_have_a_strict_policy_and_name_no_other_host(console: Served):
     assert page.headers["x-content-type-options"] == "nosniff"
     tag = page.headers["etag"]
     assert fetch(console, "GET", "/", **{"If-None-Match": tag}).status == 304
-    for name in ("app.js", "api.js", "chat.js", "topology.js", "requests.js", "timeline.js", "charts.js", "style.css"):
+    for name in (
+        "app.js",
+        "api.js",
+        "style.css",
+        "chat.js",
+        "message.js",
+        "topology.js",
+        "requests.js",
+        "timeline.js",
+        "charts.js",
+        "chart.js",
+        "engine.js",
+    ):
         reply = fetch(console, "GET", f"/console/{name}")
         assert reply.status == 200
         assert b"https://" not in reply.body

@@ -4,6 +4,7 @@ import { html, render, useEffect, useRef, useState } from "./preact.js";
 import { onKeyNeeded, storeKey, storedKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { Charts } from "./charts.js";
+import { Engine } from "./engine.js";
 import { Requests } from "./requests.js";
 import { Timeline } from "./timeline.js";
 import { Topology } from "./topology.js";
@@ -37,7 +38,7 @@ function App() {
     </header>
     <main key=${keyNumber}>
       ${current === "chat" && html`<${Chat} />`}
-      ${current === "topology" && html`<${Topology} />`}
+      ${current === "topology" && (item ? html`<${Engine} key=${item} name=${item} />` : html`<${Topology} />`)}
       ${current === "charts" && html`<${Charts} />`}
       ${current === "requests" && (item ? html`<${Timeline} key=${item} name=${item} />` : html`<${Requests} />`)}
     </main>

@@ -2,10 +2,10 @@
 
 import { html, useEffect, useRef, useState } from "./preact.js";
 import { every, getText, seconds } from "./api.js";
+import { Chart, POINTS, rate } from "./chart.js";
 
-const INTERVAL_S = 2, POINTS = 150;
+const INTERVAL_S = 2;
 const LINE = /^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)$/;
-const rate = (value) => value.toFixed(value < 10 ? 1 : 0);
 const CHARTS = [
   ["Time to first token", seconds, (d) => d.quantiles("vllm:time_to_first_token_seconds")],
   ["Inter-token latency", seconds, (d) => d.quantiles("vllm:inter_token_latency_seconds")],
@@ -14,7 +14,6 @@ const CHARTS = [
   ["KV cache in use", (value) => `${(100 * value).toFixed(0)} %`, (d) => ({ share: d.most("vllm:kv_cache_usage_perc") })],
   ["Preemptions per second", rate, (d) => ({ preemptions: d.rate("vllm:num_preemptions_total") })],
 ];
-const COLOURS = ["var(--accent)", "var(--gateway_queue)", "var(--decode)"];
 
 // Reads Prometheus's text format into a list of samples for each name.
 export function parse(text) {
@@ -70,27 +69,4 @@ export function Charts() {
     ${error && html`<p class="error" role="alert">${error}</p>`}
     <p class="note">The last ${POINTS * INTERVAL_S / 60} minutes of the gateway that answers this page, and of all engines.</p>
     <div class="charts">${CHARTS.map(([title, format], index) => html`<${Chart} key=${title} title=${title} format=${format} points=${points.map((one) => one[index])} />`)}</div>`;
-}
-
-function Chart({ title, format, points }) {
-  const names = Object.keys(points.at(-1) || {});
-  const top = Math.max(1e-9, ...points.flatMap((one) => Object.values(one).filter((value) => value !== null)));
-  const path = (name) => {
-    let pen = "M";
-    return points.map((one, index) => {
-      if (one[name] === null) { pen = "M"; return ""; }
-      const place = `${pen}${(400 * (index + POINTS - points.length) / (POINTS - 1)).toFixed(1)} ${(110 - 100 * one[name] / top).toFixed(1)}`;
-      pen = "L";
-      return place;
-    }).join("");
-  };
-  const latest = (name) => points.findLast((one) => one[name] !== null)?.[name];
-  return html`<section class="chart"><h2>${title}</h2>
-    <svg viewBox="0 0 400 116" role="img" aria-label=${`${title}: ${names.map((name) => `${name} ${latest(name) === undefined ? "none" : format(latest(name))}`).join(", ")}`}>
-      <line class="axis" x1="0" x2="400" y1="110" y2="110" /><text x="2" y="10">${points.length ? format(top) : ""}</text>
-      ${names.map((name, index) => html`<path fill="none" stroke-width="1.6" stroke=${COLOURS[index]} d=${path(name)} />`)}
-    </svg>
-    <ul class="legend">${names.map((name, index) => html`<li><span class="swatch" style=${{ background: COLOURS[index] }}></span>${name}
-      ${" "}<span class="value">${latest(name) === undefined ? "–" : format(latest(name))}</span></li>`)}</ul>
-  </section>`;
 }

@@ -1,32 +1,43 @@
-// A conversation with the model: streamed, stopped, generated anew, with the probability of each token.
+// A conversation with the model: streamed, stopped, generated anew, with pictures, tools, and the probability of each token.
 
 import { html, useEffect, useRef, useState } from "./preact.js";
-import { getJson, seconds, streamed } from "./api.js";
+import { getJson, streamed } from "./api.js";
+import { Message, addCalls, percent, sent } from "./message.js";
 
-const DEFAULTS = { model: "", system: "", temperature: 0.7, top_p: 1, max_tokens: 256, seed: "", probabilities: true };
+const DEFAULTS = { model: "", system: "", temperature: 0.7, top_p: 1, max_tokens: 256, seed: "", probabilities: true, tools: "", tool_choice: "auto" };
 const SETTINGS = "antiphon-chat";
 const NUMBERS = [
   ["temperature", "Temperature", 0, 2, 0.1], ["top_p", "Top p", 0.01, 1, 0.01], ["max_tokens", "Max tokens", 1, 100000, 1],
   ["seed", "Seed", 0, 2 ** 31, 1],
 ];
 // The conversation stays while other views are open.
-const kept = { messages: [], draft: "" };
+const kept = { messages: [], draft: "", images: [] };
 
 const saved = () => {
   try { return { ...DEFAULTS, ...JSON.parse(localStorage.getItem(SETTINGS) || "{}") }; } catch { return DEFAULTS; }
 };
-const percent = (logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
+const PICTURE_BYTES = 10 * 2 ** 20;
+const EXAMPLE = JSON.stringify([{ type: "function", function: { name: "get_weather", description: "The weather of a city",
+  parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] } } }], null, 1);
+
+const asDataUrl = (file) => new Promise((done, fail) => {
+  const reader = new FileReader();
+  reader.onload = () => done(reader.result);
+  reader.onerror = () => fail(new Error(`${file.name} cannot be read.`));
+  reader.readAsDataURL(file);
+});
 
 export function Chat() {
   const [messages, setMessages] = useState(kept.messages);
   const [draft, setDraft] = useState(kept.draft);
+  const [images, setImages] = useState(kept.images);
   const [options, setOptions] = useState(saved());
   const [models, setModels] = useState([]);
   const [error, setError] = useState("");
   const [shown, setShown] = useState(null);
   const running = useRef(null);
   const [busy, setBusy] = useState(false);
-  kept.messages = messages; kept.draft = draft;
+  kept.messages = messages; kept.draft = draft; kept.images = images;
 
   useEffect(() => {
     getJson("v1/models").then((found) => setModels(found.data.map((one) => one.id)), (failure) => setError(failure.message));
@@ -40,7 +51,7 @@ export function Chat() {
 
   const answer = async (conversation) => {
     const controller = (running.current = new AbortController());
-    const reply = { role: "assistant", content: "", tokens: [], id: "" };
+    const reply = { role: "assistant", content: "", tokens: [], id: "", calls: [] };
     setError(""); setShown(null); setBusy(true); setMessages([...conversation, reply]);
     const began = performance.now();
     try {
@@ -53,6 +64,8 @@ export function Chat() {
           reply.first ??= (performance.now() - began) / 1000;
           reply.content += choice.delta.content;
         }
+        addCalls(reply.calls, choice.delta.tool_calls);
+        if (choice.delta.tool_calls) reply.first ??= (performance.now() - began) / 1000;
         reply.tokens.push(...(choice.logprobs?.content || []));
         if (choice.finish_reason) reply.finish = choice.finish_reason;
         setMessages([...conversation, { ...reply }]);
@@ -68,10 +81,25 @@ export function Chat() {
   const ask = () => {
     const text = draft.trim();
     if (!text || busy) return;
-    setDraft("");
-    answer([...messages, { role: "user", content: text }]);
+    setDraft(""); setImages([]);
+    answer([...messages, { role: "user", content: text, images }]);
   };
-  const again = () => answer(messages.slice(0, messages.findLastIndex((one) => one.role === "user") + 1));
+  const attach = async (files) => {
+    setError("");
+    try {
+      for (const file of files) {
+        if (!file.type.startsWith("image/")) throw new Error(`${file.name} is not a picture.`);
+        if (file.size > PICTURE_BYTES) throw new Error(`${file.name} is larger than ${PICTURE_BYTES / 2 ** 20} MiB.`);
+        const url = await asDataUrl(file);
+        setImages((before) => [...before, url]);
+      }
+    } catch (failure) { setError(failure.message); }
+  };
+  const pasted = (event) => {
+    const files = [...event.clipboardData.files];
+    if (files.length) { event.preventDefault(); attach(files); }
+  };
+  const again = () => answer(messages.slice(0, messages.findLastIndex((one) => one.role !== "assistant") + 1));
   const onKey = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); ask(); }
     if (event.key === "Escape") running.current?.abort();
@@ -91,8 +119,16 @@ export function Chat() {
       <label class="row"><input type="checkbox" name="probabilities" checked=${options.probabilities}
         onChange=${(e) => change("probabilities", e.target.checked)} />Probabilities</label>
     </div>
+    <details open=${Boolean(options.tools)}><summary>Tools</summary><div class="bar">
+      <label class="wide">Functions that the model may call, as in the API's tools<textarea name="tools" rows="6" spellcheck="false" placeholder=${EXAMPLE}
+        value=${options.tools} onInput=${(e) => change("tools", e.target.value)}></textarea></label>
+      <label>Choice<select name="tool_choice" value=${options.tool_choice} onChange=${(e) => change("tool_choice", e.target.value)}>
+        ${["auto", "required", "none"].map((one) => html`<option value=${one}>${one}</option>`)}</select></label>
+      <button name="example" onClick=${() => change("tools", EXAMPLE)}>Example</button>
+    </div></details>
     <div class="messages" role="log" aria-live="polite" aria-busy=${busy ? "true" : "false"}>
-      ${messages.map((one) => html`<${Message} message=${one} show=${setShown} />`)}
+      ${messages.map((one, index) => html`<${Message} message=${one} show=${setShown}
+        reply=${!busy && index === messages.length - 1 && ((results) => answer([...messages, ...results]))} />`)}
       ${messages.length === 0 && html`<p class="note">Ask something. Enter sends, Shift+Enter starts a line, Escape stops.</p>`}
     </div>
     ${error && html`<p class="error" role="alert">${error}</p>`}
@@ -100,8 +136,12 @@ export function Chat() {
       <strong>${JSON.stringify(shown.token)} ${percent(shown.logprob)}</strong>${" of: "}
       ${(shown.top_logprobs || []).map((one) => html`<span>${JSON.stringify(one.token)} ${percent(one.logprob)}</span>`)}
     </div>`}
+    ${images.length > 0 && html`<div class="bar pictures">${images.map((url, index) => html`<button
+      aria-label=${`Remove picture ${index + 1}`} onClick=${() => setImages(images.filter((one, at) => at !== index))}><img src=${url} alt="" /> ✕</button>`)}</div>`}
     <div class="ask">
-      <textarea aria-label="Message" value=${draft} onInput=${(e) => setDraft(e.target.value)} onKeyDown=${onKey}></textarea>
+      <textarea aria-label="Message" value=${draft} onInput=${(e) => setDraft(e.target.value)} onKeyDown=${onKey} onPaste=${pasted}></textarea>
+      <label class="attach">Pictures<input type="file" name="pictures" accept="image/*" multiple
+        onChange=${(e) => { attach([...e.target.files]); e.target.value = ""; }} /></label>
       ${busy ? html`<button name="stop" onClick=${() => running.current?.abort()}>Stop</button>`
              : html`<button name="send" class="primary" disabled=${!draft.trim()} onClick=${ask}>Send</button>`}
       <button name="again" disabled=${busy || !messages.length} onClick=${again}>Regenerate</button>
@@ -110,26 +150,14 @@ export function Chat() {
 }
 
 function body(options, conversation) {
-  const turns = conversation.map(({ role, content }) => ({ role, content }));
-  const sent = { messages: options.system ? [{ role: "system", content: options.system }, ...turns] : turns, stream: true,
+  const turns = conversation.map(sent);
+  const found = { messages: options.system ? [{ role: "system", content: options.system }, ...turns] : turns, stream: true,
     stream_options: { include_usage: true } };
-  for (const name of ["model", "temperature", "top_p", "max_tokens", "seed"]) if (options[name] !== "") sent[name] = options[name];
-  return options.probabilities ? { ...sent, logprobs: true, top_logprobs: 5 } : sent;
+  for (const name of ["model", "temperature", "top_p", "max_tokens", "seed"]) if (options[name] !== "") found[name] = options[name];
+  if (options.tools.trim()) Object.assign(found, { tools: tools(options.tools), tool_choice: options.tool_choice });
+  return options.probabilities ? { ...found, logprobs: true, top_logprobs: 5 } : found;
 }
 
-function Message({ message, show }) {
-  const { role, content, tokens, id } = message;
-  // The token that ends the answer is not part of its text.
-  const shown = tokens && message.finish && !content.endsWith(tokens.at(-1)?.token) ? tokens.slice(0, -1) : tokens;
-  const marked = shown && shown.length > 0;
-  const kind = (one) => (one.logprob < Math.log(0.2) ? "token unlikely" : one.logprob < Math.log(0.6) ? "token unsure" : "token");
-  return html`<div class="message ${role}">
-    ${marked ? shown.map((one) => html`<span class=${kind(one)} tabindex="0" title=${percent(one.logprob)}
-        onMouseEnter=${() => show(one)} onFocus=${() => show(one)}>${one.token}</span>`) : content}
-    ${message.seconds !== undefined && html`<div class="facts">
-      ${message.finish || "ended"} · first token ${seconds(message.first)} · ${seconds(message.seconds)}
-      ${message.usage && ` · ${message.usage.completion_tokens} tokens`}
-      ${id && html` · <a href="#/requests/${encodeURIComponent(id)}">timeline</a>`}
-    </div>`}
-  </div>`;
+function tools(text) {
+  try { return JSON.parse(text); } catch (failure) { throw new Error(`Tools: not JSON (${failure.message}).`); }
 }

@@ -56,7 +56,7 @@ function Member({ one, speed }) {
   const late = one.heartbeat_age_s > 2 * one.heartbeat_interval_s;
   const number = (value) => (value === null || value === undefined ? "–" : value.toFixed(value < 10 ? 1 : 0));
   return html`<section class="card" aria-label=${one.id}>
-    <h3><span>${one.id}</span><span class="state-${one.state}">${one.state}</span></h3>
+    <h3>${one.service === "engine" ? html`<a href="#/topology/${encodeURIComponent(one.id)}">${one.id}</a>` : html`<span>${one.id}</span>`}<span class="state-${one.state}">${one.state}</span></h3>
     <dl>
       <dt>heartbeat</dt><dd class=${late ? "state-failed" : ""}>${seconds(one.heartbeat_age_s)} ago</dd>
       <dt>messages/s</dt><dd>${number(speed?.messages)}</dd>
