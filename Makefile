@@ -16,7 +16,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim check kernels gpu-check bench bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test container-test up down
+.PHONY: help install serve test sim check kernels gpu-check pictures bench bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test container-test up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ kernels: install  ## compile every GPU kernel for every target, without a GPU (A
 
 gpu-check:  ## on a machine with a GPU: kernels, engine, system, a peer; about ten minutes (ARGS="--wheels DIR")
 	$(GPU_PYTHON) -m bench.gpu_check $(ARGS)
+
+pictures: install  ## the pictures of the console in docs/pictures, from a running system; needs Chromium
+	$(BIN)/python -m tests.system.console.pictures
 
 bench: install  ## every figure of this machine in one table for each model (ARGS="MODEL_DIR --rounds 3")
 	$(BIN)/python -m bench.run $(ARGS)

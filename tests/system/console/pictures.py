@@ -1,0 +1,86 @@
+"""Takes the pictures of the console that the README shows: `make pictures`. Not a test.
+
+It starts the real system with two engines and the demo model, loads it, kills an engine, and writes PNG files to
+docs/pictures.
+"""
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from tests.system.console.browser import Browser, find_chromium
+from tests.system.served import ROOT, Served, fetch, until_the_end, wait_until
+
+FOLDER = ROOT / "docs" / "pictures"
+STORY = {"prompt": "Once upon a time", "max_tokens": 1200, "ignore_eos": True}
+
+
+def main() -> int:
+    """Writes all pictures. Returns the exit status."""
+    binary = find_chromium()
+    if binary is None:
+        return 78
+    FOLDER.mkdir(exist_ok=True)
+    with until_the_end(Served("--engines=2", "--gateways=1")) as served, tempfile.TemporaryDirectory() as profile:
+        browser = Browser(binary, Path(profile))
+        try:
+            browser.size(1200, 760)
+            browser.scheme("light")
+            _chat(browser, served)
+            _under_load(browser, served)
+        finally:
+            browser.close()
+    return 0
+
+
+def _chat(browser: Browser, served: Served) -> None:
+    _open(browser, served, "chat")
+    browser.wait("document.querySelectorAll('option').length > 1")
+    browser.fill("input[name=temperature]", "0")
+    browser.fill(".ask textarea", "What is 12 + 7?")
+    browser.wait("!document.querySelector('[name=send]').disabled")
+    browser.key("Enter", "\r")
+    browser.wait("document.querySelector('.message.assistant .facts')")
+    browser.hover(".message.assistant .token")
+    browser.wait("document.querySelector('.probabilities')")
+    browser.screenshot(FOLDER / "chat.png")
+
+
+def _under_load(browser: Browser, served: Served) -> None:
+    threads = [threading.Thread(target=_complete, args=(served, number)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    _open(browser, served, "topology")
+    browser.wait("/tokens\\/s\\s+[1-9]/.test(document.querySelector('[aria-label=engine-1]')?.innerText ?? '')")
+    browser.screenshot(FOLDER / "topology.png")
+    os.kill(served.pids()[_engine_of(served, "story-0")], signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    _open(browser, served, "requests/story-0")
+    browser.wait("document.querySelectorAll('svg .step').length > 100")
+    browser.screenshot(FOLDER / "timeline.png")
+
+
+def _open(browser: Browser, served: Served, view: str) -> None:
+    browser.open("about:blank")
+    browser.open(f"http://127.0.0.1:{served.port}/#/{view}")
+
+
+def _complete(served: Served, number: int) -> None:
+    fetch(served, "POST", "/v1/completions", STORY, **{"X-Request-Id": f"story-{number}"})
+
+
+def _engine_of(served: Served, name: str) -> str:
+    def engines() -> list[str]:
+        found = fetch(served, "GET", f"/v1/requests?q={name}&state=running").json["data"]
+        return found[0]["engines"] if found and found[0]["completion_tokens"] > 50 else []
+
+    wait_until(lambda: bool(engines()), 20)
+    return engines()[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
