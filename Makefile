@@ -11,12 +11,14 @@ COMPOSE_FILES := -f docker-compose.yml $(if $(TRACING),-f infra/docker/tracing.y
 # What became of the tests that prove rows of the specification.
 SPEC_REPORT := build/spec-report.json
 CONTAINER_SPEC_REPORT := build/spec-report-container.json
+# The packages of other people's clients.
+CLIENTS := $(CURDIR)/build/clients
 # The type checker's own tool comes with the environment and downloads nothing.
 export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim check kernels gpu-check pictures bench bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test container-test up down
+.PHONY: help install serve test sim check kernels gpu-check pictures bench bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test container-test client-test up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,6 +88,13 @@ demo-model: install  ## train the demo model anew
 
 neon-test: install  ## the CPU backend for ARM, emulated (needs g++-aarch64-linux-gnu and qemu-user-static)
 	$(BIN)/python -m pytest -q --timeout 600 tests/emulated $(ARGS)
+
+client-test: install  ## other people's clients against the system: Python and, with npm, JavaScript
+	@mkdir -p $(CLIENTS)
+	test -d $(CLIENTS)/venv || $(PYTHON) -m venv $(CLIENTS)/venv
+	$(CLIENTS)/venv/bin/pip install -q -r tests/clients/requirements.txt
+	cp tests/clients/package.json $(CLIENTS)/ && npm install --prefix $(CLIENTS) --no-fund --no-audit
+	ANTIPHON_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -q tests/clients $(ARGS)
 
 container-test: install  ## build the images, run two of each service, break some (needs Docker)
 	@rm -f $(CONTAINER_SPEC_REPORT)
