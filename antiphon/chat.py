@@ -56,6 +56,11 @@ class Client:
         with self._ask("GET", path, None) as response:
             return response.read()
 
+    def post(self, path: str, body: dict[str, Any]) -> bytes:
+        """Returns the body of the answer to a POST request. Raises ServerError."""
+        with self._ask("POST", path, body) as response:
+            return response.read()
+
     def stream(self, body: dict[str, Any]) -> Iterator[Piece]:
         """Yields the pieces of one answer. Raises ServerError, also in the middle of the answer."""
         with self._ask("POST", "/v1/chat/completions", {**body, "stream": True}) as response:
@@ -66,7 +71,7 @@ class Client:
         kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
         connection = kind(self._url.hostname or "", self._url.port, timeout=TIMEOUT_S)
         try:
-            connection.request(method, self._prefix + path, json.dumps(body) if body else None, self._headers)
+            connection.request(method, self._prefix + path, None if body is None else json.dumps(body), self._headers)
             response = connection.getresponse()
             if response.status != 200:
                 raise ServerError(readable(response.read(_JSON_MAX)))

@@ -15,6 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from antiphon.operate.commands import add_commands
 from antiphon.settings import NOT_FOR_USERS, SERVICES, InstanceSettings, RunSettings, ServeSettings, completed
 from shared.config import SettingsError, add_flags, normalise, parse
 from shared.other_options import BY_NAME, Taken, take
@@ -114,6 +115,7 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     _tap_flags(add("tap", "print the messages on the bus, without prompts and texts", _tap))
     _server_flags(_top_flags(add("top", "show every process and the requests in progress", _top)))
     _server_flags(_trace_flags(add("trace", "show where the time of a request went", _trace)))
+    add_commands(add)
     _doctor_flags(add("doctor", "check that this machine has what is needed", _doctor))
     _flags_of(
         add(

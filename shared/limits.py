@@ -309,6 +309,12 @@ STALL_EXIT_S = 10.0
 """If a step has counted as hanging for this long, the engine process exits, so that its supervisor starts it again."""
 DRAIN_S = 20.0
 """Longest graceful shutdown: running requests may end in this time, then the process exits."""
+HAND_OVER_S = DRAIN_S - 2.0
+"""An engine that drains hands over the sequences that still run after this many seconds. Gateways move most of them
+earlier: as soon as another engine has room."""
+ACCEPT_LINGER_S = 0.25
+"""Time between the moment at which a draining gateway accepts no more connections, and the moment at which it closes
+the idle ones: requests on connections that were just accepted are read and answered."""
 DEATHS_MAX = 3
 """Engines that may die while they run a sequence before the sequence fails. The sequence itself may be what kills
 them."""

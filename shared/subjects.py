@@ -9,7 +9,7 @@ is `model_token` of the model's served name.
 | `tok.<model>.req`            | gateway              | TokenizeRequest, DetokenizeRequest (request)                 |
 | `tok.<id>.<instance_id>.req` | gateway              | the same, to one replica: retries                            |
 | `eng.<id>.<instance_id>.ctl` | gateway, detokenizer | SubmitBatch, Retarget (request); Cancel, Done, Resend        |
-|                              | gateway              | ProgressQuery, OwnershipReply                                |
+|                              | gateway              | ProgressQuery, OwnershipReply; Withdraw (request)            |
 | `eng.<id>.<instance_id>.lora` | gateway             | LoadAdapter (request)                                        |
 | `lora.<model>`               | gateway, engine      | AdaptersChanged                                              |
 | `det.<id>.<instance_id>.ctl` | gateway              | OpenBatch, OpenStream (request); CloseStream, OwnershipReply |

@@ -52,6 +52,7 @@ from shared.messages import (
     SubmitStatus,
     TokenEvent,
     TokenEvents,
+    Withdraw,
 )
 from shared.sampling import check
 
@@ -97,6 +98,8 @@ class EngineActor(Actor):
         self._adapters = adapters
         self._arrivals = 0
         self._draining = False
+        self.withdrawn = False
+        """Whether the engine was taken out of service by hand (`Withdraw`)."""
         self._quiet = asyncio.Event()
         self._gateways: dict[GatewayKey, float] = {}
         self._traces = SequenceTraces(host.clock)
@@ -110,7 +113,8 @@ class EngineActor(Actor):
         """Subscribes to the engine's control subject and to the gateways' heartbeats."""
         subjects = self._host.subjects
         control = subjects.engine_control(self._host.id, self._host.instance_id)
-        await self.bind(control, SubmitBatch, Cancel, Done, Resend, Retarget, ProgressQuery, OwnershipReply)
+        commands = SubmitBatch, Cancel, Done, Resend, Retarget, ProgressQuery, OwnershipReply, Withdraw
+        await self.bind(control, *commands)
         await self.bind(subjects.heartbeats("gateway"), Heartbeat)
 
     # --- commands ---
@@ -173,6 +177,16 @@ class EngineActor(Actor):
         await self._replay(entry, retarget.position)
         return Ack(retarget.sequence_id)
 
+    @handles(Withdraw)
+    def on_withdraw(self, envelope: Envelope) -> Ack:
+        """Takes the engine out of service or back into it. The next heartbeat tells the gateways."""
+        message = envelope.message
+        assert isinstance(message, Withdraw)
+        if message.withdrawn != self.withdrawn:
+            log.info("%s is %s", self.name, "withdrawn" if message.withdrawn else "in service again")
+        self.withdrawn = message.withdrawn
+        return Ack("")
+
     @handles(ProgressQuery)
     async def on_progress_query(self, envelope: Envelope) -> None:
         """Publishes the progress of the queried sequences on the gateway's reply subject.
@@ -227,10 +241,10 @@ class EngineActor(Actor):
         """Returns the number of sequences that gateways may still place on this engine; negative if it holds too many.
 
         The target is one sequence for each row (batch slot) plus a queue of `ENGINE_QUEUE_AHEAD` times as many, which
-        lasts until the next heartbeat, and at most `ENGINE_WAITING_MAX` in all. 0 while draining. May be called from
-        any thread.
+        lasts until the next heartbeat, and at most `ENGINE_WAITING_MAX` in all. 0 while draining or withdrawn. May be
+        called from any thread.
         """
-        if self._draining:
+        if self._draining or self.withdrawn:
             return 0
         wanted = max_num_seqs + math.ceil(limits.ENGINE_QUEUE_AHEAD * max_num_seqs)
         return min(wanted, limits.ENGINE_WAITING_MAX) - self.sequences.num_live
@@ -256,10 +270,18 @@ class EngineActor(Actor):
             await self._send(self._host.subjects.gateway_control(*gateway), query, refs)
 
     async def drain(self) -> None:
-        """Refuses new sequences from now on. Returns when every waiting and running sequence has ended."""
+        """Refuses new sequences from now on. Returns when every waiting and running sequence has ended or has moved.
+
+        Gateways move sequences to other engines when they hear that this one drains. Those that are left after
+        `HAND_OVER_S`, because no other engine has room, are handed over: they wait in their gateways.
+        """
         self._draining = True
         self._quiet.clear()
-        await self._quiet.wait()
+        try:
+            async with asyncio.timeout(limits.HAND_OVER_S):
+                await self._quiet.wait()
+        except TimeoutError:
+            await self._hand_over()
 
     async def on_crash(self, error: BaseException) -> None:
         """Aborts and forgets every sequence. Sends no messages."""
@@ -269,9 +291,22 @@ class EngineActor(Actor):
 
     # --- private ---
 
+    async def _hand_over(self) -> None:
+        """Ends all live sequences here and tells their gateways that this engine does not hold them any more."""
+        left: dict[GatewayKey, list[SequenceRef]] = defaultdict(list)
+        for entry in [entry for entry in self.sequences.entries() if not entry.finished]:
+            left[entry.gateway].append(SequenceRef(entry.sequence_id, entry.attempt))
+            self.sequences.release(entry.sequence_id, entry.attempt, self._now())
+            self._end(entry.sequence_id, entry.attempt, "abort")
+        here = self._host.id, self._host.instance_id
+        for gateway, refs in left.items():
+            log.info("%s hands over %d sequences of %s", self.name, len(refs), gateway[0])
+            subject = self._host.subjects.gateway_control(*gateway)
+            await self._send(subject, lambda part: ProgressReply(*here, missing=tuple(part)), refs)
+
     def _submit(self, submit: Submit) -> SubmitReply:
         status = self.sequences.admit(submit)
-        if self._draining and status == "accepted":
+        if (self._draining or self.withdrawn) and status == "accepted":
             return self._submit_reply(
                 submit, "busy", ServiceError("draining", "The engine is shutting down.", retry_after_s=RETRY_AFTER_S)
             )

@@ -79,6 +79,10 @@ class EngineService:
             self.engine.connector.stand_still()
         return stalled
 
+    def withdrawn(self) -> bool:
+        """See Withdrawable."""
+        return self.actor.withdrawn
+
     async def run(self) -> None:
         """See Service."""
         assert self._ended is not None

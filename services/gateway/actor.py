@@ -16,11 +16,13 @@ from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.model_catalog import RETRY_AFTER_S, SERVICES, ModelCatalog
 from services.gateway.record import BusRecordDirectory, Recorder
 from services.gateway.requests.dispatcher import Dispatcher
+from services.gateway.requests.engine_controls import EngineControls
 from services.gateway.requests.messages import split_sequence_id
+from services.gateway.requests.moves import Moves
 from services.gateway.requests.progress_watch import ProgressWatch
 from services.gateway.requests.prompts import tokenize_message
 from services.gateway.requests.request_actor import GatewayParts, RequestActor
-from services.gateway.requests.router import Router
+from services.gateway.requests.router import Router, model_of
 from services.gateway.requests.sequence_state import Address
 from services.gateway.requests.service_clients import ServiceClients
 from shared import limits
@@ -85,8 +87,9 @@ class GatewayActor(Actor):
         router, peers, watch = Router(), ServiceClients(host, self.members), ProgressWatch()
         self._peers = peers
         self._parts = GatewayParts(
-            host, self.members, router, peers, Dispatcher(host, self.members, router, peers), watch
+            host, self.members, router, peers, Dispatcher(host, self.members, router, peers), watch, Moves()
         )
+        self.engine_controls = EngineControls(host, self.members, self._parts.moves)
         self._num_requests = 0
         self._num_sequences = 0
         self._adapters = AdapterDirectory(host, self.members)
@@ -308,8 +311,11 @@ class GatewayActor(Actor):
             self._lost(Address(lost.id, lost.instance_id))
         if not self._complete.is_set() and self._catalog.is_complete() and self._adapters.is_settled():
             self._complete.set()
-        if beat.state == "stalled" and self.members.get(beat.service, beat.id) is beat:
-            self._stalled(Address(beat.id, beat.instance_id))
+        if self.members.get(beat.service, beat.id) is beat:
+            if beat.state == "stalled":
+                self._stalled(Address(beat.id, beat.instance_id))
+            elif beat.state == "draining":
+                self._move_away(beat, now)
         if beat.service != "tokenizer":
             self._parts.dispatcher.pump()
         if now - self._ticked_at >= TICK_S / 2:
@@ -416,6 +422,21 @@ class GatewayActor(Actor):
         """
         for actor in list(self.requests.values()):
             actor.on_stalled(engine)
+        self._parts.dispatcher.pump()
+
+    def _move_away(self, beat: Heartbeat, now: float) -> None:
+        """Moves the work of an engine or a detokenizer that takes no more, as far as others have room for it.
+
+        Called with each of its heartbeats, so what has no room now moves later. Sequences that wait go first.
+        """
+        room = 0
+        if beat.service == "engine":
+            model = model_of(beat)
+            engines = self.members.alive("engine", now)
+            room = max(0, self._parts.router.room(engines, model) - self._parts.dispatcher.num_waiting(model))
+        member = Address(beat.id, beat.instance_id)
+        for actor in list(self.requests.values()):
+            room -= actor.on_draining(member, room)
         self._parts.dispatcher.pump()
 
     def _follow_link(self, now: float) -> None:

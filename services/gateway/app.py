@@ -16,6 +16,7 @@ from services.gateway.access.quotas import Quotas
 from services.gateway.access.usage import UsageLedger
 from services.gateway.access.usage_metrics import UsageCollector
 from services.gateway.adapters import endpoints as adapters
+from services.gateway.admin import engines as admin_engines
 from services.gateway.anthropic.endpoints import MessageEndpoints
 from services.gateway.batches.batches import Batches
 from services.gateway.batches.endpoints import BatchEndpoints
@@ -64,6 +65,7 @@ BODIES = {
     **ollama.BODIES,
     **batches.BODIES,
     **adapters.BODIES,
+    **admin_engines.BODIES,
 }
 """The body of each POST route that has one, by its path."""
 ERROR_FORMATS = {**anthropic.ERROR_FORMATS, **ollama.ERROR_FORMATS}
@@ -91,13 +93,14 @@ def create_app(
     heartbeats: Callable[[], Sequence[Heartbeat]] = _no_heartbeats,
     records: RecordDirectory | None = None,
     members: Callable[[], Sequence[tuple[Heartbeat, float]]] = _no_members,
+    engine_controls: admin_engines.Controls | None = None,
 ) -> FastAPI:
     """Returns the ASGI application.
 
     `keys`: the accepted API keys, by default those of `--api-keys`. `quotas`: their limits, by default counted by this
     gateway alone. `usage` takes the usage records, which by default go nowhere. `heartbeats` returns the last heartbeat
     of each engine; it is called at each scrape of `/metrics`. `records` keeps and finds the records of requests, by
-    default of none. `members` returns the topology.
+    default of none. `members` returns the topology. `engine_controls` takes engines out of service.
     """
     usage, records = usage or UsageLedger(), records or RecordDirectory(Recorder(0))
     backend = GuardedBackend(
@@ -122,6 +125,7 @@ def create_app(
     _post(app, "/generate", GenerateEndpoint(serving).generate)
     _add_probes(app, ServiceEndpoints(backend, metrics))
     _add_console(app, RequestEndpoints(records), TopologyEndpoint(members), ConsolePage())
+    _add_engines(app, admin_engines.EngineEndpoints(engine_controls))
     app.state.batches = _add_apis(app, serving, keys) if settings.use_openai else None
     if not settings.use_openai:
         _refuse_apis(app)
@@ -243,6 +247,12 @@ def _add_console(app: FastAPI, requests: RequestEndpoints, topology: TopologyEnd
     _get(app, "/admin/topology", topology.topology)
     for path in ("/", "/console/{name:path}"):
         app.add_api_route(path, page.file, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
+
+
+def _add_engines(app: FastAPI, endpoints: admin_engines.EngineEndpoints) -> None:
+    _get(app, "/admin/engines/{engine_id}", endpoints.retrieve)
+    _post(app, "/admin/engines/{engine_id}/drain", endpoints.drain)
+    _post(app, "/admin/engines/{engine_id}/resume", endpoints.resume)
 
 
 def _refuse_apis(app: FastAPI) -> None:

@@ -64,6 +64,7 @@ class GatewayService:
             heartbeats=self._actor.engines,
             records=self._actor.records,
             members=self._actor.topology,
+            engine_controls=self._actor.engine_controls,
         )
         self._server = _Server(server_config(self._app, self._settings))
         self._server_task = asyncio.create_task(self._serve(self._actor, listener))
@@ -81,12 +82,13 @@ class GatewayService:
             await task
 
     async def drain(self) -> None:
-        """See Service. Requests in progress are answered; idle connections are closed."""
+        """See Service. Requests on connections that were accepted are answered; idle connections are closed."""
         assert self._actor is not None
-        self._server.leave()
         try:
-            await self._actor.drain()
+            await self._server.leave()
+            # The actor refuses requests only when no connection can bring one: those of batches.
             await self._server_task
+            await self._actor.drain()
             await self._usage.close()
         finally:
             await self._actor.stop()
@@ -116,8 +118,14 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._leave = asyncio.Event()
 
-    def leave(self) -> None:
-        """Makes the server accept no more connections and end when the requests in progress are answered."""
+    async def leave(self) -> None:
+        """Makes the server accept no more connections and end when the requests in progress are answered.
+
+        Connections that were accepted just before get `ACCEPT_LINGER_S` to bring their first request.
+        """
+        for server in getattr(self, "servers", ()):
+            server.close()
+        await asyncio.sleep(limits.ACCEPT_LINGER_S)
         self.should_exit = True
         self._leave.set()
 

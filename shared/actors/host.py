@@ -61,3 +61,12 @@ class SelfMonitoring(Protocol):
         Called before each heartbeat, on the thread that sends the heartbeat; must be cheap.
         """
         ...
+
+
+@runtime_checkable
+class Withdrawable(Protocol):
+    """A service that can be taken out of service by hand while its process goes on."""
+
+    def withdrawn(self) -> bool:
+        """Returns whether the service is out of service: its heartbeats then say `draining`. Called as `stalled` is."""
+        ...

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from shared import codec, limits
-from shared.actors.host import Host, SelfMonitoring, Service
+from shared.actors.host import Host, SelfMonitoring, Service, Withdrawable
 from shared.actors.transport import Transport
 from shared.errors import ServiceError
 from shared.messages import Heartbeat, ServiceName, ServiceState
@@ -146,7 +146,8 @@ class HeartbeatTask:
     """Sends a service's heartbeats from the caller's event loop. For services that never block their loop for long.
 
     While a service that implements `SelfMonitoring` reports that it is stalled, heartbeats carry the state `stalled`
-    instead of the state that was set. `transport` is the connection to send on; by default the host's.
+    instead of the state that was set; while one that implements `Withdrawable` is withdrawn, the state is `draining`.
+    `transport` is the connection to send on; by default the host's.
     """
 
     def __init__(
@@ -163,6 +164,7 @@ class HeartbeatTask:
         self._transport = transport or host.transport
         self._subject = host.subjects.heartbeat(service.name, host.id)
         self._monitor = service if isinstance(service, SelfMonitoring) else None
+        self._withdrawable = service if isinstance(service, Withdrawable) else None
         self._state: ServiceState = "starting"
         self._sequence = 0
         self.unsent = 0
@@ -213,6 +215,11 @@ class HeartbeatTask:
             self.unsent += 1
             log.warning("heartbeat %d of %s not sent: %s", self._sequence, self._host.id, error)
 
+    def _present_state(self) -> ServiceState:
+        if self._monitor is not None and self._monitor.stalled():
+            return "stalled"
+        return "draining" if self._withdrawable is not None and self._withdrawable.withdrawn() else self._state
+
     def _next(self) -> Heartbeat:
         self._sequence += 1
         return Heartbeat(
@@ -220,7 +227,7 @@ class HeartbeatTask:
             id=self._host.id,
             instance_id=self._host.instance_id,
             protocol=limits.PROTOCOL_VERSION,
-            state="stalled" if self._monitor is not None and self._monitor.stalled() else self._state,
+            state=self._present_state(),
             sequence=self._sequence,
             interval_s=self._interval_s,
             status=self._service.status(),

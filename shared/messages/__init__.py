@@ -49,6 +49,7 @@ from shared.messages.engine import (
     TokenEvents,
     TokenLogprobs,
     TopLogprob,
+    Withdraw,
 )
 from shared.messages.gateway import (
     OwnershipQuery,
@@ -145,4 +146,5 @@ __all__ = [
     "TopLogprob",
     "UsageOutcome",
     "UsageRecord",
+    "Withdraw",
 ]

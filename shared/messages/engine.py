@@ -136,6 +136,16 @@ class Retarget(Message, frozen=True, array_like=True, tag=True):
     position: int
 
 
+class Withdraw(Message, frozen=True, array_like=True, tag=True):
+    """Takes an engine out of service by hand, or back into it. Answered by `Ack` without a sequence.
+
+    While it is withdrawn, the engine takes no sequence and its heartbeats say `draining`: gateways move its sequences
+    to other engines.
+    """
+
+    withdrawn: bool
+
+
 class ProgressQuery(Message, frozen=True, array_like=True, tag=True):
     """Asks an engine how many tokens sequences have whose text has not arrived for `limits.STALL_S`.
 

@@ -73,6 +73,10 @@ class Dispatcher:
         """Returns the time until the queue of now will have been served, as fast as sequences end at present."""
         return self._rate.wait_s(len(self.queue), self._now())
 
+    def num_waiting(self, model: str) -> int:
+        """Returns the number of sequences that wait for an engine of a model."""
+        return sum(1 for _ in self.queue.tickets(model))
+
     def requeue(self, candidate: Candidate) -> None:
         """Queues a sequence again that was placed before. The caller must call `pump` afterwards."""
         self._push(candidate)

@@ -16,6 +16,7 @@ from services.gateway.generation import GenerationRequest, ModelCard, RequestTim
 from services.gateway.requests.candidate import Candidate, Failure, candidates_of
 from services.gateway.requests.dispatcher import Dispatcher
 from services.gateway.requests.messages import RequestMessages
+from services.gateway.requests.moves import Moves
 from services.gateway.requests.progress_watch import ProgressWatch
 from services.gateway.requests.prompts import Prompt, prepare
 from services.gateway.requests.router import Router, model_of
@@ -28,6 +29,9 @@ from shared.codec import unpack_ids
 from shared.errors import CODES, ServiceError
 from shared.messages import SequenceMark, TextEvent, TokenEvent
 
+MOVED = "moved"
+"""Why a sequence left an engine that drains, in the request's record."""
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayParts:
@@ -39,6 +43,7 @@ class GatewayParts:
     peers: ServiceClients
     dispatcher: Dispatcher
     watch: ProgressWatch
+    moves: Moves
 
 
 class RequestActor:
@@ -220,6 +225,23 @@ class RequestActor:
             if sequence.phase is Phase.RUNNING and sequence.engine == engine:
                 self._place_again(index, release="the engine stands still")
 
+    def on_draining(self, member: Address, room: int) -> int:
+        """Moves running sequences, at most `room`, away from an engine that takes no more; also streams of text.
+
+        Returns how many sequences have left the engine. Beam searches and pooling sequences stay: moved ones would
+        begin again. The caller must call `Dispatcher.pump` afterwards.
+        """
+        moved = 0
+        stays = self.request.params.beam is not None or self.request.pooling is not None
+        for index, sequence in enumerate(self.sequences):
+            if sequence.phase is not Phase.RUNNING:
+                continue
+            if sequence.engine == member and not stays and moved < room:
+                moved += self._place_again(index, release=MOVED, planned=True)
+            elif sequence.detokenizer == member and self._detokenizer_for(sequence, {member}) is not None:
+                self._repair(index, {member})
+        return moved
+
     def owns(self, index: int, attempt: int, member: Address) -> bool:
         """Whether an engine or a detokenizer has to keep sequence `index` at this attempt."""
         sequence = self.sequences[index]
@@ -283,6 +305,7 @@ class RequestActor:
         elif sequence.phase is Phase.RUNNING:
             assert sequence.engine is not None
             self._parts.watch.touch(sequence.engine, sequence.sequence_id, now)
+            self._parts.moves.placed(sequence.sequence_id, sequence.engine.id)
             if open_failure is not None:
                 assert sequence.detokenizer is not None
                 self._repair(index, {sequence.detokenizer})
@@ -298,16 +321,21 @@ class RequestActor:
         self._spawn(self._tell_release(sequence.sequence_id, attempt, engine, detokenizer, "no place"))
         self._parts.dispatcher.requeue(self._candidates[index])
 
-    def _place_again(self, index: int, release: str = "") -> None:
-        """Queues a running sequence for a new placement.
+    def _place_again(self, index: int, release: str = "", *, planned: bool = False) -> bool:
+        """Queues a running sequence for a new placement. Returns whether that was possible now.
 
         `release`: the reason of the `Cancel` to the engine; empty if the engine is gone or does not hold the sequence.
+        `planned`: the engine works, and its loss does not count.
         """
         sequence = self.sequences[index]
         engine, detokenizer, attempt = sequence.engine, sequence.detokenizer, sequence.attempt
         if index in self._repairing or engine is None:
-            return
-        sequence.lost()
+            return False
+        if planned:
+            sequence.taken_away()
+            self._parts.moves.left(sequence.sequence_id, engine.id, len(sequence.token_ids))
+        else:
+            sequence.lost()
         self._record.lost(index, attempt, release or "the engine is gone")
         self._behind.discard(index)
         self._streamless.pop(index, None)
@@ -315,6 +343,7 @@ class RequestActor:
         told = engine if release else None
         self._spawn(self._tell_release(sequence.sequence_id, attempt, told, detokenizer, release))
         self._parts.dispatcher.requeue(self._candidates[index])
+        return True
 
     # --- repairing streams ---
 
@@ -346,8 +375,12 @@ class RequestActor:
                 await self._peers.close_stream(detokenizer, sequence.sequence_id, sequence.attempt)
                 return
             self._streamless.pop(index, None)
+            former, attempt = sequence.detokenizer, sequence.attempt
             self._move_stream(sequence, detokenizer)
             await self._retarget(index)
+            if former is not None and former != detokenizer:
+                # A detokenizer that drains waits for the end of its streams.
+                await self._peers.close_stream(former, sequence.sequence_id, attempt)
             return
 
     async def _retarget(self, index: int) -> None:

@@ -183,6 +183,10 @@ class Router:
         """Whether the model has a ready engine that answers: it takes sequences now or when it has credit again."""
         return any(not self._load(e).silent for e in ready_members(engines, model))
 
+    def room(self, engines: Sequence[Heartbeat], model: str) -> int:
+        """Returns the number of sequences with text for which the ready engines of the model have credit."""
+        return sum(max(0, self.credit(engine)) for engine in _with_role(ready_members(engines, model), "prefill"))
+
     def choose_detokenizer(
         self, detokenizers: Sequence[Heartbeat], model: str, avoid: Collection[tuple[str, str]] = ()
     ) -> Heartbeat | None:

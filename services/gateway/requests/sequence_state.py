@@ -7,7 +7,7 @@ seconds) and performs the effects.
 
     WAITING ──start_placement──► PLACING ──accepted──► RUNNING ──finish──► DONE
        ▲                            │                     │
-       └──────────────── unplaced ──┴──────── lost ───────┘   (the next placement has attempt + 1 and the tokens so far)
+       └──────────────── unplaced ──┴─ lost, taken_away ──┘   (the next placement has attempt + 1 and the tokens so far)
 """
 
 from collections.abc import Set
@@ -140,6 +140,11 @@ class SequenceState:
         assert self.engine is not None
         self.losses += 1
         self.lost_engines.add(self.engine)
+        self.phase, self.engine, self.detokenizer = Phase.WAITING, None, None
+
+    def taken_away(self) -> None:
+        """The sequence leaves an engine that works; it waits for a new placement. Not a loss."""
+        assert self.phase is Phase.RUNNING, self.phase
         self.phase, self.engine, self.detokenizer = Phase.WAITING, None, None
 
     def retry_limit_reached(self, alive: Set[Address]) -> bool:

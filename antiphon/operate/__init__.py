@@ -1,0 +1,5 @@
+"""Commands for operators of a running server. Each asks a gateway over HTTP, as the console does.
+
+commands   the flags of the commands
+engines    `antiphon drain`, `move` and `resume`: an engine out of service and back
+"""

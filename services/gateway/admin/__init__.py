@@ -1,0 +1,4 @@
+"""Endpoints for operators, under `/admin`. With API keys they need the scope `admin`.
+
+engines    `/admin/engines/{id}`: takes an engine out of service and back into it
+"""

@@ -1,0 +1,88 @@
+"""The endpoints `GET /admin/engines/{id}`, and `POST` of `…/drain` and `…/resume`."""
+
+from typing import Any, Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.http import request_body
+from services.gateway.http.json_response import NOT_KEPT, json_response
+from services.gateway.openai import unsupported_params
+from services.gateway.openai.body import read_body, read_fields
+from services.gateway.openai.listing import check_query
+from services.gateway.openai.openapi import Body
+from services.gateway.requests.engine_controls import EngineView
+from shared.errors import ServiceError
+
+
+class DrainBody(msgspec.Struct, kw_only=True):
+    """Body of `/admin/engines/{id}/drain`."""
+
+    force: bool | None = None
+    """Whether also the last engine of a model is taken out of service. Default: no."""
+
+
+BODIES = {"/admin/engines/{engine_id}/drain": Body(DrainBody)}
+_DRAIN = msgspec.json.Decoder(DrainBody)
+
+
+class Controls(Protocol):
+    """Implemented by `requests.engine_controls`."""
+
+    def view(self, engine_id: str) -> EngineView:
+        """See EngineControls."""
+        ...
+
+    async def withdraw(self, engine_id: str, *, force: bool) -> EngineView:
+        """See EngineControls."""
+        ...
+
+    async def resume(self, engine_id: str) -> EngineView:
+        """See EngineControls."""
+        ...
+
+
+class EngineEndpoints:
+    """The endpoints of one gateway. `controls` is None for a gateway without a bus, which has no engines."""
+
+    def __init__(self, controls: Controls | None) -> None:
+        self._given = controls
+
+    async def retrieve(self, request: Request, engine_id: str) -> Response:
+        """Answers with the state of an engine, and with the sequences that have moved away from it."""
+        check_query(request, ())
+        return json_response(_facts(self._controls(engine_id).view(engine_id)), headers=NOT_KEPT)
+
+    async def drain(self, request: Request, engine_id: str) -> Response:
+        """Takes an engine out of service until it is resumed: its sequences move to others, and no new ones come."""
+        check_query(request, ())
+        data = await request_body.read(request.scope["headers"], request.receive) or b"{}"
+        unsupported_params.check(read_fields(data), DrainBody)
+        body = read_body(data, _DRAIN)
+        view = await self._controls(engine_id).withdraw(engine_id, force=bool(body.force))
+        return json_response(_facts(view), headers=NOT_KEPT)
+
+    async def resume(self, request: Request, engine_id: str) -> Response:
+        """Takes an engine back into service."""
+        check_query(request, ())
+        return json_response(_facts(await self._controls(engine_id).resume(engine_id)), headers=NOT_KEPT)
+
+    def _controls(self, engine_id: str) -> Controls:
+        if self._given is None:
+            raise ServiceError("not_found", f"No engine is called {engine_id!r}: this gateway has none.")
+        return self._given
+
+
+def _facts(view: EngineView) -> dict[str, Any]:
+    return {
+        "object": "engine",
+        "id": view.beat.id,
+        "state": view.beat.state,
+        "model": getattr(view.beat.status, "model", ""),
+        "sequences": view.num_sequences,
+        "moved": [
+            {"sequence": move.sequence_id, "position": move.position, "to": move.to or None} for move in view.moved
+        ],
+        "others": view.others,
+    }

@@ -1,0 +1,144 @@
+"""Work that is moved on purpose: an engine taken out of service by hand or by a signal, every process restarted."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import openai
+import pytest
+
+from tests.models import make_model
+from tests.system.served import ROOT, Served, fetch, serve_tiny, until_the_end, wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
+STREAMS, TOKENS = 4, 1200
+UNDISTURBED: list[tuple[str, str]] = []
+SERVICES = ("gateway", "tokenizer", "detokenizer", "engine")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Two processes of each service, with a model of a long context; each test leaves all of them in service."""
+    model = make_model(tmp_path_factory.mktemp("long"), max_position_embeddings=4096)
+    flags = [f"--{service}s=2" for service in SERVICES]
+    with until_the_end(serve_tiny(model, "--threads=1", *flags)) as started:
+        yield started
+
+
+def command(served: Served, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "antiphon", *words, "--server", served.url]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+
+async def stream(client: openai.AsyncOpenAI, number: int, flowing: asyncio.Event | None = None) -> tuple[str, str]:
+    """The id and the whole text of a streamed answer. `flowing` is set at its first text."""
+    text, name = "", ""
+    more = {"max_tokens": TOKENS, "temperature": 0.8, "seed": number, "extra_body": {"ignore_eos": True}}
+    async for chunk in await client.completions.create(model="tiny", prompt=f"Once {number}", stream=True, **more):
+        text, name = text + chunk.choices[0].text, chunk.id
+        if flowing is not None and text:
+            flowing.set()
+    return name, text
+
+
+def reasons(served: Served, name: str) -> list[str]:
+    """Why the attempts of a request ended early. The request is recorded by one of the two gateways."""
+    for _ in range(100):
+        reply = fetch(served, "GET", f"/v1/requests/{name}/timeline")
+        if reply.status == 200:
+            return [a["reason"] for s in reply.json["sequences"] for a in s["attempts"] if a["reason"]]
+    raise AssertionError(f"no gateway has recorded {name}")
+
+
+async def all_ready(served: Served) -> None:
+    def ready() -> bool:
+        found = fetch(served, "GET", "/admin/topology").json["members"]
+        up = [member["service"] for member in found if member["state"] == "ready"]
+        return all(up.count(service) == 2 for service in SERVICES)
+
+    await asyncio.to_thread(wait_until, ready, 60, lambda: served.output)
+
+
+async def moved_streams(served: Served, move: Callable[[], object]) -> list[str]:
+    """Runs streams undisturbed and then with `move` in their midst, and compares. Returns why attempts ended."""
+    async with openai.AsyncOpenAI(base_url=served.url, api_key="EMPTY", max_retries=0, timeout=90) as client:
+        if not UNDISTURBED:
+            UNDISTURBED.extend(await asyncio.gather(*(stream(client, number) for number in range(STREAMS))))
+        flowing = [asyncio.Event() for _ in range(STREAMS)]
+        again = [asyncio.create_task(stream(client, number, flowing[number])) for number in range(STREAMS)]
+        await asyncio.gather(*(event.wait() for event in flowing))
+        await asyncio.to_thread(move)
+        found = await asyncio.gather(*again)
+    assert [text for _, text in found] == [text for _, text in UNDISTURBED]
+    return [reason for name, _ in found for reason in reasons(served, name)]
+
+
+async def test_a_drained_engine_gives_its_streams_away_and_takes_none_until_it_is_resumed(two: Served) -> None:
+    await all_ready(two)
+    pid = two.pids()["engine-1"]
+    why = await moved_streams(two, lambda: fetch(two, "POST", "/admin/engines/engine-1/drain"))
+    assert why, "no stream was moved"
+    printed = command(two, "drain", "engine-1")
+    assert printed.returncode == 0, printed
+    assert "engine-1 is out of service until `antiphon resume engine-1`" in printed.stdout
+    assert set(why) == {"moved"}
+    assert two.pids()["engine-1"] == pid
+    again = await moved_streams(two, lambda: None)
+    assert not again
+    view = fetch(two, "GET", "/admin/engines/engine-1").json
+    assert (view["state"], view["sequences"], view["others"]) == ("draining", 0, ["engine-2"])
+    last = command(two, "move", "engine-2")
+    assert last.returncode == 78
+    assert "is the only engine of the model 'tiny'" in last.stderr
+    assert command(two, "resume", "engine-1").stdout == "engine-1 takes requests again\n"
+    await all_ready(two)
+    unknown = command(two, "drain", "engine-9")
+    assert (unknown.returncode, "Engines that are alive: engine-1, engine-2" in unknown.stderr) == (78, True)
+
+
+async def test_an_engine_that_is_told_to_end_hands_its_streams_over_without_the_wait_for_a_lease(two: Served) -> None:
+    await all_ready(two)
+    pid = two.pids()["engine-2"]
+    why = await moved_streams(two, lambda: os.kill(pid, signal.SIGTERM))
+    assert set(why) == {"moved"}
+    await asyncio.to_thread(wait_until, lambda: two.pids().get("engine-2", pid) != pid, 30)
+
+
+async def test_a_detokenizer_that_is_told_to_end_hands_its_streams_over(two: Served) -> None:
+    await all_ready(two)
+    pid = two.pids()["detokenizer-1"]
+    assert not await moved_streams(two, lambda: os.kill(pid, signal.SIGTERM))
+    await asyncio.to_thread(wait_until, lambda: two.pids().get("detokenizer-1", pid) != pid, 10)
+
+
+async def test_each_service_is_restarted_under_load_and_no_request_fails(two: Served) -> None:
+    await all_ready(two)
+    over, done, failures = asyncio.Event(), 0, list[str]()
+    body = {"model": "tiny", "prompt": "Once", "max_tokens": 24, "seed": 1, "ignore_eos": True}
+    expected = fetch(two, "POST", "/v1/completions", body).json["choices"][0]["text"]
+
+    async def ask() -> None:
+        nonlocal done
+        while not over.is_set():
+            try:
+                answer = await asyncio.to_thread(fetch, two, "POST", "/v1/completions", body)
+            except OSError as error:
+                failures.append(repr(error))
+                continue
+            if answer.status != 200 or answer.json["choices"][0]["text"] != expected:
+                failures.append(f"{answer.status} {json.dumps(answer.json)[:200]}")
+            done += 1
+
+    askers = [asyncio.create_task(ask()) for _ in range(4)]
+    for name, pid in [(f"{service}-1", two.pids()[f"{service}-1"]) for service in SERVICES]:
+        os.kill(pid, signal.SIGTERM)
+        await asyncio.to_thread(wait_until, lambda: two.pids().get(name, pid) != pid, 30)  # noqa: B023
+        await all_ready(two)
+    over.set()
+    await asyncio.gather(*askers)
+    assert not failures
+    assert done > 20
