@@ -146,6 +146,7 @@ class Recomputed:
         return self._worker._logits(self._captured[size.num_seqs])
 
 
+@pytest.mark.spec("S-SRV-080:gpu")
 def test_steps_find_their_places_in_captured_graphs_and_padding_changes_nothing(models: Models) -> None:
     directory = models("qwen3")
     chosen = settings(directory, max_num_seqs=4, block_size=16)

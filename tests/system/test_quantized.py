@@ -52,7 +52,9 @@ def test_an_argument_that_contradicts_the_model_is_refused() -> None:
         LLM(model=str(DEMO_DIRECTORY), quantization="fp8", device="cpu")
 
 
-@pytest.mark.spec("S-SRV-035", "S-DEP-036b", "S-QNT-015", "S-QNT-016", "S-QNT-019", "S-QNT-020")
+@pytest.mark.spec(
+    "S-SRV-035", "S-DEP-036b", "S-QNT-015", "S-QNT-016", "S-QNT-019", "S-QNT-020", "S-SRV-034:int8", "S-DEP-039a:int8"
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("command", "words", "environ", "mode"),
     [

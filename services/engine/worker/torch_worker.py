@@ -287,7 +287,8 @@ def check_offload(settings: EngineSettings, device: torch.device) -> None:
     if device.type != "cpu":
         raise SettingsError(
             f"--cpu-offload-gb: {settings.cpu_offload_gb:g} GiB of weights cannot be kept in host memory on a "
-            f"{device.type} device. Leave it out, or use a smaller type (--dtype) or model."
+            f"{device.type} device: every token would wait for their copies. Leave it out; --quantization=ifq halves "
+            "the weights, ifq_nf4 quarters them, and --tensor-parallel-size divides them among devices."
         )
     logger.info("--cpu-offload-gb changes nothing on a CPU: all weights are in host memory")
 

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from antiphon import devices, launcher
+from antiphon.cli import main
 from antiphon.devices import Assignment, for_engines, visible
+from antiphon.launcher import assign_gpus
 from antiphon.settings import ServeSettings
 from shared.config import SettingsError
 
@@ -40,3 +42,19 @@ def test_gpus_that_stay_unused_are_told() -> None:
     found = for_engines([1, 1], "cuda", ["0", "1", "2"])
     assert found.ids == ("0", "1")
     assert found.notices == ("1 of 3 GPUs stay unused: 2 engines are started (--engines, --worker-num)",)
+
+
+@pytest.mark.spec("S-SRV-105:tensor-parallel")
+def test_engines_of_several_gpus_need_all_of_them_and_what_is_left_over_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("TP", "2"), ("WORKER_NUM", "2"), ("MODEL_PATH", ""), (devices.VARIABLE, "0,1,2")):
+        monkeypatch.setenv(name, value)
+    assert main(["run"]) == 78
+    told = capsys.readouterr().err
+    assert "--tensor-parallel-size (TP) x --worker-num: 2 engines of 2 devices need 4, and 3 can be used here" in told
+    models = [ServeSettings(engines=2, tensor_parallel_size=2)]
+    assert assign_gpus(models, ["0", "1", "2", "3"]) == Assignment(("0,1", "2,3"))
+    found = assign_gpus(models, ["0", "1", "2", "3", "4"])
+    assert found.ids == ("0,1", "2,3")
+    assert found.notices == ("1 of 5 GPUs stay unused: 2 engines are started (--engines, --worker-num)",)

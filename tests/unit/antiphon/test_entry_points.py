@@ -142,7 +142,7 @@ ACTING = [
 OTHER_BACKEND = ("DS_DTYPE", "MAX_BATCH_SIZE", "BATCH_WAIT_TIMEOUT")
 
 
-@pytest.mark.spec("S-SRV-004:order")
+@pytest.mark.spec("S-SRV-004:order", "S-SRV-004:all-variables")
 @pytest.mark.parametrize(("variable", "value", "flag", "field", "expected"), ACTING, ids=[row[0] for row in ACTING])
 def test_a_flag_beats_its_variable_which_beats_the_default(
     served: list[ServeSettings],
@@ -165,6 +165,7 @@ def test_a_flag_beats_its_variable_which_beats_the_default(
     assert getattr(run(served, *backend, flag), field) == by_flag
 
 
+@pytest.mark.spec("S-SRV-004:all-variables")
 def test_the_table_has_every_variable_of_the_wrapper() -> None:
     named = {item.metadata["env"] for item in fields(RunSettings)} - {""}
     own = {name for name in named if name.startswith("ANTIPHON_")}
@@ -172,6 +173,26 @@ def test_the_table_has_every_variable_of_the_wrapper() -> None:
     assert named - own - of_the_role_script == {row[0] for row in ACTING}
     assert len(ACTING) == 18
     assert not {row[0] for row in ACTING} & {variable.name for variable in VARIABLES}
+
+
+FLAGS = [
+    ("--backend=deepspeed", "backend", "deepspeed"),
+    ("--host=127.0.0.1", "host", "127.0.0.1"),
+    ("--port=9000", "port", 9000),
+    ("--served-model-name=a", "served_model_name", "a"),
+    ("--max-num-batched-tokens=64", "max_num_batched_tokens", 64),
+    ("--max-num-seqs=9", "max_num_seqs", 9),
+]
+"""Flags of the wrapper that have no variable: a value, and the setting that it gives."""
+
+
+@pytest.mark.spec("S-SRV-002:flags")
+def test_every_flag_of_the_wrapper_is_taken(served: list[ServeSettings]) -> None:
+    for flag, field, value in FLAGS:
+        assert getattr(run(served, flag), field) == value, flag
+    for variable, _, flag, field, (_, value, _) in ACTING:
+        backend = ("--backend=deepspeed",) if variable in OTHER_BACKEND else ()
+        assert getattr(run(served, *backend, flag), field) == value, flag
 
 
 @pytest.mark.parametrize("words", [("run",), ("serve",), ("run", "--conv-template=nope")])
@@ -233,6 +254,18 @@ def test_the_other_backend_computes_in_the_type_of_its_own_flag(
     for name, value in {"DS_DTYPE": "bfloat16", "MAX_BATCH_SIZE": "4", "BATCH_WAIT_TIMEOUT": "0.5"}.items():
         monkeypatch.setenv(name, value)
     assert values(run(served, *deepspeed), "dtype", "max_batch_size", "batch_wait_timeout") == ("bfloat16", 4, 0.5)
+
+
+@pytest.mark.spec("S-SRV-034:int8", "S-DEP-039a:int8")
+def test_int8_of_the_other_backend_means_weights_of_8_bits(
+    served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deepspeed = ("--backend=deepspeed", "--dtype=float32")
+    named = values(run(served, *deepspeed, "--ds-dtype=int8"), "quantization", "dtype")
+    monkeypatch.setenv("DS_DTYPE", "int8")
+    assert values(run(served, *deepspeed), "quantization", "dtype") == named == ("ifq", "float16")
+    assert values(run(served, *deepspeed, "--quantization=ifq"), "quantization") == ("ifq",)
+    assert values(run(served, *deepspeed, "--ds-dtype=bfloat16"), "quantization", "dtype") == ("", "bfloat16")
 
 
 @pytest.mark.parametrize(

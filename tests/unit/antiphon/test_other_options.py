@@ -52,6 +52,28 @@ def test_every_option_of_the_servers_that_people_come_from_is_a_setting_or_answe
         assert any(name in action.option_strings for action in actions) != (name in BY_NAME)
 
 
+OPTIONS_042 = (ROOT / "tests" / "golden" / "options_of_vllm_0.4.2.txt").read_text().splitlines()
+"""The options of vLLM 0.4.2's server; `refused` stands behind those that name what there is not here."""
+
+
+@pytest.mark.spec("S-SRV-001:options")
+def test_the_direct_entry_point_knows_every_option_of_its_source(
+    served: list[ServeSettings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {option for action in make_parser()[1]["serve"]._actions for option in action.option_strings}
+    for line in OPTIONS_042:
+        option, _, refused = line.partition(" ")
+        assert (option in settings) != (option in BY_NAME), option
+        assert (option in BY_NAME and BY_NAME[option].refused) == bool(refused), option
+        if refused:
+            assert api_server.main(["--model=/m", option, *VALUES[BY_NAME[option].takes]]) == 78
+            assert f"{option} 7" in capsys.readouterr().err
+    words = ("--use-lookahead", "--use-v2-block-manager", "--num-speculative-tokens=6", "--quantization=ifq_nf4")
+    assert api_server.main(["--model=/m", *words]) == 0
+    [taken] = served
+    assert (taken.use_lookahead, taken.num_speculative_tokens, taken.quantization) == (True, 6, "ifq_nf4")
+
+
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize(("name", "other"), cases(refused=False))
 def test_an_option_without_effect_is_accepted_and_told_once(

@@ -67,11 +67,12 @@ def test_prefix_caching_and_chunked_prefill_are_on_and_can_be_switched_off() -> 
 CHOICES = [item for item in dataclasses.fields(EngineSettings) if item.metadata["choices"]]
 
 
-@pytest.mark.spec("S-SRV-107:present")
+@pytest.mark.spec("S-SRV-107:present", "S-SRV-107:quantization", "S-SRV-107:distributed-executor-backend")
 @pytest.mark.parametrize("item", CHOICES, ids=lambda item: item.name)
 def test_a_choice_that_is_none_ends_the_process_with_78_and_the_allowed_values(
     item: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    assert {"quantization", "distributed_executor_backend"} < {choice.name for choice in CHOICES}
     flag = f"--{item.name.replace('_', '-')}"
     assert main("engine", EngineSettings, EngineService, [f"{flag}=no-such"]) == EXIT_CONFIG == 78
     printed = capfd.readouterr().err

@@ -96,6 +96,7 @@ def test_8_bits_hold_four_times_the_context_of_32(checkpoint: Callable[..., Path
     assert facts[1].num_blocks // facts[0].num_blocks == 4
 
 
+@pytest.mark.spec("S-SRV-045")
 def test_offloading_weights_changes_nothing_on_a_cpu_and_is_refused_elsewhere(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
