@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from services.engine.core.plan import CoreLimits
@@ -86,17 +88,35 @@ def test_swapping_to_the_host_gives_the_same_tokens_and_computes_none_twice(
 
 
 @pytest.mark.spec("S-SRV-036")
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2"])
-def test_an_8_bit_cache_gives_the_same_tokens_however_the_work_is_cut_up(kind: str, models: Models) -> None:
+def test_an_8_bit_cache_gives_the_same_tokens_however_the_work_is_cut_up(
+    kind: str, backend: str, models: Models
+) -> None:
     prompts = [make_prompt(length) for length in (15, 31, 64)]
-    whole = Engine(models("llama"), CoreLimits(4, 512, enable_prefix_caching=False), kv_cache_dtype=kind)
+    whole = Engine(models("llama"), CoreLimits(4, 512, enable_prefix_caching=False), backend, kv_cache_dtype=kind)
     expected = whole.generate(prompts)
     chunked = Engine(
-        models("llama"), CoreLimits(4, 20), kv_cache_dtype=kind, num_gpu_blocks_override=9, max_model_len=120
+        models("llama"), CoreLimits(4, 20), backend, kv_cache_dtype=kind, num_gpu_blocks_override=9, max_model_len=120
     )
     assert chunked.generate(prompts) == expected
     assert chunked.generate(prompts) == expected
     assert chunked.core.counters().preemptions > 0
+
+
+@pytest.mark.spec("S-SRV-036")
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("variant", ["llama with its own head size", "mistral with a window", "qwen3"])
+def test_an_8_bit_cache_of_the_compiled_backend_holds_the_numbers_of_torch(
+    variant: str, kind: str, models: Models
+) -> None:
+    """Numbers that lie between two of 8 bits may be rounded to the other one where the last bit of a sum differs."""
+    prompts, answers = [make_prompt(length) for length in (1, 31, 90)], list[list[NDArray[np.float64]]]()
+    for backend in BACKENDS:
+        engine = Engine(models(variant), CoreLimits(4, 40), backend, kv_cache_dtype=kind)
+        answers.append(engine.log_probabilities(prompts, 6))
+    for theirs, ours in zip(*answers, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-3)
 
 
 @pytest.mark.spec("S-SRV-036")

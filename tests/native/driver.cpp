@@ -51,6 +51,13 @@ std::vector<Shape> shapes() {
   gated.rotary_pairs = 6, gated.spec.qk_norm = 1, gated.tied = true;
   all.push_back(gated);
 
+  Shape eight{"a cache of 8 bits", spec(50, 4, 2, 12, 37, 64)};
+  eight.rotary_pairs = 6, eight.spec.cache = 1;
+  all.push_back(eight);
+  Shape small{"small blocks of 8 bits", spec(70, 4, 4, 32, 64, 1)};
+  small.rotary_pairs = 6, small.spec.cache = 2;
+  all.push_back(small);
+
   Shape plain{"plain", spec(33, 3, 3, 11, 70, 1)};
   plain.spec.gated_mlp = 0, plain.spec.norm = layer_norm, plain.spec.activation = gelu, plain.biases = true;
   plain.positions = 300, plain.spec.learned_position_offset = 2;
@@ -115,6 +122,10 @@ class Numbers {
         memcpy(&bytes_[2 * i], &upper, 2);
     }
   }
+  // Makes each byte a positive number of 8 bits below 1.
+  void to_eight() {
+    for (char& byte : bytes_) byte &= 0x1f;
+  }
   void* data() { return bytes_.data(); }
 
  private:
@@ -140,7 +151,11 @@ class Model {
     const int64_t blocks = kBlocksTokens / shape_.spec.block_size;
     const int64_t count = blocks * antiphon_block_bytes(model_) / (wide ? 4 : 2);
     for (int64_t layer = 0; layer < shape_.spec.num_layers; layer++)
-      for (const char* name : {"keys", "values"}) table(layer, name, Numbers(other, wide, count, 50));
+      for (const char* name : {"keys", "values"}) {
+        Numbers garbage(other, wide, count, 50);
+        if (shape_.spec.cache) garbage.to_eight();
+        table(layer, name, std::move(garbage));
+      }
   }
   ~Model() { antiphon_free(model_); }
   Model(const Model&) = delete;

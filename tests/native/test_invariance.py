@@ -32,16 +32,17 @@ class Workers:
 
     def __init__(self, variant: str, dtype: str) -> None:
         self._variant, self._dtype = variant, dtype
-        self._workers: dict[tuple[Path, int, int], ModelWorker] = {}
-        self._alone: dict[tuple[Path, int], NDArray[np.float64]] = {}
+        self._workers: dict[tuple[Path, int, int, str], ModelWorker] = {}
+        self._alone: dict[tuple[Path, int, str], NDArray[np.float64]] = {}
 
-    def engine(self, directory: Path, block_size: int, threads: int, limits: CoreLimits) -> Engine:
-        key = (directory, block_size, threads)
+    def engine(self, directory: Path, block_size: int, threads: int, limits: CoreLimits, cache: str = "auto") -> Engine:
+        key = (directory, block_size, threads, cache)
         if key not in self._workers:
             self._workers[key] = make_worker(
                 self._variant,
                 directory,
                 dtype=self._dtype,
+                kv_cache_dtype=cache,
                 block_size=block_size,
                 threads=threads,
                 max_num_seqs=6,
@@ -49,11 +50,11 @@ class Workers:
             )
         return Engine.around(self._workers[key], limits)
 
-    def alone(self, directory: Path, prompt: list[int]) -> NDArray[np.float64]:
+    def alone(self, directory: Path, prompt: list[int], cache: str = "auto") -> NDArray[np.float64]:
         """The whole prompt in one step on one thread."""
-        key = (directory, len(prompt))
+        key = (directory, len(prompt), cache)
         if key not in self._alone:
-            engine = self.engine(directory, 16, 1, CoreLimits(1, 1024, enable_prefix_caching=False))
+            engine = self.engine(directory, 16, 1, CoreLimits(1, 1024, enable_prefix_caching=False), cache)
             self._alone[key] = engine.log_probabilities([prompt], NUM_TOKENS)[0]
         return self._alone[key]
 
@@ -79,11 +80,35 @@ def workers(variant: str, dtype: str) -> Iterator[Workers]:
     block_size=st.sampled_from([1, 8, 16, 64, 128]),
     threads=st.sampled_from([1, 2, 3]),
     caching=st.booleans(),
+    cache=st.sampled_from(["auto", "fp8_e4m3", "fp8_e5m2"]),
 )
 @example(
-    shape="caps, windows and four norms", lengths=[100, 61, 85], budget=24, block_size=16, threads=2, caching=False
+    shape="caps, windows and four norms",
+    lengths=[100, 61, 85],
+    budget=24,
+    block_size=16,
+    threads=2,
+    caching=False,
+    cache="auto",
 )
-@example(shape=OWN_KEYS, lengths=[100, 61, 85, 99, 31, 70], budget=90, block_size=64, threads=1, caching=False)
+@example(
+    shape=OWN_KEYS,
+    lengths=[100, 61, 85, 99, 31, 70],
+    budget=90,
+    block_size=64,
+    threads=1,
+    caching=False,
+    cache="auto",
+)
+@example(
+    shape="36 heads in a group",
+    lengths=[100, 61, 85, 1, 17],
+    budget=40,
+    block_size=128,
+    threads=2,
+    caching=True,
+    cache="fp8_e4m3",
+)
 def test_a_sequence_computes_the_same_in_any_company(
     shape: str,
     lengths: list[int],
@@ -91,15 +116,16 @@ def test_a_sequence_computes_the_same_in_any_company(
     block_size: int,
     threads: int,
     caching: bool,
+    cache: str,
     workers: Workers,
     odd_models: Callable[[str], Path],
 ) -> None:
     directory = odd_models(shape)
     prompts = [make_prompt(length) for length in lengths]
-    engine = workers.engine(directory, block_size, threads, CoreLimits(6, budget, enable_prefix_caching=caching))
+    engine = workers.engine(directory, block_size, threads, CoreLimits(6, budget, enable_prefix_caching=caching), cache)
     together = engine.log_probabilities(prompts, NUM_TOKENS)
     for prompt, ours in zip(prompts, together, strict=True):
-        assert np.array_equal(ours, workers.alone(directory, prompt))
+        assert np.array_equal(ours, workers.alone(directory, prompt, cache))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -136,15 +162,18 @@ def test_rows_that_a_thread_takes_by_itself_compute_the_same(
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("shape", [*MIXED, OWN_KEYS])
+@pytest.mark.parametrize(
+    ("shape", "cache"),
+    [*((shape, "auto") for shape in (*MIXED, OWN_KEYS)), (OWN_KEYS, "fp8_e4m3"), (MIXED[0], "fp8_e5m2")],
+)
 def test_a_token_that_decodes_alone_computes_what_a_prompt_does(
-    shape: str, workers: Workers, odd_models: Callable[[str], Path]
+    shape: str, cache: str, workers: Workers, odd_models: Callable[[str], Path]
 ) -> None:
     """So a sequence can go on elsewhere: there, what it has said so far is part of the prompt.
 
     Rounding to bfloat16 hides nearly every difference of a last bit: it takes some ten thousand numbers to see one.
     """
-    engine = workers.engine(odd_models(shape), 64, 2, CoreLimits(1, 1024, enable_prefix_caching=False))
+    engine = workers.engine(odd_models(shape), 64, 2, CoreLimits(1, 1024, enable_prefix_caching=False), cache)
     for prompt in (make_prompt(31), make_prompt(97), make_prompt(99)):
         said = engine.log_probabilities([prompt], 24)[0]
         for count in range(1, 24):

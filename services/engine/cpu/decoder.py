@@ -36,6 +36,8 @@ WIDTH_MULTIPLE = 32
 """In the KV cache, the dimensions of a head are padded to a multiple of this number."""
 HEAD_DIM_MAX = 512
 _CPU = torch.device("cpu")
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+"""The 8-bit types of the KV cache, in the order of the library's enumeration, where the model's type comes first."""
 _NORMS = ("input_norm", "mlp_norm", "after_attention_norm", "after_mlp_norm")
 _MATRICES = ("qkv", "o", "up", "down", "router", "shared.up", "shared.down", "shared.gate")
 
@@ -55,11 +57,13 @@ class NativeDecoder:
         form: WeightForm = PLAIN_WEIGHTS,
         cache: WeightCache | None = None,
         lora: tuple[int, int] = (0, 0),
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         """Loads the checkpoint. Raises `ServiceError` if it does not fit its config.
 
         Packed weights are taken from the cache if it has them; otherwise they are packed and written to the cache. The
         cache takes plain weights only. `lora`: number of adapter slots and the largest rank of an adapter.
+        `cache_dtype`: type of the KV cache; None: the model's.
         """
         self._dtype = dtype
         self._cache = cache
@@ -68,7 +72,7 @@ class NativeDecoder:
         self.quantized_bytes, self.quantized_from_bytes = 0, 0
         """Bytes of the quantized matrices, and what these matrices would take if they were not quantized."""
         self.description = description
-        self.model = library.new(make_spec(description, dtype, block_size, threads, lora))
+        self.model = library.new(make_spec(description, dtype, block_size, threads, lora, cache_dtype))
         self._kept: list[Tensor] = []
         self._caches: dict[int, tuple[Tensor, Tensor]] = {}
         with ParameterReader(model_dir, description, layout, dtype, _CPU, form) as reader:
@@ -221,7 +225,12 @@ def _bias(reader: ParameterReader, name: str) -> Tensor | None:
 
 
 def make_spec(
-    d: DecoderDescription, dtype: torch.dtype, block_size: int, threads: int, lora: tuple[int, int] = (0, 0)
+    d: DecoderDescription,
+    dtype: torch.dtype,
+    block_size: int,
+    threads: int,
+    lora: tuple[int, int] = (0, 0),
+    cache_dtype: torch.dtype | None = None,
 ) -> Spec:
     """Returns the description as the library takes it."""
     experts = d.experts
@@ -248,6 +257,7 @@ def make_spec(
         expert_size=experts.intermediate_size if experts else 0,
         shared_expert_size=experts.shared_intermediate_size if experts else 0,
         normalise_experts=experts.normalise if experts else False,
+        cache=1 + _FLOAT8.index(cache_dtype) if cache_dtype in _FLOAT8 else 0,
         lora_slots=lora[0],
         lora_rank=lora[1],
         norm_eps=d.norm_eps,

@@ -1,7 +1,7 @@
 """The C++ backend's KV cache as blocks in the form in which engines exchange them (`services.engine.kv.layout`).
 
-The cache has panels (`source/cache.h`), where t = 1 for float32 and 2 for bfloat16, p = min(32, block_size),
-u = min(64, block_size), e = min(t, u):
+The cache has panels (`source/cache.h`), where t = 1 for a model in float32 and 2 for one in bfloat16,
+p = min(32, block_size), u = min(64, block_size), e = min(t, u):
 
     keys    [blocks, kv_heads, block_size / p, width / t, p tokens, t dimensions]
     values  [blocks, kv_heads, block_size / u, width / 32, u / e, 32 dimensions, e tokens]
@@ -16,18 +16,19 @@ from services.engine.kv.layout import Bytes, KvLayout
 from services.engine.worker.kv_cache import KvCache
 
 _PANEL, _UNIT = 32, 64
-_NUMBERS = {torch.float32: np.uint32, torch.bfloat16: np.uint16}
+_NUMBERS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+"""By the size of a number in bytes."""
 _TERMS = {torch.float32: 1, torch.bfloat16: 2}
-Numbers = NDArray[np.uint16] | NDArray[np.uint32]
+Numbers = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
 
 
 class PanelMemory:
-    """A `KvMemory` of the C++ backend. `head_dim` is without the padding."""
+    """A `KvMemory` of the C++ backend. `head_dim` is without the padding; `dtype` is the model's type."""
 
-    def __init__(self, cache: KvCache, host: KvCache, head_dim: int) -> None:
+    def __init__(self, cache: KvCache, host: KvCache, head_dim: int, dtype: torch.dtype) -> None:
         first = cache.key_caches[0]
         _, block_size, self._num_heads, self._width = first.shape
-        self._head_dim, self._dtype = head_dim, first.dtype
+        self._head_dim, self._type, self._terms = head_dim, _NUMBERS[first.dtype.itemsize], _TERMS[dtype]
         name = str(first.dtype).removeprefix("torch.")
         self.layout = KvLayout(
             len(cache.key_caches), self._num_heads, head_dim * first.dtype.itemsize, name, block_size
@@ -38,7 +39,7 @@ class PanelMemory:
         """See `KvMemory`."""
         rows = self._empty()
         num_tokens = out.shape[2]
-        numbers = out.reshape(-1, *out.shape[2:]).view(_NUMBERS[self._dtype])
+        numbers = out.reshape(-1, *out.shape[2:]).view(self._type)
         for target, view in zip(numbers, self._cache, strict=True):
             part = view[block]
             rows.reshape(part.shape)[:] = part
@@ -48,7 +49,7 @@ class PanelMemory:
         """See `KvMemory`. The padding and the tokens behind the given ones become zero."""
         rows = self._empty()
         num_tokens = data.shape[2]
-        numbers = data.reshape(-1, *data.shape[2:]).view(_NUMBERS[self._dtype])
+        numbers = data.reshape(-1, *data.shape[2:]).view(self._type)
         for view, source in zip(self._host, numbers, strict=True):
             rows[:num_tokens, :, : self._head_dim] = source
             part = view[host_block]
@@ -56,7 +57,7 @@ class PanelMemory:
 
     def _empty(self) -> Numbers:
         """Returns zeros, [block_size, kv_heads, width]."""
-        return np.zeros((self.layout.block_size, self._num_heads, self._width), dtype=_NUMBERS[self._dtype])
+        return np.zeros((self.layout.block_size, self._num_heads, self._width), dtype=self._type)
 
     def _views(self, cache: KvCache) -> list[Numbers]:
         """Returns for the keys and the values of each layer a view whose dimensions are those of rows, split up."""
@@ -64,15 +65,15 @@ class PanelMemory:
         return [view for keys, values in pairs for view in (self._keys(keys), self._values(values))]
 
     def _keys(self, keys: Tensor) -> Numbers:
-        tokens, terms = min(_PANEL, self.layout.block_size), _TERMS[self._dtype]
-        shape = (self._num_heads, self.layout.block_size // tokens, self._width // terms, tokens, terms)
+        tokens = min(_PANEL, self.layout.block_size)
+        shape = (self._num_heads, self.layout.block_size // tokens, self._width // self._terms, tokens, self._terms)
         return self._numbers(keys).reshape(-1, *shape).transpose(0, 2, 4, 1, 3, 5)
 
     def _values(self, values: Tensor) -> Numbers:
         tokens = min(_UNIT, self.layout.block_size)
-        terms = min(_TERMS[self._dtype], tokens)
+        terms = min(self._terms, tokens)
         parts = (self.layout.block_size // tokens, self._width // _PANEL, tokens // terms, _PANEL, terms)
         return self._numbers(values).reshape(-1, self._num_heads, *parts).transpose(0, 2, 4, 6, 1, 3, 5)
 
     def _numbers(self, values: Tensor) -> Numbers:
-        return values.view(torch.uint8).numpy().view(_NUMBERS[self._dtype])
+        return values.view(torch.uint8).numpy().view(self._type)

@@ -37,6 +37,7 @@ _SPEC_INTEGERS = (
     "expert_size",
     "shared_expert_size",
     "normalise_experts",
+    "cache",
     "lora_slots",
     "lora_rank",
 )

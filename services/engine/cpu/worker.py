@@ -40,7 +40,7 @@ from services.engine.models.registry import find_family, has_family
 from services.engine.quantization.choice import WeightForm, weight_form
 from services.engine.worker.acceptance import accept
 from services.engine.worker.configuration import configuration_hash
-from services.engine.worker.dtypes import choose_dtype
+from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
 from services.engine.worker.inputs import FlatStep
 from services.engine.worker.kv_cache import KvPlan
 from services.engine.worker.model_files import eos_token_ids, read_config
@@ -87,8 +87,6 @@ def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
         return "this architecture runs through transformers"
     if choose_dtype(settings.dtype, weight_dtype(config), _CPU) not in _SERVED_DTYPES:
         return f"it has no --dtype {settings.dtype}"
-    if settings.kv_cache_dtype != "auto":
-        return f"it has no --kv-cache-dtype {settings.kv_cache_dtype}"
     if find_family(config).describe(config).head_dim > HEAD_DIM_MAX:
         return f"the model's heads have more than {HEAD_DIM_MAX} dimensions"
     return None
@@ -119,6 +117,7 @@ class CpuWorker(StepWorker):
         family = find_family(config)
         self._description = family.describe(config)
         self._dtype = choose_dtype(settings.dtype, weight_dtype(config), _CPU)
+        cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
         layout = family.layout(self._description)
         form = weight_form(settings, model_dir, config, _CPU, native=True)
         # Only plain weights are cached.
@@ -136,6 +135,7 @@ class CpuWorker(StepWorker):
             form,
             cache,
             lora=(num_slots, settings.max_lora_rank if num_slots else 0),
+            cache_dtype=cache_dtype,
         )
         if not form.is_plain:
             self._log_weights(form)
@@ -150,12 +150,12 @@ class CpuWorker(StepWorker):
         Other steps leave nothing on the heap: the library has its own memory.
         """
         backend = f"cpp {library.name} {form.name}"
-        configuration = configuration_hash(model_dir, backend, self._dtype, self._dtype)
+        configuration = configuration_hash(model_dir, backend, self._dtype, cache_dtype)
         self._prepare_state(
             StateSpec(
                 settings,
                 padded_heads(self._description),
-                self._dtype,
+                cache_dtype,
                 _CPU,
                 eos,
                 configuration,
@@ -179,7 +179,7 @@ class CpuWorker(StepWorker):
 
     def kv_memory(self) -> PanelMemory:
         """See `KvWorker`."""
-        return PanelMemory(self._cache, self._host_cache, self._description.head_dim)
+        return PanelMemory(self._cache, self._host_cache, self._description.head_dim, self._dtype)
 
     def _fill_slot(self, slot: int, adapter: LoadedAdapter) -> None:
         self._slots.fill(slot, cast(Mapping[Place, NativeDelta], adapter.prepared))

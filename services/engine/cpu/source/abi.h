@@ -15,6 +15,7 @@ struct antiphon_Spec {
   int64_t gated_mlp, shared_norm, qk_norm, wide;  // wide: float32 instead of bfloat16
   int64_t learned_position_offset;
   int64_t num_experts, experts_per_token, expert_size, shared_expert_size, normalise_experts;
+  int64_t cache;                  // type of the KV cache: the model's, float8_e4m3fn, float8_e5m2
   int64_t lora_slots, lora_rank;  // number of adapters of a step, and the largest rank of one; 0: none
   float norm_eps, query_scale, attention_softcap, logits_softcap, embedding_scale;
 };
@@ -88,7 +89,7 @@ int antiphon_set_lora(antiphon_Model* model, int64_t slot, int64_t layer, const 
 // Copies a vector of floats.
 int antiphon_set_vector(antiphon_Model* model, int64_t layer, const char* name, const float* values, int64_t count);
 // Sets a table of the model's type that is read in place ("embedding", "positions"), or a layer's KV cache ("keys",
-// "values"). Without an embedding table, the rows of the head are used, which then must not have 8 or 4 bits.
+// "values"), whose type the spec says. Without an embedding table, the rows of the head are used, which then must not have 8 or 4 bits.
 int antiphon_set_table(antiphon_Model* model, int64_t layer, const char* name, const void* table);
 int antiphon_set_window(antiphon_Model* model, int64_t layer, int64_t window);
 int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequencies, int64_t pairs,

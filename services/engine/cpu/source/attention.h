@@ -26,7 +26,7 @@ struct ScoreRules {
 template <class T>
 struct AttentionInput {
   const CacheShape& shape;
-  Cache<T> cache;
+  Cache cache;
   ScoreRules rules;
   long heads, group;
   const TermOf<T>* queries;  // [tokens][heads][width], scaled
@@ -78,8 +78,8 @@ Ahead ask_for_unit(const AttentionInput<T>& in, const Span& span, long head, lon
   const long offset = shape.offset(span.blocks, head, key);
   const long unit = std::min(kUnit, shape.block_size), tokens = std::min(unit, tokens_of(key, last));
   // Each call of `ask` prefetches as many lines as are read between two calls.
-  constexpr long size = (long)sizeof(T), kLines = kTermsMultiple / kUnitAsks * kPanel * size / 64;
-  return Ahead(in.cache.keys + offset, tokens * shape.width * size, kLines, in.cache.values + offset,
+  const long size = shape.size, lines = kTermsMultiple / kUnitAsks * kPanel * size / 64;
+  return Ahead(shape.at(in.cache.keys, offset), tokens * shape.width * size, lines, shape.at(in.cache.values, offset),
                tokens * kPanel * size, shape.width / kPanel, unit * kPanel * size);
 }
 
@@ -185,7 +185,7 @@ class Attention {
   void one_unit(long key, Ahead ahead) {
     const long width = in_.shape.width, last = newest();
     const long tokens = tokens_of(key, last);
-    u_.unit.take(in_.shape, in_.cache, span_.blocks, head_, key, last);
+    u_.unit.take(in_.shape, in_.cache, span_.blocks, head_, key, last, tokens);
     for (long p = 0; p < tokens / kPanel; p++)
       Block<T>::template multiply<Stays::panel, Halves::beside>(
           rows_, t_.queries, stride_, u_.unit.keys + p * kPanel * width, width, u_.scores[p], false, ahead);

@@ -5,9 +5,11 @@
 //     values  [blocks][kv_heads][block_size / u][width / 32][u / e][32 dimensions][e tokens]  u = min(64, block_size)
 //
 // `width` is the head's dimensions padded to a multiple of 32, e = min(kTerms, u). Attention reads units of 64 tokens.
-// If blocks are smaller, `Unit` copies several blocks into one unit.
+// If blocks are smaller, `Unit` copies several blocks into one unit. Numbers are of the model's type, or of 8 bits in the
+// same order (float8.h), which `Unit` converts.
 #pragma once
 
+#include "float8.h"
 #include "matrix.h"
 
 namespace antiphon {
@@ -15,50 +17,73 @@ namespace antiphon {
 constexpr long kUnit = 64;
 constexpr long kWidthMax = 512;
 
-template <class T>
+// The type of the numbers in the cache; spec.cache is its index.
+enum class Stored : int64_t { model, e4m3, e5m2 };
+
+// A layer's keys and values; CacheShape says what they consist of.
 struct Cache {
-  T* keys = nullptr;
-  T* values = nullptr;
+  void* keys = nullptr;
+  void* values = nullptr;
 };
 
 struct CacheShape {
   long kv_heads = 0, head_dim = 0, width = 0, block_size = 0;
+  Stored stored = Stored::model;
+  long size = 0;  // bytes of a number
 
+  // Returns the address of a number in keys or values.
+  const char* at(const void* numbers, long offset) const { return (const char*)numbers + offset * size; }
   long block_elements() const { return kv_heads * block_size * width; }
   long offset(long block, long head) const { return (block * kv_heads + head) * block_size * width; }
   // Returns the offset of `key`, which a panel begins with, in the cache of the sequence with these blocks.
   long offset(const int64_t* blocks, long head, long key) const {
     return offset(blocks[key / block_size], head) + key % block_size * width;
   }
-  // Whether blocks contain whole units, so that units are read in place and not copied first.
+  // Whether blocks contain whole units.
   bool holds_units() const { return block_size >= kUnit; }
 };
 
-inline CacheShape make_cache_shape(long kv_heads, long head_dim, long block_size) {
-  return {kv_heads, head_dim, round_up(head_dim, kTermsMultiple), block_size};
+template <class T>
+CacheShape make_cache_shape(long kv_heads, long head_dim, long block_size, Stored stored) {
+  const long size = stored == Stored::model ? (long)sizeof(T) : 1;
+  return {kv_heads, head_dim, round_up(head_dim, kTermsMultiple), block_size, stored, size};
 }
 
-template <class T>
-void write_key(const CacheShape& shape, T* keys, long block, long head, long place, const float* key) {
+// Calls `work` with an object of the type that the cache stores in place of T.
+template <class T, class Work>
+void with_stored(const CacheShape& shape, Work&& work) {
+  switch (shape.stored) {
+    case Stored::model:
+      return work(T{});
+    case Stored::e4m3:
+      return work(E4m3{});
+    case Stored::e5m2:
+      return work(E5m2{});
+  }
+}
+
+// The functions that write take the model's type T and the type S that is stored.
+template <class T, class S>
+void write_key(const CacheShape& shape, S* keys, long block, long head, long place, const float* key) {
   constexpr long kTerms = Pair<T>::kTerms;
   const long tokens = std::min(kPanel, shape.block_size);
-  T* panel = keys + shape.offset(block, head) + place / tokens * tokens * shape.width + place % tokens * kTerms;
-  T rounded[kWidthMax];
+  S* panel = keys + shape.offset(block, head) + place / tokens * tokens * shape.width + place % tokens * kTerms;
+  S rounded[kWidthMax];
   for (long d = 0; d < shape.width; d += kLanes) {
     const long count = std::max(0L, std::min(kLanes, shape.head_dim - d));
     store(rounded + d, load_some(key + d, count));
   }
-  for (long d = 0; d < shape.width; d += kTerms) std::memcpy(panel + d * tokens, rounded + d, kTerms * sizeof(T));
+  for (long d = 0; d < shape.width; d += kTerms) std::memcpy(panel + d * tokens, rounded + d, kTerms * sizeof(S));
 }
 
-template <class T>
-void write_value(const CacheShape& shape, T* values, long block, long head, long place, const float* value) {
+template <class T, class S>
+void write_value(const CacheShape& shape, S* values, long block, long head, long place, const float* value) {
   const long tokens = std::min(kUnit, shape.block_size), terms = std::min(Pair<T>::kTerms, tokens);
   const long token = place % tokens;
-  T* unit = values + shape.offset(block, head) + place / tokens * tokens * shape.width + token / terms * kPanel * terms;
+  S* unit = values + shape.offset(block, head) + place / tokens * tokens * shape.width + token / terms * kPanel * terms;
   for (long d = 0; d < shape.width; d += kLanes) {
     const Vec some = load_some(value + d, std::max(0L, std::min(kLanes, shape.head_dim - d)));
-    T* to = unit + d / kPanel * tokens * kPanel + d % kPanel * terms;
+    S* to = unit + d / kPanel * tokens * kPanel + d % kPanel * terms;
     if constexpr (Pair<T>::kTerms == 2)
       if (terms == 2) {
         store_alternate(to, some, token % 2);
@@ -90,7 +115,7 @@ inline void gather_words(const Rows<float>& rows, long d, long head_dim, WordVec
 }
 
 template <class T>
-void write_keys(const CacheShape& shape, T* keys, long block, long head, long place, const Rows<float>& rows) {
+void write_keys(const CacheShape& shape, T* keys, long block, long head, long place, const Rows<float>& rows, T) {
   constexpr long kTerms = Pair<T>::kTerms;
   const long tokens = std::min(kPanel, shape.block_size);
   T* panel = keys + shape.offset(block, head) + place / tokens * tokens * shape.width + place % tokens * kTerms;
@@ -102,13 +127,18 @@ void write_keys(const CacheShape& shape, T* keys, long block, long head, long pl
   }
 }
 
-inline void write_values(const CacheShape& shape, float* values, long block, long head, long place,
-                         const Rows<float>& rows) {
-  for (long i = 0; i < kTokensTogether; i++) write_value(shape, values, block, head, place + i, rows.row(i));
+template <class T, class Eight>
+void write_keys(const CacheShape& shape, Eight* keys, long block, long head, long place, const Rows<float>& rows, T) {
+  for (long i = 0; i < kTokensTogether; i++) write_key<T>(shape, keys, block, head, place + i, rows.row(i));
+}
+
+template <class T, class S>
+void write_values(const CacheShape& shape, S* values, long block, long head, long place, const Rows<float>& rows, T) {
+  for (long i = 0; i < kTokensTogether; i++) write_value<T>(shape, values, block, head, place + i, rows.row(i));
 }
 
 inline void write_values(const CacheShape& shape, Bf16* values, long block, long head, long place,
-                         const Rows<float>& rows) {
+                         const Rows<float>& rows, Bf16) {
   const long tokens = std::min(kUnit, shape.block_size), token = place % tokens;
   Bf16* unit = values + shape.offset(block, head) + place / tokens * tokens * shape.width + token * kPanel;
   for (long i = 0; i < kTokensTogether; i += 2, unit += 2 * kPanel)
@@ -120,50 +150,78 @@ inline void write_values(const CacheShape& shape, Bf16* values, long block, long
     }
 }
 
-// 64 tokens of a sequence: pointers into a block that has them all, or to a copy. After the last token, a copy contains
-// data of other units, to which attention gives no weight.
+// 64 tokens of a sequence: pointers into a block that has them all, or to a copy in the model's type. After the last
+// token, a copy contains data of other units, to which attention gives no weight.
 template <class T>
 class Unit {
  public:
   const T* keys;
   const T* values;
 
-  // Sets the unit to the tokens from `first`, a multiple of 64, up to `last` of the sequence with these blocks.
-  void take(const CacheShape& shape, const Cache<T>& cache, const int64_t* blocks, long head, long first, long last) {
-    if (shape.holds_units()) {
+  // Sets the unit to the tokens from `first`, a multiple of 64, up to `last` of the sequence with these blocks. Only the
+  // first `tokens` are read.
+  void take(const CacheShape& shape, const Cache& cache, const int64_t* blocks, long head, long first, long last,
+            long tokens) {
+    if (shape.holds_units() && shape.stored == Stored::model) {
       const long offset = shape.offset(blocks, head, first);
-      keys = cache.keys + offset, values = cache.values + offset;
+      keys = (const T*)shape.at(cache.keys, offset), values = (const T*)shape.at(cache.values, offset);
       return;
     }
     keys = own_keys_, values = own_values_;
-    for (long token = first; token < first + kUnit && token <= last; token += shape.block_size) {
-      const long offset = shape.offset(blocks, head, token);
-      copy_keys(shape, cache.keys + offset, token - first);
-      copy_values(shape, cache.values + offset, token - first);
-    }
+    with_stored<T>(shape, [&](auto type) {
+      typedef decltype(type) S;
+      if (shape.holds_units()) {
+        const long offset = shape.offset(blocks, head, first);
+        return expand_unit(shape, (const S*)cache.keys + offset, (const S*)cache.values + offset, tokens);
+      }
+      for (long token = first; token < first + kUnit && token <= last; token += shape.block_size) {
+        const long offset = shape.offset(blocks, head, token);
+        copy_keys(shape, (const S*)cache.keys + offset, token - first);
+        copy_values(shape, (const S*)cache.values + offset, token - first);
+      }
+    });
   }
 
  private:
-  void copy_keys(const CacheShape& shape, const T* from, long place) {
+  static void copy(const T* from, long count, T* to) {
+    if (count * sizeof(T) == 64)
+      std::memcpy(to, from, 64);
+    else
+      std::memcpy(to, from, count * sizeof(T));
+  }
+  template <class Eight>
+  static void copy(const Eight* from, long count, T* to) {
+    expander<Eight>().expand(from, count, to);
+  }
+
+  template <class S>
+  void expand_unit(const CacheShape& shape, const S* from_keys, const S* from_values, long tokens) {
+    copy(from_keys, tokens * shape.width, own_keys_);
+    for (long panel = 0; panel < shape.width * kUnit; panel += kUnit * kPanel)
+      copy(from_values + panel, tokens * kPanel, own_values_ + panel);
+  }
+
+  template <class S>
+  void copy_keys(const CacheShape& shape, const S* from, long place) {
     constexpr long kTerms = Pair<T>::kTerms;
     T* to = own_keys_ + place / kPanel * kPanel * shape.width + place % kPanel * kTerms;
     const long part = shape.block_size * kTerms;
-    for (long row = 0; row < shape.width / kTerms; row++, to += kPanel * kTerms, from += part)
-      if (part * sizeof(T) == 64)
-        std::memcpy(to, from, 64);
-      else
-        std::memcpy(to, from, part * sizeof(T));
+    for (long row = 0; row < shape.width / kTerms; row++, to += kPanel * kTerms, from += part) copy(from, part, to);
   }
 
-  void copy_values(const CacheShape& shape, const T* from, long place) {
+  template <class S>
+  void copy_values(const CacheShape& shape, const S* from, long place) {
     constexpr long kTerms = Pair<T>::kTerms;
     const long part = shape.block_size * kPanel;
     for (long panel = 0; panel < shape.width / kPanel; panel++, from += part) {
       T* to = own_values_ + panel * kUnit * kPanel + place / kTerms * kPanel * kTerms;
-      if (shape.block_size >= kTerms)
-        std::memcpy(to, from, part * sizeof(T));
-      else
-        for (long d = 0; d < kPanel; d++) to[d * kTerms + place % kTerms] = from[d];
+      if (shape.block_size >= kTerms) {
+        copy(from, part, to);
+        continue;
+      }
+      T numbers[kPanel];
+      copy(from, kPanel, numbers);
+      for (long d = 0; d < kPanel; d++) to[d * kTerms + place % kTerms] = numbers[d];
     }
   }
 

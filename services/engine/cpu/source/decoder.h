@@ -26,7 +26,7 @@ template <class T>
 class Decoder {
  public:
   Decoder(const antiphon_Spec& spec, Pool& pool) : spec_(spec), pool_(pool) {
-    shape_ = make_cache_shape(spec.num_kv_heads, spec.head_dim, spec.block_size);
+    shape_ = make_cache_shape<T>(spec.num_kv_heads, spec.head_dim, spec.block_size, (Stored)spec.cache);
     experts_ = {spec.num_experts, spec.experts_per_token, spec.expert_size, spec.shared_expert_size,
                 spec.normalise_experts != 0};
     tile_bytes_ = tile_bytes<T>(shape_, group());
@@ -393,7 +393,7 @@ class Decoder {
                           TileScratch<T>& scratch) {
 #if defined(__AMX_BF16__)
     if constexpr (sizeof(T) == sizeof(Bf16))
-      if (tile.span->count == 1 && in.group == 1) {
+      if (tile.span->count == 1 && in.group == 1 && in.shape.stored == Stored::model) {
         LoneRow row(in, *tile.span, tile.kv_head, memory, scratch);
         if (next) row.followed_by(*next->span, next->kv_head);
         return row.run();

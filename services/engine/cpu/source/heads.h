@@ -28,8 +28,11 @@ struct Heads {
   void split(const Layer<T>& layer, const Span& span, long t, long kv_head, const TokenHeads& heads) const {
     turn_all(layer, t, kv_head, heads);
     const long block = block_of(span, t), place = position(span, t) % shape.block_size;
-    write_key(shape, layer.cache.keys, block, kv_head, place, heads.key);
-    write_value(shape, layer.cache.values, block, kv_head, place, heads.value);
+    with_stored<T>(shape, [&](auto type) {
+      typedef decltype(type) S;
+      write_key<T>(shape, (S*)layer.cache.keys, block, kv_head, place, heads.key);
+      write_value<T>(shape, (S*)layer.cache.values, block, kv_head, place, heads.value);
+    });
   }
 
   // Whether the kTokensTogether tokens from `t` on, which are written together, are in this span and in one block.
@@ -44,8 +47,11 @@ struct Heads {
     for (long i = 0; i < kTokensTogether; i++)
       turn_all(layer, t + i, kv_head, {first.queries + i * stride, first.key + i * stride, first.value + i * stride});
     const long block = block_of(span, t), place = position(span, t) % shape.block_size;
-    write_keys(shape, layer.cache.keys, block, kv_head, place, {first.key, stride});
-    write_values(shape, layer.cache.values, block, kv_head, place, {first.value, stride});
+    with_stored<T>(shape, [&](auto type) {
+      typedef decltype(type) S;
+      write_keys(shape, (S*)layer.cache.keys, block, kv_head, place, {first.key, stride}, T{});
+      write_values(shape, (S*)layer.cache.values, block, kv_head, place, {first.value, stride}, T{});
+    });
   }
 
  private:

@@ -1,5 +1,5 @@
-// Attention of one row: a single token whose key head is read by no other query head. Only included where there are AMX
-// tiles.
+// Attention of one row: a single token whose key head is read by no other query head, and a cache of the model's type.
+// Only included where there are AMX tiles.
 //
 // The results are the same as those of attention.h, bit for bit, because the next step of the sequence may use that
 // code. But a tile of one row is read and written through memory, and what was just written there cannot be read until
@@ -68,7 +68,7 @@ class LoneRow {
 
   void one_unit(long key) {
     const long tokens = tokens_of(key, last_);
-    unit_.take(in_.shape, in_.cache, span_.blocks, head_, key, last_);
+    unit_.take(in_.shape, in_.cache, span_.blocks, head_, key, last_, tokens);
     Along ahead = what_follows(key, tokens);
     Vec scores[kUnit / kLanes] = {};
     score(tokens, scores, ahead);
@@ -113,7 +113,7 @@ class LoneRow {
   void add_next(Along& ahead, const Span& span, long head, long key) const {
     const CacheShape& shape = in_.shape;
     const long offset = shape.offset(span.blocks, head, key);
-    const Bf16* keys = in_.cache.keys + offset;
+    const Bf16* keys = (const Bf16*)in_.cache.keys + offset;
     if (shape.holds_units()) return add_keys(ahead, keys, tokens_of(key, span.start + span.count - 1), lead());
     for (const Bf16* first : {keys, (const Bf16*)in_.cache.values + offset})
       ahead.add(first, shape.block_size * shape.width * kSize);

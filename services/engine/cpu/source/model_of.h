@@ -15,6 +15,7 @@ template <class T>
 class ModelOf final : public Model {
  public:
   explicit ModelOf(const antiphon_Spec& spec) : spec_(spec), pool_((int)spec.threads), decoder_(spec_, pool_) {
+    if (spec.cache < 0 || spec.cache > (int64_t)Stored::e5m2) throw std::invalid_argument("no such type of cache");
     if (decoder_.cache_shape().width > kWidthMax) throw std::invalid_argument("heads may have at most 512 dimensions");
   }
 
@@ -52,9 +53,9 @@ class ModelOf final : public Model {
   void set_table(int64_t layer, const char* name, const void* table) override {
     const std::string which = name;
     if (which == "keys")
-      at(layer).cache.keys = static_cast<T*>(const_cast<void*>(table));
+      at(layer).cache.keys = const_cast<void*>(table);
     else if (which == "values")
-      at(layer).cache.values = static_cast<T*>(const_cast<void*>(table));
+      at(layer).cache.values = const_cast<void*>(table);
     else if (which == "embedding")
       decoder_.weights.embedding = static_cast<const T*>(table);
     else if (which == "positions")
@@ -73,7 +74,7 @@ class ModelOf final : public Model {
     if (found == ropes.end()) ropes.push_back(std::move(rope));
   }
 
-  int64_t block_bytes() const override { return decoder_.cache_shape().block_elements() * (int64_t)sizeof(T); }
+  int64_t block_bytes() const override { return decoder_.cache_shape().block_elements() * decoder_.cache_shape().size; }
 
   int64_t prompt_tokens() const override { return kPromptRows<T>; }
 

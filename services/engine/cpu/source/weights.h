@@ -138,7 +138,7 @@ struct Layer {
   std::vector<float> qk_norm;
   Packed<T> qkv, o, up, down, router, shared_up, shared_down, shared_gate;
   std::vector<Packed<T>> expert_up, expert_down;
-  Cache<T> cache;
+  Cache cache;
   long window = 0;
   long rope = -1;  // index in the model's ropes; -1: none
 };

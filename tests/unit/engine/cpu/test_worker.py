@@ -62,7 +62,8 @@ def test_where_the_library_cannot_be_had_torch_computes_and_a_notice_says_why(
         ({}, {}, None),
         ({}, {"dtype": "float32"}, None),
         ({}, {"dtype": "float16"}, "it has no --dtype float16"),
-        ({}, {"kv_cache_dtype": "fp8"}, "it has no --kv-cache-dtype fp8"),
+        ({}, {"kv_cache_dtype": "fp8"}, None),
+        ({}, {"kv_cache_dtype": "fp8_e5m2", "dtype": "float32"}, None),
         ({"head_dim": 514}, {}, "heads have more than 512 dimensions"),
         ({"architectures": ["CohereForCausalLM"]}, {}, "runs through transformers"),
     ],
@@ -76,6 +77,19 @@ def test_what_the_compiled_backend_does_not_serve(
         config.write_text(config.read_text().replace("Qwen3ForCausalLM", *fields["architectures"]))
     found = cannot_serve(settings(directory, **overrides), directory)
     assert found is None if reason is None else reason in (found or "")
+
+
+@pytest.mark.spec("S-SRV-036")
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler: g++ or clang++")
+def test_a_cache_of_8_bits_has_twice_the_blocks_of_one_of_16(checkpoint: Callable[..., Path]) -> None:
+    directory, blocks = checkpoint(max_position_embeddings=10**6), list[int]()
+    for kind in ("auto", "fp8"):
+        chosen = settings(directory, kv_cache_dtype=kind, kv_cache_memory_gb=0.001, dtype="bfloat16")
+        worker = load_worker(chosen)
+        assert isinstance(worker, CpuWorker)
+        blocks.append(worker.facts().num_blocks)
+        worker.close()
+    assert blocks[1] // blocks[0] == 2
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler: g++ or clang++")

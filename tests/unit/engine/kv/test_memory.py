@@ -21,7 +21,7 @@ def cache(dtype: torch.dtype, dim: int, size: int) -> KvCache:
     return KvCache(tuple(parts[0::2]), tuple(parts[1::2]))
 
 
-def same_memory(kind: str, dtype: torch.dtype, size: int) -> KvMemory:
+def same_memory(kind: str, dtype: torch.dtype, size: int, model: torch.dtype = torch.bfloat16) -> KvMemory:
     """A memory whose host blocks are the blocks of its cache, so that what is written can be read."""
     if kind == "packed":
         words = torch.zeros((BLOCKS, 2 * LAYERS, size * HEADS * DIM), dtype=dtype)
@@ -29,16 +29,17 @@ def same_memory(kind: str, dtype: torch.dtype, size: int) -> KvMemory:
         return PackedMemory(KvCache(tuple(parts[0::2]), tuple(parts[1::2])), words.view(torch.int16))
     if kind == "panels":
         both = cache(dtype, 32, size)
-        return PanelMemory(both, both, DIM)
+        return PanelMemory(both, both, DIM, dtype if dtype.itemsize > 1 else model)
     both = cache(dtype, DIM, size)
     return CacheMemory(both, both, DIM)
 
 
 @pytest.mark.parametrize("kind", ["packed", "panels", "plain"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("model", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [1, 2, 16, 64, 128])
-def test_what_is_written_is_read(kind: str, dtype: torch.dtype, size: int) -> None:
-    memory = same_memory(kind, dtype, size)
+def test_what_is_written_is_read(kind: str, dtype: torch.dtype, model: torch.dtype, size: int) -> None:
+    memory = same_memory(kind, dtype, size, model)
     layout = memory.layout
     assert (layout.num_layers, layout.num_kv_heads, layout.head_bytes) == (LAYERS, HEADS, DIM * dtype.itemsize)
     draw = np.random.default_rng(1)

@@ -78,6 +78,8 @@ def test_the_tokens_are_those_of_a_single_engine_and_the_receiver_computes_one_o
         ({"cpu_backend": "torch", "dtype": "bfloat16"}, {"dtype": "bfloat16"}),
         ({"dtype": "bfloat16"}, {"cpu_backend": "torch", "dtype": "bfloat16"}),
         ({"cpu_backend": "torch", "kv_cache_dtype": "fp8"}, {"cpu_backend": "torch", "kv_cache_dtype": "fp8"}),
+        ({"cpu_backend": "torch", "kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "fp8"}),
+        ({"kv_cache_dtype": "fp8_e5m2"}, {"cpu_backend": "torch", "kv_cache_dtype": "fp8_e5m2"}),
     ],
 )
 @pytest.mark.parametrize("block_size", [16, 64])

@@ -27,6 +27,7 @@ def test_types_and_backends_have_different_configurations(checkpoint: Callable[.
         {"cpu_backend": "torch", "dtype": "float32", "kv_cache_dtype": "fp8"},
         {"cpu_backend": "torch", "dtype": "float32", "kv_cache_dtype": "fp8_e5m2"},
         {"cpu_backend": "auto", "dtype": "float32"},
+        {"cpu_backend": "auto", "dtype": "float32", "kv_cache_dtype": "fp8"},
         {"cpu_backend": "auto", "dtype": "bfloat16"},
         {"cpu_backend": "triton", "dtype": "float32"},
     ]
