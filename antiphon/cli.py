@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from antiphon.operate.commands import add_commands
+from antiphon import plan
 from antiphon.settings import NOT_FOR_USERS, SERVICES, InstanceSettings, RunSettings, ServeSettings, completed
 from shared.config import SettingsError, add_flags, normalise, parse
 from shared.other_options import BY_NAME, Taken, take
@@ -116,6 +117,7 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     _server_flags(_top_flags(add("top", "show every process and the requests in progress", _top)))
     _server_flags(_trace_flags(add("trace", "show where the time of a request went", _trace)))
     add_commands(add)
+    _plan_flags(add("plan", "tell the memory that a model needs, and the cards on which it fits", plan.run))
     _doctor_flags(add("doctor", "check that this machine has what is needed", _doctor))
     _flags_of(
         add(
@@ -240,6 +242,12 @@ def _trace_flags(parser: Parser) -> Parser:
 def _doctor_flags(parser: Parser) -> None:
     parser.add_argument("--port", type=int, default=8000, help="port that must be free (default: %(default)s)")
     parser.add_argument("--model", default="", help="model directory to look at (default: the demo model)")
+    parser.add_argument("--sizing", action="store_true", help="print only which cards a model needs, or this --model")
+
+
+def _plan_flags(parser: Parser) -> None:
+    plan.add_options(parser)
+    _serve_flags(parser)
 
 
 def _ranktable_flags(parser: Parser) -> None:
@@ -272,15 +280,13 @@ def _ranktable_flags(parser: Parser) -> None:
 def _serve(options: argparse.Namespace) -> int:
     from antiphon import launcher
 
-    if options.directory and options.model:
-        raise SettingsError("the model is named twice, as MODEL and with --model")
+    options.model = plan.named_model(options)
     names = getattr(options, "served_model_name_words", ())
-    if len(names) > 1 and not (options.directory or options.model):
+    if len(names) > 1 and not options.model:
         # The option consumes every word up to the next option, including a word that was meant as MODEL.
         raise SettingsError(
             f"--served-model-name took all of {', '.join(names)} as names: write MODEL before it, or use --model"
         )
-    options.model = options.model or options.directory
     return launcher.serve(parse(ServeSettings, options), os.environ)
 
 
@@ -397,7 +403,7 @@ def _ranktable(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from antiphon import doctor
 
-    return doctor.run(options.model, options.port)
+    return doctor.run(options.model, options.port, sizing=options.sizing)
 
 
 if __name__ == "__main__":

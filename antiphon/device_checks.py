@@ -71,6 +71,14 @@ def gpus(cuda: str, torch_gpus: int) -> list[Check]:
     return [_count(len(found), torch_gpus, cuda), driver, *(_gpu(each, holders.get(each.uuid, [])) for each in found)]
 
 
+def listed_gpus() -> list[Gpu]:
+    """Returns the GPUs whose memory `nvidia-smi` tells; empty without a driver or without GPUs."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    code, output = _query(_GPU_QUERY)
+    return [gpu for gpu in (Gpu(*row) for row in _rows(output, 6)) if gpu.memory.isdecimal()] if code == 0 else []
+
+
 def driver_check(driver: str, cuda: str) -> Check:
     """Checks that the driver is new enough for the CUDA of torch. Both are versions; `cuda` may be ''."""
     if not cuda:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from antiphon.device_checks import Check, device_checks
 from antiphon.nats_server import find_binary
-from shared.config import ModelSettings, SettingsError
+from shared.config import EngineSettings, ModelSettings, SettingsError
 from shared.model_files import model_directory
 
 GIB = 1 << 30
@@ -28,8 +28,14 @@ _TORCH = (
 )
 
 
-def run(model: str = "", port: int = 8000) -> int:
-    """Prints all findings. Returns 1 if one of them prevents `antiphon serve` from working, else 0."""
+def run(model: str = "", port: int = 8000, *, sizing: bool = False) -> int:
+    """Prints all findings; with `sizing` only which cards a model needs.
+
+    Returns 1 if a finding prevents `antiphon serve` from working, else 0.
+    """
+    if sizing:
+        print("\n".join(sizing_lines(model)))
+        return 0
     checks = [found for check in all_checks(model, port) for found in check()]
     for check in checks:
         print(f"{check.state:<5} {check.subject:<12} {check.finding}")
@@ -38,6 +44,25 @@ def run(model: str = "", port: int = 8000) -> int:
     failed = sum(check.state == "fail" for check in checks)
     print("\nReady for `antiphon serve`." if not failed else f"\n{failed} to mend before `antiphon serve` can work.")
     return 1 if failed else 0
+
+
+def sizing_lines(model: str) -> list[str]:
+    """Returns the source's table of cards and, if a model is named, what it needs itself. Raises SettingsError."""
+    # Imported here because it imports torch, whose import is one of the checks.
+    from antiphon import sizing
+
+    lines = sizing.source_table()
+    return [*lines, "", *sizing.plan_lines(EngineSettings(model=model))] if model else lines
+
+
+def memory_for_model(model: str) -> list[Check]:
+    """Returns a finding about the memory that a named model needs; none if the default model is meant."""
+    code, _ = _command([sys.executable, "-c", _TORCH]) if model else (1, "")
+    if code:
+        return []
+    from antiphon import sizing
+
+    return [sizing.fit_check(EngineSettings(model=model))]
 
 
 def all_checks(model: str, port: int) -> Iterator[Callable[[], list[Check]]]:
@@ -58,6 +83,7 @@ def all_checks(model: str, port: int) -> Iterator[Callable[[], list[Check]]]:
     for check in alone:
         yield lambda check=check: [check()]
     yield lambda: device_checks(*torch_devices())
+    yield lambda: memory_for_model(model)
 
 
 def python_version() -> Check:

@@ -127,6 +127,7 @@ class RunSettings(ServeSettings):
     default_chat_temperature: float = changed(GatewaySettings, "default_chat_temperature", 0.7)
     served_model_alias: str = changed(ModelSettings, "served_model_alias", RUN_ALIAS)
     enforce_eager: bool = changed(EngineSettings, "enforce_eager", True)
+    advice_spelling: str = changed(EngineSettings, "advice_spelling", "variables")
     limit_worker_concurrency: int | None = changed(
         EngineSettings,
         "limit_worker_concurrency",
@@ -181,7 +182,7 @@ class InstanceSettings(ServeSettings):
 
 _CONCURRENCY = {"vllm": 128, "deepspeed": 32}
 _DEEPSPEED_BATCH_SIZE, _DEEPSPEED_BATCH_WAIT_S = 16, 0.1
-NOT_FOR_USERS = frozenset({"launcher_key", "listen_fd", "required_engines", "service_id"})
+NOT_FOR_USERS = frozenset({"advice_spelling", "launcher_key", "listen_fd", "required_engines", "service_id"})
 """Settings that only the launcher sets. They are not offered as flags to users."""
 
 

@@ -9,7 +9,7 @@ import.
 
 from dataclasses import dataclass
 
-from shared import limits, parallel, quantization
+from shared import limits, memory_advice, parallel, quantization
 from shared.allowed_values import (
     CONV_TEMPLATE,
     LOGPROBS,
@@ -268,6 +268,12 @@ class EngineSettings(ModelSettings):
         0.0,
         "weights in host memory, GiB (on a CPU they all are; not supported on other devices)",
         rule=NOT_NEGATIVE,
+        group="engine: memory",
+    )
+    advice_spelling: str = flag(
+        "flags",
+        "how messages about lack of memory spell settings; the commands that start engines set it",
+        choices=memory_advice.SPELLINGS,
         group="engine: memory",
     )
     dtype: str = flag(

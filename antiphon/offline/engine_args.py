@@ -26,6 +26,7 @@ class EngineArgs(EngineSettings):
 
     seed: int = flag(0, "gives requests without a seed one, by their order: the same in each run", group=_GROUP)
     enforce_eager: bool = changed(EngineSettings, "enforce_eager", False)
+    advice_spelling: str = changed(EngineSettings, "advice_spelling", "arguments")
 
     def settings(self) -> EngineSettings:
         """Returns the settings that the engine reads."""

@@ -77,6 +77,7 @@ class NativeDecoder:
         self._caches: dict[int, tuple[Tensor, Tensor]] = {}
         with ParameterReader(model_dir, description, layout, dtype, _CPU, form) as reader:
             self._load(reader)
+            self.weights_bytes = self.mapped_bytes + reader.read_bytes
         for layer in range(description.num_layers):
             self._set_attention(layer)
         if description.alibi_scale is not None:

@@ -161,6 +161,7 @@ class CpuWorker(StepWorker):
                 configuration,
                 embedding_size=self._description.hidden_size,
                 pooling_kind=pooling_kind(model_dir),
+                weights_bytes=self._decoder.weights_bytes,
                 adapter_bytes=kept_adapter_bytes(settings, self._description, self._dtype),
             )
         )

@@ -48,6 +48,8 @@ class DecoderWeights:
     final_norm: Norm
     head: Linear
     positions: Tensor | None = None
+    nbytes: int = 0
+    """Bytes of all of them, as they were loaded."""
 
 
 class LanguageModel(Protocol):
@@ -56,6 +58,11 @@ class LanguageModel(Protocol):
     @property
     def embedding_size(self) -> int:
         """Width of the hidden states that `hidden_and_logits` returns; 0 if the model cannot give them."""
+        ...
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the weights, as they were loaded."""
         ...
 
     def forward(self, ids: Tensor, positions: Tensor, step: StepInputs) -> object:
@@ -131,6 +138,11 @@ class Decoder:
     def embedding_size(self) -> int:
         """See `LanguageModel`."""
         return self.description.hidden_size
+
+    @property
+    def weights_bytes(self) -> int:
+        """See `LanguageModel`."""
+        return self._weights.nbytes
 
     def forward(self, ids: Tensor, positions: Tensor, step: StepInputs) -> Tensor:
         """Ids and positions [num_tokens] → hidden [num_tokens, hidden]; writes the step's keys and values."""

@@ -48,6 +48,8 @@ class MemoryPlan:
     rows_bytes: int
     step_bytes: int
     """Peak of the largest step, and captured graphs."""
+    weights_bytes: int = 0
+    """The weights, on the device or in main memory; part of `held_bytes` on a CPU, unless a mapped file has them."""
 
     @property
     def total_bytes(self) -> int:
@@ -58,7 +60,7 @@ class MemoryPlan:
     @property
     def heap_bytes(self) -> int:
         """Free memory that the heap may keep between steps."""
-        return _heap_bytes(self.step_bytes)
+        return heap_bytes(self.step_bytes)
 
     def __str__(self) -> str:
         parts = {
@@ -66,6 +68,7 @@ class MemoryPlan:
             "a step": self.step_bytes,
             "rows": self.rows_bytes,
             "swap space": self.host_bytes,
+            "weights": self.weights_bytes,
             "held already": self.held_bytes,
         }
         return "memory, MiB: " + ", ".join(f"{name} {size / _MIB:.0f}" for name, size in parts.items())
@@ -92,6 +95,7 @@ class Backend:
     """Allocates the buffers of the largest forward pass and returns their bytes; None if they must be measured."""
     measures: bool = True
     """Whether to measure steps. False under Triton's interpreter, where a step takes half a minute."""
+    weights_bytes: int = 0
     ranks: Communicator = ALONE_RANK
     """All ranks get as many blocks as the one with the least memory. On a CPU they share the machine's."""
 
@@ -102,6 +106,7 @@ def plan_measured(settings: EngineSettings, backend: Backend) -> MemoryPlan:
     step = replace(step, fixed=step.fixed + backend.kept_bytes)
     mapped = backend.mapped_bytes
     plan = plan_memory(settings, backend.description, backend.cache_dtype, backend.device, step, mapped, backend.ranks)
+    plan = replace(plan, weights_bytes=backend.weights_bytes)
     backend.make_state(plan.kv, plan.num_host_blocks)
     logger.info("%s", plan)
     return plan
@@ -138,10 +143,10 @@ def plan_memory(
     if on_cpu and settings.max_model_len is None:
         longest = _longest_context(settings, description, block_bytes, step, mapped_bytes)
         context = ranks.smallest(min(context, longest // ranks.shard.size))
-    rows, step_bytes = _rows_bytes(settings, description, context), step.at(context)
-    needed = rows + step_bytes + _heap_bytes(step_bytes) + mapped_bytes
+    rows, step_bytes = rows_bytes(settings, description, context), step.at(context)
+    needed = rows + step_bytes + heap_bytes(step_bytes) + mapped_bytes
     budget = cpu_budget(settings, needed, ranks.shard.size) if on_cpu else cuda_budget(settings, device, step_bytes)
-    kv = plan_kv_cache(settings, description, dtype, budget, context)
+    kv = plan_kv_cache(settings, description, dtype, budget, context, on_cpu=on_cpu)
     kv = KvPlan(ranks.smallest(kv.num_blocks), ranks.smallest(kv.max_model_len))
     cache = kv.num_blocks * block_bytes
     promised = needed + cache if on_cpu else rows
@@ -157,14 +162,15 @@ def _longest_context(
 
     Each token of context takes memory in the KV cache, in the rows and in a step.
     """
-    rows = _rows_bytes(settings, description, 0)
-    free = max(0, free_bytes() - mapped_bytes - rows - step.fixed - _heap_bytes(step.fixed))
-    rows_per_token = _rows_bytes(settings, description, settings.block_size) - rows
+    rows = rows_bytes(settings, description, 0)
+    free = max(0, free_bytes() - mapped_bytes - rows - step.fixed - heap_bytes(step.fixed))
+    rows_per_token = rows_bytes(settings, description, settings.block_size) - rows
     per_block = block_bytes + rows_per_token + 2 * settings.block_size * step.per_token
     return int(free * FREE_SHARE_MAX) // per_block * settings.block_size
 
 
-def _rows_bytes(settings: EngineSettings, description: DecoderDescription, context: int) -> int:
+def rows_bytes(settings: EngineSettings, description: DecoderDescription, context: int) -> int:
+    """Returns the main memory of all rows, in bytes, with contexts of up to `context` tokens."""
     return table_bytes(settings.max_num_seqs, context, settings.block_size, description.vocab_size)
 
 
@@ -190,5 +196,6 @@ def device_budget(settings: EngineSettings, free_bytes: int, total_bytes: int, s
     return Budget(max(0, share), max(0, free_bytes - step_bytes))
 
 
-def _heap_bytes(step_bytes: int) -> int:
+def heap_bytes(step_bytes: int) -> int:
+    """Returns the free memory, in bytes, that the heap may keep between steps."""
     return min(HEAP_BYTES_MAX, step_bytes)

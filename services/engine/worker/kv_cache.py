@@ -15,6 +15,7 @@ from torch import Tensor
 from services.engine.models.description import DecoderDescription
 from shared.config import EngineSettings
 from shared.errors import ServiceError
+from shared.memory_advice import measures
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,13 @@ def bytes_per_block(description: DecoderDescription, block_size: int, dtype: tor
 
 
 def plan_kv_cache(
-    settings: EngineSettings, description: DecoderDescription, dtype: torch.dtype, budget: Budget, longest: int
+    settings: EngineSettings,
+    description: DecoderDescription,
+    dtype: torch.dtype,
+    budget: Budget,
+    longest: int,
+    *,
+    on_cpu: bool = True,
 ) -> KvPlan:
     """Returns the number of blocks for the budget and a context of at most `longest` tokens that fits into them.
 
@@ -78,9 +85,7 @@ def plan_kv_cache(
         raise ServiceError(
             "invalid_value",
             f"The KV cache has room for {fitting} tokens, less than the context of {wanted} tokens, which needs "
-            f"{need:.2f} GiB. Give it more memory (--kv-cache-memory-gb, --gpu-memory-utilization, "
-            "--num-gpu-blocks-override), shorten the context (--max-model-len) or make steps smaller "
-            "(--max-num-batched-tokens, --max-num-seqs).",
+            f"{need:.2f} GiB. {measures(settings, on_cpu=on_cpu, context=wanted)}",
             param="max_model_len",
         )
     context, own = min(wanted, fitting), context_length(settings, description)

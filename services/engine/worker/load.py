@@ -14,6 +14,7 @@ from services.engine.worker.seam import ModelWorker
 from services.engine.worker.torch_worker import TorchWorker, serves_adapters
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
+from shared.memory_advice import measures
 from shared.model_files import model_directory
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,18 @@ def load_worker(settings: EngineSettings, ranks: Communicator = ALONE_RANK) -> M
     """
     model_dir, device = model_directory(settings), choose_device(settings.device)
     _check_format(settings.load_format, model_dir)
+    try:
+        return _load(settings, model_dir, device, ranks)
+    except torch.OutOfMemoryError as error:
+        reason, on_cpu = str(error).split(". ")[0], device.type == "cpu"
+        raise ServiceError(
+            "invalid_value",
+            f"The model does not fit into the memory of the device ({reason}). {measures(settings, on_cpu=on_cpu)}",
+            param="model",
+        ) from error
+
+
+def _load(settings: EngineSettings, model_dir: Path, device: torch.device, ranks: Communicator) -> ModelWorker:
     if ranks.shard.size > 1:
         return _load_rank(settings, model_dir, device, ranks)
     for notice in cpu_notices(settings) if device.type == "cpu" else ():

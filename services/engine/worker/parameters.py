@@ -71,6 +71,8 @@ class ParameterReader:
         self._description, self.shard = description, shard
         self._first_layer = shard.layers(description.num_layers).start
         self._parameters = {parameter.name: parameter for parameter in layout}
+        self.read_bytes = 0
+        """Bytes of all parameters that were read, in the form in which they were returned."""
 
     def __enter__(self) -> "ParameterReader":
         return self
@@ -84,14 +86,15 @@ class ParameterReader:
 
     def tensor(self, name: str) -> Tensor:
         """Returns a parameter as a plain tensor of the computing type."""
-        return self._checkpoint.read(self._parameters[self._global(name)], self._dtype, self._device)
+        return self._counted(self._checkpoint.read(self._parameters[self._global(name)], self._dtype, self._device))
 
     def owned(self, name: str) -> Tensor:
         """Returns a plain tensor, copied if it would be the file's mapped pages.
 
         Every step reads the tensor, and the system could evict mapped pages.
         """
-        return self.tensor(name).clone() if self.is_mapped(name) else self.tensor(name)
+        tensor = self.tensor(name)
+        return tensor.clone() if self.is_mapped(name) else tensor
 
     def matrix(self, name: str) -> Matrix:
         """Returns the weight [out, in] of a linear layer, such as `layers.3.qkv`: quantized, or a plain tensor.
@@ -102,7 +105,10 @@ class ParameterReader:
         weight = self.rounded(name, weight) if isinstance(weight, Tensor) else weight
         part = sharded(within_layer(name), weight, self._description, self.shard)
         # Columns that are no whole groups are not quantized any more.
-        return part.to(self._dtype) if isinstance(part, Tensor) else part
+        if isinstance(part, Tensor):
+            return self._counted(part.to(self._dtype))
+        self.read_bytes += part.nbytes
+        return part
 
     def rounded(self, name: str, weight: Tensor) -> Matrix:
         """Returns a plain weight as the quantizer rounds the matrix of that name; unchanged if it does not."""
@@ -125,6 +131,10 @@ class ParameterReader:
     def is_mapped(self, name: str) -> bool:
         """Whether `tensor` returns the mapped pages of the file instead of a copy."""
         return self._checkpoint.is_mapped(self._parameters[self._global(name)], self._dtype, self._device)
+
+    def _counted(self, tensor: Tensor) -> Tensor:
+        self.read_bytes += tensor.nbytes
+        return tensor
 
     def _global(self, name: str) -> str:
         """Returns a parameter's name in the whole model, in which layers have other numbers."""

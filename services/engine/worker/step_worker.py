@@ -53,6 +53,7 @@ class StateSpec:
     pooling_kind: PoolingKind
     """See `EngineFacts.pooling_kind`."""
     ranks: Communicator = ALONE_RANK
+    weights_bytes: int = 0
     adapter_bytes: int = 0
     """Memory of the LoRA adapters that the worker may keep."""
 
@@ -157,6 +158,7 @@ class StepWorker(ABC):
             kept_bytes=spec.adapter_bytes,
             mapped_bytes=self._mapped_bytes(),
             reserve=self._reserve,
+            weights_bytes=spec.weights_bytes,
             ranks=spec.ranks,
         )
         self._memory = plan_measured(spec.settings, backend)

@@ -104,6 +104,7 @@ class TorchWorker(StepWorker):
                 embedding_size=self._model.embedding_size,
                 pooling_kind=pooling_kind(model_dir),
                 ranks=ranks,
+                weights_bytes=self._model.weights_bytes,
                 adapter_bytes=kept_adapter_bytes(settings, self._description, self._dtype),
             )
         )

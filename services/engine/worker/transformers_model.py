@@ -110,6 +110,11 @@ class TransformersModel:
         """See `LanguageModel`."""
         return self._embedding_size
 
+    @property
+    def weights_bytes(self) -> int:
+        """See `LanguageModel`."""
+        return sum(parameter.nbytes for parameter in self._model.parameters())
+
     def forward(self, ids: Tensor, positions: Tensor, step: StepInputs) -> None:
         """See `LanguageModel`."""
         self.step_logits(ids, positions, step, ids.new_zeros(1))

@@ -141,7 +141,7 @@ class TritonWorker:
         self._configuration = configuration_hash(model_dir, backend, self._dtype, self._cache_dtype)
         operations = TritonOperations(context_length(settings, whole), ranks.shard)
         weights = load_weights(model_dir, whole, family.layout(whole), self._dtype, device, operations, form, ranks)
-        self._model = Decoder(self._description, weights, operations)
+        self._model, self._weights_bytes = Decoder(self._description, weights, operations), weights.nbytes
         self._windows = tuple(dict.fromkeys(self._description.sliding_windows))
         group = self._description.num_heads // self._description.num_kv_heads
         self._heads = Heads(group, self._dtype.itemsize)
@@ -252,9 +252,10 @@ class TritonWorker:
             context_token_bytes=lambda _: 0,
             kept_bytes=graphs_bytes(bounds.num_rows, d.vocab_size) if captures else 0,
             measures=on_device,
+            weights_bytes=self._weights_bytes,
             ranks=self._ranks,
         )
-        plan_measured(settings, backend)
+        self.memory = plan_measured(settings, backend)
         if captures:
             captured = min(settings.max_seq_len_to_capture, self._facts.max_model_len)
             self._graphs = DecodeGraphs(graph_sizes(bounds.num_rows), captured, self._prepare_empty, self._logits)

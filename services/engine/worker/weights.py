@@ -5,6 +5,7 @@ more memory than the model itself. Raises a `ServiceError` that names the tensor
 config. Called by the torch worker and the Triton worker at start-up.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -43,13 +44,14 @@ def load_weights(
         description = local_description(description, ranks.shard)
         loader = _Loader(reader, description, dtype, device, operations, ranks)
         embedding = reader.tensor("embedding")
-        return DecoderWeights(
+        weights = DecoderWeights(
             embedding=embedding,
             layers=tuple(_layer(loader, description, index) for index in range(description.num_layers)),
             final_norm=loader.norm("final_norm"),
             head=_head(embedding, loader, description),
             positions=reader.owned("positions") if reader.has("positions") else None,
         )
+        return replace(weights, nbytes=reader.read_bytes)
 
 
 def load_layer(

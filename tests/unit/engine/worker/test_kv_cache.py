@@ -51,7 +51,7 @@ def test_the_models_own_context_is_shortened_to_what_fits(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("overrides", [{"max_model_len": 200}, {"max_model_len": 200, "num_gpu_blocks_override": 12}])
 def test_a_context_that_was_asked_for_and_does_not_fit_is_refused_with_a_way_out(overrides: dict[str, Any]) -> None:
-    with pytest.raises(ServiceError, match=r"room for \d+ tokens.*--kv-cache-memory-gb.*--max-model-len"):
+    with pytest.raises(ServiceError, match=r"room for \d+ tokens.*--quantization=ifq.*--kv-cache-memory-gb"):
         plan(10, **overrides)
 
 

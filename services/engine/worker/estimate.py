@@ -1,0 +1,243 @@
+"""Predicts the memory that an engine will take for a model and settings, without loading weights or running a step.
+
+Sizes follow from config.json and the functions with which the engine plans its memory (`budget`, `kv_cache`,
+`profile`), quantizes and divides weights. Only the largest step, which an engine measures, is predicted by formula.
+Weights are counted with tensors that have a shape and no memory. Called by `antiphon plan` and `antiphon doctor`.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from services.engine.models.config_fields import weight_dtype
+from services.engine.models.description import DecoderDescription
+from services.engine.models.layout import Parameter
+from services.engine.models.registry import find_family, has_family
+from services.engine.parallel.shard import Shard, local_description, sharded
+from services.engine.quantization.online import online_quantizer
+from services.engine.quantization.weight import Quantize
+from services.engine.worker.budget import cpu_budget, device_budget, heap_bytes, rows_bytes
+from services.engine.worker.decode_graphs import graphs_bytes
+from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
+from services.engine.worker.kv_cache import Budget, bytes_per_block, context_length
+from services.engine.worker.model_files import read_config, weight_file_bytes
+from services.engine.worker.parameters import within_layer
+from services.engine.worker.profile import StepBounds, StepBytes, bytes_per_context_token, largest_step, make_probe
+from shared.config import EngineSettings, SettingsError
+from shared.quantization import Device, Quantization, choose
+
+BackendName = Literal["cpp", "torch", "gpu"]
+"""What computes: the C++ library or PyTorch's operations on a CPU, or Triton's kernels on a GPU."""
+CONTEXT_BYTES = 512 * 2**20
+"""Device memory of the driver's context, the kernels and the libraries."""
+_SAMPLING_BYTES, _DRAWING_BYTES, _REUSED_BYTES = 56, 62, 17
+"""Bytes for each entry of the vocabulary that a row takes on a CPU: one with penalties and candidates, one that draws,
+and one beyond those that are processed at once, whose memory is reused."""
+_COUNTING_BYTES, _FIRST_BYTES = 2**20, 4 * 2**20
+"""What a measurement in main memory adds to what it measures, and what the first drawing adds."""
+_DEVICES = {
+    "cpp": Device("a CPU"),
+    "torch": Device("a CPU", multiplies_quantized=False),
+    "gpu": Device("a GPU", multiplies_quantized=False, multiplies_fp8=True),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What one rank of an engine needs, in bytes; with one device, the whole engine."""
+
+    description: DecoderDescription
+    """The rank's part of the model."""
+    num_parameters: int
+    """Weights of the whole model, as numbers."""
+    dtype: torch.dtype
+    form: str
+    """How the weights are stored, `none` for plain ones."""
+    weights_bytes: int
+    block_bytes: int
+    step: StepBytes
+    graphs_bytes: int
+    rows_bytes: int
+    """Main memory of all rows at the longest context."""
+    context: int
+    """Longest context in tokens."""
+    block_size: int
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of one token in the KV cache."""
+        return self.block_bytes / self.block_size
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of the largest step at the longest context, and of captured graphs."""
+        return self.step.at(self.context) + self.graphs_bytes
+
+    def cache_bytes(self, context: int) -> int:
+        """Returns the bytes of the KV cache of one sequence of `context` tokens."""
+        return -(-context // self.block_size) * self.block_bytes
+
+
+def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> Needs:
+    """Returns what an engine with these settings needs. Raises `ServiceError` or `SettingsError` if it cannot be."""
+    config = read_config(model_dir)
+    if not has_family(config):
+        raise SettingsError(
+            "--model: this architecture runs through transformers, which tells what a token of the KV cache takes only "
+            f"when the model is loaded; its files have {weight_file_bytes(model_dir) / 2**30:.1f} GiB of weights"
+        )
+    family, device = find_family(config), torch.device("cuda" if backend == "gpu" else "cpu")
+    whole = family.describe(config)
+    shard = Shard.of_rank(0, settings.tensor_parallel_size, settings.pipeline_parallel_size)
+    d, layout = local_description(whole, shard), family.layout(whole)
+    dtype = choose_dtype(settings.dtype, weight_dtype(config), device)
+    chosen = choose(settings.quantization, model_dir, config, _DEVICES[backend])
+    weights = _weights(layout, whole, dtype, chosen, shard, backend)
+    if chosen.method is not None:
+        weights = _prepared_bytes(model_dir, dtype) // shard.size
+    bounds, context = largest_step(settings, d, on_cpu=backend != "gpu"), context_length(settings, whole)
+    captures = backend == "gpu" and not settings.enforce_eager and shard.size == 1
+    cached = replace(d, head_dim=-(-d.head_dim // 32) * 32) if backend == "cpp" else d
+    return Needs(
+        description=d,
+        num_parameters=sum(math.prod(source.shape) for parameter in layout for source in parameter.sources),
+        dtype=dtype,
+        form=chosen.name,
+        weights_bytes=weights,
+        block_bytes=bytes_per_block(cached, settings.block_size, choose_cache_dtype(settings.kv_cache_dtype, dtype)),
+        step=predict_step(bounds, d, dtype, backend),
+        graphs_bytes=graphs_bytes(settings.max_num_seqs, d.vocab_size) if captures else 0,
+        rows_bytes=rows_bytes(settings, d, context),
+        context=context,
+        block_size=settings.block_size,
+    )
+
+
+def gpu_room(settings: EngineSettings, needs: Needs, total_bytes: int) -> Budget:
+    """Returns what the KV cache gets on a GPU with `total_bytes` of memory that nothing else uses."""
+    used = needs.weights_bytes + CONTEXT_BYTES
+    return device_budget(settings, total_bytes - used, total_bytes, needs.step_bytes)
+
+
+def cpu_room(settings: EngineSettings, needs: Needs) -> Budget:
+    """Returns what the KV cache gets in the free memory of this machine."""
+    needed = needs.weights_bytes + needs.rows_bytes + needs.step_bytes + heap_bytes(needs.step_bytes)
+    return cpu_budget(settings, needed)
+
+
+def predict_step(bounds: StepBounds, d: DecoderDescription, dtype: torch.dtype, backend: BackendName) -> StepBytes:
+    """Returns the bytes of the largest step, which an engine measures (`profile.measure_step`)."""
+    size, vocab = dtype.itemsize, d.vocab_size
+    passing = bounds.num_tokens * _token_bytes(d, size, backend)
+    if backend == "gpu":
+        sampling = _SAMPLING_BYTES // 2 * vocab * bounds.num_samples
+        return StepBytes(passing + sampling + 10 * vocab * bounds.num_reported, bounds.context, 0)
+    probe = make_probe(bounds, d, 1, torch.device("cpu"))
+    seen, measured = probe.kv.max_model_len, probe.passing.num_tokens
+    per_token = 0
+    if backend == "torch":
+        # Attention over the context of the measured step is scaled up with its tokens.
+        passing += int(seen * bytes_per_context_token(measured, d, dtype) * probe.more_tokens)
+        per_token = bytes_per_context_token(bounds.num_tokens, d, dtype)
+    else:
+        # The library computes the logits of all tokens that need some in one buffer.
+        passing += 4 * vocab * bounds.num_logits
+    few, many = probe.few.num_tokens, probe.many.num_tokens
+    at_once = int(probe.more_draws * few)
+    drawing = int((_FIRST_BYTES + _DRAWING_BYTES * vocab * few) * probe.more_draws)
+    inside, beyond = min(many, at_once) - few, many - max(few, min(many, at_once))
+    more = vocab * (_SAMPLING_BYTES * inside + _REUSED_BYTES * beyond)
+    each = max(probe.row_bytes_min, more // max(1, many - few), more and 2**14)
+    all_rows = _COUNTING_BYTES + _SAMPLING_BYTES * vocab * few + more + each * probe.unseen_rows
+    fixed = passing + drawing + all_rows + probe.reported_bytes
+    return StepBytes(fixed, seen, per_token)
+
+
+def _token_bytes(d: DecoderDescription, size: int, backend: BackendName) -> int:
+    """Returns the bytes of activations for each token of a step. `size`: bytes of an activation."""
+    heads = 2 * d.q_size + 2 * d.kv_size
+    inner = (2 if d.gated_mlp else 1) * d.intermediate_size
+    if d.experts is not None:
+        e = d.experts
+        chosen = e.num_per_token * (2 * d.hidden_size + 3 * e.intermediate_size) + 2 * e.shared_intermediate_size
+        inner = max(chosen, inner if len(e.layers) < d.num_layers else 0)
+    if backend == "cpp":
+        # Sums are kept in 32 bits beside the activations.
+        return size * (8 * d.hidden_size + heads + inner) + (4 - size) * (2 * d.hidden_size + inner)
+    return size * (4 * d.hidden_size + heads + 3 * inner)
+
+
+def _weights(
+    layout: Iterable[Parameter],
+    d: DecoderDescription,
+    dtype: torch.dtype,
+    chosen: Quantization,
+    shard: Shard,
+    backend: BackendName,
+) -> int:
+    """Returns the bytes of a rank's part of the weights, if the checkpoint is plain."""
+    quantize = None if chosen.online is None else online_quantizer(chosen.online)
+    layers, known, total = shard.layers(d.num_layers), dict[object, int](), 0
+    for parameter in layout:
+        name = parameter.name
+        if name.startswith("layers.") and int(name.split(".")[1]) not in layers:
+            continue
+        shapes = tuple(source.shape for source in parameter.sources)
+        key = within_layer(name), shapes
+        if key not in known:
+            # Backends other than the library have plain experts.
+            plain = backend != "cpp" and "experts." in name
+            known[key] = _parameter_bytes(parameter, d, dtype, None if plain else quantize, shard)
+        total += known[key]
+    return total
+
+
+def _parameter_bytes(
+    parameter: Parameter, d: DecoderDescription, dtype: torch.dtype, quantize: Quantize | None, shard: Shard
+) -> int:
+    shapes = [source.shape for source in parameter.sources]
+    if not parameter.name.endswith(".weight") or len(shapes[0]) != 2:
+        return sum(map(math.prod, shapes)) * dtype.itemsize
+    columns = shapes[0][0 if parameter.transposed else 1]
+    name = within_layer(parameter.name.removesuffix(".weight"))
+    with torch.device("meta"):
+        weight = torch.empty(sum(map(math.prod, shapes)) // columns, columns, dtype=dtype)
+        return sharded(name, weight if quantize is None else quantize(name, weight), d, shard).nbytes
+
+
+def _prepared_bytes(model_dir: Path, dtype: torch.dtype) -> int:
+    """Returns the bytes that the weights of a prepared checkpoint take; its scales and zero points become float32."""
+    files = sorted(model_dir.glob("*.safetensors"))
+    if not files and not weight_file_bytes(model_dir):
+        raise SettingsError(f"--model: {model_dir} has no weights, and prepared ones are counted in their files")
+    if not files:
+        return weight_file_bytes(model_dir)
+    return sum(_tensor_bytes(name, entry, dtype) for file in files for name, entry in _header(file).items())
+
+
+def _tensor_bytes(name: str, entry: Mapping[str, Any], dtype: torch.dtype) -> int:
+    first, end = entry["data_offsets"]
+    numbers = math.prod(entry["shape"])
+    if name.endswith(("scales", "weight_scale", "weight_scale_inv", "absmax")):
+        return 4 * numbers
+    if name.endswith("zeros"):
+        # Eight of four bits in a word.
+        return 4 * 8 * numbers
+    plain = entry["dtype"] in ("F32", "F16", "BF16")
+    return numbers * dtype.itemsize if plain else end - first
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """Returns the tensors that a safetensors file lists. Raises SettingsError for a damaged file."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            tensors: dict[str, Any] = json.loads(file.read(size))
+    except (OSError, ValueError, MemoryError, OverflowError) as error:
+        raise SettingsError(f"--model: {path} is not a safetensors file: {error}") from error
+    return {name: entry for name, entry in tensors.items() if name != "__metadata__"}

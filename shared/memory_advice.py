@@ -1,0 +1,81 @@
+"""What to do when a model does not fit into memory, in the spelling of the way in which the engine was started.
+
+Called by the engine for the message of a start that fails for lack of memory.
+"""
+
+from typing import Literal, Protocol, cast
+
+Spelling = Literal["flags", "variables", "arguments"]
+"""Options of a command line, environment variables of a container, or arguments of the offline API."""
+SPELLINGS: tuple[Spelling, ...] = ("flags", "variables", "arguments")
+SHORT_CONTEXT = 4096
+HIGH_UTILIZATION = 0.95
+_NAMES: dict[str, dict[Spelling, str]] = {
+    "quantization": {"flags": "--quantization=ifq", "variables": "QUANTIZATION=ifq", "arguments": "quantization='ifq'"},
+    "context": {
+        "flags": f"--max-model-len={SHORT_CONTEXT}",
+        "variables": f"MAX_MODEL_LEN={SHORT_CONTEXT}",
+        "arguments": f"max_model_len={SHORT_CONTEXT}",
+    },
+    "utilization": {
+        "flags": f"--gpu-memory-utilization={HIGH_UTILIZATION}",
+        "variables": f"GPU_MEMORY_UTILIZATION={HIGH_UTILIZATION}",
+        "arguments": f"gpu_memory_utilization={HIGH_UTILIZATION}",
+    },
+    "eager": {"flags": "--enforce-eager", "variables": "--enforce-eager", "arguments": "enforce_eager=True"},
+    "cache": {
+        "flags": "a larger --kv-cache-memory-gb",
+        "variables": "a larger --kv-cache-memory-gb",
+        "arguments": "a larger kv_cache_memory_gb",
+    },
+    "rows": {
+        "flags": "a smaller --max-num-batched-tokens or --max-num-seqs",
+        "variables": "a smaller --max-num-batched-tokens or --max-num-seqs",
+        "arguments": "a smaller max_num_batched_tokens or max_num_seqs",
+    },
+}
+
+
+class MemorySettings(Protocol):
+    """The settings that this module reads, part of the engine's."""
+
+    @property
+    def quantization(self) -> str:
+        """Form of the weights; empty if it was left out."""
+        ...
+
+    @property
+    def gpu_memory_utilization(self) -> float:
+        """Share of the memory to use."""
+        ...
+
+    @property
+    def enforce_eager(self) -> bool:
+        """Whether CUDA graphs are off."""
+        ...
+
+    @property
+    def advice_spelling(self) -> str:
+        """One of `SPELLINGS`."""
+        ...
+
+
+def measures(settings: MemorySettings, *, on_cpu: bool, context: int | None = None, prepared: bool = False) -> str:
+    """Returns a sentence that names the measures against lack of memory, without those that were taken already.
+
+    `context` is the context that was asked for, in tokens, None if it is not known. `prepared`: whether the model's
+    weights are quantized already. Measures that do not apply to the device are left out.
+    """
+    found = list[str]()
+    if settings.quantization in ("", "None", "none") and not prepared:
+        found.append("quantization")
+    if context is None or context > SHORT_CONTEXT:
+        found.append("context")
+    if settings.gpu_memory_utilization < HIGH_UTILIZATION:
+        found.append("utilization")
+    found += ["cache"] if on_cpu else [] if settings.enforce_eager else ["eager"]
+    found.append("rows")
+    spelling = cast(Spelling, settings.advice_spelling)
+    *words, last = [_NAMES[name][spelling] for name in found]
+    listed = f"{', '.join(words)} or {last}" if words else last
+    return f"Take one of these measures, or several: {listed}."

@@ -1,0 +1,140 @@
+"""`antiphon plan` and `antiphon doctor --sizing`: the source's table, and a model's own against known cards."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon import sizing
+from antiphon.cli import main
+from antiphon.sizing import CARDS, Card, chosen_card, on_card
+from shared.config import EngineSettings, SettingsError
+from tests.unit.antiphon.test_device_checks import TWO, program, programs, smi
+
+__all__ = ("programs",)
+BY_NAME = {card.name: card for card in CARDS}
+COMMON = {"torch_dtype": "bfloat16", "vocab_size": 152064, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
+SIZES: dict[str, dict[str, Any]] = {
+    "6-8B": {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "heads": (28, 4)},
+    "12-14B": {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 48, "heads": (40, 8)},
+    "65-72B": {"hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80, "heads": (64, 8)},
+}
+"""Qwen 2.5 with 7, 14 and 72 billion parameters."""
+
+
+@pytest.fixture
+def model(tmp_path: Path):
+    """Writes the config.json of a model of that size, without weights."""
+
+    def make(size: str, **fields: Any) -> Path:
+        (directory := tmp_path / size).mkdir(exist_ok=True)
+        heads, kv_heads = SIZES[size]["heads"]
+        config = {"architectures": ["Qwen2ForCausalLM"], **COMMON, **SIZES[size], **fields}
+        config |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+        (directory / "config.json").write_text(json.dumps(config))
+        return directory
+
+    return make
+
+
+@pytest.mark.spec("S-DEP-020", "S-DEP-021", "S-DEP-022", "S-DEP-024")
+def test_the_doctor_prints_the_table_of_the_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--sizing"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    told = {line[0].rstrip(":"): " ".join(line[1:]) for line in lines}
+    assert told == {
+        "6-8B": "L20 x1, A10 x1, A100 x1, V100 x1",
+        "12-14B": "L20 x1, A10 x2, A100 x1, V100 x2",
+        "65-72B": "L20 x8, A100 x8",
+    }
+
+
+@pytest.mark.parametrize(
+    ("size", "cards", "row"),
+    [
+        ("6-8B", {"L20": 1, "A10": 1, "A100 40G": 1, "V100 32G": 1}, "S-DEP-020"),
+        ("12-14B", {"L20": 1, "A10": 2, "A100 40G": 1, "V100 32G": 2}, "S-DEP-021"),
+        ("65-72B", {"L20": 8, "A100 40G": 8}, "S-DEP-022"),
+    ],
+)
+def test_models_of_the_sources_sizes_fit_on_its_cards(size: str, cards: dict[str, int], row: str, model: Any) -> None:
+    del row
+    directory = model(size)
+    for name, count in cards.items():
+        settings = EngineSettings(tensor_parallel_size=count, max_model_len=4096, max_num_seqs=64)
+        assert on_card(settings, directory, BY_NAME[name]).fits, name
+    if size != "6-8B":
+        assert not on_card(EngineSettings(max_model_len=4096), directory, BY_NAME["A10"]).fits
+
+
+@pytest.mark.spec("S-DEP-024", "S-QNT-032")
+def test_a_plan_has_sizes_cards_and_the_flags_that_make_the_model_fit(
+    model: Any, programs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = model("12-14B")
+    assert main(["plan", str(directory), "--max-num-seqs=32"]) == 0
+    told = capsys.readouterr().out
+    assert "14.77 B parameters, bfloat16, context 32768 tokens" in told
+    assert re.search(r"weights +27\.5 GiB", told)
+    assert "192.0 KiB a token (48 layers); 6.0 GiB for one sequence of 32768 tokens" in told
+    assert re.search(r"A10 +22\.5 GiB +no +\d+\.\d GiB missing", told)
+    assert re.search(r"L20 +45\.0 GiB +yes +\d+ / \d+", told)
+    assert main(["plan", str(directory), "--gpu=a10", "--max-num-seqs=32"]) == 0
+    told = capsys.readouterr().out
+    assert "L20" not in told
+    assert f"Recommended for A10: antiphon serve {directory} --quantization=ifq" in told
+    assert "Without quantization it does not fit" in told
+    assert main(["plan", str(directory), "--gpu=L20", "--max-num-seqs=32"]) == 0
+    assert "--quantization=ifq halves the weights: use it if memory is tight or speed" in capsys.readouterr().out
+    assert main(["plan", str(directory), "--memory-gb=8", "--max-num-seqs=32"]) == 0
+    assert re.search("--tensor-parallel-size=[248] --quantization=ifq", capsys.readouterr().out)
+
+
+@pytest.mark.spec("S-DEP-024")
+def test_cards_of_this_machine_come_first_and_the_doctor_names_what_fits(
+    model: Any, programs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    smi(programs, TWO)
+    program(programs, "docker", "exit 1")
+    directory = model("6-8B")
+    assert main(["plan", f"--model={directory}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cards = [line.split("  ")[0] for line in lines if "GiB   yes" in line or "GiB   no" in line]
+    assert cards[:2] == ["CPU, here", "NVIDIA L20"]
+    assert "L20" not in cards
+    assert any(line.startswith("Recommended for NVIDIA L20") for line in lines)
+    found = sizing.fit_check(EngineSettings(model=str(directory)))
+    assert (found.state, found.subject) == ("ok", "model memory")
+    assert found.finding.startswith("weights 14.2 GiB, 56.0 KiB a token of the KV cache; ")
+    big = sizing.fit_check(EngineSettings(model=str(model("65-72B"))))
+    assert (big.state, "does not fit here" in big.finding) == ("warn", True)
+    assert "--tensor-parallel-size=" in big.advice
+    assert main(["doctor", "--sizing", f"--model={directory}"]) == 0
+    told = capsys.readouterr().out
+    assert told.index("65-72B") < told.index("7.62 B parameters") < told.index("Recommended")
+
+
+def test_cards_are_named_or_given_by_their_memory(programs: Path) -> None:
+    assert chosen_card("A100-80GB", None) == BY_NAME["A100 80G"]
+    assert chosen_card("", 24) == Card("24 GiB", 24 * 1024)
+    assert chosen_card("mine", 24) == Card("mine", 24 * 1024)
+    assert chosen_card("", None) is None
+    with pytest.raises(SettingsError, match=r"--gpu: 3090 is not one of A10, .*; give its memory with --memory-gb"):
+        chosen_card("3090", None)
+    with pytest.raises(SettingsError, match="--memory-gb: 0 is not above 0"):
+        chosen_card("", 0)
+
+
+def test_what_cannot_be_is_refused(model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = model("6-8B")
+    for words, said in (
+        ((str(directory), f"--model={directory}"), "the model is named twice"),
+        ((str(directory), "--max-model-len=40000"), "this model allows 1 to 32768 tokens"),
+        ((str(directory), "-tp=3"), "does not divide"),
+        ((str(tmp_path / "none"),), "there is no directory"),
+        ((str(directory), "--use-lookahead"), "--use-lookahead needs"),
+    ):
+        assert main(["plan", *words]) == 78
+        assert said in capsys.readouterr().err

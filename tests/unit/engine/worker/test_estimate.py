@@ -1,0 +1,131 @@
+"""The predicted memory against what engines of several shapes, types and forms then report."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.engine.cpu.worker import CpuWorker
+from services.engine.worker.estimate import CONTEXT_BYTES, Needs, gpu_room, predict
+from services.engine.worker.kv_cache import bytes_per_block
+from services.engine.worker.load import load_worker
+from services.engine.worker.torch_worker import TorchWorker
+from shared.config import EngineSettings, SettingsError
+from tests.models import make_model
+from tests.quantized.checkpoints import make_checkpoints
+
+GIB = 2**30
+WIDE = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "num_key_value_heads": 4}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "groups": ("llama", {**WIDE, "num_hidden_layers": 4}),
+    "tied, a large vocabulary": (
+        "qwen3",
+        {**WIDE, "head_dim": 64, "vocab_size": 20000, "tie_word_embeddings": True},
+    ),
+    "experts": (
+        "qwen3_moe",
+        {**WIDE, "head_dim": 64, "num_experts": 8, "moe_intermediate_size": 512, "num_hidden_layers": 3},
+    ),
+    "no gate": ("gpt_neox", {**WIDE, "num_hidden_layers": 4, "intermediate_size": 2048}),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory):
+    made: dict[str, Path] = {}
+
+    def make(shape: str) -> Path:
+        if shape not in made:
+            family, fields = SHAPES[shape]
+            directory = tmp_path_factory.mktemp("model")
+            made[shape] = make_model(directory, family, dtype="bfloat16", max_position_embeddings=4096, **fields)
+        return made[shape]
+
+    return make
+
+
+def settings(directory: Path, **changes: Any) -> EngineSettings:
+    base = {"model": str(directory), "device": "cpu", "threads": 1, "kv_cache_memory_gb": 0.1, "weight_cache": "off"}
+    return EngineSettings(**{**base, **changes})
+
+
+def compare(chosen: EngineSettings, directory: Path) -> Needs:
+    """Loads an engine's worker, and compares its report with the prediction."""
+    worker = load_worker(chosen)
+    assert isinstance(worker, CpuWorker | TorchWorker)
+    needs = predict(chosen, directory, "cpp" if isinstance(worker, CpuWorker) else "torch")
+    report, facts = worker.memory, worker.facts()
+    worker.close()
+    assert report.weights_bytes == pytest.approx(needs.weights_bytes, rel=0.1)
+    assert report.cache_bytes == facts.num_blocks * needs.block_bytes
+    assert facts.max_model_len == needs.context
+    cache = facts.num_blocks * needs.block_bytes
+    predicted = needs.weights_bytes + cache + needs.rows_bytes + needs.step_bytes
+    reported = report.weights_bytes + report.cache_bytes + report.rows_bytes + report.step_bytes
+    assert predicted == pytest.approx(reported, rel=0.1), (needs, report)
+    return needs
+
+
+@pytest.mark.spec("S-DEP-024")
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
+        ("groups", {"dtype": "float32", "max_num_seqs": 64}),
+        ("tied, a large vocabulary", {"max_num_seqs": 64, "max_num_batched_tokens": 512}),
+        ("groups", {"quantization": "ifq", "max_num_seqs": 8}),
+        ("groups", {"quantization": "ifq_nf4", "max_model_len": 512, "max_num_seqs": 16}),
+        ("groups", {"cpu_backend": "torch", "dtype": "float32", "kv_cache_dtype": "fp8", "max_num_seqs": 8}),
+        ("tied, a large vocabulary", {"max_num_seqs": 16}),
+        ("tied, a large vocabulary", {"cpu_backend": "torch", "dtype": "bfloat16", "max_num_seqs": 16}),
+        ("experts", {"quantization": "ifq", "max_num_seqs": 16}),
+        ("experts", {"max_num_seqs": 16}),
+        ("no gate", {"max_num_seqs": 16}),
+    ],
+)
+def test_an_engine_takes_what_was_predicted(shape: str, changes: dict[str, Any], model: Any) -> None:
+    compare(settings(model(shape), **changes), model(shape))
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "w8a16"])
+def test_prepared_weights_take_what_their_files_say(name: str, tmp_path: Path) -> None:
+    (plain := tmp_path / "source").mkdir()
+    make_model(plain, "qwen2", **WIDE)
+    quantized, _ = make_checkpoints(plain, name, tmp_path)
+    needs = compare(settings(quantized, max_num_seqs=8), quantized)
+    assert needs.form in ("awq", "gptq", "compressed-tensors")
+    for file in quantized.glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(SettingsError, match="has no weights, and prepared ones are counted in their files"):
+        predict(settings(quantized), quantized, "cpp")
+
+
+def test_ranks_divide_weights_and_cache(model: Any) -> None:
+    directory = model("groups")
+    alone = predict(settings(directory), directory, "gpu")
+    rank = predict(settings(directory, tensor_parallel_size=2), directory, "gpu")
+    stage = predict(settings(directory, pipeline_parallel_size=4), directory, "gpu")
+    assert rank.block_bytes == alone.block_bytes // 2
+    assert stage.block_bytes == alone.block_bytes // 4
+    assert alone.weights_bytes / 2 < rank.weights_bytes < alone.weights_bytes * 0.6
+    assert rank.num_parameters == stage.num_parameters == alone.num_parameters
+    assert (alone.graphs_bytes > 0, rank.graphs_bytes) == (True, 0)
+
+
+def test_a_gpu_keeps_for_the_cache_what_weights_and_steps_leave(model: Any) -> None:
+    directory = model("groups")
+    chosen = settings(directory, gpu_memory_utilization=0.5)
+    needs = predict(chosen, directory, "gpu")
+    room = gpu_room(chosen, needs, 8 * GIB)
+    assert room.asked_bytes == 4 * GIB - needs.weights_bytes - CONTEXT_BYTES - needs.step_bytes
+    assert gpu_room(chosen, needs, GIB).asked_bytes == 0
+    assert needs.token_bytes == bytes_per_block(needs.description, 1, torch.bfloat16)
+    assert needs.cache_bytes(65) == 2 * needs.block_bytes
+    assert predict(replace(chosen, quantization="fp8"), directory, "gpu").weights_bytes < 0.6 * needs.weights_bytes
+
+
+def test_what_transformers_runs_is_not_predicted(tmp_path: Path) -> None:
+    make_model(tmp_path, "cohere")
+    with pytest.raises(SettingsError, match="runs through transformers"):
+        predict(settings(tmp_path), tmp_path, "cpp")
