@@ -33,8 +33,8 @@ NAMES = (
 )
 """The values of `--quantization`. `None` is the same as leaving it out; `none` means weights as they are."""
 OnlineMode = Literal["ifq", "ifq_nf4", "fp8"]
-Method = Literal["awq", "gptq", "compressed-tensors", "bitsandbytes", "fp8", "gguf", "smoothquant"]
-METHODS: tuple[Method, ...] = ("awq", "gptq", "compressed-tensors", "bitsandbytes", "fp8", "gguf")
+Method = Literal["awq", "gptq", "compressed-tensors", "bitsandbytes", "fp8", "mxfp4", "gguf", "smoothquant"]
+METHODS: tuple[Method, ...] = ("awq", "gptq", "compressed-tensors", "bitsandbytes", "fp8", "mxfp4", "gguf")
 """The methods that `quantization_config` of a config.json may name; `gguf` stands for a file of that kind."""
 _SAME = {"gpt": "gptq", "smooth_quant": "smoothquant"}
 _ONLINE: dict[str, OnlineMode] = {"ifq": "ifq", "ifq_nf4": "ifq_nf4", "fp8": "fp8", "weight_only_int8": "ifq"}

@@ -40,6 +40,16 @@ MORE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm": ("glm", {}),
+    "glm4": ("glm4", {}),
+    "seed_oss": ("seed_oss", {}),
+    "seed_oss with more biases": ("seed_oss", {"attention_out_bias": True, "mlp_bias": True}),
+    "ernie4_5": ("ernie4_5", {}),
+    "ernie4_5 tied, with biases": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": True}),
+    "smollm3": ("smollm3", {}),
+    "smollm3 with windows": (
+        "smollm3",
+        {"use_sliding_window": True, "sliding_window": 20, "no_rope_layers": [0, 1, 1, 0], "attention_bias": True},
+    ),
     "gpt_neox": ("gpt_neox", {}),
     "gpt_neox, one part after the other": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
     "gpt2": ("gpt2", {}),
@@ -67,12 +77,13 @@ MORE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chatglm for long contexts": ("chatglm", {"rope_ratio": 50, "add_bias_linear": True}),
 }
 FOREIGN_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    name: (name, {}) for name in ("olmo2", "cohere", "granite", "exaone4")
+    name: (name, {})
+    for name in ("olmo2", "cohere", "granite", "exaone4", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe")
 }
 """Architectures without a family here."""
 MORE_VARIANTS.update(FOREIGN_VARIANTS)
 MORE_FAMILY_VARIANTS = (
-    *FOREIGN_VARIANTS,
+    *(name for name in FOREIGN_VARIANTS if name not in ("deepseek_v2", "glm4_moe")),
     "mixtral",
     "qwen2 with experts",
     "qwen3 with experts",
@@ -81,6 +92,9 @@ MORE_FAMILY_VARIANTS = (
     "gemma3",
     "phi3",
     "glm",
+    "glm4",
+    "smollm3 with windows",
+    "ernie4_5",
     "gpt_neox",
     "gpt2",
     "opt",

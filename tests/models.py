@@ -55,6 +55,24 @@ _COMMON: dict[str, Any] = {
     "pad_token_id": BOS_TOKEN_ID,
 }
 _EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_ROUTED: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
+_LATENT: dict[str, Any] = {
+    **_ROUTED,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "num_key_value_heads": 4,
+}
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": None},
@@ -75,6 +93,28 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "cohere": {"tie_word_embeddings": True, "logit_scale": 0.5},
     "granite": {"logits_scaling": 2.0, "embedding_multiplier": 3.0, "attention_multiplier": 0.2},
     "exaone4": {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]},
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 16,
+        "intermediate_size": 32,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "truncate": False,
+        },
+    },
+    "deepseek_v2": {**_LATENT, "head_dim": 8, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": _LATENT,
+    "glm4_moe": {**_ROUTED, "head_dim": 16, "use_qk_norm": True},
+    "seed_oss": {"head_dim": 16},
+    "ernie4_5": {"head_dim": 16},
+    "smollm3": {"num_hidden_layers": 4},
+    "glm4": {"head_dim": 16},
     "starcoder2": {"tie_word_embeddings": True},
     "falcon": {"tie_word_embeddings": True, "ffn_hidden_size": 176},
 }

@@ -20,7 +20,7 @@ from tests.plain_decoders import PLAIN_FAMILIES
 pytestmark = pytest.mark.model
 
 PROMPTS = [make_prompt(90 - 80 * i // 24, seed=i) for i in range(24)]
-ROUTED_VARIANTS = ("mixtral", "qwen2 with experts", "qwen3 with experts")
+ROUTED_VARIANTS = ("mixtral", "qwen2 with experts", "qwen3 with experts", "gpt_oss", "deepseek_v3")
 SHARE_MAX = {"torch": 1.2, "native": 0.8}
 SHARE_MAX_OF_PLAIN = {"torch": 1.2, "native": 1.0}
 MEAN_SHARE_MAX = {"torch": 0.95, "native": 0.64}

@@ -6,7 +6,8 @@
     keys, values             [num_tokens, kv_heads, head_dim], the step's own
 
 A query at position p sees keys at positions [max(0, p - window + 1), p]. With a soft cap a score s becomes
-cap · tanh(s / cap) before the mask. Linear biases (ALiBi, arXiv 2108.12409) add slope · (key position - p); they are
+cap · tanh(s / cap) before the mask. A sink (arXiv 2309.17453) is one more score of a head, with a value of zero: it
+takes a part of the softmax's sum. Linear biases (ALiBi, arXiv 2108.12409) add slope · (key position - p); they are
 part of the masks. There are two kinds of sequences:
 
     decode   one query token. Sequences of similar length are gathered into one padded batch. The query heads that share
@@ -57,11 +58,13 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scale and soft cap of the attention scores."""
+    """What becomes of the products of queries and keys before the softmax."""
 
     scale: float | None = None
     """None: 1 / sqrt(head_dim)."""
     softcap: float | None = None
+    sinks: Tensor | None = None
+    """The score of each head's sink, [heads]; None: there are none."""
 
 
 PLAIN_SCORES = Scores()
@@ -228,7 +231,8 @@ def _decode(queries: Tensor, key_cache: Tensor, value_cache: Tensor, batch: Deco
     values = _gather(value_cache, batch.blocks, batch.count, queries.dtype)
     kv_heads, head_dim = key_cache.shape[2:]
     grouped = queries.reshape(batch.count, kv_heads, -1, head_dim)
-    return _attend(grouped, keys, values, batch.mask, scores).reshape(queries.shape)
+    sinks = None if scores.sinks is None else scores.sinks.view(1, kv_heads, -1, 1)
+    return _attend(grouped, keys, values, batch.mask, scores, sinks).reshape(queries.shape)
 
 
 def _chunk(
@@ -255,25 +259,39 @@ def _chunk(
     rows, kv_heads = tile.end - tile.start, keys.shape[0]
     grouped = queries[tile.start : tile.end].unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
     expanded = [x.unsqueeze(1).expand(-1, grouped.shape[1], -1, -1) for x in (keys, values)]
-    attended = _attend(grouped, expanded[0], expanded[1], tile.mask, scores)
+    sinks = None if scores.sinks is None else scores.sinks.view(kv_heads, -1, 1, 1)
+    attended = _attend(grouped, expanded[0], expanded[1], tile.mask, scores, sinks)
     return attended.permute(2, 0, 1, 3).reshape(rows, -1, queries.shape[-1])
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+def _attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scores: Scores,
+    sinks: Tensor | None,
+) -> Tensor:
     """Returns the attention of queries [a, b, rows, head_dim] over keys and values [a, b, keys, head_dim].
 
-    Without a mask the attention is causal, with as many keys as rows.
+    Without a mask the attention is causal, with as many keys as rows. `sinks`: those of `scores`, in a shape that
+    broadcasts to [a, b, rows, 1].
     """
-    if scores.softcap is None:
+    if scores.softcap is None and sinks is None:
         causal = mask is None
         return F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, is_causal=causal, scale=scores.scale
         )
     scale = queries.shape[-1] ** -0.5 if scores.scale is None else scores.scale
-    raw = (queries @ keys.transpose(-1, -2)).to(torch.float32) * (scale / scores.softcap)
-    capped = raw.tanh_().mul_(scores.softcap)
-    visible = capped.new_full(capped.shape[-2:], float("-inf")).triu_(1) if mask is None else mask
-    return (capped + visible).softmax(dim=-1).to(values.dtype) @ values
+    raw = (queries @ keys.transpose(-1, -2)).to(torch.float32).mul_(scale / (scores.softcap or 1.0))
+    if scores.softcap is not None:
+        raw = raw.tanh_().mul_(scores.softcap)
+    visible = raw.new_full(raw.shape[-2:], float("-inf")).triu_(1) if mask is None else mask
+    raw = raw + visible
+    if sinks is None:
+        return raw.softmax(dim=-1).to(values.dtype) @ values
+    columns = torch.cat([raw, sinks.to(torch.float32).expand(*raw.shape[:-1], 1)], dim=-1)
+    return columns.softmax(dim=-1)[..., :-1].to(values.dtype) @ values
 
 
 def _gather(cache: Tensor, blocks: Tensor, count: int, dtype: torch.dtype) -> Tensor:

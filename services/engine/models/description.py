@@ -100,10 +100,14 @@ class DecoderDescription:
     attention_softcap: float | None = None
     """Scores s become cap * tanh(s / cap); None: no cap."""
     logits_softcap: float | None = None
+    attention_sinks: bool = False
+    """Whether each head of each layer may have a sink, a score without a value (see `kernels/paged_attention`)."""
     alibi_scale: float | None = None
     """ALiBi (arXiv 2108.12409): slope * distance * this number is added to the scores; None: no ALiBi."""
     local_rope: RopeParameters | None = None
     """Rotary embedding of the layers with a sliding window; None: the same as `rope`."""
+    unrotated_layers: frozenset[int] = frozenset()
+    """Layers without rotary embedding, in a model whose other layers have one."""
     num_learned_positions: int = 0
     """Number of rows of the position embedding table; 0: there is none."""
     learned_position_offset: int = 0
@@ -127,6 +131,8 @@ class DecoderDescription:
 
     def rope_of(self, layer: int) -> RopeParameters | None:
         """Returns the rotary embedding of a layer; None if the layer has none."""
+        if layer in self.unrotated_layers:
+            return None
         windowed = self.sliding_windows[layer] is not None
         return self.local_rope if windowed and self.local_rope is not None else self.rope
 

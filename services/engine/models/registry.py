@@ -6,6 +6,7 @@ from typing import Protocol
 from services.engine.models import (
     baichuan,
     chatglm,
+    ernie,
     falcon,
     gemma,
     glm,
@@ -21,6 +22,8 @@ from services.engine.models import (
     qwen2,
     qwen3,
     qwen_moe,
+    seed_oss,
+    smollm3,
     starcoder2,
 )
 from services.engine.models.config_fields import Config, config_error
@@ -48,8 +51,8 @@ class Family(Protocol):
 
 
 FAMILIES: tuple[Family, ...] = (
-    baichuan, chatglm, falcon, gemma, glm, gpt2, gpt_neox, internlm2, llama, mistral, mixtral, opt, phi3, qwen, qwen2,
-    qwen3, qwen_moe, starcoder2,
+    baichuan, chatglm, ernie, falcon, gemma, glm, gpt2, gpt_neox, internlm2, llama, mistral, mixtral, opt, phi3, qwen,
+    qwen2, qwen3, qwen_moe, seed_oss, smollm3, starcoder2,
 )  # fmt: skip
 
 

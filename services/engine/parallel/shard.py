@@ -82,6 +82,7 @@ def local_description(d: DecoderDescription, shard: Shard) -> DecoderDescription
         # The scale of scores follows from the size of a head, which does not change.
         sliding_windows=d.sliding_windows[layers.start : layers.stop],
         experts=experts,
+        unrotated_layers=frozenset(layer - layers.start for layer in d.unrotated_layers if layer in layers),
     )
 
 

@@ -194,7 +194,7 @@ def bytes_per_context_token(num_tokens: int, description: DecoderDescription, dt
     masks = (size + 2) * num_tokens * len(set(d.sliding_windows))
     if d.alibi_scale is not None:
         masks *= 2 * d.num_heads
-    scores = 3 * 4 * d.num_heads * TILE_QUERIES if d.attention_softcap is not None else 0
+    scores = 3 * 4 * d.num_heads * TILE_QUERIES if d.attention_softcap is not None or d.attention_sinks else 0
     return gathered + masks + scores
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
@@ -23,14 +24,16 @@ from services.engine.models.attention import StepInputs
 from services.engine.models.config_fields import config_error, integer, token_ids, weight_dtype
 from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import supported_architectures
+from services.engine.quantization.formats.mxfp4 import plain_tensors
 from shared.errors import ServiceError
+from shared.quantization import prepared_method
 
 _ATTENTION = "antiphon_paged"
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 _CHANGING_ROPES = {"dynamic", "longrope"}
 """Rotary embeddings whose frequencies depend on the sequence length, so that cached keys would become wrong."""
-_FOREIGN = ("s_aux", "position_bias", "head_mask")
+_FOREIGN = ("position_bias", "head_mask")
 """Arguments of attention that change scores in ways that the paged attention does not support."""
 
 
@@ -53,6 +56,8 @@ class _LayerFacts:
     num_kv_heads: int
     head_dim: int
     window: int | None
+    has_sinks: bool
+    """Whether its heads have sinks (`s_aux`)."""
 
 
 class _Trial:
@@ -66,11 +71,11 @@ class _Trial:
         foreign = [name for name in _FOREIGN if asked.get(name) is not None]
         if foreign or asked.get("is_causal") is False or asked["attention_mask"] is not None:
             raise config_error(f"its attention needs {', '.join(foreign) or 'a mask of its own'}.")
-        if keys.shape != values.shape or layer in self.layers:
-            raise config_error("its layers do not keep one key and one value of the same size.")
-        window = asked.get("sliding_window")
-        self.layers[layer] = _LayerFacts(queries.shape[1], keys.shape[1], keys.shape[3], window)
-        return torch.zeros_like(queries).transpose(1, 2)
+        if keys.shape[:3] != values.shape[:3] or values.shape[3] > keys.shape[3] or layer in self.layers:
+            raise config_error("its layers do not keep one key, and one value that is not wider.")
+        window, has_sinks = asked.get("sliding_window"), asked.get("s_aux") is not None
+        self.layers[layer] = _LayerFacts(queries.shape[1], keys.shape[1], keys.shape[3], window, has_sinks)
+        return queries.new_zeros(*queries.shape[:3], values.shape[3]).transpose(1, 2)
 
 
 class _Paged:
@@ -81,12 +86,17 @@ class _Paged:
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, asked: Mapping[str, Any]) -> Tensor:
         """See `_Attending`."""
+        narrower = keys.shape[3] - values.shape[3]
+        if narrower:
+            # Values are kept in the width of keys, with zeros behind them.
+            values = F.pad(values, (0, narrower))
         flat = [x[0].transpose(0, 1).contiguous() for x in (queries, keys, values)]
         caches = self._step.key_caches[layer], self._step.value_caches[layer]
         write_kv(flat[1], flat[2], *caches, self._step.slot_mapping)
-        scores = Scores(asked.get("scaling"), asked.get("softcap"))
+        scores = Scores(asked.get("scaling"), asked.get("softcap"), asked.get("s_aux"))
         batch = self._step.attention[self._windows[layer]]
-        return paged_attention(flat[0], flat[1], flat[2], *caches, batch, scores).unsqueeze(0)
+        attended = paged_attention(flat[0], flat[1], flat[2], *caches, batch, scores).unsqueeze(0)
+        return attended[..., : attended.shape[3] - narrower]
 
 
 def _attention(
@@ -168,7 +178,7 @@ def _load(model_dir: Path, fields: Mapping[str, Any], dtype: torch.dtype, truste
     """Returns the model, and whether its checkpoint has a language model head."""
     if any(str(name).endswith(_CLASSIFIERS) for name in fields.get("architectures") or []):
         raise config_error("classification heads are not supported.")
-    config = AutoConfig.from_pretrained(model_dir, trust_remote_code=trusted)
+    config: Any = AutoConfig.from_pretrained(model_dir, trust_remote_code=trusted)
     model_class = _model_class(config, model_dir, trusted)
     if model_class is None or config.is_encoder_decoder:
         raise config_error("it is no decoder that generates text.")
@@ -182,8 +192,15 @@ def _load(model_dir: Path, fields: Mapping[str, Any], dtype: torch.dtype, truste
     if rope in _CHANGING_ROPES:
         raise config_error(f"positions scaled by {rope!r} change with the length.")
     AttentionInterface.register(_ATTENTION, _attention)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        model_dir,
+    source: dict[str, Any] = {"pretrained_model_name_or_path": model_dir}
+    loader: Any = AutoModelForCausalLM
+    if prepared_method(fields) == "mxfp4":
+        # Transformers would need another package and a GPU to read these experts.
+        del config.quantization_config
+        source = {"pretrained_model_name_or_path": None, "state_dict": dict(plain_tensors(model_dir, dtype))}
+        loader = model_class
+    loaded: Any = loader.from_pretrained(
+        **source,
         config=config,
         dtype=dtype,
         attn_implementation=_ATTENTION,
@@ -267,14 +284,15 @@ def _describe(config: Mapping[str, Any], text: Any, layers: Mapping[int, _LayerF
         max_positions=integer(fields, "max_position_embeddings"),
         rope=None,
         dtype=weight_dtype(config),
+        attention_sinks=any(facts.has_sinks for facts in layers.values()),
         sliding_windows=tuple(layers[layer].window for layer in range(len(layers))),
         eos_token_ids=token_ids(fields, "eos_token_id"),
     )
 
 
 def _without_window(facts: _LayerFacts) -> _LayerFacts:
-    """Returns the facts with full attention. Layers may differ only in their windows."""
-    return replace(facts, window=None)
+    """Returns the facts of a layer with full attention. Layers may differ only in their windows and sinks."""
+    return replace(facts, window=None, has_sinks=False)
 
 
 def _refusal(names: str, reason: str) -> ServiceError:

@@ -14,6 +14,7 @@ from services.engine.quantization.formats.compressed_tensors import CompressedTe
 from services.engine.quantization.formats.fp8 import Fp8
 from services.engine.quantization.formats.gguf import Gguf
 from services.engine.quantization.formats.gptq import Gptq
+from services.engine.quantization.formats.mxfp4 import Mxfp4
 from services.engine.quantization.method import PreparedMethod
 from shared.config import SettingsError
 from shared.quantization import Method, quantization_settings
@@ -25,6 +26,7 @@ _METHODS: dict[Method, Callable[[Mapping[str, Any]], PreparedMethod]] = {
     "compressed-tensors": CompressedTensors.of_config,
     "fp8": Fp8.of_config,
     "gguf": Gguf.of_config,
+    "mxfp4": Mxfp4.of_config,
     "smoothquant": lambda _: smoothquant(),
 }
 

@@ -55,9 +55,20 @@ def test_baichuans_positions_turn_only_where_the_config_gives_their_number() -> 
     assert (biased.rope, biased.alibi_scale, biased.normalised_head) == (None, 1.0, False)
 
 
+def test_smollms_layers_without_rotation_are_every_fourth_or_those_of_the_config() -> None:
+    by_default = describe("SmolLM3ForCausalLM")
+    listed = describe("SmolLM3ForCausalLM", no_rope_layers=[0, 1, 1, 1, 1, 0])
+    assert (by_default.unrotated_layers, listed.unrotated_layers) == ({3}, {0, 5})
+    assert [by_default.rope_of(layer) is None for layer in range(6)] == [False, False, False, True, False, False]
+    windowed = describe("SmolLM3ForCausalLM", use_sliding_window=True, sliding_window=8)
+    assert windowed.sliding_windows == (None, None, None, 8, None, None)
+    assert windowed.tied_embeddings
+
+
 @pytest.mark.parametrize(
     ("architecture", "fields", "named"),
     [
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers"),
         ("OPTForCausalLM", {"ffn_dim": 96, "do_layer_norm_before": False}, "do_layer_norm_before"),
         ("OPTForCausalLM", {"ffn_dim": 96, "word_embed_proj_dim": 32}, "word_embed_proj_dim"),
         ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
