@@ -15,8 +15,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from antiphon.operate.commands import add_commands
 from antiphon import plan
+from antiphon.operate.commands import add_commands
 from antiphon.settings import NOT_FOR_USERS, SERVICES, InstanceSettings, RunSettings, ServeSettings, completed
 from shared.config import SettingsError, add_flags, normalise, parse
 from shared.other_options import BY_NAME, Taken, take
