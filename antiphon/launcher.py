@@ -128,7 +128,7 @@ def make_plan(
     first, names = models[0], [model_name(model) for model in models]
     place = Place(first.nats, first.nats_credentials, _member_prefix())
     if nats_binary:
-        bus = bus or nats_server.prepare(directory)
+        bus = bus or nats_server.prepare(directory, store=_bus_store(first))
         place = Place(bus.url, str(bus.credentials), "")
         argv = [nats_binary, "-c", str(bus.config)]
         own = nats_server.environment(child_environment(environ))
@@ -149,6 +149,10 @@ def make_plan(
     # With one role alone the server would work, but not as it was asked for.
     engines = sum(len(engine_roles(model)) for model in models) if any(model.prefill for model in models) else 0
     return Plan(specs, host, port, ordered, token, bool(first.ssl_certfile), first.use_openai, engines)
+
+
+def _bus_store(settings: ServeSettings) -> Path | None:
+    return Path(settings.bus_directory).absolute() if settings.bus_directory else None
 
 
 def _gateway_spec(

@@ -26,9 +26,9 @@ LIMITS = {
     "ping_interval": '"5s"',
 }
 """Limits of the server."""
-JETSTREAM = {"max_memory_store": "64MB", "max_file_store": "1MB"}
-"""Limits of JetStream, whose key-value store holds the state of API keys' limits in memory. Nothing is stored on disk:
-tokens can be computed again. (0 would mean most of the disk.)"""
+JETSTREAM = {"max_memory_store": "256MB", "max_file_store": "2GB"}
+"""Limits of JetStream, which holds the state of API keys' limits in memory, and the records of streams in memory or in
+files (`limits.STREAM_STORE_BYTES`, twice)."""
 USER = "antiphon"
 SMALL_PROCESSORS_MAX = 4
 _LOUD = ("[WRN]", "[ERR]", "[FTL]")
@@ -55,14 +55,15 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**({"GOMAXPROCS": "1"} if small else {}), **environ}
 
 
-def prepare(directory: Path, *, host: str = "127.0.0.1", password: str = "") -> Bus:
+def prepare(directory: Path, *, host: str = "127.0.0.1", password: str = "", store: Path | None = None) -> Bus:
     """Chooses a free port and a password, and writes configuration and credentials into `directory`.
 
     `host`: the address to listen on; `Bus.url` is for clients on this machine. `password` is random unless given.
+    `store`: where the server keeps files, by default in `directory`.
     """
     port, password = _free_port(), password or secrets.token_urlsafe(24)
     config = directory / "nats.conf"
-    _write_private(config, render(port, USER, password, directory / "jetstream", host))
+    _write_private(config, render(port, USER, password, store or directory / "jetstream", host))
     return Bus(f"nats://127.0.0.1:{port}", config, write_credentials(directory, password))
 
 

@@ -75,6 +75,11 @@ class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, Gate
         0, "engines of each model that continue what the --prefill engines have begun", group="processes"
     )
     detokenizers: int = flag(1, "detokenizer processes of each model", group="processes")
+    bus_directory: str = flag(
+        "",
+        "directory in which the bus that is started here keeps what --stream-store=file writes (default: none)",
+        group="processes",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,12 +247,23 @@ def check(serve: ServeSettings) -> None:
     check_adapters(serve)
     if serve.nats_credentials and not serve.nats:
         raise SettingsError("--nats-credentials needs --nats: the server that is started here has its own")
+    _check_bus_directory(serve)
     tls.check(serve)
     if serve.api_keys_file:
         # Imported here so that `antiphon --help` loads no decoder.
         from shared.api_keys import read_keys
 
         read_keys(Path(serve.api_keys_file))
+
+
+def _check_bus_directory(serve: ServeSettings) -> None:
+    if serve.bus_directory and serve.nats:
+        raise SettingsError("--bus-directory is for a bus that is started here, not for that of --nats: leave it out")
+    if serve.stream_store == "file" and not serve.nats and not serve.bus_directory:
+        raise SettingsError(
+            "--stream-store=file needs --bus-directory, a directory that outlives this command: without one the files "
+            "would go with it"
+        )
 
 
 def engine_roles(serve: ServeSettings) -> list[tuple[str, str]]:

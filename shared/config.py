@@ -556,6 +556,20 @@ class GatewaySettings(BusSettings):
     required_engines: str = flag(
         "", "ids of engines that must have been there before the server counts as ready, by commas", group="http"
     )
+    stream_store: str = flag(
+        "memory",
+        "where the bus keeps the records of streams, so that any gateway can go on with one: memory, file (they also "
+        "survive a restart of the bus), off (streams cannot be resumed)",
+        choices=("memory", "file", "off"),
+        group="http",
+    )
+    stream_grace: float = flag(
+        30.0,
+        "how long a stream runs on after its client has disconnected, seconds, if the client sent "
+        "'X-Antiphon-Resumable: 1' (0: it is cancelled at once)",
+        rule=NOT_NEGATIVE,
+        group="http",
+    )
     keep_alive_s: float = flag(15.0, "seconds between comments on a silent stream", group="http")
     root_path: str = flag(
         "",

@@ -28,6 +28,8 @@ CODES: dict[str, Code] = {
     "not_found": Code(404, "invalid_request_error"),
     "method_not_allowed": Code(405, "invalid_request_error"),
     "idempotency_conflict": Code(409, "conflict_error"),
+    "stream_taken": Code(409, "conflict_error"),
+    "stream_expired": Code(410, "invalid_request_error"),
     "request_too_large": Code(413, "invalid_request_error"),
     "rate_limit_exceeded": Code(429, "rate_limit_error", retryable=True),
     "client_closed_request": Code(499, "client_closed_request"),

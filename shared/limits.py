@@ -117,6 +117,31 @@ USAGE_BATCH_MAX = 500
 """Usage records that are delivered together. Keeps one delivery below 500 KiB."""
 USAGE_FLUSH_S = 5.0
 """How long a gateway that ends waits for a receiver to take the last usage records."""
+STREAM_RESUME_S = 600.0
+"""How long a stream can be resumed after its gateway has last written its record. Longer than clients try again."""
+ATTEMPTS_PER_RUN = 1000
+"""Attempts of a sequence for each fencing token of its stream: the first attempt of a run that resumes the stream is
+above all attempts of former runs. More than the losses that a sequence survives (`LOSSES_MAX`)."""
+STREAM_FORGOTTEN_S = 3600.0
+"""How long the record of a stream is kept. After `STREAM_RESUME_S` its client is told that it is too old."""
+STREAM_RENEW_S = 30.0
+"""Interval in which the record of a running stream is written again, with its tokens so far. Bounds what is read of a
+journal when the stream is taken over: 300 messages."""
+STREAM_FLUSH_S = 0.1
+"""Interval in which a gateway writes the tokens of its streams. Those of the last interval are computed again if the
+gateway dies."""
+STREAM_STORE_TIMEOUT_S = 2.0
+"""Time limit of one operation of the store of streams. The token path does not wait for it."""
+STREAM_STORE_BYTES = {"memory": 64 * 2**20, "file": 512 * 2**20}
+"""Size of the records of streams, and of their journals, each. When one is full, its oldest messages are dropped."""
+STREAM_BODY_BYTES_MAX = 2**20
+"""Size of the body of a request whose stream is recorded. Room for contexts of 200000 tokens; longer requests are
+served, but cannot be resumed."""
+STREAM_SEQUENCES_MAX = 32
+"""Sequences of a request whose stream is recorded. Each event has the position of every sequence, so this bounds the
+size of its id to about 400 bytes."""
+STREAM_JOURNAL_BYTES_MAX = 512 * 2**10
+"""Size of one message of a journal, about; more progress is divided among several messages."""
 IDEMPOTENCY_S = 600.0
 """How long an answer is kept for repetitions of its request (`Idempotency-Key`). Longer than clients try again."""
 IDEMPOTENCY_ANSWERS_MAX = 1024

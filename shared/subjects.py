@@ -17,10 +17,13 @@ is `model_token` of the model's served name.
 | `gw.<id>.<instance_id>.txt`  | detokenizer          | TextEvents                                                   |
 | `gw.<id>.<instance_id>.tok`  | engine               | TokenEvents of pooling sequences, which have no text         |
 | `gw.<id>.<instance_id>.ctl`  | engine, detokenizer  | ProgressReply, OwnershipQuery                                |
+|                              | gateway              | StreamTaken                                                  |
 |                              | gateway              | RecordListQuery, RecordQuery (request)                       |
 | `hb.<service>.<id>`          | every service        | Heartbeat                                                    |
 | `usage`                      | gateway              | UsageRecord                                                  |
 | `step.<id>`                  | engine               | StepEvents                                                   |
+| `str.rec.<request id>`       | gateway              | the record of a stream, kept by the bus                      |
+| `str.tok.<id>.<instance_id>` | gateway              | the accepted tokens of its streams, kept by the bus          |
 """
 
 import hashlib
@@ -114,6 +117,14 @@ class Subjects:
     def steps(self, engine_id: str = "*") -> str:
         """Step events of one engine, or of all engines."""
         return self._join("step", engine_id)
+
+    def stream_record(self, request_id: str) -> str:
+        """The record of one stream, `*`: of all."""
+        return self._join("str", "rec", request_id)
+
+    def stream_journal(self, gateway_id: str, instance_id: str) -> str:
+        """The journal of the streams of one gateway process, `*`: of any."""
+        return self._join("str", "tok", gateway_id, instance_id)
 
     def everything(self) -> str:
         """Every subject of the deployment."""

@@ -8,7 +8,7 @@ what concerns a single request; `dispatcher` places sequences.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from services.gateway.adapters.directory import AdapterDirectory
@@ -47,6 +47,7 @@ from shared.messages import (
     RecordReply,
     SequenceRef,
     StepEvents,
+    StreamTaken,
     TextEvents,
     TokenEvents,
     TokenizeReply,
@@ -100,6 +101,7 @@ class GatewayActor(Actor):
         self._connected = True
         self._ticked_at, self._was_late = self._now(), False
         self._ticked = asyncio.Event()
+        self.on_stream_taken: Callable[[StreamTaken], None] | None = None
         self._quiet = asyncio.Event()
         self._complete = asyncio.Event()
 
@@ -108,7 +110,8 @@ class GatewayActor(Actor):
         subjects, here = self._host.subjects, (self._host.id, self._host.instance_id)
         await self.bind(subjects.gateway_text(*here), TextEvents)
         await self.bind(subjects.gateway_tokens(*here), TokenEvents)
-        await self.bind(subjects.gateway_control(*here), ProgressReply, OwnershipQuery, RecordListQuery, RecordQuery)
+        control = ProgressReply, OwnershipQuery, RecordListQuery, RecordQuery, StreamTaken
+        await self.bind(subjects.gateway_control(*here), *control)
         await self.bind(subjects.all_adapters(), AdaptersChanged)
         for service in SERVICES:
             await self.bind(subjects.heartbeats(service), Heartbeat)
@@ -285,6 +288,14 @@ class GatewayActor(Actor):
             return OwnershipReply(self._host.id, self._host.instance_id, tuple(part))
 
         await tell_in_parts(self.transport, query.reply_subject, reply, released)
+
+    @handles(StreamTaken)
+    def on_taken(self, envelope: Envelope) -> None:
+        """Ends the run of a stream that another gateway has resumed."""
+        message = envelope.message
+        assert isinstance(message, StreamTaken)
+        if self.on_stream_taken is not None:
+            self.on_stream_taken(message)
 
     @handles(AdaptersChanged)
     def on_adapters_changed(self, envelope: Envelope) -> None:

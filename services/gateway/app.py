@@ -43,6 +43,7 @@ from services.gateway.openai.service_endpoints import ServiceEndpoints
 from services.gateway.openai.serving import Serving
 from services.gateway.record import RecordDirectory, Recorder
 from services.gateway.responses.endpoints import ResponseEndpoints
+from services.gateway.streams.streams import Streams
 from shared.clock import SystemClock
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
@@ -94,6 +95,7 @@ def create_app(
     records: RecordDirectory | None = None,
     members: Callable[[], Sequence[tuple[Heartbeat, float]]] = _no_members,
     engine_controls: admin_engines.Controls | None = None,
+    streams: Streams | None = None,
 ) -> FastAPI:
     """Returns the ASGI application.
 
@@ -101,6 +103,7 @@ def create_app(
     gateway alone. `usage` takes the usage records, which by default go nowhere. `heartbeats` returns the last heartbeat
     of each engine; it is called at each scrape of `/metrics`. `records` keeps and finds the records of requests, by
     default of none. `members` returns the topology. `engine_controls` takes engines out of service.
+    `streams` records streams; by default none can be resumed.
     """
     usage, records = usage or UsageLedger(), records or RecordDirectory(Recorder(0))
     backend = GuardedBackend(
@@ -121,21 +124,21 @@ def create_app(
     streaming = ollama.STREAMING
     app.add_middleware(Edge, keys=keys, metrics=metrics, formats=formats, prefix=prefix, streaming=streaming)
     _allow_pages(app, settings)
-    serving = Serving(backend, metrics, settings)
+    serving = Serving(backend, metrics, settings, streams)
     _post(app, "/generate", GenerateEndpoint(serving).generate)
     _add_probes(app, ServiceEndpoints(backend, metrics))
     _add_console(app, RequestEndpoints(records), TopologyEndpoint(members), ConsolePage())
     _add_engines(app, admin_engines.EngineEndpoints(engine_controls))
-    app.state.batches = _add_apis(app, serving, keys) if settings.use_openai else None
+    app.state.batches = _add_apis(app, serving, keys, streams) if settings.use_openai else None
     if not settings.use_openai:
         _refuse_apis(app)
     openapi.add_schemas(app, [*BODIES.values()], [*ERROR_SCHEMAS.values()])
     return app
 
 
-def _add_apis(app: FastAPI, serving: Serving, keys: ApiKeys) -> Batches:
+def _add_apis(app: FastAPI, serving: Serving, keys: ApiKeys, streams: Streams | None) -> Batches:
     """Adds the APIs besides `/generate`. Returns the batches, which run requests of their own."""
-    _add_generation(app, GenerationEndpoints(serving))
+    _add_generation(app, GenerationEndpoints(serving), streams)
     _add_pooling(app, PoolingEndpoints(serving.backend, serving.metrics))
     _add_service(app, ServiceEndpoints(serving.backend, serving.metrics))
     _add_adapters(app, adapters.AdapterEndpoints(serving.backend))
@@ -169,9 +172,12 @@ def _allow_pages(app: FastAPI, settings: GatewaySettings) -> None:
         )
 
 
-def _add_generation(app: FastAPI, endpoints: GenerationEndpoints) -> None:
-    _post(app, "/v1/completions", endpoints.completions)
-    _post(app, "/v1/chat/completions", endpoints.chat_completions)
+def _add_generation(app: FastAPI, endpoints: GenerationEndpoints, streams: Streams | None) -> None:
+    routes = {"/v1/completions": endpoints.completions, "/v1/chat/completions": endpoints.chat_completions}
+    for path, endpoint in routes.items():
+        _post(app, path, endpoint if streams is None else streams.resumable(path, endpoint))
+    if streams is not None:
+        _get(app, "/v1/streams/{stream_id}", streams.retrieve)
 
 
 def _add_pooling(app: FastAPI, endpoints: PoolingEndpoints) -> None:

@@ -28,6 +28,26 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
+class ResumedOutput:
+    """Output that a former run of a request has accepted, for each sequence: it is continued, not computed again.
+
+    The updates have the text of all output, but not these tokens. `token`: fencing token of the run, above that of
+    every former run; it makes the attempts of the sequences higher than all earlier ones. `num_cached_tokens`: prompt
+    tokens that the first run found in the prefix cache, None if it had no output.
+    """
+
+    token_ids: tuple[tuple[int, ...], ...]
+    cumulative_logprobs: tuple[float, ...]
+    num_cached_tokens: tuple[int | None, ...]
+    token: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of all sequences."""
+        return sum(map(len, self.token_ids))
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One accepted HTTP request. Exactly one of `texts`, `token_ids`, `messages` and `conversations` is set.
 
@@ -83,6 +103,8 @@ class GenerationRequest:
     pooling: PoolingParams | None = None
     record: RecordedRequest = NOT_RECORDED
     """Takes the events of the request, for its timeline."""
+    resumed: ResumedOutput | None = None
+    """Where the request goes on, if it was begun by a run that has ended."""
     prompt_names: tuple[str, ...] = ()
     """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
 

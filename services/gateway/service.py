@@ -17,6 +17,8 @@ from services.gateway.actor import GatewayActor
 from services.gateway.app import continue_batches, create_app
 from services.gateway.http.auth import ApiKeys
 from services.gateway.record import Recorder
+from services.gateway.streams.store import StreamStore
+from services.gateway.streams.streams import Streams
 from shared import limits, tls
 from shared.actors.host import Host
 from shared.config import GatewaySettings, SettingsError
@@ -55,6 +57,10 @@ class GatewayService:
         if self._key_file is not None:
             self._background.append(asyncio.create_task(self._key_file.watch(self._keys.replace)))
         self._usage = self._make_ledger(host)
+        self._streams = _make_streams(host, self._settings)
+        if self._streams is not None:
+            self._actor.on_stream_taken = self._streams.on_taken
+            self._background.append(asyncio.create_task(self._streams.journal.run()))
         self._app = create_app(
             self._actor,
             self._settings,
@@ -65,6 +71,7 @@ class GatewayService:
             records=self._actor.records,
             members=self._actor.topology,
             engine_controls=self._actor.engine_controls,
+            streams=self._streams,
         )
         self._server = _Server(server_config(self._app, self._settings))
         self._server_task = asyncio.create_task(self._serve(self._actor, listener))
@@ -90,6 +97,8 @@ class GatewayService:
             await self._server_task
             await self._actor.drain()
             await self._usage.close()
+            if self._streams is not None:
+                await self._streams.journal.close()
         finally:
             await self._actor.stop()
             await self._actor_task
@@ -109,6 +118,13 @@ class GatewayService:
         await actor.first_heartbeats()
         await continue_batches(self._app)
         await self._server.serve(sockets=[listener])
+
+
+def _make_streams(host: Host, settings: GatewaySettings) -> Streams | None:
+    if settings.stream_store == "off":
+        return None
+    store = StreamStore(host, "file" if settings.stream_store == "file" else "memory")
+    return Streams(host, store, settings.stream_grace)
 
 
 class _Server(uvicorn.Server):

@@ -1,4 +1,4 @@
-"""The bus over a NATS server. Only this file and `nats_key_value` import nats-py.
+"""The bus over a NATS server. Only this file, `nats_key_value` and `nats_durable_log` import nats-py.
 
 The library alone does not give the guarantees of `transport`. This module adds:
 
@@ -29,7 +29,9 @@ from nats.aio.subscription import Subscription as ClientSubscription
 
 from shared import limits
 from shared.actors.credentials import read_credentials, without_credentials
+from shared.actors.durable_log import DurableLog, LogConfig
 from shared.actors.key_value import KeyValueStore
+from shared.actors.nats_durable_log import NatsDurableLog
 from shared.actors.nats_key_value import NatsKeyValueStore
 from shared.actors.payload import too_large
 from shared.actors.transport import (
@@ -238,6 +240,10 @@ class NatsTransport:
     def key_value_store(self, bucket: str, *, ttl_s: float, timeout_s: float) -> KeyValueStore:
         """See Transport. Needs a server with JetStream."""
         return NatsKeyValueStore(self._client, bucket, ttl_s, timeout_s)
+
+    def durable_log(self, config: LogConfig, *, timeout_s: float) -> DurableLog:
+        """See Transport. Needs a server with JetStream."""
+        return NatsDurableLog(self._client, config, timeout_s)
 
     async def close(self) -> None:
         """See Transport. Waits at most `CLOSE_TIMEOUT_S` for the server, and as long again for the client to close."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from shared.actors.durable_log import DurableLog, LogConfig
 from shared.actors.key_value import KeyValueStore
 
 Headers = Mapping[str, str]
@@ -97,6 +98,10 @@ class Transport(Protocol):
 
         `ttl_s`: how long an entry lives that nobody writes; `timeout_s`: time limit of one operation.
         """
+        ...
+
+    def durable_log(self, config: LogConfig, *, timeout_s: float) -> DurableLog:
+        """Returns a log of messages. `timeout_s`: time limit of one operation."""
         ...
 
     async def close(self) -> None:

@@ -60,6 +60,7 @@ from shared.messages.gateway import (
     RecordQuery,
     RecordReply,
     RequestState,
+    StreamTaken,
     UsageOutcome,
     UsageRecord,
 )
@@ -129,6 +130,7 @@ __all__ = [
     "StepEvent",
     "StepEvents",
     "StreamStatus",
+    "StreamTaken",
     "Submit",
     "SubmitBatch",
     "SubmitBatchReply",

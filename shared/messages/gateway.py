@@ -33,6 +33,17 @@ class OwnershipReply(Message, frozen=True, array_like=True, tag=True):
     released: tuple[SequenceRef, ...]
 
 
+class StreamTaken(Message, frozen=True, array_like=True, tag=True):
+    """Tells a gateway that another one has taken a stream over, so that it ends its own run of the request.
+
+    Sent once. A gateway that misses it learns it from the record of the stream.
+    """
+
+    request_id: str
+    token: int
+    """Fencing token of the new run; runs with a lower one end."""
+
+
 UsageOutcome = Literal["completed", "cancelled", "failed"]
 
 

@@ -141,7 +141,7 @@ def merge(batch: list[SequenceUpdate]) -> Iterable[SequenceUpdate]:
     merged: dict[int, SequenceUpdate] = {}
     for update in batch:
         earlier = merged.get(update.index)
-        merged[update.index] = update if earlier is None else _join(earlier, update)
+        merged[update.index] = update if earlier is None else joined_updates(earlier, update)
     return merged.values()
 
 
@@ -156,7 +156,8 @@ def without_output(update: SequenceUpdate) -> SequenceUpdate:
     )
 
 
-def _join(first: SequenceUpdate, then: SequenceUpdate) -> SequenceUpdate:
+def joined_updates(first: SequenceUpdate, then: SequenceUpdate) -> SequenceUpdate:
+    """Returns two updates of a sequence, of which the first is not its last one, as one."""
     assert first.finish_reason is None, first.index
     return SequenceUpdate(
         index=first.index,

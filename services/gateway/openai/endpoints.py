@@ -26,22 +26,24 @@ class GenerationEndpoints:
 
     async def completions(self, request: Request) -> Response:
         """Continues a text, or each of several texts."""
-        arrival = Arrival.now()
+        arrival = Arrival.of(request)
         data = await _checked(request, schemas.CompletionBody)
         body = read_body(data, schemas.COMPLETION_DECODER)
         card = self._serving.resolve_model(body.model)
-        wanted = parameters.completion(body, card, request.state.request_id, self._serving.defaults)
+        wanted = parameters.completion(body, card, request.state.request_id, self._serving.defaults_of(request))
         echoes = await self._echoes(wanted) if body.echo else _no_echoes(wanted)
         return await self._answer(request, self._context("completion", arrival, card, wanted, body, echoes))
 
     async def chat_completions(self, request: Request) -> Response:
         """Continues a conversation."""
-        arrival = Arrival.now()
+        arrival = Arrival.of(request)
         data = await _checked(request, schemas.ChatBody)
         body = read_body(data, schemas.CHAT_DECODER)
         card = self._serving.resolve_model(body.model)
         serving = self._serving
-        wanted, answer = chat_request(body, card, request.state.request_id, serving.defaults, serving.settings)
+        wanted, answer = chat_request(
+            body, card, request.state.request_id, serving.defaults_of(request), serving.settings
+        )
         echoes = await self._echoes(wanted) if body.echo else _no_echoes(wanted)
         context = self._context("chat", arrival, card, wanted, body, echoes)
         return await self._answer(request, replace(context, answer_format=answer))
@@ -88,7 +90,7 @@ class GenerationEndpoints:
 
 
 async def _checked(request: Request, body: type[GenerationFields]) -> bytes:
-    data = await request_body.read(request.scope["headers"], request.receive)
+    data = request.state.body = await request_body.read(request.scope["headers"], request.receive)
     unsupported_params.check(read_fields(data), body)
     return data
 

@@ -5,11 +5,21 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+from starlette.requests import Request
+
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.openai.answer_format import AnswerFormat
 
 Kind = Literal["completion", "chat"]
 ID_PREFIX: dict[Kind, str] = {"completion": "cmpl-", "chat": "chatcmpl-"}
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What a run that resumes a stream takes from the first run of the request. `created`: Unix seconds."""
+
+    created: int
+    seed: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +33,13 @@ class Arrival:
     def now(cls) -> "Arrival":
         """Returns the current time. Must be called before any other work for the request."""
         return cls(int(time.time()), time.perf_counter())
+
+    @classmethod
+    def of(cls, request: Request) -> "Arrival":
+        """Returns the current time. If the request resumes a stream, it was created when the stream was."""
+        resumption: Resumption | None = getattr(request.state, "resumption", None)
+        now = cls.now()
+        return now if resumption is None else cls(resumption.created, now.started_s)
 
 
 @dataclass(frozen=True, slots=True)

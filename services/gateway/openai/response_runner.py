@@ -11,7 +11,7 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.gateway.generation import Backend, Generation, SequenceUpdate
+from services.gateway.generation import Backend, Generation, ResumedOutput, SequenceUpdate
 from services.gateway.http import sse
 from services.gateway.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.http.errors import as_service_error
@@ -36,6 +36,39 @@ class Sink(Protocol):
         ...
 
 
+class RecordedStream(Protocol):
+    """A stream that can be resumed: gives its events ids, notes its tokens, and leaves out what the client has.
+
+    Its three methods that return events stand for those of an encoder.
+    """
+
+    @property
+    def resumed(self) -> ResumedOutput | None:
+        """The output with which the run goes on; None if it begins."""
+        ...
+
+    def opening(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
+        """Returns the events before the output. Called once, before `output`."""
+        ...
+
+    def output(
+        self,
+        encoder: AnswerEncoder,
+        batch: list[SequenceUpdate],
+        take: Callable[[SequenceUpdate], tuple[Choice, str]],
+    ) -> bytes:
+        """Returns the events of new output, which `take` adds to its choice. Raises ServiceError."""
+        ...
+
+    def closing(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
+        """Returns the events after the output. Called once."""
+        ...
+
+    async def serve(self, run: "ResponseRunner", receive: Receive, channel: sse.EventChannel) -> None:
+        """Runs the request for a client, and perhaps on without it. Called once. Raises ServiceError."""
+        ...
+
+
 BeforeEnd = Callable[[], Awaitable[None]]
 
 
@@ -47,7 +80,7 @@ class ResponseRunner:
     """Runs one generation, from the request to the last byte of its answer.
 
     `before_end` is awaited when the answer is complete and encoded, before its last bytes are sent. So what it stores
-    is there when the client asks for it.
+    is there when the client asks for it. `recorded`: of a stream that can be resumed.
     """
 
     def __init__(
@@ -58,6 +91,7 @@ class ResponseRunner:
         metrics: GatewayMetrics,
         trace: RequestTrace,
         before_end: BeforeEnd = nothing,
+        recorded: RecordedStream | None = None,
     ) -> None:
         self.metrics = metrics
         self.encoder = encoder
@@ -65,6 +99,7 @@ class ResponseRunner:
         self._context = context
         self._trace = trace
         self._before_end = before_end
+        self._recorded = recorded
         self._accumulator = ChoiceAccumulator(
             len(context.echoes), context.request.num_sequences, keep_token_ids=context.return_token_ids
         )
@@ -109,11 +144,14 @@ class ResponseRunner:
             if data := self._encode(batch, generation):
                 await sink.write(data)
         self._complete(generation)
-        last = self._opening(generation) + self.encoder.closing(self._state(generation))
+        last = self._opening(generation) + self._closing(generation)
         await self._before_end()
         await sink.end(last)
 
     def _encode(self, batch: list[SequenceUpdate], generation: Generation) -> bytes:
+        if self._recorded is not None:
+            opening = self._opening(generation)
+            return opening + self._recorded.output(self.encoder, batch, self._take)
         taken = [self._take(update) for update in merge(batch)]
         opening = self._opening(generation)
         chunks = b"".join([self.encoder.chunk(choice, text) for choice, text in taken])
@@ -124,7 +162,14 @@ class ResponseRunner:
         if self._opened:
             return b""
         self._opened = True
+        if self._recorded is not None:
+            return self._recorded.opening(self.encoder, self._state(generation))
         return self.encoder.opening(self._state(generation))
+
+    def _closing(self, generation: Generation) -> bytes:
+        if self._recorded is not None:
+            return self._recorded.closing(self.encoder, self._state(generation))
+        return self.encoder.closing(self._state(generation))
 
     def _start_parsing(self, generation: Generation) -> None:
         """Makes the parsers of the choices, which need the end of the prompt, when the first output has arrived."""
@@ -182,11 +227,12 @@ def _num_prompt_tokens(generation: Generation | None) -> int:
 class StreamedAnswer(Response):
     """An ASGI response that is written while tokens are generated."""
 
-    def __init__(self, run: ResponseRunner, keep_alive_s: float) -> None:
+    def __init__(self, run: ResponseRunner, keep_alive_s: float, recorded: RecordedStream | None = None) -> None:
         # The constructor of Response is not called, because it would render a body.
         self.background = None
         self._run = run
         self._keep_alive_s = keep_alive_s
+        self._recorded = recorded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Writes the stream. Raises a failure before the first byte; sends a later failure as an event."""
@@ -194,7 +240,10 @@ class StreamedAnswer(Response):
         keep_alive_s = self._keep_alive_s if content_type == sse.CONTENT_TYPE else 0.0
         channel = sse.EventChannel(send, keep_alive_s=keep_alive_s, content_type=content_type)
         try:
-            await self._run.stream(receive, channel)
+            if self._recorded is None:
+                await self._run.stream(receive, channel)
+            else:
+                await self._recorded.serve(self._run, receive, channel)
         except ClientGoneError as gone:
             self._run.metrics.count_error(gone.code)
         except Exception as error:

@@ -28,7 +28,17 @@ class RequestMessages:
         # The first sequence of each prompt reports the log probabilities of the prompt.
         reports = self.request.params.prompt_logprobs is not None and index % self.request.num_sequences == 0
         num_reported = self.prompt(index).num_tokens if reports else 0
-        return SequenceState(sequence_id(self.request.request_id, index), num_reported)
+        name, resumed = sequence_id(self.request.request_id, index), self.request.resumed
+        if resumed is None:
+            return SequenceState(name, num_reported)
+        return SequenceState(
+            name,
+            num_reported,
+            attempt=resumed.token * limits.ATTEMPTS_PER_RUN,
+            token_ids=list(resumed.token_ids[index]),
+            num_cached_tokens=resumed.num_cached_tokens[index] or 0,
+            cumulative_logprob=resumed.cumulative_logprobs[index],
+        )
 
     def prompt(self, index: int) -> Prompt:
         """Returns the prompt of a sequence."""

@@ -110,6 +110,8 @@ class RequestActor:
             prefilling = choices if self.request.params.beam is None else choices[:1]
             prefilled += sum(choice.num_prefilled_tokens(prompt.num_tokens) for choice in prefilling)
         generated = sum(len(one.token_ids) for one in self.sequences)
+        if self.sequences and self.request.resumed is not None:
+            generated -= self.request.resumed.num_tokens
         return TokenCounts(self.num_prompt_tokens, cached, prefilled + generated, generated)
 
     @property

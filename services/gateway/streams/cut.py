@@ -1,0 +1,115 @@
+"""Divides the output of a sequence that is produced again at the position up to which its client has it. Pure."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from services.gateway.generation import SequenceUpdate
+from services.gateway.openai.choices import joined_updates
+from services.gateway.streams.position import Position, Shown
+from shared.errors import ServiceError
+
+ALL = 2**31
+"""As `Piece.num_known`: the client has all events of the piece."""
+
+
+class Piece(NamedTuple):
+    """Output of a sequence, and how many of the events that it gives the client has already, the first ones."""
+
+    update: SequenceUpdate
+    num_known: int = 0
+
+
+class _Goal(NamedTuple):
+    shown: Shown
+    num_known: int
+
+
+class SequenceCut:
+    """Divides the output of one sequence. `replayed`: the tokens that the engine got as output, and does not repeat.
+
+    `accepted`: all tokens of the former run. Tokens that are computed again must be the same.
+    """
+
+    def __init__(self, index: int, replayed: tuple[int, ...], accepted: tuple[int, ...], position: Position) -> None:
+        self._index = index
+        self._accepted = accepted
+        self._goals = _goals(index, position)
+        self._checked = len(replayed)
+        self._done = Shown()
+        self._waiting = SequenceUpdate(index, "", replayed) if replayed else None
+
+    def push(self, update: SequenceUpdate) -> list[Piece]:
+        """Returns the pieces that are complete with an update.
+
+        Raises ServiceError: 'engine_failure' if it contradicts the former run, 'invalid_value' if the sequence ends
+        before the client's position.
+        """
+        self._check(update)
+        waiting = update if self._waiting is None else joined_updates(self._waiting, update)
+        self._waiting = None
+        pieces: list[Piece] = []
+        while self._goals:
+            goal = self._goals[0]
+            num_tokens = goal.shown.num_tokens - self._done.num_tokens
+            num_chars = goal.shown.num_chars - self._done.num_chars
+            has_all = len(waiting.token_ids) >= num_tokens and len(waiting.text) >= num_chars
+            ended = waiting.finish_reason is not None
+            if not has_all or goal.shown.ended > ended:
+                if ended:
+                    raise beyond_the_end()
+                self._waiting = waiting
+                return pieces
+            self._goals.pop(0)
+            if goal.shown.ended:
+                return [*pieces, Piece(waiting, goal.num_known)]
+            head, waiting = _divided(waiting, num_tokens, num_chars)
+            self._done = goal.shown
+            pieces.append(Piece(head, goal.num_known))
+        if waiting.text or waiting.token_ids or waiting.finish_reason is not None or not pieces:
+            pieces.append(Piece(waiting))
+        return pieces
+
+    def _check(self, update: SequenceUpdate) -> None:
+        end = self._checked + len(update.token_ids)
+        known = self._accepted[self._checked : end]
+        if update.token_ids[: len(known)] != known:
+            told = "The output that was computed again differs from what the stream has shown. Send the request again."
+            raise ServiceError("engine_failure", told)
+        self._checked = end
+
+
+def beyond_the_end() -> ServiceError:
+    """Returns the error for a position that the stream does not have."""
+    told = "The position is behind the end of the stream. Send the id of the last event that has arrived."
+    return ServiceError("invalid_value", told, param="from")
+
+
+def _goals(index: int, position: Position) -> list[_Goal]:
+    if position.closing:
+        return [_Goal(Shown(ended=True), ALL)]
+    if position.before_output:
+        return []
+    shown, part = position.shown[index], position.part
+    goals = [_Goal(shown, ALL)] if shown != Shown() else []
+    if part is not None and part.index == index:
+        goals.append(_Goal(part.until, part.num_events))
+    return goals
+
+
+def _divided(update: SequenceUpdate, num_tokens: int, num_chars: int) -> tuple[SequenceUpdate, SequenceUpdate]:
+    head = replace(
+        update,
+        text=update.text[:num_chars],
+        token_ids=update.token_ids[:num_tokens],
+        logprobs=update.logprobs[:num_tokens],
+        finish_reason=None,
+        stop_reason=None,
+    )
+    rest = replace(
+        update,
+        text=update.text[num_chars:],
+        token_ids=update.token_ids[num_tokens:],
+        logprobs=update.logprobs[num_tokens:],
+        text_offset=update.text_offset + num_chars,
+    )
+    return head, rest

@@ -1,0 +1,182 @@
+"""Writes the accepted tokens of a gateway's streams behind the token path, and renews their records.
+
+A stream only appends to lists in memory; one task writes what is new of all streams, every `STREAM_FLUSH_S` in one
+message. If the store does not answer, what is new waits in those lists, which the requests have in any case.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from services.gateway.generation import SequenceUpdate
+from services.gateway.streams.record import Accepted, JournalEntry, Progress, StreamRecord
+from services.gateway.streams.store import StreamStore
+from shared import limits
+from shared.actors.durable_log import LogUnavailableError
+from shared.errors import ServiceError
+
+log = logging.getLogger(__name__)
+
+
+class JournaledStream:
+    """The accepted tokens of one stream that runs here. `on_lost` is called if another gateway has taken it over.
+
+    `replayed`: tokens of each sequence with which the run has begun.
+    """
+
+    def __init__(
+        self, record: StreamRecord, replayed: tuple[Accepted, ...], journal: "Journal", on_lost: Callable[[], None]
+    ) -> None:
+        self.record = record
+        self.accepted = list(replayed)
+        self.on_lost = on_lost
+        self.revision = 0
+        """Of the record in the store; 0 if it is not known."""
+        self._journal = journal
+        self._written = [len(one.token_ids) for one in self.accepted]
+        self._is_new = [False] * len(self.accepted)
+
+    def saw(self, update: SequenceUpdate) -> None:
+        """Takes in new output. On the token path: does no work that can wait."""
+        one = self.accepted[update.index]
+        if update.token_ids:
+            one.grow(update.token_ids, update.cumulative_logprob)
+        if update.num_cached_tokens > one.num_cached:
+            one.num_cached = update.num_cached_tokens
+        if update.finish_reason is not None:
+            one.ended = True
+        self._is_new[update.index] = True
+        self._journal.changed(self)
+
+    def news(self) -> tuple[Progress, ...]:
+        """Returns what is not written yet."""
+        return tuple(
+            [
+                self.accepted[index].progress(index, self._written[index])
+                for index, new in enumerate(self._is_new)
+                if new
+            ]
+        )
+
+    def written(self, progress: tuple[Progress, ...]) -> None:
+        """Notes that `progress` is in the journal."""
+        for one in progress:
+            self._written[one.index] = one.end
+            now = self.accepted[one.index]
+            self._is_new[one.index] = len(now.token_ids) > one.end or now.ended != one.ended
+
+    def progress(self) -> tuple[Progress, ...]:
+        """Returns everything so far, for the record."""
+        return tuple([one.progress(index) for index, one in enumerate(self.accepted)])
+
+
+class Journal:
+    """The journal of one gateway. `run` must run for anything to be written."""
+
+    def __init__(self, store: StreamStore) -> None:
+        self.position = 0
+        """Sequence number of the last message of this gateway that is known to be in the journal."""
+        self.is_open = False
+        """Whether the store takes records."""
+        self.running: dict[str, JournaledStream] = {}
+        self._store = store
+        self._changed: dict[str, JournaledStream] = {}
+        self._wake = asyncio.Event()
+
+    def changed(self, stream: JournaledStream) -> None:
+        """Has the news of a stream written soon."""
+        if not self._changed:
+            self._wake.set()
+        self._changed[stream.record.request_id] = stream
+
+    async def run(self) -> None:
+        """Writes and renews until it is cancelled. An unavailable store is opened again."""
+        while True:
+            try:
+                await self._store.open()
+                self.is_open = True
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._write())
+                    tasks.create_task(self._renew())
+            except* (LogUnavailableError, ServiceError) as group:
+                if self.is_open or not self.position:
+                    log.warning("streams are not recorded: %s", group.exceptions[0])
+                self.is_open = False
+            await asyncio.sleep(limits.STREAM_STORE_TIMEOUT_S)
+
+    async def close(self) -> None:
+        """Writes what is left, if the store answers."""
+        if self.is_open and self._changed:
+            try:
+                await self._flush()
+            except (LogUnavailableError, ServiceError) as error:
+                log.warning("the last tokens of streams are not recorded: %s", error)
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(limits.STREAM_FLUSH_S)
+            await self._flush()
+
+    async def _flush(self) -> None:
+        self._wake.clear()
+        changed, self._changed = self._changed, {}
+        try:
+            for part in _parts(changed):
+                entries = tuple(JournalEntry(one.record.request_id, one.record.token, news) for one, news in part)
+                self.position = await self._store.note(entries)
+                for one, news in part:
+                    one.written(news)
+                    changed.pop(one.record.request_id, None)
+        finally:
+            for one in changed.values():  # of a part that was not written
+                self._changed.setdefault(one.record.request_id, one)
+            if self._changed:
+                self._wake.set()
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(limits.STREAM_RENEW_S / 10)
+            due = time.time() - limits.STREAM_RENEW_S
+            for stream in [one for one in self.running.values() if one.record.renewed_at < due]:
+                await self._renew_one(stream)
+
+    async def _renew_one(self, stream: JournaledStream) -> None:
+        """Writes a record again, unless another gateway has: then the run here has lost the stream."""
+        record = stream.record
+        if not stream.revision:
+            found = await self._store.find(record.request_id)
+            stream.revision = found[1] if found is not None and found[0].token == record.token else 0
+            if found is not None and not stream.revision:
+                stream.on_lost()
+                return
+        renewed = _renewed(record, stream.progress(), self.position + 1)
+        revision = await self._store.replace(renewed, stream.revision)
+        if revision is None:
+            stream.on_lost()
+            return
+        stream.record, stream.revision = renewed, revision
+
+
+def _renewed(record: StreamRecord, progress: tuple[Progress, ...], journal_from: int) -> StreamRecord:
+    return msgspec.structs.replace(record, progress=progress, journal_from=journal_from, renewed_at=time.time())
+
+
+def _parts(
+    changed: dict[str, JournaledStream],
+) -> Iterator[list[tuple[JournaledStream, tuple[Progress, ...]]]]:
+    """Yields the news of streams in parts that fit into one message each."""
+    part: list[tuple[JournaledStream, tuple[Progress, ...]]] = []
+    size = 0
+    for stream in list(changed.values()):
+        news = stream.news()
+        size += sum(len(one.tokens) for one in news)
+        part.append((stream, news))
+        if size > limits.STREAM_JOURNAL_BYTES_MAX:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part

@@ -1,0 +1,97 @@
+"""Positions in a stream: which of its events a client has, as it tells the server to go on from there. Pure.
+
+A position is what an event's `id` has behind the request's id: `<request id>:<position>`.
+
+    o2            the first two events, which come before any output
+    12.40         what the first 12 tokens and 40 characters of the only sequence gave
+    12.40e,9.31   the same for two sequences, of which the first has ended
+    12.40-0.14.47.2   in addition two of the events that the next output gave, up to token 14 and character 47
+    c1            everything and the first event after the output
+
+Tokens and characters both count, because a token may give no text yet, and text may wait for later tokens.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shared.errors import ServiceError
+
+_NUMBER = r"(?:0|[1-9][0-9]{0,8})"
+_SHOWN = rf"{_NUMBER}\.{_NUMBER}e?"
+_POSITION = re.compile(
+    rf"o(?P<opening>{_NUMBER})|c(?P<closing>{_NUMBER})|(?P<all>{_SHOWN}(?:,{_SHOWN})*)(?P<part>-.+)?"
+)
+_PART = re.compile(rf"-({_NUMBER})\.({_SHOWN})\.({_NUMBER})")
+
+
+class Shown(NamedTuple):
+    """How much of a sequence has been shown. `ended`: its finish reason, too."""
+
+    num_tokens: int = 0
+    num_chars: int = 0
+    ended: bool = False
+
+    def text(self) -> str:
+        """Returns how a position writes it."""
+        return f"{self.num_tokens}.{self.num_chars}{'e' if self.ended else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some events of what the output of sequence `index` up to `until` gave."""
+
+    index: int
+    until: Shown
+    num_events: int
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A position. `opening`: events before the output, if it is among them; `closing`: events after the output.
+
+    `shown` has an entry for each sequence, unless the position is before or after the output.
+    """
+
+    shown: tuple[Shown, ...] = ()
+    part: Part | None = None
+    opening: int = 0
+    closing: int = 0
+
+    @property
+    def before_output(self) -> bool:
+        """Whether no output has been shown."""
+        return not self.shown and not self.closing
+
+
+START = Position()
+
+
+def parse(text: str, param: str) -> Position:
+    """Returns a position. `0` is the beginning. Raises ServiceError('invalid_value') naming `param`."""
+    if text in ("", "0"):
+        return START
+    found = _POSITION.fullmatch(text)
+    if found is None:
+        raise _invalid(text, param)
+    if found["opening"]:
+        return Position(opening=int(found["opening"]))
+    if found["closing"]:
+        return Position(closing=max(1, int(found["closing"])))
+    shown = tuple(_shown(one) for one in found["all"].split(","))
+    if not found["part"]:
+        return Position(shown)
+    part = _PART.fullmatch(found["part"])
+    if part is None or int(part[1]) >= len(shown):
+        raise _invalid(text, param)
+    return Position(shown, Part(int(part[1]), _shown(part[2]), int(part[3])))
+
+
+def _shown(text: str) -> Shown:
+    tokens, _, chars = text.rstrip("e").partition(".")
+    return Shown(int(tokens), int(chars), text.endswith("e"))
+
+
+def _invalid(text: str, param: str) -> ServiceError:
+    told = f"'{param}' has no position of a stream: {text[:40]!r}. Send what an event's id has behind the colon, or 0."
+    return ServiceError("invalid_value", told, param=param)

@@ -1,0 +1,129 @@
+"""What is stored of a stream: its record, and the journal of the tokens that each gateway has accepted. Pure."""
+
+import msgspec
+
+from shared.codec import TOKEN_BYTES, pack_ids, unpack_ids
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of one sequence from position `first` on, packed, and what is known at their end.
+
+    `num_cached`: prompt tokens that were taken from the prefix cache.
+    """
+
+    index: int
+    first: int
+    tokens: bytes
+    cumulative_logprob: float = 0.0
+    num_cached: int = 0
+    ended: bool = False
+    last_from: int = 0
+    """Position of the first of the tokens that arrived last, and the cumulative log probability before it."""
+    last_from_logprob: float = 0.0
+
+    @property
+    def end(self) -> int:
+        """Position behind the last token."""
+        return self.first + len(self.tokens) // TOKEN_BYTES
+
+
+class StreamRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A stream, with everything that another gateway needs to go on with it. It has no API key, only the key's name.
+
+    `token`: fencing token, one more with each gateway that takes the stream over. `journal_from`: sequence number in
+    the journal from which the owner's entries for the stream may come; `progress` has what came before. Times are Unix
+    seconds; `renewed_at` is when the owner last wrote the record.
+    """
+
+    request_id: str
+    path: str
+    body: bytes
+    key_name: str
+    client_request_id: str
+    timeout: str
+    created: int
+    seed: int | None
+    owner_id: str
+    owner_instance_id: str
+    token: int
+    renewed_at: float
+    outlives_client: bool
+    journal_from: int
+    progress: tuple[Progress, ...] = ()
+
+
+class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
+    """The progress of one stream since the owner's previous entry."""
+
+    request_id: str
+    token: int
+    progress: tuple[Progress, ...]
+
+
+_RECORDS = msgspec.msgpack.Decoder(StreamRecord)
+_ENTRIES = msgspec.msgpack.Decoder(tuple[JournalEntry, ...])
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encoded(record: StreamRecord | tuple[JournalEntry, ...]) -> bytes:
+    """Returns a record or a message of the journal as bytes."""
+    return _encode(record)
+
+
+def decoded_record(data: bytes) -> StreamRecord:
+    """Returns a record. Raises msgspec.DecodeError."""
+    return _RECORDS.decode(data)
+
+
+def decoded_entries(data: bytes) -> tuple[JournalEntry, ...]:
+    """Returns the entries of a message of the journal. Raises msgspec.DecodeError."""
+    return _ENTRIES.decode(data)
+
+
+class Accepted:
+    """The tokens of one sequence that are known to be accepted."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.cumulative_logprob = 0.0
+        self.num_cached = 0
+        self.ended = False
+        self.last_from, self.last_from_logprob = 0, 0.0
+
+    def grow(self, token_ids: tuple[int, ...], cumulative_logprob: float) -> None:
+        """Adds tokens that have arrived together."""
+        self.last_from, self.last_from_logprob = len(self.token_ids), self.cumulative_logprob
+        self.token_ids += token_ids
+        self.cumulative_logprob = cumulative_logprob
+
+    def without_last(self) -> "Accepted":
+        """Returns what was accepted before the tokens that arrived last."""
+        found = Accepted()
+        found.token_ids, found.num_cached = self.token_ids[: self.last_from], self.num_cached
+        found.cumulative_logprob = self.last_from_logprob
+        return found
+
+    def add(self, progress: Progress) -> None:
+        """Adds progress that continues or repeats what is known. Progress behind a gap is left out."""
+        if progress.first > len(self.token_ids) or progress.end < len(self.token_ids):
+            return
+        self.token_ids[progress.first :] = unpack_ids(progress.tokens)
+        self.cumulative_logprob, self.ended = progress.cumulative_logprob, self.ended or progress.ended
+        self.num_cached = max(self.num_cached, progress.num_cached)
+        self.last_from, self.last_from_logprob = progress.last_from, progress.last_from_logprob
+
+    def progress(self, index: int, first: int = 0) -> Progress:
+        """Returns the tokens from position `first` on."""
+        packed = pack_ids(self.token_ids[first:])
+        last = self.last_from, self.last_from_logprob
+        return Progress(index, first, packed, self.cumulative_logprob, self.num_cached, self.ended, *last)
+
+
+def accepted_of(record: StreamRecord, entries: list[JournalEntry], num_sequences: int | None = None) -> list[Accepted]:
+    """Returns what is known of each sequence, from a record and the journal of its owner, in order."""
+    found: dict[int, Accepted] = {}
+    journal = (entry for entry in entries if (entry.request_id, entry.token) == (record.request_id, record.token))
+    for progress in (*record.progress, *(one for entry in journal for one in entry.progress)):
+        found.setdefault(progress.index, Accepted()).add(progress)
+    count = max(found, default=-1) + 1 if num_sequences is None else num_sequences
+    return [found.get(index) or Accepted() for index in range(count)]

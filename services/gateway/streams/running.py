@@ -1,0 +1,121 @@
+"""One recorded stream that runs in this gateway: it may outlive its client, and ends if it is taken over."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from starlette.types import Receive
+
+from services.gateway.generation import ResumedOutput, SequenceUpdate
+from services.gateway.http import sse
+from services.gateway.http.disconnect import ClientGoneError, unless_gone
+from services.gateway.openai.answer_encoder import AnswerEncoder, GenerationState
+from services.gateway.openai.response_runner import ResponseRunner, Sink
+from services.gateway.streams.journal import JournaledStream
+from services.gateway.streams.positioned import PositionedEvents, Take
+from shared.errors import ServiceError
+
+
+class DetachableSink:
+    """Passes a stream on to its client until the client is gone; then drops it."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink: Sink | None = sink
+
+    def detach(self) -> None:
+        """Drops everything from now on."""
+        self._sink = None
+
+    async def write(self, data: bytes) -> None:
+        """See Sink. Bytes of a client that already has them are empty, and are not sent."""
+        if data and self._sink is not None:
+            await self._sink.write(data)
+
+    async def end(self, data: bytes) -> None:
+        """See Sink."""
+        if self._sink is not None:
+            await self._sink.end(data)
+
+
+class RunningStream:
+    """Implements `response_runner.RecordedStream`. `grace_s`: how long it runs on without a client; 0: not at all.
+
+    `resumed`: the output with which the run begins. `on_end` is called once, when the run has ended.
+    """
+
+    def __init__(self, events: PositionedEvents, grace_s: float, on_end: "Callable[[RunningStream], None]") -> None:
+        self.resumed: ResumedOutput | None = None
+        self.journaled: JournaledStream | None = None
+        self._events = events
+        self._grace_s = grace_s
+        self._on_end = on_end
+        self._work: asyncio.Task[None] | None = None
+        self._taken = False
+        self._over = asyncio.Event()
+
+    def opening(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
+        """See RecordedStream."""
+        return self._events.opening(encoder, state)
+
+    def output(self, encoder: AnswerEncoder, batch: list[SequenceUpdate], take: Take) -> bytes:
+        """See RecordedStream. Also notes the accepted tokens."""
+        if self.resumed is not None:
+            batch = [self._with_cached_tokens(update, self.resumed) for update in batch]
+        data = self._events.output(encoder, batch, take)
+        if self.journaled is not None:
+            for update in batch:
+                self.journaled.saw(update)
+        return data
+
+    def closing(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
+        """See RecordedStream."""
+        return self._events.closing(encoder, state)
+
+    async def serve(self, run: ResponseRunner, receive: Receive, channel: sse.EventChannel) -> None:
+        """See RecordedStream."""
+        if self._taken:
+            self._end()
+            raise taken()
+        sink = DetachableSink(channel)
+        self._work = asyncio.create_task(run.detached(sink))
+        try:
+            await unless_gone(receive, self._result(self._work), channel.mind())
+        except ClientGoneError:
+            sink.detach()
+            if self._grace_s and not self._work.done():
+                await asyncio.wait({self._work}, timeout=self._grace_s)
+            raise
+        finally:
+            self._work.cancel()
+            await asyncio.gather(self._work, return_exceptions=True)
+            self._end()
+
+    def take_away(self) -> None:
+        """Ends the run: another one goes on with the stream."""
+        self._taken = True
+        if self._work is not None:
+            self._work.cancel()
+
+    async def over(self) -> None:
+        """Returns when the run has ended."""
+        await self._over.wait()
+
+    def _with_cached_tokens(self, update: SequenceUpdate, resumed: ResumedOutput) -> SequenceUpdate:
+        """Returns an update with the cached tokens of the first run: this one has found that run's work in the cache."""
+        known = resumed.num_cached_tokens[update.index]
+        return update if known is None else replace(update, num_cached_tokens=known)
+
+    def _end(self) -> None:
+        self._over.set()
+        self._on_end(self)
+
+    async def _result(self, work: "asyncio.Task[None]") -> None:
+        await asyncio.wait({work})
+        if self._taken:
+            raise taken()
+        work.result()
+
+
+def taken() -> ServiceError:
+    """Returns the error for a client whose stream another connection has resumed."""
+    return ServiceError("stream_taken", "Another connection has resumed this stream, so this one ends.")

@@ -1,0 +1,297 @@
+"""The recorded streams of a gateway: records new ones, and goes on with those of a client that comes back.
+
+A stream is resumed by running its stored request again, through the same endpoint, with what is fixed by the first run
+(request id, time, seed) and with the tokens that it has accepted as output. What the client has already is left out.
+There is one run at a time: the gateway that resumes a stream raises the fencing token in its record, and the former run
+ends, wherever it is.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from services.gateway.access.call import current_call, may_see
+from services.gateway.generation import ResumedOutput
+from services.gateway.http import request_body
+from services.gateway.http.request_id import LENGTH
+from services.gateway.openai.request_context import RequestContext, Resumption
+from services.gateway.streams.cut import beyond_the_end
+from services.gateway.streams.journal import Journal, JournaledStream
+from services.gateway.streams.position import Position, parse
+from services.gateway.streams.positioned import PositionedEvents
+from services.gateway.streams.record import Accepted, StreamRecord, accepted_of
+from services.gateway.streams.running import RunningStream, taken
+from services.gateway.streams.store import StreamStore, unavailable
+from shared import limits
+from shared.actors.durable_log import LogUnavailableError
+from shared.actors.host import Host
+from shared.codec import encode
+from shared.errors import ServiceError
+from shared.messages import StreamTaken
+
+LAST_EVENT_ID = "last-event-id"
+RESUMABLE = "x-antiphon-resumable"
+Endpoint = Callable[[Request], Awaitable[Response]]
+_CLAIMS_MAX = 5
+
+
+class Claim:
+    """A stream that this gateway has taken over and is about to run. Goes with the request to its endpoint."""
+
+    def __init__(self, record: StreamRecord, revision: int, accepted: list[Accepted], position: Position) -> None:
+        self.record = record
+        self.revision = revision
+        self.accepted = accepted
+        self.position = position
+
+    @property
+    def resumption(self) -> Resumption:
+        """Returns what the endpoint needs to make the same request again."""
+        return Resumption(self.record.created, self.record.seed)
+
+
+class Streams:
+    """Implements `serving.StreamBook`. `grace_s`: how long a resumable stream runs on without its client."""
+
+    def __init__(self, host: Host, store: StreamStore, grace_s: float) -> None:
+        self.journal = Journal(store)
+        self._host = host
+        self._store = store
+        self._grace_s = grace_s
+        self._endpoints: dict[str, Endpoint] = {}
+        self._running: dict[str, RunningStream] = {}
+
+    def resumable(self, path: str, endpoint: Endpoint) -> Endpoint:
+        """Returns an endpoint whose streams are recorded, and that goes on with one if it gets a `Last-Event-ID`."""
+
+        async def resuming(request: Request) -> Response:
+            last = request.headers.get(LAST_EVENT_ID)
+            if last is None:
+                request.state.records = path
+                return await endpoint(request)
+            request_id, _, position = last.partition(":")
+            body = await request_body.read(request.scope["headers"], request.receive)
+            return await self.resume(request_id, parse(position, "Last-Event-ID"), path, body)
+
+        self._endpoints[path] = endpoint
+        return resuming
+
+    async def retrieve(self, request: Request, stream_id: str) -> Response:
+        """The endpoint `GET /v1/streams/{id}`: goes on behind the position `from`, by default from the beginning."""
+        for name in request.query_params:
+            if name != "from":
+                raise ServiceError("unsupported_parameter", f"Unknown parameter '{name}'.", param=name)
+        return await self.resume(stream_id.partition(":")[0], parse(request.query_params.get("from", "0"), "from"))
+
+    async def begin(self, request: Request, context: RequestContext) -> RunningStream | None:
+        """Records a stream that begins or goes on. None if it is not recorded."""
+        claim: Claim | None = getattr(request.state, "claim", None)
+        path: str | None = getattr(request.state, "records", None)
+        if claim is not None:
+            return self._resumed(claim, context)
+        if path is None or not self.journal.is_open or not _is_recordable(context):
+            return None
+        body: bytes = request.state.body
+        if len(body) > limits.STREAM_BODY_BYTES_MAX:
+            return None
+        call, now = current_call(), time.time()
+        record = StreamRecord(
+            context.request.request_id,
+            path,
+            body,
+            call.key.name,
+            call.client_request_id,
+            call.timeout,
+            context.arrival.created,
+            context.request.params.seed,
+            self._host.id,
+            self._host.instance_id,
+            1,
+            now,
+            request.headers.get(RESUMABLE, "0") not in ("0", "false"),
+            self.journal.position + 1,
+        )
+        await self._store.create(record)
+        nothing = tuple(Accepted() for _ in range(context.num_sequences))
+        events = PositionedEvents(record.request_id, context.num_sequences)
+        return self._add(record, nothing, events)
+
+    def ended(self, stream: RunningStream) -> None:
+        """Forgets a stream whose run has ended. Its record is kept."""
+        journaled = stream.journaled
+        assert journaled is not None
+        request_id = journaled.record.request_id
+        if self._running.get(request_id) is stream:
+            del self._running[request_id]
+            self.journal.running.pop(request_id, None)
+
+    def on_taken(self, message: StreamTaken) -> None:
+        """Ends the run of a stream that another gateway has taken over."""
+        stream = self._running.get(message.request_id)
+        if stream is not None and stream.journaled is not None and stream.journaled.record.token < message.token:
+            stream.take_away()
+
+    # --- resuming ---
+
+    async def resume(self, request_id: str, position: Position, path: str = "", body: bytes = b"") -> Response:
+        """Returns the rest of a stream. With `path` it must be a stream of that path, with the same body.
+
+        Raises ServiceError: 'not_found', 'stream_expired', 'invalid_value' for a position that the stream cannot have.
+        """
+        try:
+            claim = await self._claim(request_id, position, path, body)
+        except LogUnavailableError as error:
+            raise unavailable(error) from error
+        record = claim.record
+        call = current_call()
+        call.client_request_id, call.timeout = record.client_request_id or call.client_request_id, record.timeout
+        return await self._endpoints[record.path](_stored_request(claim))
+
+    async def _claim(self, request_id: str, position: Position, path: str, body: bytes) -> Claim:
+        for _ in range(_CLAIMS_MAX):
+            found = await self._store.find(request_id) if _is_id(request_id) else None
+            if found is None or not may_see(found[0].key_name) or (path and found[0].path != path):
+                raise _unknown(request_id)
+            record, revision = found
+            if path and body != record.body:
+                told = "The stream was begun with another body. Send the same one, or no 'Last-Event-ID'."
+                raise ServiceError("invalid_value", told, param="Last-Event-ID")
+            if time.time() - record.renewed_at > limits.STREAM_RESUME_S:
+                raise _expired(request_id)
+            claim = await self._take(record, revision, position)
+            if claim is not None:
+                return claim
+        raise taken()
+
+    async def _take(self, record: StreamRecord, revision: int, position: Position) -> Claim | None:
+        """Makes this gateway the owner. Returns None if another gateway has become the owner meanwhile."""
+        here = self._running.get(record.request_id)
+        if here is not None and here.journaled is not None:
+            here.take_away()
+            await here.over()
+            accepted = here.journaled.accepted
+        else:
+            accepted = accepted_of(record, await self._store.journal(record))
+        _check_position(position, accepted)
+        owner = record.owner_id, record.owner_instance_id
+        claimed = msgspec.structs.replace(
+            record,
+            owner_id=self._host.id,
+            owner_instance_id=self._host.instance_id,
+            token=record.token + 1,
+            renewed_at=time.time(),
+            outlives_client=True,
+            journal_from=self.journal.position + 1,
+            progress=tuple(one.progress(index) for index, one in enumerate(accepted)),
+        )
+        new_revision = await self._store.replace(claimed, revision)
+        if new_revision is None:
+            return None
+        if owner != (self._host.id, self._host.instance_id):
+            subject = self._host.subjects.gateway_control(*owner)
+            await self._host.transport.publish(subject, encode(StreamTaken(record.request_id, claimed.token)))
+        return Claim(claimed, new_revision, accepted, position)
+
+    def _resumed(self, claim: Claim, context: RequestContext) -> RunningStream:
+        count = context.num_sequences
+        accepted = [*claim.accepted, *(Accepted() for _ in range(count - len(claim.accepted)))]
+        replayed = [_replayed(one, context) for one in accepted]
+        events = PositionedEvents(
+            claim.record.request_id,
+            count,
+            claim.position,
+            tuple(tuple(one.token_ids) for one in replayed),
+            tuple(tuple(one.token_ids) for one in accepted),
+        )
+        stream = self._add(claim.record, tuple(replayed), events)
+        assert stream.journaled is not None
+        stream.journaled.revision = claim.revision
+        stream.resumed = ResumedOutput(
+            tuple(tuple(one.token_ids) for one in replayed),
+            tuple(one.cumulative_logprob for one in replayed),
+            tuple(one.num_cached if one.token_ids else None for one in accepted),
+            claim.record.token,
+        )
+        return stream
+
+    def _add(self, record: StreamRecord, replayed: tuple[Accepted, ...], events: PositionedEvents) -> RunningStream:
+        stream = RunningStream(events, self._grace_s if record.outlives_client else 0.0, self.ended)
+        stream.journaled = JournaledStream(record, replayed, self.journal, stream.take_away)
+        self._running[record.request_id] = stream
+        self.journal.running[record.request_id] = stream.journaled
+        return stream
+
+
+def _is_recordable(context: RequestContext) -> bool:
+    """Whether the output of a request, produced again, gives the same events."""
+    request = context.request
+    plain = request.num_sequences == request.n and request.params.beam is None and not request.only_echoes
+    return plain and request.params.prompt_logprobs is None and context.num_sequences <= limits.STREAM_SEQUENCES_MAX
+
+
+def _replayed(accepted: Accepted, context: RequestContext) -> Accepted:
+    """Returns the tokens with which a sequence goes on: all but the last ones if the sequence has ended with them.
+
+    The engine computes those again and ends the sequence as before. With log probabilities everything is computed
+    again, because the record has none.
+    """
+    if context.request.params.logprobs is not None:
+        return Accepted()
+    if accepted.ended:
+        return accepted.without_last()
+    found = Accepted()
+    found.token_ids, found.num_cached = list(accepted.token_ids), accepted.num_cached
+    found.cumulative_logprob = accepted.cumulative_logprob
+    return found
+
+
+def _check_position(position: Position, accepted: list[Accepted]) -> None:
+    """Raises ServiceError for a position behind the end of a stream that is known to have ended."""
+    for shown, one in zip(position.shown, accepted, strict=False):
+        if one.ended and shown.num_tokens > len(one.token_ids):
+            raise beyond_the_end()
+
+
+def _stored_request(claim: Claim) -> Request:
+    record = claim.record
+    scope: dict[str, Any] = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": record.path,
+        "raw_path": record.path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(record.body)).encode())],
+        "client": None,
+        "server": None,
+        "state": {"request_id": record.request_id, "claim": claim, "resumption": claim.resumption},
+    }
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": record.body, "more_body": False}
+
+    return Request(scope, receive)
+
+
+def _is_id(request_id: str) -> bool:
+    return request_id.isascii() and request_id.isalnum() and len(request_id) == LENGTH
+
+
+def _unknown(request_id: str) -> ServiceError:
+    told = f"No stream with the id {request_id[:64]!r} is known. Send the request again."
+    return ServiceError("not_found", told, param="id")
+
+
+def _expired(request_id: str) -> ServiceError:
+    told = (
+        f"The stream {request_id!r} is too old: it can be resumed for {limits.STREAM_RESUME_S:g} seconds. "
+        "Send the request again."
+    )
+    return ServiceError("stream_expired", told, param="id")

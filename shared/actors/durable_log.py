@@ -1,0 +1,57 @@
+"""The interface to a log of messages that a bus keeps. For what other processes must find when their writer has died.
+
+Implemented by `nats_durable_log` on JetStream. A log keeps the messages of some subjects, in order, until they are too
+old or the log is full; then the oldest are dropped. Every message has a sequence number, from 1, that grows.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+Storage = Literal["memory", "file"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """What a log keeps. `subject`: of its messages, with a wildcard. `per_subject`: messages kept of each, 0: all."""
+
+    name: str
+    subject: str
+    storage: Storage
+    max_age_s: float
+    max_bytes: int
+    per_subject: int = 0
+
+
+class Logged(NamedTuple):
+    """A message of a log."""
+
+    sequence: int
+    payload: bytes
+
+
+class LogUnavailableError(Exception):
+    """The log did not answer in time: the bus is lost, keeps no messages, or does not permit it."""
+
+
+class DurableLog(Protocol):
+    """A log, which `open` creates if it is not there. All methods raise LogUnavailableError."""
+
+    async def open(self) -> None:
+        """Creates the log, or changes its limits. Must be called before the other methods."""
+        ...
+
+    async def append(self, subject: str, payload: bytes, *, last: int | None = None) -> int | None:
+        """Appends a message and returns its sequence number.
+
+        With `last` the message is appended only if the last one of its subject has that sequence number (0: if there is
+        none); otherwise returns None.
+        """
+        ...
+
+    async def last(self, subject: str) -> Logged | None:
+        """Returns the last message of a subject; None if there is none."""
+        ...
+
+    async def following(self, subject: str, sequence: int) -> Logged | None:
+        """Returns the first message of a subject, which may have wildcards, from this sequence number on; else None."""
+        ...

@@ -1,0 +1,81 @@
+"""The log on a NATS server with JetStream. Made by `nats.NatsTransport`."""
+
+from nats import errors
+from nats.aio.client import Client
+from nats.js import api
+from nats.js.errors import APIError, NotFoundError
+
+from shared.actors.durable_log import LogConfig, Logged, LogUnavailableError
+
+_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+_WRONG_LAST = 10071
+"""The server's code for a message whose subject has another last sequence number than expected."""
+_STORAGES = {"memory": api.StorageType.MEMORY, "file": api.StorageType.FILE}
+
+
+class NatsDurableLog:
+    """Implements `durable_log.DurableLog`."""
+
+    def __init__(self, client: Client, config: LogConfig, timeout_s: float) -> None:
+        self._stream = client.jetstream(timeout=timeout_s)  # pyright: ignore[reportUnknownMemberType]
+        self._config, self._timeout_s = config, timeout_s
+
+    async def open(self) -> None:
+        """See DurableLog."""
+        wanted = self._config
+        config = api.StreamConfig(
+            name=wanted.name,
+            subjects=[wanted.subject],
+            storage=_STORAGES[wanted.storage],
+            max_age=wanted.max_age_s,
+            max_bytes=wanted.max_bytes,
+            max_msgs_per_subject=wanted.per_subject or -1,
+            discard=api.DiscardPolicy.OLD,
+            duplicate_window=min(wanted.max_age_s, 120.0),
+            allow_direct=True,
+        )
+        try:
+            try:
+                await self._stream.add_stream(config)  # pyright: ignore[reportUnknownMemberType]
+            except APIError:  # it exists with other limits, or in another kind of memory, which cannot be changed
+                await self._stream.update_stream(config)  # pyright: ignore[reportUnknownMemberType]
+        except errors.Error as error:
+            raise self._unavailable(error) from error
+
+    async def append(self, subject: str, payload: bytes, *, last: int | None = None) -> int | None:
+        """See DurableLog."""
+        headers = None if last is None else {_EXPECTED: str(last)}
+        try:
+            reply = await self._stream.publish(
+                subject, payload, timeout=self._timeout_s, stream=self._config.name, headers=headers
+            )
+        except APIError as error:
+            if error.err_code == _WRONG_LAST:
+                return None
+            raise self._unavailable(error) from error
+        except errors.Error as error:
+            raise self._unavailable(error) from error
+        return reply.seq
+
+    async def last(self, subject: str) -> Logged | None:
+        """See DurableLog."""
+        try:
+            found = await self._stream.get_msg(self._config.name, subject=subject, direct=True)
+        except NotFoundError:
+            return None
+        except errors.Error as error:
+            raise self._unavailable(error) from error
+        return Logged(found.seq or 0, found.data or b"")
+
+    async def following(self, subject: str, sequence: int) -> Logged | None:
+        """See DurableLog."""
+        try:
+            found = await self._stream.get_msg(self._config.name, sequence, subject, direct=True, next=True)
+        except NotFoundError:
+            return None
+        except errors.Error as error:
+            raise self._unavailable(error) from error
+        return Logged(found.seq or 0, found.data or b"")
+
+    def _unavailable(self, error: Exception) -> LogUnavailableError:
+        return LogUnavailableError(f"the log {self._config.name} does not answer ({error or type(error).__name__})")

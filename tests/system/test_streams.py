@@ -1,0 +1,348 @@
+"""Streams that outlive every process: gateways, the bus and everything at once are killed in mid-stream."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.served import Served, fetch, serve_tiny, until_the_end, wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.nats]
+
+FLAGS = ("--dtype=float32", "--block-size=16", "--max-num-seqs=16")
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+NUM_TOKENS = 150
+SCHEMA = {
+    "type": "object",
+    "properties": {"words": {"type": "array", "items": {"type": "string"}, "minItems": 8}},
+    "required": ["words"],
+}
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}
+
+
+def request(path: str, number: int, **fields: Any) -> tuple[str, dict[str, Any]]:
+    given = {"messages": [{"role": "user", "content": f"{number}: tell me"}]} if path == CHAT else {"prompt": f"{number}"}
+    base = {"model": "tiny", "stream": True, "max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 0.9}
+    return path, {**base, **given, "seed": number, "stream_options": {"include_usage": True}, **fields}
+
+
+MIX = {
+    "plain": request(CHAT, 1),
+    "greedy": request(COMPLETIONS, 2, temperature=0),
+    "choices": request(CHAT, 3, n=3, max_tokens=100),
+    "penalties": request(CHAT, 4, frequency_penalty=1.2, presence_penalty=0.4, repetition_penalty=1.1),
+    "guided": request(CHAT, 5, guided_json=SCHEMA, ignore_eos=False),
+    "tools": request(CHAT, 6, tools=[TOOL], tool_choice="required", ignore_eos=False),
+    "logprobs": request(CHAT, 7, logprobs=True, top_logprobs=2),
+    "completion logprobs": request(COMPLETIONS, 8, logprobs=2),
+    "stop string": request(CHAT, 9, stop=["<|filler_299|>zz"]),
+    "token ids": request(CHAT, 10, return_token_ids=True),
+}
+"""A stream of each kind whose events depend on more than the latest token."""
+
+
+class Broken(Exception):
+    """The connection has ended before the stream."""
+
+
+class Events:
+    """A stream as its client sees it: its events so far, and the id of the last one."""
+
+    def __init__(self, served: Served, method: str = "", path: str = "", body: Any = None, **headers: str) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+        self.connection.connect()
+        self.local_port = self.connection.sock.getsockname()[1]
+        self.events: list[bytes] = []
+        self.last_id = ""
+        self.response: http.client.HTTPResponse | None = None
+        OPENED.append(self)
+        if method:
+            self.ask(method, path, body, **headers)
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> None:
+        data = None if body is None else json.dumps(body)
+        self.connection.request(method, path, data, {"Content-Type": "application/json", **headers})
+
+    def read(self, count: int = 10**6) -> bool:
+        """Reads so many further events. Returns whether the stream has ended."""
+        try:
+            if self.response is None:
+                self.response = self.connection.getresponse()
+                assert self.response.status == 200, self.response.read()
+            fields: dict[bytes, bytes] = {}
+            while count:
+                line = self.response.readline()
+                if not line:
+                    if self.response.isclosed() and self.events and self.events[-1] == b"[DONE]":
+                        return True
+                    raise Broken
+                name, _, value = line.rstrip(b"\n").partition(b": ")
+                if name:
+                    fields[name] = value
+                elif b"data" in fields:
+                    self.events.append(fields[b"data"])
+                    self.last_id = fields.get(b"id", self.last_id.encode()).decode()
+                    fields, count = {}, count - 1
+        except (OSError, http.client.HTTPException) as error:
+            raise Broken from error
+        return False
+
+    def close(self) -> None:
+        if self.response is not None:
+            self.response.close()
+        self.connection.close()
+
+
+OPENED: list[Events] = []
+
+
+@pytest.fixture(autouse=True)
+def all_closed() -> Iterator[None]:
+    yield
+    while OPENED:
+        OPENED.pop().close()
+
+
+def told(events: list[bytes]) -> dict[str, Any]:
+    """What the events of one stream say, without how they are divided. There must be one end."""
+    assert events.count(b"[DONE]") == 1
+    assert events[-1] == b"[DONE]"
+    found: dict[str, Any] = {}
+    ids: set[Any] = set()
+    for event in map(json.loads, events[:-1]):
+        ids.add((event["id"], event["created"], event["model"], event["system_fingerprint"]))
+        if event.get("usage") is not None:
+            assert "usage" not in found
+            found["usage"] = event["usage"]
+            # What an engine finds in its cache depends on whether a former run has computed it there.
+            del found["usage"]["prompt_tokens_details"]
+        for choice in event["choices"]:
+            add(found.setdefault(choice["index"], {}), choice)
+    assert len(ids) == 1, ids
+    assert all(len(found[index]["finish"]) == 1 for index in found if index != "usage")
+    return found
+
+
+def add(one: dict[str, Any], choice: dict[str, Any]) -> None:
+    delta = choice.get("delta", {"content": choice.get("text")})
+    assert "error" not in choice
+    for name in ("role", "content"):
+        one[name] = one.get(name, "") + (delta.get(name) or "")
+    for call in delta.get("tool_calls", ()):
+        function = call["function"]
+        if name := function.get("name"):
+            one.setdefault("calls", []).append((call["index"], name))
+        one["arguments"] = one.get("arguments", "") + (function.get("arguments") or "")
+    logprobs = choice.get("logprobs") or {}
+    one["logprobs"] = one.get("logprobs", []) + (logprobs.get("content") or logprobs.get("token_logprobs") or [])
+    one["offsets"] = one.get("offsets", []) + logprobs.get("text_offset", [])
+    one["token_ids"] = one.get("token_ids", []) + (choice.get("token_ids") or [])
+    if choice["finish_reason"] is not None:
+        one.setdefault("finish", []).append((choice["finish_reason"], choice["stop_reason"]))
+
+
+def owner_of(served: Served, stream: Events) -> str:
+    """The gateway that has accepted the connection of a stream."""
+    inode = ""
+
+    def accepted() -> bool:
+        nonlocal inode
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            words = line.split()
+            ports = [int(word.split(":")[1], 16) for word in words[1:3]]
+            if ports == [served.port, stream.local_port]:
+                inode = words[9]
+        return inode not in ("", "0")
+
+    wait_until(accepted, 10)
+    for name, pid in served.pids().items():
+        with contextlib.suppress(OSError):
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if os.readlink(link) == f"socket:[{inode}]":
+                        return name
+    raise AssertionError(inode)
+
+
+def connected(served: Served, gateway: str) -> Events:
+    """A connection to a gateway, on which no stream has begun: the kernel chooses one for each connection."""
+    while True:
+        stream = Events(served)
+        if owner_of(served, stream) == gateway:
+            return stream
+        stream.close()
+
+
+def begun(served: Served, gateway: str, path: str, body: Any, **headers: str) -> Events:
+    """A stream that runs in a gateway."""
+    stream = connected(served, gateway)
+    stream.ask("POST", path, body, **headers)
+    return stream
+
+
+@contextlib.contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def undisturbed(served: Served, path: str, body: Any) -> dict[str, Any]:
+    stream = Events(served, "POST", path, body)
+    stream.read()
+    stream.close()
+    return told(stream.events)
+
+
+def resumed(served: Served, stream: Events, path: str, body: Any) -> list[bytes]:
+    """All events of a stream whose connection breaks: those before and those after its client has come back."""
+    before: list[bytes] = []
+    with contextlib.suppress(Broken):
+        stream.read()
+    stream.close()
+    before += stream.events
+    if before and before[-1] == b"[DONE]":
+        return before
+    for _ in range(100):
+        after = Events(served, "POST", path, body, **{"Last-Event-ID": stream.last_id})
+        try:
+            after.read()
+        except Broken:
+            assert not after.events
+            time.sleep(0.1)
+            continue
+        finally:
+            after.close()
+        return before + after.events
+    raise AssertionError("no gateway")
+
+
+@pytest.fixture(scope="module")
+def served(model: Path) -> Iterator[Served]:
+    with until_the_end(serve_tiny(model, *FLAGS, "--gateways=2")) as started:
+        yield started
+
+
+def test_a_stream_goes_on_behind_each_of_its_events_at_any_gateway(served: Served) -> None:
+    path, body = request(CHAT, 20, n=2, max_tokens=8)
+    stream = Events(served, "POST", path, body)
+    ids: list[str] = []
+    while not stream.read(1):
+        ids.append(stream.last_id)
+        if stream.events[-1] == b"[DONE]":
+            break
+    right = told(stream.events)
+    assert len(set(ids)) == len(ids)
+    for number, last in enumerate(ids[:-1], start=1):
+        request_id, _, position = last.partition(":")
+        rest = Events(served, "GET", f"/v1/streams/{request_id}?from={position}")
+        rest.read()
+        assert told(stream.events[:number] + rest.events) == right, last
+
+
+def test_streams_of_every_kind_survive_the_death_of_their_gateway(served: Served) -> None:
+    right = {name: undisturbed(served, *one) for name, one in MIX.items()}
+    streams = {name: connected(served, "gateway-1") for name in MIX}
+    pids = served.pids()
+    for name, (path, body) in MIX.items():
+        streams[name].ask("POST", path, body)
+    for stream in streams.values():
+        stream.read(3)
+    with frozen(pids["engine-1"]):
+        os.kill(pids["gateway-1"], signal.SIGKILL)
+    ended: list[str] = []
+    for name, (path, body) in MIX.items():
+        events = resumed(served, streams[name], path, body)
+        assert told(events) == right[name], name
+        ended += [name] if len(streams[name].events) == len(events) else []
+    assert not ended, "streams had ended before their gateway died"
+
+
+def test_a_stream_that_is_resumed_elsewhere_ends_its_former_run(served: Served) -> None:
+    path, body = request(CHAT, 30)
+    right = undisturbed(served, path, body)
+    wait_until(lambda: "gateway-1" in served.pids(), 30)
+    stream = begun(served, "gateway-2", path, body)
+    stream.read(3)
+    with frozen(served.pids()["engine-1"]):
+        number = len(stream.events)
+        after = Events(served, "POST", path, body, **{"Last-Event-ID": stream.last_id})
+        time.sleep(0.2)
+    after.read()
+    assert told(stream.events[:number] + after.events) == right
+    with pytest.raises(Broken):
+        stream.read()
+    assert json.loads(stream.events[-1])["error"]["code"] == "stream_taken"
+
+
+def test_a_resumable_stream_runs_on_without_its_client(served: Served) -> None:
+    path, body = request(CHAT, 31)
+    right = undisturbed(served, path, body)
+    stream = begun(served, "gateway-2", path, body, **{"X-Antiphon-Resumable": "1"})
+    stream.read(3)
+    generated = "vllm:generation_tokens_total"
+    before = total(served, generated)
+    stream.close()
+    wait_until(lambda: total(served, generated) >= before + NUM_TOKENS - 20, 10)
+    request_id, _, position = stream.last_id.partition(":")
+    rest = Events(served, "GET", f"/v1/streams/{request_id}?from={position}")
+    rest.read()
+    assert told(stream.events + rest.events) == right
+
+
+def total(served: Served, name: str) -> float:
+    """A counter of the engine's output, as any gateway tells it."""
+    lines = fetch(served, "GET", "/metrics").body.decode().splitlines()
+    found = [line for line in lines if line.startswith("antiphon:engine_generation_tokens_total{")]
+    assert found, name
+    return sum(float(line.rpartition(" ")[2]) for line in found)
+
+
+def test_wrong_ids_bodies_and_positions_are_refused_with_a_reason(served: Served) -> None:
+    path, body = request(CHAT, 32, max_tokens=4)
+    stream = Events(served, "POST", path, body)
+    stream.read()
+    request_id = stream.last_id.partition(":")[0]
+    time.sleep(0.3)
+
+    def refused(status: int, code: str, path: str, body: Any = None, **headers: str) -> None:
+        answer = fetch(served, "GET" if body is None else "POST", path, body, **headers)
+        assert (answer.status, answer.json["error"]["code"]) == (status, code), answer.body
+
+    refused(404, "not_found", f"/v1/streams/{'a' * 22}")
+    refused(404, "not_found", "/v1/streams/*")
+    refused(400, "invalid_value", f"/v1/streams/{request_id}?from=99.400")
+    refused(400, "invalid_value", f"/v1/streams/{request_id}?from=1.1,1.1")
+    refused(400, "invalid_value", f"/v1/streams/{request_id}?from=now")
+    refused(400, "unsupported_parameter", f"/v1/streams/{request_id}?after=1.1")
+    refused(400, "invalid_value", CHAT, {**body, "seed": 1}, **{"Last-Event-ID": stream.last_id})
+    refused(404, "not_found", COMPLETIONS, body, **{"Last-Event-ID": stream.last_id})
+
+
+def test_streams_survive_a_restart_of_everything(model: Path, tmp_path: Path) -> None:
+    flags = (*FLAGS, "--stream-store=file", f"--bus-directory={tmp_path / 'bus'}", "--swap-space=0.01")
+    path, body = request(CHAT, 40)
+    with until_the_end(serve_tiny(model, *flags)) as first:
+        right = undisturbed(first, path, body)
+        stream = Events(first, "POST", path, body)
+        stream.read(5)
+        with frozen(first.pids()["engine-1"]):
+            time.sleep(0.3)
+            for pid in (*first.descendants(), first.process.pid):
+                os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Broken):
+            stream.read()
+    with until_the_end(serve_tiny(model, *flags)) as second:
+        rest = Events(second, "POST", path, body, **{"Last-Event-ID": stream.last_id})
+        rest.read()
+    assert len(rest.events) > 2
+    assert told(stream.events + rest.events) == right
