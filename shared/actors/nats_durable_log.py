@@ -10,6 +10,8 @@ from shared.actors.durable_log import LogConfig, Logged, LogUnavailableError
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _WRONG_LAST = 10071
 """The server's code for a message whose subject has another last sequence number than expected."""
+_OTHER_CONFIG = 10058
+"""The server's code for a stream that exists with another configuration."""
 _STORAGES = {"memory": api.StorageType.MEMORY, "file": api.StorageType.FILE}
 
 
@@ -37,7 +39,10 @@ class NatsDurableLog:
         try:
             try:
                 await self._stream.add_stream(config)  # pyright: ignore[reportUnknownMemberType]
-            except APIError:  # it exists with other limits, or in another kind of memory, which cannot be changed
+            except APIError as error:
+                if error.err_code != _OTHER_CONFIG:
+                    raise
+                # Its limits can be changed; whether it is in memory or in files cannot.
                 await self._stream.update_stream(config)  # pyright: ignore[reportUnknownMemberType]
         except errors.Error as error:
             raise self._unavailable(error) from error

@@ -22,6 +22,7 @@ from shared import limits
 from shared.actors.transport import Delivery
 from tests.support.faults import Fault, Faults, Rule, matches
 from tests.support.memory_connection import NO_RESPONDERS, Flight, MemorySubscription, MemoryTransport
+from tests.support.memory_durable_log import LogEntry
 from tests.support.memory_key_value import Bucket
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class MemoryBus:
         self.has_store = True
         """Whether key-value stores can be reached, like a server with JetStream."""
         self.buckets: dict[str, Bucket] = {}
+        self.logs: dict[str, list[LogEntry]] = {}
         self.observer: Callable[[str, Flight], None] | None = None
         """Called with the fate of each message (the name of a counter) and the message."""
         self._pending_max = pending_max

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shared import limits
+from shared.actors.durable_log import LogConfig
 from shared.actors.payload import too_large
 from shared.actors.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError, Traffic
 from shared.errors import ServiceError
+from tests.support.memory_durable_log import MemoryDurableLog
 from tests.support.memory_key_value import Bucket, MemoryKeyValueStore
 
 if TYPE_CHECKING:
@@ -149,6 +151,10 @@ class MemoryTransport:
     def key_value_store(self, bucket: str, *, ttl_s: float, timeout_s: float) -> MemoryKeyValueStore:
         """See Transport."""
         return MemoryKeyValueStore(self, self.bus.buckets.setdefault(bucket, Bucket()), ttl_s, timeout_s)
+
+    def durable_log(self, config: LogConfig, *, timeout_s: float) -> MemoryDurableLog:
+        """See Transport."""
+        return MemoryDurableLog(self, self.bus.logs.setdefault(config.name, []), config, timeout_s)
 
     async def close(self) -> None:
         """See Transport."""

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.system, pytest.mark.nats]
 
 FLAGS = ("--dtype=float32", "--block-size=16", "--max-num-seqs=16")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-NUM_TOKENS = 150
+NUM_TOKENS = 400
 SCHEMA = {
     "type": "object",
     "properties": {"words": {"type": "array", "items": {"type": "string"}, "minItems": 8}},
@@ -28,7 +28,9 @@ TOOL = {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA
 
 
 def request(path: str, number: int, **fields: Any) -> tuple[str, dict[str, Any]]:
-    given = {"messages": [{"role": "user", "content": f"{number}: tell me"}]} if path == CHAT else {"prompt": f"{number}"}
+    given = (
+        {"messages": [{"role": "user", "content": f"{number}: tell me"}]} if path == CHAT else {"prompt": f"{number}"}
+    )
     base = {"model": "tiny", "stream": True, "max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 0.9}
     return path, {**base, **given, "seed": number, "stream_options": {"include_usage": True}, **fields}
 
@@ -36,7 +38,7 @@ def request(path: str, number: int, **fields: Any) -> tuple[str, dict[str, Any]]
 MIX = {
     "plain": request(CHAT, 1),
     "greedy": request(COMPLETIONS, 2, temperature=0),
-    "choices": request(CHAT, 3, n=3, max_tokens=100),
+    "choices": request(CHAT, 3, n=3),
     "penalties": request(CHAT, 4, frequency_penalty=1.2, presence_penalty=0.4, repetition_penalty=1.1),
     "guided": request(CHAT, 5, guided_json=SCHEMA, ignore_eos=False),
     "tools": request(CHAT, 6, tools=[TOOL], tool_choice="required", ignore_eos=False),
@@ -166,7 +168,7 @@ def owner_of(served: Served, stream: Events) -> str:
         with contextlib.suppress(OSError):
             for link in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
-                    if os.readlink(link) == f"socket:[{inode}]":
+                    if str(link.readlink()) == f"socket:[{inode}]":
                         return name
     raise AssertionError(inode)
 

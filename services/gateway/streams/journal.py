@@ -94,17 +94,18 @@ class Journal:
 
     async def run(self) -> None:
         """Writes and renews until it is cancelled. An unavailable store is opened again."""
+        warned = False
         while True:
             try:
                 await self._store.open()
-                self.is_open = True
+                self.is_open, warned = True, False
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._write())
                     tasks.create_task(self._renew())
             except* (LogUnavailableError, ServiceError) as group:
-                if self.is_open or not self.position:
-                    log.warning("streams are not recorded: %s", group.exceptions[0])
-                self.is_open = False
+                if not warned:
+                    log.warning("streams are not recorded and cannot be resumed: %s", group.exceptions[0])
+                self.is_open, warned = False, True
             await asyncio.sleep(limits.STREAM_STORE_TIMEOUT_S)
 
     async def close(self) -> None:

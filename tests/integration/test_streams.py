@@ -1,0 +1,196 @@
+"""Recorded streams at the HTTP edge, with a real store: who may resume one, until when, and what if there is no store.
+
+The backend is scripted: see `edge`. `tests/system/test_streams.py` has whole systems whose processes die.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from services.gateway.http.auth import ApiKeys
+from services.gateway.streams.store import StreamStore
+from services.gateway.streams.streams import Streams
+from shared import limits
+from shared.actors.host import Host
+from shared.api_keys import keys_of_text
+from shared.clock import SystemClock
+from shared.messages import StreamTaken
+from tests.integration.edge import Connection, ScriptedBackend, call, serving, text_batches
+
+pytestmark = pytest.mark.nats
+
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "seed": 1}
+KEY_FILE = """
+[[keys]]
+name = "one"
+key = "sk-one"
+
+[[keys]]
+name = "two"
+key = "sk-two"
+"""
+
+
+@contextlib.asynccontextmanager
+async def gateway(
+    transport: Any, subjects: Any, backend: ScriptedBackend, name: str = "gateway-1", **options: Any
+) -> AsyncIterator[tuple[int, Streams]]:
+    host = Host(transport, subjects, SystemClock(), name, "boot")
+    streams = Streams(host, StreamStore(host, "memory"), options.pop("grace_s", 30.0))
+    running = asyncio.create_task(streams.journal.run())
+    async with serving(backend, streams=streams, **options) as port:
+        async with asyncio.timeout(10):
+            while not streams.journal.is_open:
+                await asyncio.sleep(0.01)
+        yield port, streams
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def ids_of(body: bytes) -> list[str]:
+    return [line[4:] for line in body.decode().split("\n") if line.startswith("id: ")]
+
+
+async def test_a_stream_is_resumed_with_its_id_time_and_seed(nats_connect, nats_server, subjects):
+    transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend()
+    async with gateway(transport, subjects, backend) as (port, _):
+        first = await call(port, "POST", CHAT, {**BODY, "seed": None})
+        last = ids_of(first.body)[1]
+        rest = await call(port, "GET", f"/v1/streams/{last.replace(':', '?from=')}")
+        again = await call(port, "POST", CHAT, {**BODY, "seed": None}, {"last-event-id": last})
+    assert rest.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert rest.body == again.body
+    assert first.body.endswith(rest.body)
+    one, two, _ = backend.requests
+    assert one.params.seed == two.params.seed is not None
+    assert (one.resumed, two.resumed.token) == (None, 2)
+
+
+async def test_only_the_key_that_began_a_stream_may_resume_it(nats_connect, nats_server, subjects):
+    transport = await nats_connect(nats_server, "one")
+    keys = ApiKeys("", keys_of_text(KEY_FILE, is_json=False, source=""))
+    async with gateway(transport, subjects, ScriptedBackend(), keys=keys) as (port, streams):
+        one, two = ({"authorization": f"Bearer sk-{name}"} for name in ("one", "two"))
+        first = await call(port, "POST", CHAT, BODY, one)
+        path = f"/v1/streams/{ids_of(first.body)[0].replace(':', '?from=')}"
+        assert (await call(port, "GET", path, headers=one)).status == 200
+        foreign = await call(port, "GET", path, headers=two)
+        none = await call(port, "GET", f"/v1/streams/{'a' * 22}", headers=two)
+        found = await streams.journal._store.find(ids_of(first.body)[0].partition(":")[0])
+    assert (foreign.status, foreign.error["code"]) == (none.status, none.error["code"]) == (404, "not_found")
+    assert found is not None
+    assert b"sk-one" not in repr(found).encode()
+
+
+async def test_a_stream_that_is_too_old_is_gone(nats_connect, nats_server, subjects, monkeypatch):
+    transport = await nats_connect(nats_server, "one")
+    async with gateway(transport, subjects, ScriptedBackend()) as (port, _):
+        first = await call(port, "POST", CHAT, BODY)
+        monkeypatch.setattr(limits, "STREAM_RESUME_S", 0.0)
+        late = await call(port, "POST", CHAT, BODY, {"last-event-id": ids_of(first.body)[1]})
+    assert (late.status, late.error["code"]) == (410, "stream_expired")
+    assert "Send the request again" in late.error["message"]
+
+
+async def test_a_client_that_disconnects_cancels_its_stream_unless_it_is_resumable(nats_connect, nats_server, subjects):
+    transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend(manual=True)
+    async with gateway(transport, subjects, backend) as (port, _):
+        for resumable in ("0", "1"):
+            async with Connection(port) as connection:
+                headers = {"x-antiphon-resumable": resumable}
+                await connection.send(
+                    "POST", CHAT, b'{"messages":[{"role":"user","content":"hi"}],"stream":true}', headers
+                )
+                generation = await backend.generations.get()
+                steps = text_batches("Good ", "day")
+                generation.put(steps[0])
+                await connection.head()
+                await connection.chunk()
+            if resumable == "0":
+                await asyncio.wait_for(generation.stopped.wait(), 10)
+            else:
+                await asyncio.sleep(0.2)
+                assert not generation.stopped.is_set()
+                generation.put(steps[1], None)
+                await asyncio.wait_for(generation.stopped.wait(), 10)
+                assert generation.waiting == 0
+
+
+async def test_the_grace_of_a_stream_without_its_client_ends(nats_connect, nats_server, subjects):
+    transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend(manual=True)
+    async with gateway(transport, subjects, backend, grace_s=0.3) as (port, _):
+        async with Connection(port) as connection:
+            body = b'{"messages":[{"role":"user","content":"hi"}],"stream":true}'
+            await connection.send("POST", CHAT, body, {"x-antiphon-resumable": "1"})
+            generation = await backend.generations.get()
+            generation.put(text_batches("Good ", "day")[0])
+            await connection.head()
+        await asyncio.wait_for(generation.stopped.wait(), 10)
+    assert generation.cancelled == ["abort"]
+
+
+async def test_the_former_run_at_another_gateway_ends(nats_connect, nats_server, subjects):
+    transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend(manual=True)
+    other = ScriptedBackend()
+    told: list[Any] = []
+    async with (
+        gateway(transport, subjects, backend) as (port, streams),
+        gateway(transport, subjects, other, "gateway-2") as (second, _),
+        Connection(port) as connection,
+    ):
+        subscription = await transport.subscribe(subjects.gateway_control("gateway-1", "boot"), told.append)
+        await connection.send("POST", CHAT, b'{"messages":[{"role":"user","content":"hi"}],"stream":true}')
+        generation = await backend.generations.get()
+        generation.put(text_batches("Good ", "day")[0])
+        await connection.head()
+        first = await connection.chunk()
+        await asyncio.sleep(3 * limits.STREAM_FLUSH_S)
+        request_id, _, where = ids_of(first)[-1].partition(":")
+        rest = await call(second, "GET", f"/v1/streams/{request_id}?from={where}")
+        assert b'"day"' in rest.body
+        assert b"Good" not in rest.body
+        while not told:
+            await asyncio.sleep(0.01)
+        streams.on_taken(StreamTaken(request_id, 1))
+        assert not generation.stopped.is_set(), "its own token is not above its own"
+        streams.on_taken(StreamTaken(request_id, 2))
+        assert b"stream_taken" in await connection.rest()
+        await subscription.unsubscribe()
+    assert other.requests[0].resumed.token_ids == ((1,),)
+
+
+async def test_a_run_that_missed_the_takeover_ends_when_it_renews_its_record(
+    nats_connect, nats_server, subjects, monkeypatch
+):
+    monkeypatch.setattr(limits, "STREAM_RENEW_S", 0.5)
+    transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend(manual=True)
+    async with (
+        gateway(transport, subjects, backend) as (port, _),
+        gateway(transport, subjects, ScriptedBackend(), "gateway-2") as (second, _),
+        Connection(port) as connection,
+    ):
+        await connection.send("POST", CHAT, b'{"messages":[{"role":"user","content":"hi"}],"stream":true}')
+        generation = await backend.generations.get()
+        generation.put(text_batches("Good ", "day")[0])
+        await connection.head()
+        request_id = ids_of(await connection.chunk())[-1].partition(":")[0]
+        await asyncio.sleep(0.7)
+        assert (await call(second, "GET", f"/v1/streams/{request_id}")).status == 200
+        assert b"stream_taken" in await connection.rest()
+
+
+async def test_without_a_store_streams_have_no_ids_and_cannot_be_resumed(nats_connect, nats_server, subjects):
+    transport = await nats_connect(nats_server, "one")
+    host = Host(transport, subjects, SystemClock(), "gateway-1", "boot")
+    unopened = Streams(host, StreamStore(host, "memory"), 0.0)
+    for streams, code in ((None, "not_found"), (unopened, "bus_unavailable")):
+        async with serving(ScriptedBackend(), streams=streams) as port:
+            first = await call(port, "POST", CHAT, BODY)
+            assert first.status == 200
+            assert not ids_of(first.body)
+            refused = await call(port, "GET", f"/v1/streams/{'a' * 22}")
+            assert refused.error["code"] == code

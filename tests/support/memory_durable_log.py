@@ -1,0 +1,65 @@
+"""The durable log of the in-process bus. Made by `MemoryTransport`. It forgets nothing by age or size."""
+
+import asyncio
+import fnmatch
+from typing import TYPE_CHECKING, NamedTuple
+
+from shared.actors.durable_log import LogConfig, Logged, LogUnavailableError
+
+if TYPE_CHECKING:
+    from tests.support.memory_connection import MemoryTransport
+
+
+class LogEntry(NamedTuple):
+    """A message; its sequence number is its place in the log. Empty payload: only the newest of its subject is kept."""
+
+    subject: str
+    payload: bytes | None
+
+
+class MemoryDurableLog:
+    """Implements `durable_log.DurableLog`. `entries` belong to the bus."""
+
+    def __init__(
+        self, transport: "MemoryTransport", entries: list[LogEntry], config: LogConfig, timeout_s: float
+    ) -> None:
+        self._transport, self._entries, self._config, self._timeout_s = transport, entries, config, timeout_s
+
+    async def open(self) -> None:
+        """See DurableLog."""
+        await self._reach()
+
+    async def append(self, subject: str, payload: bytes, *, last: int | None = None) -> int | None:
+        """See DurableLog."""
+        await self._reach()
+        newest = await self.last(subject)
+        if last is not None and last != (newest.sequence if newest else 0):
+            return None
+        if newest is not None and self._config.per_subject == 1:
+            self._entries[newest.sequence - 1] = LogEntry(subject, None)
+        self._entries.append(LogEntry(subject, payload))
+        return len(self._entries)
+
+    async def last(self, subject: str) -> Logged | None:
+        """See DurableLog."""
+        await self._reach()
+        found = self._kept(subject)
+        return found[-1] if found else None
+
+    async def following(self, subject: str, sequence: int) -> Logged | None:
+        """See DurableLog."""
+        await self._reach()
+        return next((one for one in self._kept(subject) if one.sequence >= sequence), None)
+
+    def _kept(self, subject: str) -> list[Logged]:
+        numbered = enumerate(self._entries, start=1)
+        return [
+            Logged(number, one.payload)
+            for number, one in numbered
+            if one.payload is not None and fnmatch.fnmatchcase(one.subject, subject)
+        ]
+
+    async def _reach(self) -> None:
+        if not self._transport.connected or not self._transport.bus.has_store:
+            await asyncio.sleep(self._timeout_s)
+            raise LogUnavailableError("the bus has no log")

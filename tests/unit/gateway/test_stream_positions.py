@@ -1,0 +1,186 @@
+"""Positions of streams: their form, and that a stream goes on exactly behind any of its events, however it is made."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.generation import SequenceUpdate
+from services.gateway.http import sse
+from services.gateway.openai.answer_format import AnswerFormat
+from services.gateway.openai.choices import Choice, ChoiceAccumulator
+from services.gateway.openai.request_context import RequestContext
+from services.gateway.openai.stream_encoder import OpenAIEncoder
+from services.gateway.openai.tool_choice import ToolChoice
+from services.gateway.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from services.gateway.streams.position import START, Part, Position, Shown, parse
+from services.gateway.streams.positioned import PositionedEvents
+from shared.errors import ServiceError
+from tests.unit.gateway.request_contexts import ID, context, position, state
+
+TEXT = '<think>so it is</think>Hello <tool_call>{"name": "f", "arguments": {"a": "b"}}</tool_call> bye <tool_'
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("0", START),
+        ("", START),
+        ("o2", Position(opening=2)),
+        ("12.40", Position((Shown(12, 40),))),
+        ("12.40e,9.31", Position((Shown(12, 40, True), Shown(9, 31)))),
+        ("12.40,9.31-1.14.47e.2", Position((Shown(12, 40), Shown(9, 31)), Part(1, Shown(14, 47, True), 2))),
+        ("c1", Position(closing=1)),
+    ],
+)
+def test_a_position_is_read(text: str, right: Position):
+    assert parse(text, "from") == right
+
+
+@pytest.mark.parametrize("text", ["x", "12", "12.4,", "012.4", "1.2-1.3.4.1", "-1.2", "1.2e9", "9" * 12 + ".1", "é.1"])
+def test_another_position_is_refused(text: str):
+    with pytest.raises(ServiceError, match="'from' has no position"):
+        parse(text, "from")
+
+
+class Stream:
+    """A stream of `OpenAIEncoder` with ids."""
+
+    def __init__(self, one: RequestContext, events: PositionedEvents) -> None:
+        self.accumulator = ChoiceAccumulator(1, one.request.n, keep_token_ids=one.return_token_ids)
+        if one.answer_format is not None:
+            for choice in self.accumulator.choices:
+                choice.parser = one.answer_format.parser("")
+        self.encoder, self.events = OpenAIEncoder(one), events
+        self.state = state(self.accumulator)
+
+    def take(self, update: SequenceUpdate) -> tuple[Choice, str]:
+        choice = self.accumulator.add(update)
+        return choice, choice.separate(update)
+
+    def run(self, batches: list[list[SequenceUpdate]]) -> list[bytes]:
+        data = self.events.opening(self.encoder, self.state)
+        for batch in batches:
+            data += self.events.output(self.encoder, batch, self.take)
+        return sse.split_events(data + self.events.closing(self.encoder, self.state))
+
+
+def told(events: list[bytes]) -> Any:
+    """What events say, without their ids and how they are divided."""
+    found: dict[int, Any] = {}
+    last: list[Any] = []
+    for event in events:
+        data = event.split(b"data: ")[1]
+        if data == b"[DONE]\n\n":
+            last.append("done")
+            continue
+        chunk = json.loads(data)
+        if usage := chunk.get("usage"):
+            # Estimated from the text that arrives together with the end of the reasoning.
+            del usage["completion_tokens_details"]
+            last.append(usage)
+        for choice in chunk["choices"]:
+            one = found.setdefault(
+                choice["index"], {"text": "", "ids": [], "logprobs": [], "arguments": "", "calls": []}
+            )
+            delta = choice["delta"]
+            one["text"] += f"[{delta['role']}]" if "role" in delta else ""
+            one["text"] += "".join(delta.get(name) or "" for name in ("reasoning_content", "content"))
+            for call in delta.get("tool_calls", ()):
+                one["calls"] += [call["id"]] if "id" in call else []
+                one["arguments"] += call["function"].get("arguments", "")
+            one["ids"] += choice.get("token_ids") or []
+            one["logprobs"] += (choice["logprobs"] or {}).get("content", ())
+            one["text"] += f"[{choice['finish_reason']}]" if choice["finish_reason"] else ""
+    return found, last
+
+
+def outputs(data: st.DataObject, n: int, *, logprobs: bool) -> list[SequenceUpdate]:
+    """Updates of all sequences in some order: a token is some characters, or none, or all of what is left."""
+    sequences: list[list[tuple[int, str]]] = []
+    for index in range(n):
+        ends = sorted(data.draw(st.lists(st.integers(0, len(TEXT)), max_size=12)))
+        texts = [TEXT[start:end] for start, end in zip([0, *ends], [*ends, len(TEXT)], strict=True)]
+        sequences.append([(100 * index + number, text) for number, text in enumerate(texts)])
+    order = [index for index, tokens in enumerate(sequences) for _ in tokens]
+    order = data.draw(st.permutations(order))
+    updates: list[SequenceUpdate] = []
+    for index in order:
+        token_id, text = sequences[index].pop(0)
+        finish = None if sequences[index] else "stop"
+        told = (position(text, -1.0),) if logprobs else ()
+        updates.append(SequenceUpdate(index, text, (token_id,), told, finish_reason=finish))
+    return updates
+
+
+def batches(data: st.DataObject, updates: list[SequenceUpdate]) -> list[list[SequenceUpdate]]:
+    """The updates, some of which arrive together."""
+    found: list[list[SequenceUpdate]] = [[]]
+    for update in updates:
+        if found[-1] and data.draw(st.booleans()):
+            found.append([])
+        found[-1].append(update)
+    return found
+
+
+@given(st.data())
+def test_a_stream_goes_on_exactly_behind_each_of_its_events(data: st.DataObject):
+    n, logprobs, parsed = data.draw(st.integers(1, 3)), data.draw(st.booleans()), data.draw(st.booleans())
+    form = AnswerFormat(
+        choice=ToolChoice(mode="auto"),
+        tool_format=TOOL_FORMATS["hermes"],
+        reasoning_format=REASONING_FORMATS["deepseek_r1"],
+    )
+    one = context(
+        n=n,
+        logprobs=0 if logprobs else None,
+        return_token_ids=True,
+        include_usage=True,
+        answer_format=form if parsed else None,
+    )
+    updates = outputs(data, n, logprobs=logprobs)
+    first = Stream(one, PositionedEvents(ID, n)).run(batches(data, updates))
+    ids = [event.split(b"\n")[0].decode() for event in first]
+    assert len(set(ids)) == len(ids)
+    number = data.draw(st.integers(0, len(first) - 1))
+    where = parse(ids[number].removeprefix(f"id: {ID}:"), "from")
+    accepted = tuple(tuple(u.token_ids[0] for u in updates if u.index == index) for index in range(n))
+    # The engine got some tokens of each sequence as output: it repeats their text with the next token, not the tokens.
+    replayed = tuple(() if logprobs else of[: data.draw(st.integers(0, len(of) - 1))] for of in accepted)
+    again: list[SequenceUpdate] = []
+    texts = [""] * n
+    for update in updates:
+        if update.token_ids[0] in replayed[update.index]:
+            texts[update.index] += update.text
+        else:
+            again.append(
+                SequenceUpdate(
+                    update.index,
+                    texts[update.index] + update.text,
+                    update.token_ids,
+                    update.logprobs,
+                    finish_reason=update.finish_reason,
+                )
+            )
+            texts[update.index] = ""
+    rest = Stream(one, PositionedEvents(ID, n, where, replayed, accepted)).run(batches(data, again))
+    assert told(first[: number + 1] + rest) == told(first)
+
+
+def test_tokens_that_differ_from_those_of_the_former_run_end_the_stream():
+    stream = Stream(context(), PositionedEvents(ID, 1, Position((Shown(2, 2),)), ((1,),), ((1, 2, 3),)))
+    with pytest.raises(ServiceError, match="differs from what the stream has shown"):
+        stream.run([[SequenceUpdate(0, "abc", (2, 4))]])
+
+
+def test_a_position_behind_the_end_is_refused():
+    stream = Stream(context(), PositionedEvents(ID, 1, Position((Shown(9, 9),))))
+    with pytest.raises(ServiceError, match="behind the end"):
+        stream.run([[SequenceUpdate(0, "abc", (1,), finish_reason="stop")]])
+
+
+def test_a_position_of_another_number_of_choices_is_refused():
+    with pytest.raises(ServiceError, match="of 2 choices"):
+        PositionedEvents(ID, 1, Position((Shown(1, 1), Shown(1, 1))))
