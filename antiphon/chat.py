@@ -1,7 +1,7 @@
 """`antiphon chat`: a conversation in the terminal with any server that implements OpenAI's chat completions API.
 
-Uses only the HTTP client of the standard library. Answers are always streamed. The whole conversation is kept and sent
-with each request.
+Uses only the HTTP client of the standard library. Answers are always streamed. An answer whose connection breaks goes
+on over another one, if the server can resume it. The whole conversation is kept and sent with each request.
 """
 
 import argparse
@@ -10,9 +10,10 @@ import http.client
 import json
 import sys
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from antiphon import resumable
 from shared.config import SettingsError
 
 TIMEOUT_S = 600.0
@@ -42,7 +43,7 @@ class Client:
             raise SettingsError(f"--server: {server!r} is no URL like http://127.0.0.1:8000")
         self._url = url
         self._prefix = url.path.rstrip("/").removesuffix("/v1")
-        self._headers = {"Content-Type": "application/json"}
+        self._headers = {"Content-Type": "application/json", "X-Antiphon-Resumable": "1"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
 
@@ -63,32 +64,49 @@ class Client:
 
     def stream(self, body: dict[str, Any]) -> Iterator[Piece]:
         """Yields the pieces of one answer. Raises ServerError, also in the middle of the answer."""
-        with self._ask("POST", "/v1/chat/completions", {**body, "stream": True}) as response:
-            yield from pieces(response)
+
+        def ask(more: Mapping[str, str]) -> contextlib.AbstractContextManager[http.client.HTTPResponse]:
+            return self._connected("POST", "/v1/chat/completions", {**body, "stream": True}, more)
+
+        with self._readable():
+            yield from pieces(resumable.events(ask))
 
     @contextlib.contextmanager
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[http.client.HTTPResponse]:
+        with self._readable(), self._connected(method, path, body, {}) as response:
+            yield response
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Raises ServerError for every failure of the connection or the server."""
+        try:
+            yield
+        except resumable.RefusedError as error:
+            raise ServerError(str(error)) from error
+        except (OSError, http.client.HTTPException, resumable.BrokenStreamError) as error:
+            raise ServerError(f"no connection to {self._url.geturl()}: {error}") from error
+
+    @contextlib.contextmanager
+    def _connected(
+        self, method: str, path: str, body: dict[str, Any] | None, headers: Mapping[str, str]
+    ) -> Iterator[http.client.HTTPResponse]:
         kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
         connection = kind(self._url.hostname or "", self._url.port, timeout=TIMEOUT_S)
         try:
-            connection.request(method, self._prefix + path, None if body is None else json.dumps(body), self._headers)
+            data = None if body is None else json.dumps(body)
+            connection.request(method, self._prefix + path, data, {**self._headers, **headers})
             response = connection.getresponse()
             if response.status != 200:
-                raise ServerError(readable(response.read(_JSON_MAX)))
+                raise resumable.RefusedError(response.status, readable(response.read(_JSON_MAX)))
             yield response
-        except (OSError, http.client.HTTPException) as error:
-            raise ServerError(f"no connection to {self._url.geturl()}: {error}") from error
         finally:
             connection.close()
 
 
-def pieces(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[Piece]:
-    """Yields the pieces of text in a server-sent event stream until `[DONE]`. Raises ServerError for an error event."""
-    for line in lines:
-        if not line.startswith(b"data:"):
-            continue
-        data = line[5:].strip()
-        if data == b"[DONE]":
+def pieces(events: Iterator[bytes]) -> Iterator[Piece]:
+    """Yields the pieces of text in the events of a stream until `[DONE]`. Raises ServerError for an error event."""
+    for data in events:
+        if data == resumable.DONE:
             return
         event = json.loads(data)
         if "error" in event:

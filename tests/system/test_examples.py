@@ -43,6 +43,10 @@ def test_a_stream_is_printed_with_its_first_tokens_time(served: Served) -> None:
     assert summary.endswith(" tokens)\n")
 
 
+def test_a_resumable_stream_is_printed(served: Served) -> None:
+    assert run(served, "resumable_stream.py").strip()
+
+
 def test_each_token_of_a_completion_has_its_alternatives(served: Served) -> None:
     lines = run(served, "completion_logprobs.py").splitlines()
     assert lines[0].startswith("Once upon a time")

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from antiphon.chat import Client
+from antiphon.resumable import stream as resumable_stream
 from tests.system.served import Served, fetch, serve_tiny, until_the_end, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.nats]
@@ -36,18 +38,18 @@ def request(path: str, number: int, **fields: Any) -> tuple[str, dict[str, Any]]
 
 
 MIX = {
-    "plain": request(CHAT, 1),
+    "guided": request(CHAT, 5, guided_json=SCHEMA, ignore_eos=False),
+    "tools": request(CHAT, 6, tools=[TOOL], tool_choice="required", ignore_eos=False),
     "greedy": request(COMPLETIONS, 2, temperature=0),
     "choices": request(CHAT, 3, n=3),
     "penalties": request(CHAT, 4, frequency_penalty=1.2, presence_penalty=0.4, repetition_penalty=1.1),
-    "guided": request(CHAT, 5, guided_json=SCHEMA, ignore_eos=False),
-    "tools": request(CHAT, 6, tools=[TOOL], tool_choice="required", ignore_eos=False),
     "logprobs": request(CHAT, 7, logprobs=True, top_logprobs=2),
     "completion logprobs": request(COMPLETIONS, 8, logprobs=2),
     "stop string": request(CHAT, 9, stop=["<|filler_299|>zz"]),
     "token ids": request(CHAT, 10, return_token_ids=True),
+    "plain": request(CHAT, 1),
 }
-"""A stream of each kind whose events depend on more than the latest token."""
+"""A stream of each kind whose events depend on more than the latest token. Those with a grammar begin latest."""
 
 
 class Broken(Exception):
@@ -252,13 +254,14 @@ def test_a_stream_goes_on_behind_each_of_its_events_at_any_gateway(served: Serve
 
 
 def test_streams_of_every_kind_survive_the_death_of_their_gateway(served: Served) -> None:
-    right = {name: undisturbed(served, *one) for name, one in MIX.items()}
+    whole = {name: Events(served, "POST", *one) for name, one in MIX.items()}
+    right = {name: (stream.read(), told(stream.events))[1] for name, stream in whole.items()}
     streams = {name: connected(served, "gateway-1") for name in MIX}
     pids = served.pids()
     for name, (path, body) in MIX.items():
         streams[name].ask("POST", path, body)
     for stream in streams.values():
-        stream.read(3)
+        stream.read(2)
     with frozen(pids["engine-1"]):
         os.kill(pids["gateway-1"], signal.SIGKILL)
     ended: list[str] = []
@@ -267,6 +270,29 @@ def test_streams_of_every_kind_survive_the_death_of_their_gateway(served: Served
         assert told(events) == right[name], name
         ended += [name] if len(streams[name].events) == len(events) else []
     assert not ended, "streams had ended before their gateway died"
+
+
+def test_the_terminal_client_and_the_helper_do_not_notice_that_the_gateway_dies(served: Served) -> None:
+    path, body = request(CHAT, 21)
+    right = undisturbed(served, path, body)[0]["content"]
+    url = served.url.removesuffix("/v1")
+    wait_until(lambda: "gateway-1" in served.pids() and "gateway-2" in served.pids(), 30)
+    for text in (
+        (piece.text for piece in Client(url).stream(body)),
+        (
+            choice["delta"].get("content", "")
+            for chunk in resumable_stream(url + path, body)
+            for choice in chunk["choices"]
+        ),
+    ):
+        got = [next(text), next(text)]
+        pids = served.pids()
+        with frozen(pids["engine-1"]):
+            for name in ("gateway-1", "gateway-2"):
+                os.kill(pids[name], signal.SIGKILL)
+        got += text
+        assert "".join(got) == right
+        wait_until(lambda: len({"gateway-1", "gateway-2"} & served.pids().keys()) == 2, 30)
 
 
 def test_a_stream_that_is_resumed_elsewhere_ends_its_former_run(served: Served) -> None:
@@ -289,23 +315,26 @@ def test_a_stream_that_is_resumed_elsewhere_ends_its_former_run(served: Served) 
 def test_a_resumable_stream_runs_on_without_its_client(served: Served) -> None:
     path, body = request(CHAT, 31)
     right = undisturbed(served, path, body)
-    stream = begun(served, "gateway-2", path, body, **{"X-Antiphon-Resumable": "1"})
+    stream = connected(served, "gateway-2")
+    time.sleep(0.5)
+    before = num_generated(served)
+    stream.ask("POST", path, body, **{"X-Antiphon-Resumable": "1"})
     stream.read(3)
-    generated = "vllm:generation_tokens_total"
-    before = total(served, generated)
-    stream.close()
-    wait_until(lambda: total(served, generated) >= before + NUM_TOKENS - 20, 10)
+    with frozen(served.pids()["engine-1"]):
+        stream.close()
+        time.sleep(0.1)
+    wait_until(lambda: num_generated(served) >= before + NUM_TOKENS, 20)
     request_id, _, position = stream.last_id.partition(":")
     rest = Events(served, "GET", f"/v1/streams/{request_id}?from={position}")
     rest.read()
     assert told(stream.events + rest.events) == right
 
 
-def total(served: Served, name: str) -> float:
-    """A counter of the engine's output, as any gateway tells it."""
+def num_generated(served: Served) -> float:
+    """Tokens that the engine has generated so far, as any gateway tells it."""
     lines = fetch(served, "GET", "/metrics").body.decode().splitlines()
     found = [line for line in lines if line.startswith("antiphon:engine_generation_tokens_total{")]
-    assert found, name
+    assert found
     return sum(float(line.rpartition(" ")[2]) for line in found)
 
 

@@ -133,7 +133,7 @@ def test_no_server_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_error_in_the_middle_of_a_stream_is_an_error() -> None:
-    stream = iter([b'data: {"choices": [{"delta": {"content": "a"}}]}\n', b'data: {"error": {"message": "lost"}}\n'])
+    stream = iter([b'{"choices": [{"delta": {"content": "a"}}]}', b'{"error": {"message": "lost"}}'])
     got = pieces(stream)
     assert next(got) == Piece("a")
     with pytest.raises(ServerError, match="lost"):
