@@ -43,13 +43,16 @@ class JournaledStream:
         """Takes in new output. On the token path: does no work that can wait."""
         one = self.accepted[update.index]
         if update.token_ids:
-            one.grow(update.token_ids, update.cumulative_logprob)
-        if update.num_cached_tokens > one.num_cached:
-            one.num_cached = update.num_cached_tokens
+            one.last_from, one.last_from_logprob = len(one.token_ids), one.cumulative_logprob
+            one.token_ids += update.token_ids
+            one.cumulative_logprob = update.cumulative_logprob
+        if update.num_cached_tokens:
+            one.num_cached = max(one.num_cached, update.num_cached_tokens)
         if update.finish_reason is not None:
             one.ended = True
-        self._is_new[update.index] = True
-        self._journal.changed(self)
+        if not self._is_new[update.index]:
+            self._is_new[update.index] = True
+            self._journal.changed(self)
 
     def news(self) -> tuple[Progress, ...]:
         """Returns what is not written yet."""
@@ -67,6 +70,8 @@ class JournaledStream:
             self._written[one.index] = one.end
             now = self.accepted[one.index]
             self._is_new[one.index] = len(now.token_ids) > one.end or now.ended != one.ended
+        if any(self._is_new):
+            self._journal.changed(self)  # what arrived while the journal was being written
 
     def progress(self) -> tuple[Progress, ...]:
         """Returns everything so far, for the record."""

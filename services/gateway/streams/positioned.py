@@ -6,7 +6,7 @@ from services.gateway.generation import SequenceUpdate
 from services.gateway.http import sse
 from services.gateway.openai.answer_encoder import AnswerEncoder, GenerationState
 from services.gateway.openai.choices import Choice, merge
-from services.gateway.streams.cut import ALL, Piece, SequenceCut
+from services.gateway.streams.cut import ALL, SequenceCut
 from services.gateway.streams.position import START, Part, Position, Shown
 from shared.errors import ServiceError
 
@@ -38,8 +38,10 @@ class PositionedEvents:
             raise ServiceError("invalid_value", told, param="from")
         self._head = b"id: " + request_id.encode() + b":"
         self._position = position
-        self._fed = [Shown()] * num_sequences
-        self._shown = [Shown().text()] * num_sequences
+        self._num_tokens, self._num_chars = [0] * num_sequences, [0] * num_sequences
+        """Tokens and characters of each sequence that the encoder has got."""
+        self._shown = [b"0.0"] * num_sequences
+        """The position of each sequence at its last event."""
         self._cuts: list[SequenceCut] | None = None
         if position != START or any(accepted):
             nothing = ((),) * num_sequences
@@ -57,19 +59,14 @@ class PositionedEvents:
 
     def output(self, encoder: AnswerEncoder, batch: list[SequenceUpdate], take: Take) -> bytes:
         """Returns the events of new output. Raises ServiceError, see `SequenceCut.push`."""
+        if self._cuts is None:
+            if len(batch) == 1:
+                return self._encoded(encoder, batch[0], take)
+            return b"".join([self._encoded(encoder, update, take) for update in merge(batch)])
         parts: list[bytes] = []
         for update in merge(batch):
-            pieces = [Piece(update)] if self._cuts is None else self._cuts[update.index].push(update)
-            for piece, num_known in pieces:
-                choice, text = take(piece)
-                before = self._fed[piece.index]
-                fed = self._fed[piece.index] = Shown(
-                    before.num_tokens + len(piece.token_ids),
-                    before.num_chars + len(piece.text),
-                    piece.finish_reason is not None,
-                )
-                if data := encoder.chunk(choice, text):
-                    parts.append(self._stamped(data, piece.index, fed, num_known))
+            for piece, num_known in self._cuts[update.index].push(update):
+                parts.append(self._encoded(encoder, piece, take, num_known))
         return b"".join(parts)
 
     def closing(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
@@ -84,18 +81,30 @@ class PositionedEvents:
             if number > num_known
         ])  # fmt: skip
 
-    def _stamped(self, data: bytes, index: int, fed: Shown, num_known: int) -> bytes:
-        """Returns the events of one choice with their ids, without the first `num_known`."""
-        before = ",".join(self._shown)
-        self._shown[index] = fed.text()
-        last = self._head + ",".join(self._shown).encode() + b"\n"
-        if num_known == 0 and data.count(sse.END) == 1:
-            return last + data
+    def _encoded(self, encoder: AnswerEncoder, update: SequenceUpdate, take: Take, num_known: int = 0) -> bytes:
+        """Returns the events of an update with their ids, without the first `num_known`. On the token path."""
+        choice, text = take(update)
+        index = update.index
+        num_tokens = self._num_tokens[index] = self._num_tokens[index] + len(update.token_ids)
+        num_chars = self._num_chars[index] = self._num_chars[index] + len(update.text)
+        data = encoder.chunk(choice, text)
+        if not data:
+            return b""
+        if update.finish_reason is not None:
+            return self._last(data, Part(index, Shown(num_tokens, num_chars, ended=True), num_known))
+        if num_known or data.count(sse.END) > 1:
+            return self._last(data, Part(index, Shown(num_tokens, num_chars), num_known))
+        here = self._shown[index] = b"%d.%d" % (num_tokens, num_chars)
+        return self._head + (here if len(self._shown) == 1 else b",".join(self._shown)) + b"\n" + data
+
+    def _last(self, data: bytes, known: Part) -> bytes:
+        """Returns several events of one sequence with their ids, without those that are known."""
+        before, until = b",".join(self._shown), known.until.text().encode()
+        self._shown[known.index] = until
         events = sse.split_events(data)
         parts: list[bytes] = []
         for number, event in enumerate(events, start=1):
-            if number > num_known:
-                part = Part(index, fed, number)
-                inner = f"{before}-{part.index}.{part.until.text()}.{part.num_events}"
-                parts.append((last if number == len(events) else self._head + inner.encode() + b"\n") + event)
+            if number > known.num_events:
+                inner = before + b"-%d.%b.%d" % (known.index, until, number)
+                parts.append(self._head + (b",".join(self._shown) if number == len(events) else inner) + b"\n" + event)
         return b"".join(parts)

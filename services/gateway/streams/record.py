@@ -83,18 +83,14 @@ def decoded_entries(data: bytes) -> tuple[JournalEntry, ...]:
 class Accepted:
     """The tokens of one sequence that are known to be accepted."""
 
+    __slots__ = ("cumulative_logprob", "ended", "last_from", "last_from_logprob", "num_cached", "token_ids")
+
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.cumulative_logprob = 0.0
         self.num_cached = 0
         self.ended = False
         self.last_from, self.last_from_logprob = 0, 0.0
-
-    def grow(self, token_ids: tuple[int, ...], cumulative_logprob: float) -> None:
-        """Adds tokens that have arrived together."""
-        self.last_from, self.last_from_logprob = len(self.token_ids), self.cumulative_logprob
-        self.token_ids += token_ids
-        self.cumulative_logprob = cumulative_logprob
 
     def without_last(self) -> "Accepted":
         """Returns what was accepted before the tokens that arrived last."""
