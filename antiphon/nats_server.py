@@ -26,9 +26,9 @@ LIMITS = {
     "ping_interval": '"5s"',
 }
 """Limits of the server."""
-JETSTREAM = {"max_memory_store": "256MB", "max_file_store": "2GB"}
-"""Limits of JetStream, which holds the state of API keys' limits in memory, and the records of streams in memory or in
-files (`limits.STREAM_STORE_BYTES`, twice)."""
+JETSTREAM = {"max_memory_store": "512MB", "max_file_store": "2GB"}
+"""Limits of JetStream, which holds the state of API keys' limits in memory, and in memory or in files the records of
+streams (`limits.STREAM_STORE_BYTES`, twice) and finished responses (`limits.RESPONSES_BYTES_MAX`)."""
 USER = "antiphon"
 SMALL_PROCESSORS_MAX = 4
 _LOUD = ("[WRN]", "[ERR]", "[FTL]")

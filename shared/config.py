@@ -558,8 +558,8 @@ class GatewaySettings(BusSettings):
     )
     stream_store: str = flag(
         "memory",
-        "where the bus keeps the records of streams, so that any gateway can go on with one: memory, file (they also "
-        "survive a restart of the bus), off (streams cannot be resumed)",
+        "where the bus keeps records of streams and finished responses, for all gateways: memory, file (they survive a "
+        "restart of the bus), off (streams cannot be resumed, and a response is known to its gateway alone)",
         choices=("memory", "file", "off"),
         group="http",
     )

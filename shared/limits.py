@@ -175,8 +175,8 @@ METADATA_KEY_CHARS_MAX = 64
 METADATA_VALUE_CHARS_MAX = 512
 """Characters in a value of `metadata`, as many as in OpenAI's API."""
 RESPONSES_BYTES_MAX = 256 * 2**20
-"""Memory of the responses that one gateway keeps for `/v1/responses`. When it is full, the least recently used ones are
-dropped."""
+"""Size of the responses that the bus keeps for `/v1/responses`, or one gateway alone. When it is full, the oldest ones
+are dropped (in a gateway, the least recently used ones)."""
 RESPONSE_TTL_S = 24 * 3600.0
 """How long a stored response can be retrieved and continued: a working day and the night after it."""
 BACKGROUND_RESPONSES_MAX = 256

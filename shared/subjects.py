@@ -23,6 +23,7 @@ is `model_token` of the model's served name.
 | `usage`                      | gateway              | UsageRecord                                                  |
 | `step.<id>`                  | engine               | StepEvents                                                   |
 | `str.rec.<request id>`       | gateway              | the record of a stream, kept by the bus                      |
+| `res.<response id>`          | gateway              | a finished response, kept by the bus                         |
 | `str.tok.<id>.<instance_id>` | gateway              | the accepted tokens of its streams, kept by the bus          |
 """
 
@@ -125,6 +126,10 @@ class Subjects:
     def stream_journal(self, gateway_id: str, instance_id: str) -> str:
         """The journal of the streams of one gateway process, `*`: of any."""
         return self._join("str", "tok", gateway_id, instance_id)
+
+    def response(self, response_id: str) -> str:
+        """A finished response of `/v1/responses`, `*`: all."""
+        return self._join("res", response_id)
 
     def everything(self) -> str:
         """Every subject of the deployment."""

@@ -43,6 +43,7 @@ from services.gateway.openai.service_endpoints import ServiceEndpoints
 from services.gateway.openai.serving import Serving
 from services.gateway.record import RecordDirectory, Recorder
 from services.gateway.responses.endpoints import ResponseEndpoints
+from services.gateway.responses.store import ResponseStore
 from services.gateway.streams.streams import Streams
 from shared.clock import SystemClock
 from shared.config import GatewaySettings
@@ -96,6 +97,7 @@ def create_app(
     members: Callable[[], Sequence[tuple[Heartbeat, float]]] = _no_members,
     engine_controls: admin_engines.Controls | None = None,
     streams: Streams | None = None,
+    finished_responses: ResponseStore | None = None,
 ) -> FastAPI:
     """Returns the ASGI application.
 
@@ -103,7 +105,8 @@ def create_app(
     gateway alone. `usage` takes the usage records, which by default go nowhere. `heartbeats` returns the last heartbeat
     of each engine; it is called at each scrape of `/metrics`. `records` keeps and finds the records of requests, by
     default of none. `members` returns the topology. `engine_controls` takes engines out of service.
-    `streams` records streams; by default none can be resumed.
+    `streams` records streams; by default none can be resumed. `finished_responses` keeps the responses of
+    `/v1/responses`, by default in this gateway's memory.
     """
     usage, records = usage or UsageLedger(), records or RecordDirectory(Recorder(0))
     backend = GuardedBackend(
@@ -129,21 +132,23 @@ def create_app(
     _add_probes(app, ServiceEndpoints(backend, metrics))
     _add_console(app, RequestEndpoints(records), TopologyEndpoint(members), ConsolePage())
     _add_engines(app, admin_engines.EngineEndpoints(engine_controls))
-    app.state.batches = _add_apis(app, serving, keys, streams) if settings.use_openai else None
+    app.state.batches = _add_apis(app, serving, keys, streams, finished_responses) if settings.use_openai else None
     if not settings.use_openai:
         _refuse_apis(app)
     openapi.add_schemas(app, [*BODIES.values()], [*ERROR_SCHEMAS.values()])
     return app
 
 
-def _add_apis(app: FastAPI, serving: Serving, keys: ApiKeys, streams: Streams | None) -> Batches:
+def _add_apis(
+    app: FastAPI, serving: Serving, keys: ApiKeys, streams: Streams | None, finished_responses: ResponseStore | None
+) -> Batches:
     """Adds the APIs besides `/generate`. Returns the batches, which run requests of their own."""
     _add_generation(app, GenerationEndpoints(serving), streams)
     _add_pooling(app, PoolingEndpoints(serving.backend, serving.metrics))
     _add_service(app, ServiceEndpoints(serving.backend, serving.metrics))
     _add_adapters(app, adapters.AdapterEndpoints(serving.backend))
     _add_anthropic(app, MessageEndpoints(serving))
-    _add_responses(app, ResponseEndpoints(serving))
+    _add_responses(app, ResponseEndpoints(serving, finished_responses))
     _add_ollama(app, OllamaEndpoints(serving))
     files = FileStore(serving.settings.files_directory)
     _add_files(app, FileEndpoints(files))

@@ -17,9 +17,11 @@ from services.gateway.actor import GatewayActor
 from services.gateway.app import continue_batches, create_app
 from services.gateway.http.auth import ApiKeys
 from services.gateway.record import Recorder
+from services.gateway.responses.log_store import LogResponseStore
 from services.gateway.streams.store import StreamStore
 from services.gateway.streams.streams import Streams
 from shared import limits, tls
+from shared.actors.durable_log import Storage
 from shared.actors.host import Host
 from shared.config import GatewaySettings, SettingsError
 from shared.messages import GatewayStatus, ServiceName
@@ -72,6 +74,7 @@ class GatewayService:
             members=self._actor.topology,
             engine_controls=self._actor.engine_controls,
             streams=self._streams,
+            finished_responses=None if self._streams is None else LogResponseStore(host, _storage(self._settings)),
         )
         self._server = _Server(server_config(self._app, self._settings))
         self._server_task = asyncio.create_task(self._serve(self._actor, listener))
@@ -123,8 +126,11 @@ class GatewayService:
 def _make_streams(host: Host, settings: GatewaySettings) -> Streams | None:
     if settings.stream_store == "off":
         return None
-    store = StreamStore(host, "file" if settings.stream_store == "file" else "memory")
-    return Streams(host, store, settings.stream_grace)
+    return Streams(host, StreamStore(host, _storage(settings)), settings.stream_grace)
+
+
+def _storage(settings: GatewaySettings) -> Storage:
+    return "file" if settings.stream_store == "file" else "memory"
 
 
 class _Server(uvicorn.Server):

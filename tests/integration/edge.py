@@ -20,6 +20,7 @@ from services.gateway.generation import GenerationRequest, ModelCard, RequestTim
 from services.gateway.http.auth import ApiKeys
 from services.gateway.model_catalog import find_model, unknown_model, wanted_name
 from services.gateway.record import RecordDirectory, Recorder
+from services.gateway.responses.store import ResponseStore
 from services.gateway.streams.streams import Streams
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
@@ -155,6 +156,7 @@ async def serving(
     recorder: Recorder | None = None,
     members: Callable[[], list[tuple[Heartbeat, float]]] = list,
     streams: Streams | None = None,
+    finished_responses: ResponseStore | None = None,
     **settings: Any,
 ) -> AsyncIterator[int]:
     """A real server on a free port. At the end every request must be over; a leak would show as a hanging test."""
@@ -167,6 +169,7 @@ async def serving(
         records=None if recorder is None else RecordDirectory(recorder, "gateway-1"),
         members=members,
         streams=streams,
+        finished_responses=finished_responses,
     )
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http="httptools", ws="none")
     config.load()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from antiphon.chat import Client
@@ -359,13 +360,21 @@ def test_wrong_ids_bodies_and_positions_are_refused_with_a_reason(served: Served
     refused(404, "not_found", COMPLETIONS, body, **{"Last-Event-ID": stream.last_id})
 
 
-def test_streams_survive_a_restart_of_everything(model: Path, tmp_path: Path) -> None:
-    flags = (*FLAGS, "--stream-store=file", f"--bus-directory={tmp_path / 'bus'}", "--swap-space=0.01")
+def test_streams_responses_and_batches_survive_a_restart_of_everything(model: Path, tmp_path: Path) -> None:
+    flags = (
+        *FLAGS,
+        "--stream-store=file",
+        f"--bus-directory={tmp_path / 'bus'}",
+        f"--files-directory={tmp_path}/files",
+    )
     path, body = request(CHAT, 40)
     with until_the_end(serve_tiny(model, *flags)) as first:
         right = undisturbed(first, path, body)
+        response = fetch(first, "POST", "/v1/responses", {"input": "hi", "max_output_tokens": 4}).json
+        batch = begin_batch(first)
         stream = Events(first, "POST", path, body)
         stream.read(5)
+        wait_until(lambda: batch_of(first, batch)["request_counts"]["completed"] > 0, 30)
         with frozen(first.pids()["engine-1"]):
             time.sleep(0.3)
             for pid in (*first.descendants(), first.process.pid):
@@ -375,5 +384,31 @@ def test_streams_survive_a_restart_of_everything(model: Path, tmp_path: Path) ->
     with until_the_end(serve_tiny(model, *flags)) as second:
         rest = Events(second, "POST", path, body, **{"Last-Event-ID": stream.last_id})
         rest.read()
+        assert fetch(second, "GET", f"/v1/responses/{response['id']}").json == response
+        wait_until(lambda: batch_of(second, batch)["status"] == "completed", 60, lambda: str(batch_of(second, batch)))
+        ended = batch_of(second, batch)
+        answers = fetch(second, "GET", f"/v1/files/{ended['output_file_id']}/content").body.splitlines()
     assert len(rest.events) > 2
     assert told(stream.events + rest.events) == right
+    assert sorted(json.loads(line)["custom_id"] for line in answers) == sorted(map(str, range(BATCH_SIZE)))
+    assert ended["request_counts"] == {"total": BATCH_SIZE, "completed": BATCH_SIZE, "failed": 0}
+
+
+BATCH_SIZE = 150
+
+
+def begin_batch(served: Served) -> str:
+    """Starts a batch that has some work to do. Returns its id."""
+    asked = {"model": "tiny", "prompt": "hi", "max_tokens": 30, "ignore_eos": True}
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": COMPLETIONS, "body": {**asked, "seed": number}}
+        for number in range(BATCH_SIZE)
+    ]
+    data = "\n".join(map(json.dumps, lines)).encode()
+    with openai.OpenAI(base_url=served.url, api_key="EMPTY", max_retries=0, timeout=60) as client:
+        file = client.files.create(file=("lines.jsonl", data), purpose="batch")
+        return client.batches.create(input_file_id=file.id, endpoint=COMPLETIONS, completion_window="24h").id
+
+
+def batch_of(served: Served, batch_id: str) -> Any:
+    return fetch(served, "GET", f"/v1/batches/{batch_id}").json

@@ -12,6 +12,7 @@
 | `background`      | runs responses without a client, keeps their events for clients that read |
 | `event_log`       | the events of one such response                                           |
 | `store`           | keeps finished responses                                                  |
+| `log_store`       | keeps them on the bus, for all gateways                                   |
 """
 
 from services.gateway.openai.openapi import Body

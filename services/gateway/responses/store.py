@@ -1,7 +1,7 @@
 """Keeps finished responses for `limits.RESPONSE_TTL_S`, so that clients can retrieve and continue them.
 
-`ResponseStore` is the interface. `MemoryResponseStore` keeps responses in the memory of one gateway: they are lost with
-it, and other gateways do not know them.
+`ResponseStore` is the interface. `log_store` keeps responses on the bus, for all gateways. `MemoryResponseStore` keeps
+them in the memory of one gateway: they are lost with it, and other gateways do not know them.
 """
 
 from collections import OrderedDict
@@ -128,7 +128,7 @@ def unknown_response(response_id: str, param: str = "response_id") -> ServiceErr
     """Returns the error for a response that is not stored."""
     hours = limits.RESPONSE_TTL_S / 3600
     message = (
-        f"Response with id '{response_id}' not found. A response is known only to the gateway that made it, for "
-        f"{hours:g} hours or until the gateway needs the memory, and only if 'store' is not false."
+        f"Response with id '{response_id}' not found. A response is kept for {hours:g} hours or until the space is "
+        "needed, and only if 'store' is not false. While it runs in the background, only its gateway knows it."
     )
     return ServiceError("not_found", message, param=param)

@@ -1,0 +1,85 @@
+"""Keeps finished responses on the bus, so that every gateway knows them and none loses them when it dies."""
+
+import logging
+import re
+
+import msgspec
+
+from services.gateway.responses.store import StoredResponse
+from shared import limits
+from shared.actors.durable_log import DurableLog, LogConfig, LogUnavailableError, Storage
+from shared.actors.host import Host
+from shared.errors import ServiceError
+from shared.subjects import bucket_name
+
+log = logging.getLogger(__name__)
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_DELETED = b""
+_DECODER = msgspec.msgpack.Decoder(StoredResponse)
+
+
+class LogResponseStore:
+    """Implements `store.ResponseStore` on a durable log, which drops responses as `MemoryResponseStore` does.
+
+    A response that cannot be stored is only logged: its client has it. Other methods raise
+    ServiceError('bus_unavailable') if the log does not answer.
+    """
+
+    def __init__(self, host: Host, storage: Storage) -> None:
+        self._subject = host.subjects.response
+        config = LogConfig(
+            name=bucket_name(host.subjects.namespace, "responses"),
+            subject=host.subjects.response("*"),
+            storage=storage,
+            max_age_s=limits.RESPONSE_TTL_S,
+            max_bytes=limits.RESPONSES_BYTES_MAX,
+            per_subject=1,
+        )
+        self._log: DurableLog = host.transport.durable_log(config, timeout_s=limits.STREAM_STORE_TIMEOUT_S)
+        self._is_open = False
+
+    async def put(self, record: StoredResponse) -> None:
+        """See ResponseStore."""
+        try:
+            await self._append(record.id, msgspec.msgpack.encode(record))
+        except (LogUnavailableError, ServiceError) as error:
+            log.warning("the response %s is not stored: %s", record.id, error)
+
+    async def get(self, response_id: str) -> StoredResponse | None:
+        """See ResponseStore."""
+        if not _ID.fullmatch(response_id):
+            return None
+        try:
+            await self._open()
+            found = await self._log.last(self._subject(response_id))
+        except LogUnavailableError as error:
+            self._is_open = False
+            raise _unavailable(error) from error
+        return None if found is None or found.payload == _DELETED else _DECODER.decode(found.payload)
+
+    async def delete(self, response_id: str) -> bool:
+        """See ResponseStore."""
+        if await self.get(response_id) is None:
+            return False
+        try:
+            await self._append(response_id, _DELETED)
+        except LogUnavailableError as error:
+            raise _unavailable(error) from error
+        return True
+
+    async def _append(self, response_id: str, data: bytes) -> None:
+        try:
+            await self._open()
+            await self._log.append(self._subject(response_id), data)
+        except LogUnavailableError:
+            self._is_open = False  # a bus that was started again may have lost it
+            raise
+
+    async def _open(self) -> None:
+        if not self._is_open:
+            await self._log.open()
+            self._is_open = True
+
+
+def _unavailable(error: LogUnavailableError) -> ServiceError:
+    return ServiceError("bus_unavailable", f"Responses cannot be looked up now: {error}.", retry_after_s=1.0)
