@@ -95,6 +95,8 @@ class GatewayService:
         """See Service. Requests on connections that were accepted are answered; idle connections are closed."""
         assert self._actor is not None
         try:
+            if self._streams is not None:
+                self._streams.leave()
             await self._server.leave()
             # The actor refuses requests only when no connection can bring one: those of batches.
             await self._server_task

@@ -133,6 +133,21 @@ async def test_the_grace_of_a_stream_without_its_client_ends(nats_connect, nats_
     assert generation.cancelled == ["abort"]
 
 
+async def test_a_gateway_that_shuts_down_waits_for_no_client_to_come_back(nats_connect, nats_server, subjects):
+    transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend(manual=True)
+    async with gateway(transport, subjects, backend) as (port, streams):
+        async with Connection(port) as connection:
+            body = b'{"messages":[{"role":"user","content":"hi"}],"stream":true}'
+            await connection.send("POST", CHAT, body, {"x-antiphon-resumable": "1"})
+            generation = await backend.generations.get()
+            generation.put(text_batches("Good ", "day")[0])
+            await connection.head()
+        await asyncio.sleep(0.2)
+        assert not generation.stopped.is_set()
+        streams.leave()
+        await asyncio.wait_for(generation.stopped.wait(), 10)
+
+
 async def test_the_former_run_at_another_gateway_ends(nats_connect, nats_server, subjects):
     transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend(manual=True)
     other = ScriptedBackend()

@@ -50,7 +50,7 @@ class RunningStream:
         self._grace_s = grace_s
         self._on_end = on_end
         self._work: asyncio.Task[None] | None = None
-        self._taken = False
+        self._taken = self._is_alone = False
         self._over = asyncio.Event()
 
     def opening(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
@@ -82,6 +82,7 @@ class RunningStream:
             await unless_gone(receive, self._result(self._work), channel.mind())
         except ClientGoneError:
             sink.detach()
+            self._is_alone = True
             if self._grace_s and not self._work.done():
                 await asyncio.wait({self._work}, timeout=self._grace_s)
             raise
@@ -89,6 +90,12 @@ class RunningStream:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
             self._end()
+
+    def leave(self) -> None:
+        """Waits for no client any more, because the gateway shuts down: the stream can be resumed at another one."""
+        self._grace_s = 0.0
+        if self._is_alone and self._work is not None:
+            self._work.cancel()
 
     def take_away(self) -> None:
         """Ends the run: another one goes on with the stream."""

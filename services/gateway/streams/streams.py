@@ -136,6 +136,12 @@ class Streams:
         if stream is not None and stream.journaled is not None and stream.journaled.record.token < message.token:
             stream.take_away()
 
+    def leave(self) -> None:
+        """Ends the streams that run on without their clients, because the gateway shuts down."""
+        self._grace_s = 0.0
+        for stream in list(self._running.values()):
+            stream.leave()
+
     # --- resuming ---
 
     async def resume(self, request_id: str, position: Position, path: str = "", body: bytes = b"") -> Response:
