@@ -21,6 +21,7 @@ from services.engine.cpu.worker import CpuWorker
 from tests.model.harness import Engine, make_prompt, settings
 from tests.models import make_model
 from tests.native.libraries import make_cpu_worker
+from tests.quantized.checkpoints import make_checkpoints
 
 LIMITS = CoreLimits(4, 64, enable_prefix_caching=False)
 PROMPTS = [make_prompt(length) for length in (3, 40)]
@@ -73,6 +74,39 @@ def test_a_later_start_reads_the_file_and_computes_the_same(
     later = start(odd_models(shape), dtype=dtype)
     assert mapped(later) == files(tmp_path)[0].stat().st_size
     assert later._decoder.model.weight_bytes() == first._decoder.model.weight_bytes()
+    for before, after in zip(numbers(first), numbers(later), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize("quantization", ["ifq", "ifq_nf4"])
+@pytest.mark.parametrize("shape", ["heads of 136 dimensions", "experts beside a shared one"])
+def test_quantized_weights_are_kept_too(
+    shape: str, quantization: str, odd_models: Callable[[str], Path], start: Callable[..., CpuWorker], tmp_path: Path
+) -> None:
+    directory = odd_models(shape)
+    check_quantized(start, directory, tmp_path, quantization=quantization)
+    # The same model in another form has a file of its own.
+    assert mapped(start(directory, dtype="bfloat16")) == 0
+    assert len(files(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("layout", ["gptq", "awq", "gptq, 8 bits, symmetric"])
+def test_weights_of_prepared_checkpoints_are_kept_too(
+    layout: str, start: Callable[..., CpuWorker], tmp_path: Path
+) -> None:
+    model = make_model(tmp_path / "model", "llama", dtype="bfloat16", hidden_size=64, intermediate_size=128)
+    directory, _ = make_checkpoints(model, layout, tmp_path / "prepared")
+    check_quantized(start, directory, tmp_path)
+
+
+def check_quantized(start: Callable[..., CpuWorker], directory: Path, tmp_path: Path, **flags: object) -> None:
+    first = start(directory, dtype="bfloat16", **flags)
+    assert mapped(first) == 0
+    later = start(directory, dtype="bfloat16", **flags)
+    assert mapped(later) == files(tmp_path)[0].stat().st_size
+    decoders = first._decoder, later._decoder
+    assert decoders[0].quantized_bytes == decoders[1].quantized_bytes > 0
+    assert decoders[0].quantized_from_bytes == decoders[1].quantized_from_bytes
     for before, after in zip(numbers(first), numbers(later), strict=True):
         np.testing.assert_array_equal(before, after)
 

@@ -52,7 +52,7 @@ class Run {
   Run(Pool& pool, const Weight& weight) : pool_(pool), weight_(weight), panels_(round_up(weight.out, kPanel) / kPanel) {
     std::vector<long> rows(panels_ * kPanel);
     for (long n = 0; n < (long)rows.size(); n++) rows[n] = n < weight.out ? n : -1;
-    packed_ = std::make_unique<PackedQuantized>(pool, weight.given, rows, weight.in);
+    packed_ = std::make_unique<PackedQuantized>(pool, stock_, weight.given, rows, weight.in);
     linear_.out = weight.out, linear_.in = weight.in, linear_.panels = panels_;
     linear_.terms = round_up(weight.in, kTermsMultiple);
     linear_.quantized = &packed_->quantized;
@@ -98,6 +98,7 @@ class Run {
   Pool& pool_;
   const Weight& weight_;
   const long panels_;
+  Stock stock_;
   std::unique_ptr<PackedQuantized> packed_;
   Linear<T> linear_;
 };

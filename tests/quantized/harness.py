@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ KINDS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "int8": lambda weight: quantize_int8(weight),
     "int8, groups of 32": lambda weight: quantize_int8(weight, group_size=32),
     "int8, groups of 128": lambda weight: quantize_int8(weight, group_size=128),
+    "int8, groups of 32 with zero points": lambda weight: with_zeros(quantize_int8(weight, group_size=32)),
     "int8_dynamic": lambda weight: quantize_int8(weight, "int8_dynamic"),
     "int4, groups of 32": lambda weight: quantize_int4(weight, 32),
     "int4, groups of 128": lambda weight: quantize_int4(weight, 128),
@@ -27,6 +29,12 @@ KINDS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
 }
 WEIGHT_ONLY = tuple(kind for kind in KINDS if kind != "int8_dynamic")
 PANEL = 32
+
+
+def with_zeros(weight: QuantizedWeight) -> QuantizedWeight:
+    """The weight with zero points between -30 and 30."""
+    zeros = torch.rand(weight.scales.shape, generator=torch.Generator().manual_seed(2)) * 60 - 30
+    return replace(weight, zeros=zeros)
 
 
 class OneMatrix:

@@ -21,10 +21,12 @@ from tests.model.harness import NUM_TOKENS, Engine, make_prompt, settings
 from tests.models import greedy_reference, make_model
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
-FOUR_BITS = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)
-OTHERS = (
-    Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q2_K, Kind.Q3_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL,
-)  # fmt: skip
+FOUR_BITS = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.IQ4_NL)
+EIGHT_BITS = (Kind.Q5_0, Kind.Q5_1, Kind.Q5_K, Kind.Q8_0)
+"""Kept in 8 bits."""
+EXACT = (Kind.Q4_0, Kind.IQ4_NL, Kind.Q5_0, Kind.Q8_0)
+"""Types without a smallest number."""
+OTHERS = (Kind.Q2_K, Kind.Q3_K, Kind.Q6_K)
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 """Rows are whole blocks of 256."""
 
@@ -61,7 +63,9 @@ def check(file: Path, plain: Path, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "native"])
-@pytest.mark.parametrize("kind", [*FOUR_BITS, *OTHERS, Kind.F32, Kind.F16, Kind.BF16], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [*FOUR_BITS, *EIGHT_BITS, *OTHERS, Kind.F32, Kind.F16, Kind.BF16], ids=lambda kind: kind.name
+)
 def test_a_type_gives_the_tokens_of_the_weights_that_it_stands_for(
     kind: Kind, backend: str, wide: Path, tmp_path: Path
 ) -> None:
@@ -138,15 +142,15 @@ def test_matrices_of_several_types_are_joined(wide: Path, tmp_path: Path) -> Non
         check(tmp_path / "m.gguf", plain, backend)
 
 
-@pytest.mark.parametrize("kind", FOUR_BITS, ids=lambda kind: kind.name)
-def test_types_of_four_bits_stay_quantized_and_are_exact(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [*FOUR_BITS, *EIGHT_BITS], ids=lambda kind: kind.name)
+def test_types_in_groups_of_32_stay_quantized_and_are_exact(kind: Kind) -> None:
     array = np.random.default_rng(3).normal(size=(6, 512)).astype(np.float32)
     array[2, :32] = 0.75  # a group of one number has no scale
     stored, _, meaning = encoded(array, kind)
     weight = Gguf().weight({kind.name: torch.from_numpy(stored)}, (6, 512))
     assert isinstance(weight, QuantizedWeight)
-    assert weight.group_size == 32
-    tolerance = 0 if kind == Kind.Q4_0 else 2e-6
+    assert (weight.kind, weight.group_size) == ("int4" if kind in FOUR_BITS else "int8", 32)
+    tolerance = 0 if kind in EXACT else 2e-6
     torch.testing.assert_close(weight.dequantized(), torch.from_numpy(meaning), rtol=tolerance, atol=tolerance)
 
 

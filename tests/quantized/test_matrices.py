@@ -34,7 +34,8 @@ def sum_error(x: Tensor, weight: QuantizedWeight) -> Tensor:
     sizes = weight.dequantized().abs().to(torch.float64)
     if weight.zeros is not None:  # the zero is taken off after the sum
         groups = torch.arange(weight.shape[1]) // weight.group_size
-        sizes = (8 + (weight.zeros - 8).abs() * 2).mul(weight.scales)[:, groups].to(torch.float64)
+        most, middle = (8, 8) if weight.kind == "int4" else (127, 0)
+        sizes = (most + (weight.zeros - middle).abs() * 2).mul(weight.scales)[:, groups].to(torch.float64)
     return x.to(torch.float64).abs() @ sizes.T * (weight.shape[1] + 8) * 2**-23 + 1e-30
 
 
@@ -98,8 +99,23 @@ def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(variant: str, kin
     with one_matrix(variant, weight, dtype, threads=3) as multiply:
         together = multiply(x)
     with one_matrix(variant, weight, dtype, threads=1) as multiply:
-        for first, rows in ((0, 1), (5, 2), (17, 16), (100, 31), (300, 45), (599, 1)):
+        for first, rows in ((0, 1), (5, 2), (40, 3), (80, 4), (60, 5), (17, 16), (100, 31), (300, 45), (599, 1)):
             assert torch.equal(multiply(x[first : first + rows]), together[first : first + rows])
+
+
+@each_variant
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_packed_matrix_that_is_placed_again_is_the_same(variant: str, kind: str) -> None:
+    weight, x = KINDS[kind](random_weight(70, 200)), random_rows(6, 200, torch.bfloat16)
+    with one_matrix(variant, weight) as first, one_matrix(variant, weight) as second:
+        address, size = first.model.packed(0, "o", 0)
+        second.model.set_packed(0, "o", 0, address, weight.shape, 0, size)
+        assert torch.equal(second(x), first(x))
+        for wrong in ((70, 230), (170, 200)):
+            with pytest.raises(NativeError, match="another shape"):
+                second.model.set_packed(0, "o", 0, address, wrong, 0, size)
+        with pytest.raises(NativeError, match="too short"):
+            second.model.set_packed(0, "o", 0, address, weight.shape, 0, 8)
 
 
 @each_variant

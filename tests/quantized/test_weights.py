@@ -99,8 +99,10 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
         QuantizedWeight("int4", values, (4, 64), torch.ones(4, 2), 32, levels=torch.zeros(15))
     with pytest.raises(ValueError, match="no groups"):
         QuantizedWeight("int8_dynamic", values, (4, 64), torch.ones(4, 2), 32)
-    with pytest.raises(ValueError, match="neither zeros nor levels"):
-        QuantizedWeight("int8", values, (4, 64), torch.ones(4, 2), 32, zeros=torch.zeros(4, 2))
+    with pytest.raises(ValueError, match="without groups have no zeros"):
+        QuantizedWeight("int8", values, (4, 64), scales, zeros=torch.zeros(4, 2))
+    with pytest.raises(ValueError, match="have no levels"):
+        QuantizedWeight("int8", values, (4, 64), torch.ones(4, 2), 32, levels=torch.zeros(16))
 
 
 def test_rows_of_a_weight_in_groups_keep_their_scales() -> None:

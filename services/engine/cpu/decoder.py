@@ -61,8 +61,8 @@ class NativeDecoder:
     ) -> None:
         """Loads the checkpoint. Raises `ServiceError` if it does not fit its config.
 
-        Packed weights are taken from the cache if it has them; otherwise they are packed and written to the cache. The
-        cache takes plain weights only. `lora`: number of adapter slots and the largest rank of an adapter.
+        Packed weights are taken from the cache if it has them; otherwise they are packed and written to the cache.
+        `lora`: number of adapter slots and the largest rank of an adapter.
         `cache_dtype`: type of the KV cache; None: the model's.
         """
         self._dtype = dtype
@@ -70,7 +70,7 @@ class NativeDecoder:
         self._mapped = self._cache.find() if self._cache else None
         self._packed: list[Piece] = []
         self.quantized_bytes, self.quantized_from_bytes = 0, 0
-        """Bytes of the quantized matrices, and what these matrices would take if they were not quantized."""
+        """Bytes of the packed quantized matrices, and what they would take if they were not quantized."""
         self.description = description
         self.model = library.new(make_spec(description, dtype, block_size, threads, lora, cache_dtype))
         self._kept: list[Tensor] = []
@@ -172,22 +172,29 @@ class NativeDecoder:
         address = 0 if bias is None else bias.data_ptr()
         if self._mapped:
             piece = self._mapped.piece((layer, name, expert))
-            self.model.set_packed(*piece.name, piece.address, piece.shape, address)
-            return True
-        weight = read()
-        if isinstance(weight, QuantizedWeight):
-            if weight.kind in NATIVE_KINDS:
-                self.quantized_bytes += weight.nbytes
-                self.quantized_from_bytes += weight.shape[0] * weight.shape[1] * self._dtype.itemsize
-                self.model.set_quantized(layer, name, expert, native_weight(weight), weight.shape, address)
-                return False
+            quantized_bytes = piece.size if piece.quantized else 0
+            self.model.set_packed(*piece.name, piece.address, piece.shape, address, quantized_bytes)
+        else:
+            piece = self._pack(layer, name, expert, read(), address)
+            if self._cache:
+                self._packed.append(piece)
+        if piece.quantized:
+            self.quantized_bytes += piece.size
+            self.quantized_from_bytes += piece.shape[0] * piece.shape[1] * self._dtype.itemsize
+        return not piece.quantized
+
+    def _pack(self, layer: int, name: str, expert: int, weight: Matrix, bias: int) -> Piece:
+        """Has the library pack a matrix with the bias at this address, and returns the packed form."""
+        quantized = isinstance(weight, QuantizedWeight) and weight.kind in NATIVE_KINDS
+        if isinstance(weight, QuantizedWeight) and not quantized:
             weight = weight.dequantized().to(self._dtype)
-        weight = weight.contiguous()
         shape = (weight.shape[0], weight.shape[1])
-        self.model.set_matrix(layer, name, expert, weight.data_ptr(), shape, address)
-        if self._cache:
-            self._packed.append(Piece((layer, name, expert), shape, *self.model.packed(layer, name, expert)))
-        return True
+        if isinstance(weight, QuantizedWeight):
+            self.model.set_quantized(layer, name, expert, native_weight(weight), shape, bias)
+        else:
+            weight = weight.contiguous()
+            self.model.set_matrix(layer, name, expert, weight.data_ptr(), shape, bias)
+        return Piece((layer, name, expert), shape, *self.model.packed(layer, name, expert), quantized)
 
     def _vector(self, layer: int, name: str, values: Tensor) -> None:
         values = values.to(torch.float32).contiguous()

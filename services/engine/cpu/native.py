@@ -110,7 +110,10 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "antiphon_new": (c_void_p, (POINTER(Spec),)),
     "antiphon_free": (None, (c_void_p,)),
     "antiphon_set_matrix": (c_int, (c_void_p, c_int64, c_char_p, c_int64, c_void_p, c_int64, c_int64, c_void_p)),
-    "antiphon_set_packed": (c_int, (c_void_p, c_int64, c_char_p, c_int64, c_void_p, c_int64, c_int64, c_void_p)),
+    "antiphon_set_packed": (
+        c_int,
+        (c_void_p, c_int64, c_char_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p),
+    ),
     "antiphon_packed": (c_void_p, (c_void_p, c_int64, c_char_p, c_int64, POINTER(c_int64))),
     "antiphon_set_quantized": (
         c_int,
@@ -187,15 +190,29 @@ class NativeModel:
         """Packs and copies a weight [out, in] with its float32 bias."""
         self._library.check("set_matrix", self._handle, layer, name.encode(), expert, address, *shape, bias)
 
-    def set_packed(self, layer: int, name: str, expert: int, address: int, shape: tuple[int, int], bias: int) -> None:
-        """Sets a weight [out, in] from its packed form (see `packed`), which is read in place and must stay."""
-        self._library.check("set_packed", self._handle, layer, name.encode(), expert, address, *shape, bias)
+    def set_packed(
+        self,
+        layer: int,
+        name: str,
+        expert: int,
+        address: int,
+        shape: tuple[int, int],
+        bias: int,
+        quantized_bytes: int = 0,
+    ) -> None:
+        """Sets a weight [out, in] from its packed form (see `packed`), which is read in place and must stay.
+
+        `quantized_bytes`: size of the packed form of a weight of 8 or 4 bits; 0 for other weights.
+        """
+        self._library.check(
+            "set_packed", self._handle, layer, name.encode(), expert, address, quantized_bytes, *shape, bias
+        )
 
     def packed(self, layer: int, name: str, expert: int) -> tuple[int, int]:
-        """Returns address and size in bytes of a weight's packed form; (0, 0) for a weight of 8 or 4 bits."""
+        """Returns address and size in bytes of a weight's packed form."""
         size = c_int64()
         address = self._library.call("packed", self._handle, layer, name.encode(), expert, ctypes.byref(size))
-        return (address, size.value) if address else (0, 0)
+        return address, size.value
 
     def set_quantized(
         self, layer: int, name: str, expert: int, weight: Quantized, shape: tuple[int, int], bias: int

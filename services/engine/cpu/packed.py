@@ -28,9 +28,11 @@ import numpy as np
 import torch
 
 from services.engine.cpu.compile import SOURCE
+from services.engine.quantization.choice import WeightForm
 from services.engine.worker.checkpoint import weight_files
 from shared.limits import PACKED_BYTES_MIN, PACKED_FILES_MAX
 from shared.places import alone_in, is_in_memory, is_private, is_usable, remove_oldest, user_directory
+from shared.quantization import SMOOTHQUANT_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -55,16 +57,21 @@ class _Matrix(msgspec.Struct, array_like=True, frozen=True):
     offset: int
     """Bytes from the beginning of the first matrix."""
     size: int
+    quantized: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A packed matrix in memory: its shape [out, in] before packing, address and size in bytes of the packed form."""
+    """A packed matrix in memory: its shape [out, in] before packing, address and size in bytes of the packed form.
+
+    `quantized`: whether its weights have 8 or 4 bits.
+    """
 
     name: Name
     shape: tuple[int, int]
     address: int
     size: int
+    quantized: bool = False
 
 
 class PackedFile:
@@ -93,7 +100,7 @@ class PackedFile:
     def piece(self, name: Name) -> Piece:
         """Returns a matrix that the file contains."""
         matrix = self._matrices[name]
-        return Piece(name, matrix.shape, self._address + matrix.offset, matrix.size)
+        return Piece(name, matrix.shape, self._address + matrix.offset, matrix.size, matrix.quantized)
 
 
 def _decode(header: bytes) -> list[_Matrix]:
@@ -106,10 +113,10 @@ def _decode(header: bytes) -> list[_Matrix]:
 class WeightCache:
     """The cached file of one model: found, or written by a thread after start-up."""
 
-    def __init__(self, directory: Path, model_dir: Path, dtype: torch.dtype) -> None:
+    def __init__(self, directory: Path, model_dir: Path, dtype: torch.dtype, form: WeightForm) -> None:
         self._directory = directory
-        model = hashlib.sha256(f"{model_dir.resolve()}\0{dtype}".encode()).hexdigest()[:16]
-        self._path = directory / f"{model}-{_fingerprint(model_dir, dtype)[:16]}.packed"
+        model = hashlib.sha256(f"{model_dir.resolve()}\0{dtype}\0{form.name}".encode()).hexdigest()[:16]
+        self._path = directory / f"{model}-{_fingerprint(model_dir, dtype, form)[:16]}.packed"
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -207,27 +214,29 @@ class WeightCache:
         remove_oldest(self._directory, "*.packed", PACKED_FILES_MAX)
 
 
-def open_cache(asked: str, model_dir: Path, dtype: torch.dtype) -> WeightCache | None:
-    """Returns a model's cache; None if it is turned off or the user has no home.
+def open_cache(asked: str, model_dir: Path, dtype: torch.dtype, form: WeightForm) -> WeightCache | None:
+    """Returns the cache of a model in one form of weights; None if it is turned off or the user has no home.
 
     `asked` is a directory, `OFF`, or empty for the usual directory.
     """
     directory = None if asked == OFF else user_directory(asked, _CACHE)
-    return None if directory is None else WeightCache(directory, model_dir, dtype)
+    return None if directory is None else WeightCache(directory, model_dir, dtype, form)
 
 
-def _fingerprint(model_dir: Path, dtype: torch.dtype) -> str:
+def _fingerprint(model_dir: Path, dtype: torch.dtype, form: WeightForm) -> str:
     """Returns a hash of everything that packed weights depend on.
 
-    This covers the config, name, size and time of the weight files, and the code that reads and packs them.
+    This covers the config, name, size and time of the weight files, the form of the weights, and the code that reads,
+    rounds and packs them.
     """
-    digest = hashlib.sha256(str(dtype).encode())
+    digest = hashlib.sha256(f"{dtype}\0{form.name}".encode())
     digest.update((model_dir / "config.json").read_bytes())
-    for path in weight_files(model_dir):
+    for path in [model_dir / SMOOTHQUANT_FILE] if form.is_smoothquant else weight_files(model_dir):
         status = path.stat()
         digest.update(f"\0{path.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     here = Path(__file__).parent
-    for directory in (here, SOURCE, here.parent / "models", here.parent / "worker"):
+    rounding = here.parent / "quantization"
+    for directory in (here, SOURCE, here.parent / "models", here.parent / "worker", rounding, rounding / "formats"):
         for path in sorted(directory.iterdir()):
             if path.is_file():
                 digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -237,7 +246,7 @@ def _fingerprint(model_dir: Path, dtype: torch.dtype) -> str:
 def _header(pieces: Iterable[Piece]) -> bytes:
     matrices, offset = [], 0
     for piece in pieces:
-        matrices.append(_Matrix(*piece.name, piece.shape, offset, piece.size))
+        matrices.append(_Matrix(*piece.name, piece.shape, offset, piece.size, piece.quantized))
         offset += _aligned(piece.size)
     header = msgspec.msgpack.encode(matrices)
     return len(header).to_bytes(_LENGTH_BYTES, "little") + header

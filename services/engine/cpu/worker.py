@@ -120,8 +120,7 @@ class CpuWorker(StepWorker):
         cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
         layout = family.layout(self._description)
         form = weight_form(settings, model_dir, config, _CPU, native=True)
-        # Only plain weights are cached.
-        cache = open_cache(settings.weight_cache, model_dir, self._dtype) if form.is_plain else None
+        cache = open_cache(settings.weight_cache, model_dir, self._dtype, form)
         check_adapters_possible(settings, config)
         num_slots = (settings.max_loras or 0) if settings.enable_lora else 0
         self._decoder = NativeDecoder(

@@ -34,7 +34,7 @@ class QuantizedWeight:
     group_size: int = 0
     """int8, int4: number of inputs that share a scale, a multiple of 32 or at least `in`. int8: 0 for one group."""
     zeros: Tensor | None = None
-    """int4: zero points [out, groups], on the scale 0 … 15, or on the scale of `levels` if they are given."""
+    """Zero points [out, groups]. int8 with groups; int4: on the scale 0 … 15, or on that of `levels` if given."""
     levels: Tensor | None = None
     """int4: the 16 numbers that values stand for. None: 0 … 15 with `zeros`, -8 … 7 without.
 
@@ -50,8 +50,10 @@ class QuantizedWeight:
         columns = (width + 1) // 2 if two else width
         if self.group_size and self.kind not in GROUPED_KINDS:
             raise ValueError(f"weights of kind {self.kind} have one scale per output, no groups")
-        if self.kind != "int4" and not (self.zeros is None and self.levels is None):
-            raise ValueError(f"weights of kind {self.kind} have neither zeros nor levels")
+        if self.zeros is not None and not self.group_size:
+            raise ValueError("weights without groups have no zeros")
+        if self.kind != "int4" and self.levels is not None:
+            raise ValueError(f"weights of kind {self.kind} have no levels")
         groups = (out, -(-width // self.group_size)) if self.group_size > 0 else (out,)
         types = _TYPES.get(self.kind, (torch.int8, torch.uint8))
         if self.values.shape != (out, columns) or self.values.dtype not in types:

@@ -58,8 +58,8 @@ int antiphon_set_matrix(antiphon_Model* model, int64_t layer, const char* name, 
 }
 
 int antiphon_set_packed(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, const void* packed,
-                        int64_t out, int64_t in, const float* bias) {
-  return guarded([&] { of(model).set_packed(layer, name, expert, packed, out, in, bias); });
+                        int64_t quantized_bytes, int64_t out, int64_t in, const float* bias) {
+  return guarded([&] { of(model).set_packed(layer, name, expert, packed, quantized_bytes, out, in, bias); });
 }
 
 const void* antiphon_packed(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, int64_t* bytes) {

@@ -48,7 +48,7 @@ struct antiphon_Quantized {
   int64_t has_sign;    // int4: values are two's complement, -8 to 7, instead of 0 to 15
   const void* weight;
   const float* scales;  // [out]; [out][groups] with groups
-  const float* zeros;   // int4: null or [out][groups], on the scale from 0 to 15, or on that of the levels if given
+  const float* zeros;   // int8 with groups: null or [out][groups]; int4: null or [out][groups], on the scale from 0 to 15, or on that of the levels if given
   const float* levels;  // int4: null or [16], see Quantized::levels; null: 0 to 15 minus the zero (8 without `zeros`)
 };
 
@@ -76,9 +76,10 @@ void antiphon_free(antiphon_Model* model);
 int antiphon_set_matrix(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, const void* weight,
                         int64_t out, int64_t in, const float* bias);
 // Sets a matrix from its packed form, as `antiphon_packed` returned it once. The memory is read in place.
+// quantized_bytes: size of the packed form of a matrix of 8 or 4 bits; 0 for other matrices.
 int antiphon_set_packed(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, const void* packed,
-                        int64_t out, int64_t in, const float* bias);
-// Returns a matrix's packed form and its size in bytes; null for a matrix of 8 or 4 bits or one that is not set.
+                        int64_t quantized_bytes, int64_t out, int64_t in, const float* bias);
+// Returns a matrix's packed form and its size in bytes; null for a matrix that is not set.
 const void* antiphon_packed(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, int64_t* bytes);
 // Sets a matrix from weights of 8 or 4 bits.
 int antiphon_set_quantized(antiphon_Model* model, int64_t layer, const char* name, int64_t expert,

@@ -5,8 +5,8 @@
 //     values  [blocks][kv_heads][block_size / u][width / 32][u / e][32 dimensions][e tokens]  u = min(64, block_size)
 //
 // `width` is the head's dimensions padded to a multiple of 32, e = min(kTerms, u). Attention reads units of 64 tokens.
-// If blocks are smaller, `Unit` copies several blocks into one unit. Numbers are of the model's type, or of 8 bits in the
-// same order (float8.h), which `Unit` converts.
+// If blocks are smaller, `Unit` copies several blocks into one unit. Numbers are of the model's type, or of 8 bits in
+// the same order (float8.h), which `Unit` converts.
 #pragma once
 
 #include "float8.h"
@@ -158,8 +158,8 @@ class Unit {
   const T* keys;
   const T* values;
 
-  // Sets the unit to the tokens from `first`, a multiple of 64, up to `last` of the sequence with these blocks. Only the
-  // first `tokens` are read.
+  // Sets the unit to the tokens from `first`, a multiple of 64, up to `last` of the sequence with these blocks. Only
+  // the first `tokens` are read.
   void take(const CacheShape& shape, const Cache& cache, const int64_t* blocks, long head, long first, long last,
             long tokens) {
     if (shape.holds_units() && shape.stored == Stored::model) {

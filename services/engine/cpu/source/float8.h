@@ -1,7 +1,8 @@
-// Floating-point numbers of 8 bits, in which a KV cache can be stored: E4M3 (4 bits of exponent, 3 of mantissa) and E5M2.
+// Floating-point numbers of 8 bits, in which a KV cache can be stored: E4M3 (4 bits of exponent, 3 of mantissa) and
+// E5M2.
 //
-// A number is clamped to the range of the type and rounded to the nearest one, of two equally near ones to the even one.
-// NaN stays NaN; infinity is never stored. All numbers are bfloat16 numbers too, so reading them is exact.
+// A number is clamped to the range of the type and rounded to the nearest one, of two equally near ones to the even
+// one. NaN stays NaN; infinity is never stored. All numbers are bfloat16 numbers too, so reading them is exact.
 #pragma once
 
 #include "pair.h"

@@ -22,12 +22,12 @@ template <class T, class Work>
 void with_kernel(const Quantized& w, Inputs<T> x, float* prepared, Work&& work) {
   switch (w.kind) {
     case Kind::int8:
-      if (w.groups > 1) return work(GroupedKernel<T, BytesInGroups>(w, x, prepared));
+      if (w.groups > 1 || w.offsets) return work(GroupedKernel<T, ByteNumbers>(w, x, prepared));
       return work(Int8Kernel<T>(w, x, prepared));
     case Kind::int8_dynamic:
       return work(Int8DynamicKernel<T>(w, x, prepared));
     case Kind::int4:
-      return work(GroupedKernel<T, LevelsInGroups>(w, x, prepared));
+      return work(GroupedKernel<T, LevelNumbers>(w, x, prepared));
   }
 }
 
@@ -74,9 +74,26 @@ void multiply_part(const Kernel& kernel, typename Kernel::Product& product, cons
   }
 }
 
+// Multiplies up to Kernel::kFew rows, from `first_row` on, by panels [first, end).
+template <class Kernel, class Finish>
+void multiply_few_rows(const Kernel& kernel, long first_row, long rows, long first, long end, Finish&& finish) {
+  alignas(64) float sums[Kernel::kFew * kPanel];
+  for (long p = first; p < end; p++) {
+    kernel.add_few(first_row, rows, p, sums);
+    for (long r = 0; r < rows; r++) {
+      kernel.complete(first_row + r, p, sums + r * kPanel);
+      finish(first_row + r, p, sums + r * kPanel);
+    }
+  }
+}
+
 // Multiplies rows [first, end) by a whole panel.
 template <class Kernel, class Finish>
 void multiply_whole(const Kernel& kernel, const Quantized& w, long first, long end, long p, Finish&& finish) {
+  if constexpr (Kernel::kFew > 0)
+    if (end - first <= Kernel::kFew)
+      return multiply_few_rows(kernel, first, end - first, p, p + 1,
+                               [&](long row, long, const float* sums) { finish(row, sums); });
   typename Kernel::Product product;
   for (; first < end; first += kPassRows)
     multiply_part(kernel, product, {first, std::min(kPassRows, end - first), p, 0, w.terms}, true, nullptr, finish);
@@ -92,6 +109,10 @@ inline long even_portion(long panels, long panel_bytes, long threads) {
 template <class Kernel, class Finish>
 void multiply_all(Pool& pool, Kernel kernel, const Quantized& w, long panels, long rows, float* kept, Finish&& finish) {
   kernel.prepare(pool, rows);
+  if constexpr (Kernel::kFew > 0)
+    if (rows <= Kernel::kFew)
+      return pool.share(panels, even_portion(panels, w.bytes(w.terms), pool.threads()),
+                        [&](long first, long end) { multiply_few_rows(kernel, 0, rows, first, end, finish); });
   for (long start = 0; start < rows; start += kPassRows) {
     const long count = std::min(kPassRows, rows - start), step = quantized_terms_at_once<Kernel>(count, w);
     for (long k = 0; k < w.terms; k += step) {

@@ -12,8 +12,8 @@ class Model {
   virtual ~Model() = default;
   virtual void set_matrix(int64_t layer, const char* name, int64_t expert, const void* weight, int64_t out, int64_t in,
                           const float* bias) = 0;
-  virtual void set_packed(int64_t layer, const char* name, int64_t expert, const void* packed, int64_t out, int64_t in,
-                          const float* bias) = 0;
+  virtual void set_packed(int64_t layer, const char* name, int64_t expert, const void* packed,
+                          int64_t quantized_bytes, int64_t out, int64_t in, const float* bias) = 0;
   virtual const void* packed(int64_t layer, const char* name, int64_t expert, int64_t& bytes) = 0;
   virtual void set_quantized(int64_t layer, const char* name, int64_t expert, const antiphon_Quantized& weight,
                              int64_t out, int64_t in, const float* bias) = 0;

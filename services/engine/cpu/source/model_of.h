@@ -24,20 +24,24 @@ class ModelOf final : public Model {
     matrix_named(layer, name, expert).pack(pool_, stock_, static_cast<const T*>(weight), bias, out, in, order_of(name));
   }
 
-  void set_packed(int64_t layer, const char* name, int64_t expert, const void* packed, int64_t out, int64_t in,
-                  const float* bias) override {
-    matrix_named(layer, name, expert).place(static_cast<const T*>(packed), bias, out, in, order_of(name));
+  void set_packed(int64_t layer, const char* name, int64_t expert, const void* packed, int64_t quantized_bytes,
+                  int64_t out, int64_t in, const float* bias) override {
+    Packed<T>& to = matrix_named(layer, name, expert);
+    if (quantized_bytes)
+      to.place_quantized(packed, (size_t)quantized_bytes, bias, out, in, order_of(name));
+    else
+      to.place(static_cast<const T*>(packed), bias, out, in, order_of(name));
   }
 
   const void* packed(int64_t layer, const char* name, int64_t expert, int64_t& bytes) override {
     const Packed<T>& packed = matrix_named(layer, name, expert);
     bytes = (int64_t)packed.bytes();
-    return packed.matrix.data;
+    return packed.packed();
   }
 
   void set_quantized(int64_t layer, const char* name, int64_t expert, const antiphon_Quantized& weight, int64_t out,
                      int64_t in, const float* bias) override {
-    matrix_named(layer, name, expert).pack(pool_, weight, bias, out, in, order_of(name));
+    matrix_named(layer, name, expert).pack(pool_, stock_, weight, bias, out, in, order_of(name));
   }
 
   void set_lora(int64_t slot, int64_t layer, const char* name, const antiphon_Lora& delta) override {

@@ -1,7 +1,7 @@
 // Weights of 8 or 4 bits: the meaning of a matrix of each kind, and how it is stored.
 //
 //     int8          y[n] = scale[n] * sum over k of x[k] * q[n][k]; with groups:
-//                   y[n] = sum over groups g of scale[n][g] * sum over k in g of x[k] * q[n][k]
+//                   y[n] = sum over groups g of scale[n][g] * sum over k in g of x[k] * (q[n][k] - zero[n][g])
 //     int8_dynamic  the same with x in 8 bits too: x[k] = row_scale * i[k], where the largest |i[k]| of a row is 127
 //     int4          y[n] = sum over groups g of scale[n][g] * sum over k in g of x[k] * (level[q[n][k]] - zero[n][g])
 //

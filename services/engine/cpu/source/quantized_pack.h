@@ -10,39 +10,103 @@
 
 namespace antiphon {
 
-// Owns packed weights; `quantized` points into them.
+// The beginning of a packed matrix. Data, scales, offsets and totals follow, each at a cache line.
+struct PackedHeader {
+  int64_t kind, in, panels, terms, row_terms, group, groups, has_offsets, whole_levels;
+  float levels[kLevels];
+};
+
+// Packed weights in memory of the model's stock, or where the caller keeps them; `quantized` points into them.
 class PackedQuantized {
  public:
   Quantized quantized;
 
   // `rows` has the checkpoint's row of each column of the panels, -1 for padding.
-  PackedQuantized(Pool& pool, const antiphon_Quantized& from, const std::vector<long>& rows, long in)
-      : from_(from), rows_(rows), in_(in), panels_((long)rows.size() / kPanel) {
-    shape();
-    data_ = Memory((size_t)quantized.bytes(panels_ * quantized.terms));
-    scales_ = floats(quantized.groups);
-    if (has_zeros()) offsets_ = floats(quantized.groups);
-    if (quantized.kind == Kind::int8_dynamic) totals_ = floats(1);
-    pool.run([&](int) {
-      pool.share(panels_, 1, [&](long first, long last) {
-        for (long p = first; p < last; p++) pack_panel(p);
-      });
-    });
-    quantized.data = data_.as<uint8_t>();
-    quantized.scales = scales_.as<float>();
-    quantized.offsets = offsets_.as<float>();
-    quantized.totals = totals_.as<int32_t>();
+  PackedQuantized(Pool& pool, Stock& stock, const antiphon_Quantized& from, const std::vector<long>& rows, long in);
+
+  // Uses what `packed` returned for a matrix of the same shape, which is kept elsewhere for as long as this object is
+  // used.
+  PackedQuantized(const void* packed, size_t bytes, long panels, long in) : in_(in), panels_(panels) {
+    PackedHeader header;
+    if (bytes < sizeof header) throw std::invalid_argument("a packed matrix is too short");
+    std::memcpy(&header, packed, sizeof header);
+    Quantized& q = quantized;
+    q.kind = (Kind)header.kind, q.terms = header.terms, q.row_terms = header.row_terms;
+    q.group = header.group, q.groups = header.groups, q.whole_levels = header.whole_levels != 0;
+    std::copy_n(header.levels, kLevels, q.levels);
+    fill_table();
+    place(static_cast<const char*>(packed), header.has_offsets != 0);
+    if (header.in != in || header.panels != panels || bytes != bytes_)
+      throw std::invalid_argument("a packed matrix has another shape");
   }
 
-  size_t bytes() const { return data_.bytes() + scales_.bytes() + offsets_.bytes() + totals_.bytes(); }
+  // Returns the packed form, `bytes` long.
+  const void* packed() const { return packed_; }
+  size_t bytes() const { return bytes_; }
   bool same_shape(const PackedQuantized& other) const {
     return quantized.kind == other.quantized.kind && quantized.group == other.quantized.group &&
            !quantized.offsets == !other.quantized.offsets;
   }
 
  private:
+  // Sets the pointers for a packed form that begins at `base`, and its size.
+  void place(const char* base, bool has_offsets) {
+    size_t at = 0;
+    const auto put = [&](size_t bytes) {
+      const char* const from = base + at;
+      at += (bytes + 63) / 64 * 64;
+      return from;
+    };
+    const size_t floats = (size_t)(panels_ * kPanel) * sizeof(float), all = floats * (size_t)quantized.groups;
+    packed_ = put(sizeof(PackedHeader));
+    quantized.data = (const uint8_t*)put((size_t)quantized.bytes(panels_ * quantized.terms));
+    quantized.scales = (const float*)put(all);
+    quantized.offsets = has_offsets ? (const float*)put(all) : nullptr;
+    quantized.totals = quantized.kind == Kind::int8_dynamic ? (const int32_t*)put(floats) : nullptr;
+    bytes_ = at;
+  }
+
+  void fill_table() {
+    for (long i = 0; i < 2 * kLevels; i++) quantized.table[i] = to_bf16(quantized.levels[i % kLevels]).bits;
+  }
+
+  class Packer;
+
+  const long in_, panels_;
+  const char* packed_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Makes the packed form of a matrix.
+class PackedQuantized::Packer {
+ public:
+  Packer(PackedQuantized& to, const antiphon_Quantized& from, const std::vector<long>& rows)
+      : to_(to), quantized_(to.quantized), from_(from), rows_(rows), in_(to.in_) {}
+
+  void pack(Pool& pool, Stock& stock) {
+    shape();
+    to_.place(nullptr, has_zeros());
+    char* const memory = static_cast<char*>(stock.take(to_.bytes_));
+    to_.place(memory, has_zeros());
+    write_header(memory);
+    pool.run([&](int) {
+      pool.share(to_.panels_, 1, [&](long first, long last) {
+        for (long p = first; p < last; p++) pack_panel(p);
+      });
+    });
+  }
+
+ private:
+  void write_header(char* to) const {
+    const Quantized& q = quantized_;
+    PackedHeader header{(int64_t)q.kind, in_,       to_.panels_, q.terms,        q.row_terms,
+                        q.group,         q.groups, has_zeros(), q.whole_levels, {}};
+    std::copy_n(q.levels, kLevels, header.levels);
+    std::memcpy(to, &header, sizeof header);
+  }
+
   void shape() {
-    Quantized& q = quantized;
+    Quantized& q = quantized_;
     if (from_.kind < 0 || from_.kind > (int64_t)Kind::int4) throw std::invalid_argument("no such kind of weights");
     q.kind = (Kind)from_.kind;
     q.row_terms = round_up(in_, kTermsMultiple);
@@ -53,13 +117,13 @@ class PackedQuantized {
     if (q.kind == Kind::int8_dynamic && q.terms > kSumTermsMax)
       throw std::invalid_argument("sums of so many products of whole numbers do not fit");
     if (q.kind == Kind::int4) shape_levels();
-    if (q.kind == Kind::int4 || (q.kind == Kind::int8 && has_groups())) shape_groups();
+    if (q.kind == Kind::int4 || (q.kind == Kind::int8 && (has_groups() || from_.zeros))) shape_groups();
   }
 
   // Determines the groups. Groups longer than kGroupMax, or one for all terms, are divided into several with the same
   // scale.
   void shape_groups() {
-    Quantized& q = quantized;
+    Quantized& q = quantized_;
     if (from_.group < in_ && (from_.group <= 0 || from_.group % kTermsMultiple))
       throw std::invalid_argument("groups must have a multiple of 32 terms");
     q.group = kGroupMax;
@@ -68,59 +132,54 @@ class PackedQuantized {
   }
 
   void shape_levels() {
-    Quantized& q = quantized;
-    for (long i = 0; i < 2 * kLevels; i++) {
-      const float level = from_.levels ? from_.levels[i % kLevels] : (float)(i % kLevels) - kMiddle;
-      q.table[i] = to_bf16(level).bits;
-      q.levels[i % kLevels] = level;
-    }
-    q.whole_levels = !from_.levels;
+    for (long i = 0; i < kLevels; i++) quantized_.levels[i] = from_.levels ? from_.levels[i] : (float)i - kMiddle;
+    to_.fill_table();
+    quantized_.whole_levels = !from_.levels;
   }
 
-  // Without given levels, the levels are i - 8 and already include a zero of 8, so `zero` returns the difference.
-  bool has_zeros() const { return quantized.kind == Kind::int4 && from_.zeros; }
+  // Without given levels, those of int4 are i - 8 and already include a zero of 8, so `zero` returns the difference.
+  bool has_zeros() const { return quantized_.kind != Kind::int8_dynamic && from_.zeros; }
   float zero(long row, long group) const {
-    return from_.zeros[row * given_groups() + group] - (from_.levels ? 0.0f : kMiddle);
+    const bool middle = quantized_.kind == Kind::int4 && !from_.levels;
+    return from_.zeros[row * given_groups() + group] - (middle ? kMiddle : 0.0f);
   }
   // Whether an output has several scales. int8 without groups is given with a group of 0.
-  bool has_groups() const { return from_.group < in_ && (quantized.kind == Kind::int4 || from_.group != 0); }
+  bool has_groups() const { return from_.group < in_ && (quantized_.kind == Kind::int4 || from_.group != 0); }
   long given_groups() const { return has_groups() ? (in_ + from_.group - 1) / from_.group : 1; }
-
-  Memory floats(long groups) const { return Memory((size_t)(panels_ * groups * kPanel) * sizeof(float)); }
 
   void pack_panel(long p) {
     for (long j = 0; j < kPanel; j++) {
       const long row = rows_[p * kPanel + j];
       if (row < 0) continue;
-      quantized.kind == Kind::int4 ? pack_levels(p, j, row) : pack_bytes(p, j, row);
+      quantized_.kind == Kind::int4 ? pack_levels(p, j, row) : pack_bytes(p, j, row);
     }
   }
 
   void pack_bytes(long p, long j, long row) {
     const int8_t* from = static_cast<const int8_t*>(from_.weight) + row * in_;
-    uint8_t* to = data_.as<uint8_t>() + quantized.bytes(p * quantized.terms) + 4 * j;
+    uint8_t* to = data<uint8_t>() + quantized_.bytes(p * quantized_.terms) + 4 * j;
     int32_t total = 0;
     for (long k = 0; k < in_; k++) {
       to[k / 4 * 4 * kPanel + k % 4] = (uint8_t)from[k];
       total += from[k];
     }
     pack_scales(p, j, row);
-    if (quantized.kind == Kind::int8_dynamic) totals_.as<int32_t>()[p * kPanel + j] = total;
+    if (quantized_.totals) const_cast<int32_t*>(quantized_.totals)[p * kPanel + j] = total;
   }
 
   void pack_levels(long p, long j, long row) {
-    uint32_t* to = data_.as<uint32_t>() + p * quantized.terms * kPanel / 8 + j;
+    uint32_t* to = data<uint32_t>() + p * quantized_.terms * kPanel / 8 + j;
     for (long k = 0; k < in_; k++) to[k / 8 * kPanel] |= place(row, k) << (k % 8 / 2 * 4 + k % 2 * 16);
     pack_scales(p, j, row);
   }
 
   void pack_scales(long p, long j, long row) {
-    for (long g = 0; g < quantized.groups; g++) {
-      const long given = has_groups() ? g * quantized.group / from_.group : 0;
-      const long at = (p * quantized.groups + g) * kPanel + j;
+    for (long g = 0; g < quantized_.groups; g++) {
+      const long given = has_groups() ? g * quantized_.group / from_.group : 0;
+      const long at = (p * quantized_.groups + g) * kPanel + j;
       const float scale = from_.scales[row * given_groups() + given];
-      scales_.as<float>()[at] = scale;
-      if (has_zeros()) offsets_.as<float>()[at] = scale * zero(row, given);
+      const_cast<float*>(quantized_.scales)[at] = scale;
+      if (has_zeros()) const_cast<float*>(quantized_.offsets)[at] = scale * zero(row, given);
     }
   }
 
@@ -131,13 +190,25 @@ class PackedQuantized {
     return (bits ^ (from_.has_sign ? (uint32_t)kMiddle : 0)) & 15;
   }
 
+  template <class Word>
+  Word* data() const {
+    return (Word*)quantized_.data;
+  }
+
   static constexpr float kMiddle = 8;
   static constexpr long kSumTermsMax = 1L << 16;
 
+  PackedQuantized& to_;
+  Quantized& quantized_;
   const antiphon_Quantized& from_;
   const std::vector<long>& rows_;
-  const long in_, panels_;
-  Memory data_, scales_, offsets_, totals_;
+  const long in_;
 };
+
+inline PackedQuantized::PackedQuantized(Pool& pool, Stock& stock, const antiphon_Quantized& from,
+                                        const std::vector<long>& rows, long in)
+    : in_(in), panels_((long)rows.size() / kPanel) {
+  Packer(*this, from, rows).pack(pool, stock);
+}
 
 }  // namespace antiphon

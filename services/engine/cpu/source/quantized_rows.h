@@ -13,6 +13,7 @@ class Int8DynamicKernel {
  public:
   typedef ByteProduct Product;
   static constexpr long kSize = 1;
+  static constexpr long kFew = 0;  // its numbers need no unpacking
   static long prepared_floats(long rows, const Quantized& w) { return round_up(rows, kLanes) + rows * stride(w) / 4; }
 
   Int8DynamicKernel(const Quantized& w, Inputs<T> x, float* prepared) : w_(&w), x_(x), prepared_(prepared) {}

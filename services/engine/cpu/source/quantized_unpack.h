@@ -6,7 +6,8 @@
 
 namespace antiphon {
 
-// Unpacks four terms of 16 columns from the bytes in `v`. The results are kTimes too large.
+// Unpacks four terms of 16 columns from the bytes in `v`. The results are kTimes too large. `each` calls
+// `use(term, numbers)` with one step of the product at a time: kTerms terms of 16 columns, from `term` of the four on.
 template <class Term>
 struct FourTerms;
 
@@ -16,8 +17,9 @@ struct FourTerms<float> {
 
   static Vec term(WordVec v, int index) { return convert<Vec>((IntVec)(v << (24 - 8 * index)) >> 24); }
 
-  static void put(WordVec v, float* to) {
-    for (int i = 0; i < 4; i++) store(to + i * kPanel, term(v, i));
+  template <class Use>
+  static inline void each(WordVec v, Use&& use) {
+    for (int i = 0; i < 4; i++) use(i, term(v, i));
   }
 };
 
@@ -28,6 +30,7 @@ struct FourTerms<Bf16> {
   static constexpr float kTimes = 1 << 24;
 
   static __m512i top(WordVec v, int index) {
+    if (index == 3) return _mm512_castps_si512(_mm512_cvtepi32_ps((__m512i)(v & 0xff000000u)));
     const __m512i from = _mm512_set4_epi32(12 + index, 8 + index, 4 + index, index);
     const __m512i alone = _mm512_maskz_shuffle_epi8(0x8888888888888888, (__m512i)v, _mm512_slli_epi32(from, 24));
     return _mm512_castps_si512(_mm512_cvtepi32_ps(alone));
@@ -36,25 +39,13 @@ struct FourTerms<Bf16> {
     const __m512i upper = _mm512_set4_epi32(0x0f0e, 0x0b0a, 0x0706, 0x0302);
     return _mm512_mask_shuffle_epi8(second, 0x3333333333333333, first, upper);
   }
-  static void put(WordVec v, Bf16* to) {
-    put_any(to, pair(top(v, 0), top(v, 1)));
-    put_any(to + 2 * kPanel, pair(top(v, 2), top(v, 3)));
+  template <class Use>
+  static inline void each(WordVec v, Use&& use) {
+    use(0, (__m512bh)pair(top(v, 0), top(v, 1)));
+    use(2, (__m512bh)pair(top(v, 2), top(v, 3)));
   }
 };
 #endif
-
-// Unpacks numbers of 8 bits, [terms / 4][32][4]. The results are FourTerms<Term>::kTimes too large.
-template <class Term>
-void unpack_bytes(const uint8_t* from, long terms, Term* to, Ahead& ahead) {
-  constexpr long kHalf = kLanes * Pair<Term>::kTerms;
-  for (long step = 0; step < terms; step += kTermsMultiple) {
-    ahead.ask();
-    for (long k = step; k < step + kTermsMultiple; k += 4) {
-      FourTerms<Term>::put(load_any<WordVec>(from + k * kPanel), to + k * kPanel);
-      FourTerms<Term>::put(load_any<WordVec>(from + k * kPanel + 64), to + k * kPanel + kHalf);
-    }
-  }
-}
 
 // Maps level indices to the numbers that the product takes.
 template <class Term>
@@ -77,10 +68,11 @@ struct Levels<float> {
 #endif
   }
 
-  // Unpacks eight terms of 16 columns from the words in `v`.
-  void put(WordVec v, float* to) const {
+  // Unpacks eight terms of 16 columns from the words in `v`; see FourTerms.
+  template <class Use>
+  inline void each(WordVec v, Use&& use) const {
     for (int j = 0; j < 4; j++)
-      for (int i = 0; i < 2; i++) store(to + (2 * j + i) * kPanel, at((v >> (16 * i + 4 * j)) & 15));
+      for (int i = 0; i < 2; i++) use(2 * j + i, at((v >> (16 * i + 4 * j)) & 15));
   }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
@@ -102,47 +94,53 @@ struct Levels<Bf16> {
 
   // The instruction uses five bits of an index: the table is stored twice, so that the bit above the four has no
   // effect.
-  void put(WordVec v, Bf16* to) const {
-    put_any(to, _mm512_permutexvar_epi16((__m512i)v, table));
-    put_any(to + 2 * kPanel, _mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)v, 4), table));
-    put_any(to + 4 * kPanel, _mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)v, 8), table));
-    put_any(to + 6 * kPanel, _mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)v, 12), table));
+  template <class Use>
+  inline void each(WordVec v, Use&& use) const {
+    use(0, (__m512bh)_mm512_permutexvar_epi16((__m512i)v, table));
+    use(2, (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)v, 4), table));
+    use(4, (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)v, 8), table));
+    use(6, (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)v, 12), table));
   }
 
   const __m512i table;
 };
 #endif
 
-// Unpacks levels of 4 bits, [terms / 8][32] words.
+// How the weights of a kind are unpacked: kTerms terms of a column are in a word; the numbers are kTimes too large.
 template <class Term>
-void unpack_nibbles(const uint8_t* from, long terms, const Levels<Term>& levels, Term* to, Ahead& ahead) {
+struct ByteNumbers {
+  static constexpr long kTerms = 4;
+  static constexpr float kTimes = FourTerms<Term>::kTimes;
+  explicit ByteNumbers(const Quantized&) {}
+  template <class Use>
+  inline void each(WordVec v, Use&& use) const {
+    FourTerms<Term>::each(v, use);
+  }
+};
+
+template <class Term>
+struct LevelNumbers : Levels<Term> {
+  static constexpr long kTerms = 8;
+  static constexpr float kTimes = 1;
+  explicit LevelNumbers(const Quantized& w) : Levels<Term>(w) {}
+};
+
+// The bytes of a row of words: a word of each of a panel's 32 columns.
+constexpr long kWordsBytes = kPanel * (long)sizeof(uint32_t);
+
+// Unpacks terms of a panel, rows of words.
+template <class Term, class Numbers>
+void unpack(const Numbers& numbers, const uint8_t* from, long terms, Term* to, Ahead& ahead) {
   constexpr long kHalf = kLanes * Pair<Term>::kTerms;
   for (long step = 0; step < terms; step += kTermsMultiple) {
     ahead.ask();
-    for (long k = step; k < step + kTermsMultiple; k += 8) {
-      const uint8_t* words = from + k * kPanel / 2;
-      levels.put(load_any<WordVec>(words), to + k * kPanel);
-      levels.put(load_any<WordVec>(words + 64), to + k * kPanel + kHalf);
+    for (long k = step; k < step + kTermsMultiple; k += Numbers::kTerms, from += kWordsBytes) {
+      Term* const place = to + k * kPanel;
+      numbers.each(load_any<WordVec>(from), [&](long term, auto some) { put_any(place + term * kPanel, some); });
+      numbers.each(load_any<WordVec>(from + kWordsBytes / 2),
+                   [&](long term, auto some) { put_any(place + term * kPanel + kHalf, some); });
     }
   }
 }
-
-// The numbers of a kind in groups as the product takes them: they are kTimes too large.
-template <class Term>
-struct BytesInGroups {
-  static constexpr float kTimes = FourTerms<Term>::kTimes;
-  explicit BytesInGroups(const Quantized&) {}
-  void unpack(const uint8_t* from, long terms, Term* to, Ahead& ahead) const { unpack_bytes(from, terms, to, ahead); }
-};
-
-template <class Term>
-struct LevelsInGroups {
-  static constexpr float kTimes = 1;
-  explicit LevelsInGroups(const Quantized& w) : levels(w) {}
-  void unpack(const uint8_t* from, long terms, Term* to, Ahead& ahead) const {
-    unpack_nibbles(from, terms, levels, to, ahead);
-  }
-  const Levels<Term> levels;
-};
 
 }  // namespace antiphon

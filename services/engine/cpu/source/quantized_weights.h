@@ -1,10 +1,10 @@
 // Products of weights of 8 or 4 bits with rows of the usual type: a piece of a panel is unpacked into the L1 cache and
-// multiplied with all rows, like a panel that is not quantized. A kernel is created for one matrix and one set of rows;
-// see linear.h.
+// multiplied with all rows, like a panel that is not quantized; up to kFew rows are multiplied as in quantized_few.h. A
+// kernel is created for one matrix and one set of rows; see linear.h.
 #pragma once
 
 #include "pool.h"
-#include "quantized_unpack.h"
+#include "quantized_few.h"
 
 namespace antiphon {
 
@@ -45,6 +45,7 @@ class Int8Kernel {
   typedef TermOf<T> Term;
   typedef BlockProduct<Term> Product;
   static constexpr long kSize = sizeof(Term);  // bytes of a term of a row
+  static constexpr long kFew = kFewRows<Term, ByteNumbers>;
   static long prepared_floats(long, const Quantized&) { return 0; }
 
   Int8Kernel(const Quantized& w, Inputs<T> x, float*) : w_(&w), x_(x) {}
@@ -61,11 +62,18 @@ class Int8Kernel {
   void add(Product& product, const Part& part, float* sums) const {
     alignas(64) Term panel[kUnpackedTerms * kPanel];
     each_piece<Term>(*w_, part, [&](const Part& piece, const uint8_t* from, Ahead& ahead) {
-      unpack_bytes(from, piece.terms, panel, ahead);
+      unpack(ByteNumbers<Term>(*w_), from, piece.terms, panel, ahead);
       for (long r = 0; r < piece.rows; r += kBlockRows)
         product.multiply(std::min(kBlockRows, piece.rows - r), x_.row(piece.first + r) + piece.k, x_.stride, panel,
                          piece.terms, sums + r * kPanel, piece.k > 0, ahead);
     });
+  }
+
+  // Multiplies up to kFew rows, from `first` on, by a whole panel: sums [rows][32].
+  void add_few(long first, long rows, long p, float* sums) const {
+    multiply_few_packed<Term, kFew>(
+        *w_, ByteNumbers<Term>(*w_), rows, x_.row(first), x_.stride, p,
+        [=](long, long row, long half, Vec some) { store(sums + row * kPanel + half * kLanes, some); });
   }
 
   void complete(long, long p, float* sums) const {
@@ -85,6 +93,7 @@ class GroupedKernel {
   typedef TermOf<T> Term;
   typedef BlockProduct<Term> Product;
   static constexpr long kSize = sizeof(Term);
+  static constexpr long kFew = kFewRows<Term, Numbers>;
   // Each row's sums over groups are prepared if there are zeros to subtract.
   static long prepared_floats(long rows, const Quantized& w) { return w.offsets ? rows * w.groups : 0; }
 
@@ -109,7 +118,7 @@ class GroupedKernel {
     alignas(64) Term panel[kUnpackedTerms * kPanel];
     const Numbers<Term> numbers(*w_);
     each_piece<Term>(*w_, part, [&](const Part& piece, const uint8_t* from, Ahead& ahead) {
-      numbers.unpack(from, piece.terms, panel, ahead);
+      unpack(numbers, from, piece.terms, panel, ahead);
       for (long r = 0; r < piece.rows; r += kBlockRows) {
         const long rows = std::min(kBlockRows, piece.rows - r);
         add_groups(product, {piece.first + r, rows, piece.p, piece.k, piece.terms}, panel, sums + r * kPanel, ahead);
@@ -117,9 +126,35 @@ class GroupedKernel {
     });
   }
 
+  // As above.
+  void add_few(long first, long rows, long p, float* sums) const {
+    multiply_few_packed<Term, kFew>(*w_, Numbers<Term>(*w_), rows, x_.row(first), x_.stride, p,
+                              [=](long g, long row, long half, Vec some) {
+                                float* sum = sums + row * kPanel + half * kLanes;
+                                add_to(sum, first + row, g, scaling(p, g, half * kLanes), some);
+                              });
+  }
+
   void complete(long, long, float*) const {}
 
  private:
+  // Scale and offset of 16 columns.
+  struct Scaling {
+    Vec scale, offset;
+  };
+
+  Scaling scaling(long p, long g, long half) const {
+    return {load(w_->scale(p, g) + half) * (1 / Numbers<Term>::kTimes),
+            w_->offsets ? load(w_->offset(p, g) + half) : Vec{}};
+  }
+
+  // Adds the sums of a group to those of the groups before it.
+  void add_to(float* sum, long row, long g, const Scaling& by, Vec fresh) const {
+    Vec v = g ? load(sum) : Vec{};
+    if (w_->offsets) v -= by.offset * totals_[row * w_->groups + g];
+    store(sum, v + fresh * by.scale);
+  }
+
   float total(long row, long g) const {
     const Term* x = x_.row(row) + g * w_->group;
     Vec sum = {};
@@ -143,14 +178,9 @@ class GroupedKernel {
 
   void add_scaled(const Part& part, long g, const float* fresh, float* sums) const {
     for (long half = 0; half < kPanel; half += kLanes) {
-      const Vec scale = load(w_->scale(part.p, g) + half) * (1 / Numbers<Term>::kTimes);
-      const Vec offset = w_->offsets ? load(w_->offset(part.p, g) + half) : Vec{};
-      for (long r = 0; r < part.rows; r++) {
-        float* sum = sums + r * kPanel + half;
-        Vec v = g ? load(sum) : Vec{};
-        if (w_->offsets) v -= offset * totals_[(part.first + r) * w_->groups + g];
-        store(sum, v + load(fresh + r * kPanel + half) * scale);
-      }
+      const Scaling by = scaling(part.p, g, half);
+      for (long r = 0; r < part.rows; r++)
+        add_to(sums + r * kPanel + half, part.first + r, g, by, load(fresh + r * kPanel + half));
     }
   }
 

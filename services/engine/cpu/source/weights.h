@@ -45,13 +45,24 @@ class Packed {
     bytes_ = packed_bytes();
   }
 
-  void pack(Pool& pool, const antiphon_Quantized& weight, const float* bias, long out, long in, Order order) {
+  void pack(Pool& pool, Stock& stock, const antiphon_Quantized& weight, const float* bias, long out, long in,
+            Order order) {
     shape(bias, out, in, order);
     std::vector<long> rows(matrix.panels * kPanel);
     for (size_t column = 0; column < rows.size(); column++) rows[column] = source((long)column, order);
-    quantized_ = std::make_unique<PackedQuantized>(pool, weight, rows, in);
+    quantized_ = std::make_unique<PackedQuantized>(pool, stock, weight, rows, in);
     matrix.quantized = &quantized_->quantized;
   }
+
+  // As `place`, for what `packed` returned of a quantized weight.
+  void place_quantized(const void* packed, size_t bytes, const float* bias, long out, long in, Order order) {
+    shape(bias, out, in, order);
+    quantized_ = std::make_unique<PackedQuantized>(packed, bytes, matrix.panels, in);
+    matrix.quantized = &quantized_->quantized;
+  }
+
+  // Returns the packed form, `bytes()` long; null if the matrix is not set.
+  const void* packed() const { return quantized_ ? quantized_->packed() : matrix.data; }
 
   // Writes a row of the checkpoint's matrix to `to`. The matrix must not be quantized and must be in plain order.
   void unpack(long row, float* to) const {

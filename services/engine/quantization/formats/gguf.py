@@ -1,24 +1,30 @@
 """Matrices of GGUF files in ggml's block types: numbers in a row share scales, and a row is a number of blocks.
 
 The reader of the files (`worker/gguf_file.py`) gives a matrix that is not plain under its name and type, as the bytes
-of its blocks [out, bytes of a row]. Types of 4 bits stay quantized:
+of its blocks [out, bytes of a row]. Types in groups of 32 numbers stay quantized, those of 4 bits in 4 bits and those
+of 5 and 8 bits in 8 bits:
 
     Q4_0   32 numbers   d * (q - 8)
     Q4_1   32 numbers   d * q + m                                       as d * (q - zero), zero = -m / d
     Q4_K   8 x 32       (d * scale) * q - (dmin * minimum)              in the same way
+    IQ4_NL 32 numbers   d * level[q]
+    Q5_0   32 numbers   d * (q - 16)
+    Q5_1   32 numbers   as Q4_1
+    Q5_K   8 x 32       as Q4_K
+    Q8_0   32 numbers   d * q
 
-All other types become plain weights. The package `gguf` has the layouts of all types. Called by `formats.prepared` and
-the checkpoint reader.
+All other types, most of which have groups of 16 numbers, become plain weights. The package `gguf` has the layouts of
+all types. Called by `formats.prepared` and the checkpoint reader.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import Q4_K, dequantize
+from gguf.quants import IQ4_NL, Q4_K, dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -55,7 +61,7 @@ class Gguf:
         if shape[1] % numbers:
             raise ValueError(f"rows of {shape[1]} numbers are not blocks of {numbers} ({kind})")
         expect(f"{kind} blocks", blocks, shape[0], shape[1] // numbers * size)
-        convert = _FOUR_BITS.get(kind)
+        convert = _KEPT.get(kind)
         return plain(blocks, kind) if convert is None else convert(blocks.reshape(-1, size).numpy(), shape)
 
     def ignores(self, name: str) -> bool:
@@ -101,11 +107,55 @@ def _q4_k(blocks: NDArray[np.uint8], shape: tuple[int, int]) -> QuantizedWeight:
     return _weight(_halves(values.reshape(-1, _GROUP)), scales, least, shape)
 
 
-_FOUR_BITS: dict[str, Callable[[NDArray[np.uint8], tuple[int, int]], QuantizedWeight]] = {
+def _iq4_nl(blocks: NDArray[np.uint8], shape: tuple[int, int]) -> QuantizedWeight:
+    scales, values = blocks[:, :_HALF], blocks[:, _HALF:]
+    weight = _weight(_halves(values), _floats(scales), None, shape)
+    return replace(weight, levels=torch.tensor(IQ4_NL.kvalues, dtype=torch.float32))
+
+
+def _q8_0(blocks: NDArray[np.uint8], shape: tuple[int, int]) -> QuantizedWeight:
+    scales, values = blocks[:, :_HALF], np.ascontiguousarray(blocks[:, _HALF:]).view(np.int8)
+    return _bytes(values, _floats(scales), None, shape)
+
+
+def _q5_0(blocks: NDArray[np.uint8], shape: tuple[int, int]) -> QuantizedWeight:
+    scales, upper, lower = np.split(blocks, [_HALF, _HALF + _GROUP // 8], axis=1)
+    return _bytes(_fives(lower, upper) - np.int8(16), _floats(scales), None, shape)
+
+
+def _q5_1(blocks: NDArray[np.uint8], shape: tuple[int, int]) -> QuantizedWeight:
+    scales, least, upper, lower = np.split(blocks, [_HALF, 2 * _HALF, 2 * _HALF + _GROUP // 8], axis=1)
+    return _bytes(_fives(lower, upper), _floats(scales), _floats(least), shape)
+
+
+def _q5_k(blocks: NDArray[np.uint8], shape: tuple[int, int]) -> QuantizedWeight:
+    ends = np.cumsum([_HALF, _HALF, Q4_K.K_SCALE_SIZE, _GROUP])
+    scale, least, packed, upper, lower = np.split(blocks, ends, axis=1)
+    of_scale, of_least = Q4_K.get_scale_min(np.ascontiguousarray(packed))
+    scales = _floats(scale) * torch.from_numpy(of_scale.astype(np.float32))
+    least = -_floats(least) * torch.from_numpy(of_least.astype(np.float32))
+    # Bit g of each of the 32 bytes is the highest bit of a number of group g; the lower bits lie as in Q4_K.
+    highest = (upper[:, None] >> np.arange(8, dtype=np.uint8)[None, :, None]) & 1
+    lower = (lower.reshape(len(blocks), -1, 1, _GROUP) >> np.array([0, 4], dtype=np.uint8)[:, None]) & 0x0F
+    return _bytes(lower.reshape(highest.shape) | (highest << 4), scales, least, shape)
+
+
+_KEPT: dict[str, Callable[[NDArray[np.uint8], tuple[int, int]], QuantizedWeight]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q4_K": _q4_k,
+    "IQ4_NL": _iq4_nl,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q5_K": _q5_k,
+    "Q8_0": _q8_0,
 }
+
+
+def _fives(lower: NDArray[np.uint8], upper: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """Returns values 0 … 31 [n, 32] of their lower four bits [n, 16] (see `_halves`) and their highest bits [n, 4]."""
+    highest = np.unpackbits(np.ascontiguousarray(upper), axis=1, bitorder="little")
+    return (np.concatenate([lower & 0x0F, lower >> 4], axis=1) | (highest << 4)).view(np.int8)
 
 
 def _halves(values: NDArray[np.uint8]) -> Tensor:
@@ -142,3 +192,21 @@ def _weight(packed: Tensor, scales: Tensor, least: Tensor | None, shape: tuple[i
         packed.unflatten(1, (-1, _GROUP // 2))[constant] = 0
     zeros = -least.reshape(out, -1) / scales
     return QuantizedWeight("int4", packed, shape, scales, _GROUP, zeros.contiguous())
+
+
+def _bytes(
+    values: NDArray[np.uint8] | NDArray[np.int8], scales: Tensor, least: Tensor | None, shape: tuple[int, int]
+) -> QuantizedWeight:
+    """Returns the weight scale * q + least of 8 bits in groups of 32."""
+    out, width = shape
+    whole = torch.from_numpy(np.ascontiguousarray(values).view(np.int8)).view(out, width)
+    scales = scales.reshape(out, -1).contiguous()
+    if least is None:
+        return QuantizedWeight("int8", whole, shape, scales, _GROUP)
+    # As in `_weight`.
+    constant = scales == 0
+    if bool(constant.any()):
+        scales = torch.where(constant, 1.0, scales)
+        whole.unflatten(1, (-1, _GROUP))[constant] = 0
+    zeros = -least.reshape(out, -1) / scales
+    return QuantizedWeight("int8", whole, shape, scales, _GROUP, zeros.contiguous())
