@@ -41,9 +41,7 @@ MORE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm": ("glm", {}),
     "glm4": ("glm4", {}),
-    "seed_oss": ("seed_oss", {}),
     "seed_oss with more biases": ("seed_oss", {"attention_out_bias": True, "mlp_bias": True}),
-    "ernie4_5": ("ernie4_5", {}),
     "ernie4_5 tied, with biases": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": True}),
     "smollm3": ("smollm3", {}),
     "smollm3 with windows": (
@@ -94,7 +92,7 @@ MORE_FAMILY_VARIANTS = (
     "glm",
     "glm4",
     "smollm3 with windows",
-    "ernie4_5",
+    "ernie4_5 tied, with biases",
     "gpt_neox",
     "gpt2",
     "opt",

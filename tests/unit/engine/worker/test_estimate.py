@@ -77,10 +77,8 @@ def compare(chosen: EngineSettings, directory: Path) -> Needs:
         ("groups", {"quantization": "ifq", "max_num_seqs": 8}),
         ("groups", {"quantization": "ifq_nf4", "max_model_len": 512, "max_num_seqs": 16}),
         ("groups", {"cpu_backend": "torch", "dtype": "float32", "kv_cache_dtype": "fp8", "max_num_seqs": 8}),
-        ("tied, a large vocabulary", {"max_num_seqs": 16}),
         ("tied, a large vocabulary", {"cpu_backend": "torch", "dtype": "bfloat16", "max_num_seqs": 16}),
         ("experts", {"quantization": "ifq", "max_num_seqs": 16}),
-        ("experts", {"max_num_seqs": 16}),
         ("no gate", {"max_num_seqs": 16}),
     ],
 )
