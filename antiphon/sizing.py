@@ -264,7 +264,7 @@ def _fit_or_reason(
 
 
 def _cpu_backend(settings: EngineSettings) -> BackendName:
-    return "cpp" if settings.cpu_backend == "auto" and settings.kv_cache_dtype == "auto" else "torch"
+    return "cpp" if settings.cpu_backend == "auto" else "torch"
 
 
 def _type(needs: Needs) -> str:
