@@ -9,8 +9,9 @@ Nothing is loaded: only the model's small files are read.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from antiphon import device_checks
 from services.engine.models.description import DecoderDescription
@@ -19,6 +20,7 @@ from services.engine.worker.estimate import CONTEXT_BYTES, BackendName, Needs, c
 from services.engine.worker.memory import free_bytes
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
+from shared.flags import to_argv
 from shared.model_files import model_directory, model_name
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -63,12 +65,14 @@ SOURCE_TABLE = (
 class Fit:
     """How an engine fits on some cards of one kind, or in this machine's memory.
 
-    `cache_bytes`: what each rank's KV cache gets; `missing_bytes`: what each rank lacks for one sequence of `context`.
+    `cache_bytes`: what each rank's KV cache gets; `missing_bytes`: what each rank lacks for one sequence of the longest
+    context; `most_bytes`: what the cache could get if the settings asked for more.
     """
 
     needs: Needs
     cache_bytes: int
     missing_bytes: int
+    most_bytes: int
 
     @property
     def fits(self) -> bool:
@@ -94,16 +98,16 @@ def on_card(settings: EngineSettings, model_dir: Path, card: Card) -> Fit:
     cache = gpu_room(settings, needs, card.memory_bytes).asked_bytes
     usable = int(card.memory_bytes * settings.gpu_memory_utilization)
     used = needs.weights_bytes + CONTEXT_BYTES + needs.step_bytes
-    return Fit(needs, cache, used + needs.cache_bytes(needs.context) - usable)
+    return Fit(needs, cache, used + needs.cache_bytes(needs.context) - usable, cache)
 
 
 def on_cpu(settings: EngineSettings, model_dir: Path, backend: BackendName = "cpp") -> Fit:
     """Returns how an engine with these settings fits into the free memory of this machine."""
     needs = predict(settings, model_dir, backend)
-    asked = cpu_room(settings, needs).asked_bytes
+    room = cpu_room(settings, needs)
     used = needs.weights_bytes + needs.rows_bytes + needs.step_bytes + heap_bytes(needs.step_bytes)
-    missing = max(used - free_bytes(), needs.cache_bytes(needs.context) - asked)
-    return Fit(needs, asked, missing)
+    missing = max(used - free_bytes(), needs.cache_bytes(needs.context) - room.asked_bytes)
+    return Fit(needs, room.asked_bytes, missing, room.most_bytes)
 
 
 def cards_here() -> list[Card]:
@@ -150,11 +154,15 @@ def recommendation(settings: EngineSettings, directory: Path, card: Card | None)
     Quantization is recommended where memory is tight, and on a CPU for speed too.
     """
     where = f"{card.name}" if card else "this machine's memory"
-    for changes, flags in _attempts(settings, card):
-        fit = _tried(replace(settings, **changes), directory, card)
+    for changes in _attempts(settings, card):
+        tried = replace(settings, **changes)
+        fit = _tried(tried, directory, card)
+        if fit and not card and fit.cache_bytes < fit.needs.cache_bytes(fit.needs.context) <= fit.most_bytes:
+            tried = replace(tried, kv_cache_memory_gb=_cache_gb(tried, fit))
+            fit = _tried(tried, directory, card)
         if fit is None or not fit.fits:
             continue
-        words = " ".join(filter(None, ["antiphon serve", settings.model, *flags]))
+        words = " ".join(filter(None, ["antiphon serve", settings.model, *_flags(tried)]))
         context = min(fit.needs.context, USUAL_CONTEXT)
         found = [f"Recommended for {where}: {words}"]
         found += [f"  {fit.sequences(context)} sequences of {context} tokens at once"]
@@ -188,23 +196,28 @@ def fit_check(settings: EngineSettings) -> device_checks.Check:
     return device_checks.Check("warn", "model memory", f"{text}: does not fit here", advice)
 
 
-def _attempts(settings: EngineSettings, card: Card | None) -> Iterator[tuple[dict[str, object], list[str]]]:
-    """Yields settings in the order in which they are recommended, and the flags that say so."""
-    sizes = [n for n in (1, 2, 4, _MAX_CARDS) if n >= settings.tensor_parallel_size] if card else [1]
-    modes = [""] if settings.quantization else ["", "ifq", "ifq_nf4"]
+def _attempts(settings: EngineSettings, card: Card | None) -> Iterator[dict[str, Any]]:
+    """Yields changes of the settings in the order in which they are recommended."""
+    sizes = [n for n in (1, 2, 4, _MAX_CARDS) if n > settings.tensor_parallel_size] if card else []
+    modes = [settings.quantization] if settings.quantization else ["", "ifq", "ifq_nf4"]
     contexts = [settings.max_model_len] if settings.max_model_len else [None, USUAL_CONTEXT]
-    for size in sizes:
+    for size in (settings.tensor_parallel_size, *sizes):
         for mode in modes:
             for context in contexts:
-                changes: dict[str, object] = {"tensor_parallel_size": size} if card else {}
-                flags = [f"--tensor-parallel-size={size}"] if size > 1 else []
-                if mode or settings.quantization:
-                    changes |= {"quantization": mode or settings.quantization}
-                    flags.append(f"--quantization={mode or settings.quantization}")
-                if context:
-                    changes |= {"max_model_len": context}
-                    flags.append(f"--max-model-len={context}")
-                yield changes, flags
+                yield {"tensor_parallel_size": size, "quantization": mode, "max_model_len": context}
+
+
+def _cache_gb(settings: EngineSettings, fit: Fit) -> float:
+    """Returns a `--kv-cache-memory-gb` with which one sequence of the longest context fits."""
+    needed = fit.needs.cache_bytes(fit.needs.context) / settings.gpu_memory_utilization
+    return math.ceil(10 * needed / GIB) / 10
+
+
+def _flags(settings: EngineSettings) -> list[str]:
+    """Returns the flags of the engine that differ from the defaults, without the model's and those of the bus."""
+    engine = EngineSettings(**{item.name: getattr(settings, item.name) for item in fields(EngineSettings)})
+    hidden = ("--model=", "--nats", "--advice-spelling")
+    return [word for word in to_argv(engine) if not word.startswith(hidden)]
 
 
 def _tried(settings: EngineSettings, directory: Path, card: Card | None) -> Fit | None:

@@ -11,6 +11,7 @@ from antiphon import sizing
 from antiphon.cli import main
 from antiphon.sizing import CARDS, Card, chosen_card, on_card
 from shared.config import EngineSettings, SettingsError
+from tests.models import make_model
 from tests.unit.antiphon.test_device_checks import TWO, program, programs, smi
 
 __all__ = ("programs",)
@@ -37,6 +38,12 @@ def model(tmp_path: Path):
         return directory
 
     return make
+
+
+def recommended(told: str) -> set[str]:
+    """The words of the recommended command."""
+    [line] = [line for line in told.splitlines() if line.startswith("Recommended for ")]
+    return set(line.partition(": ")[2].split())
 
 
 @pytest.mark.spec("S-DEP-020", "S-DEP-021", "S-DEP-022", "S-DEP-024")
@@ -84,12 +91,14 @@ def test_a_plan_has_sizes_cards_and_the_flags_that_make_the_model_fit(
     assert main(["plan", str(directory), "--gpu=a10", "--max-num-seqs=32"]) == 0
     told = capsys.readouterr().out
     assert "L20" not in told
-    assert f"Recommended for A10: antiphon serve {directory} --quantization=ifq" in told
+    assert recommended(told) >= {"antiphon", "serve", str(directory), "--max-num-seqs=32", "--quantization=ifq"}
     assert "Without quantization it does not fit" in told
     assert main(["plan", str(directory), "--gpu=L20", "--max-num-seqs=32"]) == 0
     assert "--quantization=ifq halves the weights: use it if memory is tight or speed" in capsys.readouterr().out
     assert main(["plan", str(directory), "--memory-gb=8", "--max-num-seqs=32"]) == 0
-    assert re.search("--tensor-parallel-size=[248] --quantization=ifq", capsys.readouterr().out)
+    words = recommended(capsys.readouterr().out)
+    assert "--quantization=ifq" in words
+    assert words & {f"--tensor-parallel-size={count}" for count in (2, 4, 8)}
 
 
 @pytest.mark.spec("S-DEP-024")
@@ -138,3 +147,16 @@ def test_what_cannot_be_is_refused(model: Any, tmp_path: Path, capsys: pytest.Ca
     ):
         assert main(["plan", *words]) == 78
         assert said in capsys.readouterr().err
+
+
+def test_on_a_cpu_a_larger_cache_is_recommended_where_one_sequence_needs_it(
+    tmp_path: Path, programs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_model(tmp_path, "llama", num_hidden_layers=4, max_position_embeddings=200_000)
+    words = ("--max-num-seqs=2", "--kv-cache-memory-gb=0.1", "--max-num-batched-tokens=64")
+    assert main(["plan", str(tmp_path), *words]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"CPU, here .* no +\d+\.\d MiB missing, \d+ of 4096 tokens fit", told)
+    found = re.search(r"Recommended for this machine's memory: .* --kv-cache-memory-gb=([\d.]+)", told)
+    assert found, told
+    assert 0.1 < float(found[1]) < 1
