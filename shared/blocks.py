@@ -2,10 +2,12 @@
 
 The hash of block i covers the salt and all tokens up to the block's end, as a chain: sha256(hash of block i - 1 ||
 tokens of block i), cut to 16 bytes. Equal hashes mean equal prefixes under the same salt, so tenants with different
-salts never share a block. The hashes do not depend on a process's hash seed.
+salts never share a block. In the block where a picture begins, the chain also covers the picture's key, so the same text
+with another picture has other hashes from there on. The hashes do not depend on a process's hash seed.
 """
 
 import hashlib
+from collections.abc import Iterable
 
 HASH_BYTES = 16
 _TOKEN_BYTES = 4
@@ -33,17 +35,32 @@ def _adapter_part(version: str) -> bytes:
     return b"\0adapter\0" + version.encode()
 
 
-def child_hash(parent: bytes, packed_tokens: bytes) -> bytes:
-    """Returns the hash of a block from its parent's hash and the block's own tokens (little-endian u32)."""
-    return hashlib.sha256(parent + packed_tokens).digest()[:HASH_BYTES]
+Picture = tuple[int, bytes]
+"""Index of the first token of a picture in its prompt, and the picture's key, which equal pictures have in common."""
 
 
-def chain_hashes(packed_ids: bytes, block_size: int, salt: bytes = b"") -> bytes:
+def pictures_part(pictures: Iterable[Picture], start: int, end: int) -> bytes:
+    """Returns what stands for the pictures that begin in [start, end) in the hash of the block of these tokens."""
+    begun = [(first, key) for first, key in pictures if start <= first < end]
+    return b"".join(b"\0picture\0" + first.to_bytes(_TOKEN_BYTES, "little") + key for first, key in begun)
+
+
+def child_hash(parent: bytes, packed_tokens: bytes, pictures: bytes = b"") -> bytes:
+    """Returns the hash of a block from its parent's hash and the block's own tokens (little-endian u32).
+
+    `pictures`: see `pictures_part`.
+    """
+    return hashlib.sha256(parent + packed_tokens + pictures).digest()[:HASH_BYTES]
+
+
+def chain_hashes(packed_ids: bytes, block_size: int, salt: bytes = b"", pictures: tuple[Picture, ...] = ()) -> bytes:
     """Returns the concatenated hashes, `HASH_BYTES` each, of all full blocks of a packed token list."""
     stride = block_size * _TOKEN_BYTES
     parent, hashes = root_hash(salt), bytearray()
     for start in range(0, len(packed_ids) - stride + 1, stride):
-        parent = child_hash(parent, packed_ids[start : start + stride])
+        first = start // _TOKEN_BYTES
+        begun = pictures_part(pictures, first, first + block_size)
+        parent = child_hash(parent, packed_ids[start : start + stride], begun)
         hashes += parent
     return bytes(hashes)
 

@@ -381,6 +381,12 @@ class EngineSettings(ModelSettings):
     max_prompt_adapter_token: int = flag(
         128, "most virtual tokens of a prompt adapter", rule=AT_LEAST_1, group="adapters"
     )
+    enable_mm: bool = flag(
+        False,
+        "take pictures in conversations, with a model that has a vision encoder (Qwen2-VL, Qwen2.5-VL)",
+        alias=("--enabe-mm",),
+        group="pictures",
+    )
     use_warmup: bool = flag(False, "run made-up requests before the engine counts as ready", group="engine: execution")
     enforce_eager: bool = flag(
         False,

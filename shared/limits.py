@@ -465,3 +465,31 @@ others."""
 TEMPLATE_START_S = 10.0
 """Longest time for a rendering process to start and compile the template. It usually starts within a tenth of a second;
 a busy machine may need longer."""
+
+# --- pictures ---
+IMAGE_BYTES_MAX = 12 * 2**20
+"""Bytes of the file of one picture; in base64 it fills a request body."""
+IMAGES_BYTES_MAX = BODY_BYTES_MAX
+"""Bytes of the files of all pictures of a request, those from the network included."""
+IMAGES_MAX = 32
+"""Pictures in one request."""
+IMAGE_PIXELS_MAX = 64 * 10**6
+"""Pixels of one picture, known from its header. Decoded it takes three bytes each, a few times over."""
+IMAGE_PART_BYTES = BATCH_BYTES_MAX
+"""Bytes of a file or of embeddings in one message."""
+IMAGE_READS_MAX = 4
+"""Parts of one picture that are asked for at the same time."""
+IMAGE_ENCODE_S = 60.0
+"""Time for the embeddings of one picture, seconds: on a CPU a large picture takes many."""
+IMAGE_READ_S = 5.0
+"""Time for one part of a picture or of its embeddings, seconds."""
+IMAGE_FETCH_S = 10.0
+"""Time to fetch a picture from the network, seconds."""
+VISION_JOBS_MAX = 64
+"""Pictures that one image service works on or keeps waiting; further ones are refused as overload. Bounds memory."""
+VISION_CACHE_BYTES = 512 * 2**20
+"""Embeddings that an image service keeps, the last used ones."""
+ENGINE_IMAGE_BYTES_MAX = 2 * 2**30
+"""Embeddings of waiting and running sequences in one engine; further sequences with pictures are refused as busy."""
+GATEWAY_IMAGE_BYTES_MAX = 512 * 2**20
+"""Files of pictures of all requests of a gateway; further requests with pictures are refused as overload."""

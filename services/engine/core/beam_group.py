@@ -189,6 +189,7 @@ def further_beams(group: BeamGroup) -> list[Sequence]:
             client_priority=leader.client_priority,
             adapter=leader.adapter,
             prompt_adapter=leader.prompt_adapter,
+            pictures=leader.pictures,
         )
         for offset in range(1, group.params.width)
     ]

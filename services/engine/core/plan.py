@@ -52,6 +52,23 @@ def default_batched_tokens(on_cpu: bool, max_num_seqs: int) -> int:
     return CPU_PROMPT_TOKENS + max_num_seqs if on_cpu else DEFAULT_BATCHED_TOKENS
 
 
+class PlacedPicture(msgspec.Struct, frozen=True, eq=False):
+    """A picture in a prompt, as tokens [start, start + num_tokens) of it.
+
+    `rows` and `columns`: how the tokens lie in the picture, row by row; their product is `num_tokens`. `embeddings`:
+    the tokens' embeddings, [num_tokens, hidden] numbers of the type `dtype` (as torch names it) as bytes.
+    """
+
+    start: int
+    num_tokens: int
+    rows: int
+    columns: int
+    key: bytes
+    """Equal keys mean equal embeddings."""
+    embeddings: bytes
+    dtype: str
+
+
 class NewSequence(msgspec.Struct, frozen=True):
     """A sequence that joins, or comes back after preemption, or a beam with other tokens, and the row that it gets.
 
@@ -72,6 +89,8 @@ class NewSequence(msgspec.Struct, frozen=True):
     prompt_adapter: str = ""
     """Version of the sequence's prompt adapter. The first tokens are then its virtual tokens: ids from the vocabulary's
     size on, each with the vector of its position in the adapter as its embedding."""
+    pictures: tuple[PlacedPicture, ...] = ()
+    """The pictures of the prompt. Their tokens are numbered in order, from the vocabulary's size on."""
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
@@ -176,6 +195,8 @@ class EngineFacts:
     """Kind of pooling sequences that name none."""
     generates: bool = True
     """Whether the model can generate tokens. False for a model without a language model head."""
+    takes_pictures: bool = False
+    """Whether prompts may have pictures."""
 
 
 @dataclass(frozen=True, slots=True)

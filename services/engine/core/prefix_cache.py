@@ -9,7 +9,7 @@ gets no hash and is reused first after it is freed.
 
 from services.engine.core.block_pool import BlockPool
 from services.engine.core.sequence import Sequence
-from shared.blocks import child_hash, root_hash
+from shared.blocks import child_hash, pictures_part, root_hash
 from shared.codec import pack_ids
 
 
@@ -55,7 +55,7 @@ class PrefixCache:
         names = sequence.block_hashes[:num_full]
         if count % self._block_size:
             parent = names[-1] if names else root_hash(sequence.cache_salt)
-            names.append(child_hash(parent, pack_ids(sequence.tokens[num_full * self._block_size : count])))
+            names.append(self._child(sequence, parent, num_full * self._block_size, count))
         return names
 
     def publish(self, sequence: Sequence) -> None:
@@ -76,5 +76,11 @@ class PrefixCache:
         while len(hashes) <= index:
             parent = hashes[-1] if hashes else root_hash(sequence.cache_salt)
             start = len(hashes) * self._block_size
-            hashes.append(child_hash(parent, pack_ids(sequence.tokens[start : start + self._block_size])))
+            hashes.append(self._child(sequence, parent, start, start + self._block_size))
         return hashes[index]
+
+    def _child(self, sequence: Sequence, parent: bytes, start: int, end: int) -> bytes:
+        packed = pack_ids(sequence.tokens[start:end])
+        if not sequence.pictures:
+            return child_hash(parent, packed)
+        return child_hash(parent, packed, pictures_part(((one.start, one.key) for one in sequence.pictures), start, end))

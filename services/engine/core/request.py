@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from services.engine.core.plan import SampledLogprobs
+from services.engine.core.plan import PlacedPicture, SampledLogprobs
 from shared.messages import FinishReason, KvSource, PromptLogprobs
 from shared.pooling import PoolingParams
 from shared.sampling import SamplingParams
@@ -60,6 +60,8 @@ class SequenceSpec:
     prompt_adapter: Adapter | None = None
     """The prompt adapter whose virtual tokens come before the prompt; `cache_salt` likewise. The virtual tokens count
     towards the context and not as prompt tokens."""
+    pictures: tuple[PlacedPicture, ...] = ()
+    """The pictures of the prompt, in order. Not together with a prompt adapter."""
 
     @property
     def num_prompt_tokens(self) -> int:

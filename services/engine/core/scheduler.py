@@ -571,4 +571,5 @@ def _joining(sequence: Sequence) -> NewSequence:
         pooling=sequence.pooling,
         adapter_slot=sequence.adapter_slot,
         prompt_adapter=sequence.prompt_adapter_version,
+        pictures=sequence.pictures,
     )

@@ -15,6 +15,7 @@ from enum import Enum
 
 from services.engine.core.adapter_slots import NO_SLOT
 from services.engine.core.lookahead import Lookahead
+from services.engine.core.plan import PlacedPicture
 from services.engine.core.request import Adapter, SequenceSpec
 from services.engine.core.stopping import StopRules
 from shared.messages import PromptLogprobs
@@ -136,6 +137,8 @@ class Sequence:
     size on."""
     prompt_slot: int = NO_SLOT
     """Counts the sequence among those that use the prompt adapter while it has a row."""
+    pictures: tuple[PlacedPicture, ...] = ()
+    """See `SequenceSpec.pictures`. In `tokens` a picture's tokens are placeholders, which are all equal."""
 
     @property
     def adapter_version(self) -> str:
@@ -234,4 +237,5 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
         kv_transfer_id=spec.kv_transfer_id,
         adapter=spec.adapter,
         prompt_adapter=spec.prompt_adapter,
+        pictures=spec.pictures,
     )

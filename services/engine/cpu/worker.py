@@ -87,6 +87,8 @@ def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
         return "this architecture runs through transformers"
     if choose_dtype(settings.dtype, weight_dtype(config), _CPU) not in _SERVED_DTYPES:
         return f"it has no --dtype {settings.dtype}"
+    if settings.enable_mm:
+        return "it has no positions in rows and columns, which pictures need"
     if find_family(config).describe(config).head_dim > HEAD_DIM_MAX:
         return f"the model's heads have more than {HEAD_DIM_MAX} dimensions"
     return None
@@ -229,7 +231,7 @@ class CpuWorker(StepWorker):
         if virtual is None:
             return None
         addresses, tables = np.zeros(len(step.ids), dtype=np.int64), list[torch.Tensor]()
-        places = zip(virtual.tokens.tolist(), virtual.rows.tolist(), virtual.positions.tolist(), strict=True)
+        places = zip(virtual.tokens.tolist(), virtual.rows.tolist(), virtual.indices.tolist(), strict=True)
         for token, row, position in places:
             table = self._virtual[row]
             tables.append(table)

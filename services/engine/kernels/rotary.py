@@ -33,9 +33,9 @@ def make_rotation(
 ) -> Rotation:
     """Returns the rotation of positions [num_tokens] int64 with frequencies [rotary_dim / 2] float32.
 
-    Cosines and sines are multiplied by `scale`.
+    Positions [num_tokens, rotary_dim / 2] have one for each frequency. Cosines and sines are multiplied by `scale`.
     """
-    angles = positions.to(torch.float32).unsqueeze(1) * frequencies
+    angles = (positions if positions.dim() > 1 else positions.unsqueeze(1)).to(torch.float32) * frequencies
     cos, sin = angles.cos() * scale, angles.sin() * scale
     join = _interleave if interleaved else _concatenate
     return Rotation(join(cos, cos).to(dtype).unsqueeze(1), join(-sin, sin).to(dtype).unsqueeze(1), interleaved)

@@ -15,7 +15,7 @@ from services.engine.kernels.paged_attention import Scores, paged_attention, wri
 from services.engine.kernels.rms_norm import rms_norm
 from services.engine.kernels.rotary import Rotation, make_rotation, rotate
 from services.engine.models.description import DecoderDescription, RopeParameters
-from services.engine.models.rope import inverse_frequencies
+from services.engine.models.rope import axes_of, inverse_frequencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,10 @@ class Attention(Protocol):
     """The interface of attention."""
 
     def prepare(self, positions: Tensor) -> Any:
-        """Returns what all layers of a step share, for positions [num_tokens]; it is passed to `attend`."""
+        """Returns what all layers of a step share; it is passed to `attend`.
+
+        `positions` [num_tokens], or with pictures [3, num_tokens]: in time, row and column (`RopeParameters.sections`).
+        """
         ...
 
     def attend(self, layer: int, qkv: Tensor, prepared: Any, step: StepInputs) -> Tensor:
@@ -57,12 +60,20 @@ class ReferenceAttention:
         self._frequencies = {
             rope: inverse_frequencies(rope).to(like.device) for rope in set(self._ropes) if rope is not None
         }
+        self._axes = {rope: axes_of(rope).to(like.device) for rope in self._frequencies}
         self._scores = Scores(description.query_scale, description.attention_softcap)
 
     def prepare(self, positions: Tensor) -> Mapping[RopeParameters, Rotation]:
         """See `Attention`."""
+        spatial = positions.dim() > 1
         return {
-            rope: make_rotation(positions, frequencies, rope.attention_factor, self._dtype, rope.interleaved)
+            rope: make_rotation(
+                positions.t().index_select(1, self._axes[rope]) if spatial else positions,
+                frequencies,
+                rope.attention_factor,
+                self._dtype,
+                rope.interleaved,
+            )
             for rope, frequencies in self._frequencies.items()
         }
 

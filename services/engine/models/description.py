@@ -45,6 +45,9 @@ class RopeParameters:
     """Factor on the cosines and sines."""
     divisors: tuple[float, ...] = ()
     """Longrope: the divisor of each frequency."""
+    sections: tuple[int, ...] = ()
+    """Of a model that takes pictures: how many frequencies, in their order, turn by a token's position in time, by its
+    row and by its column. Empty: all turn by the one position. Text has the same position in all three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,9 @@ class DecoderDescription:
     """Whether the rows of the output projection are normalised to length one."""
     experts: Experts | None = None
     eos_token_ids: tuple[int, ...] = ()
+    other_parts: tuple[str, ...] = ()
+    """Beginnings, each with its dot, of the names of checkpoint tensors that are not the decoder's, such as those of a
+    vision encoder."""
 
     def __post_init__(self) -> None:
         assert self.num_heads % self.num_kv_heads == 0

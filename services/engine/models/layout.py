@@ -111,8 +111,12 @@ llama_layout = named_layout(Names())
 
 
 def ignored_names(description: DecoderDescription) -> frozenset[str]:
-    """Returns the tensors that a checkpoint may contain although the decoder does not need them."""
-    return frozenset({"lm_head.weight", "output.weight"} if description.tied_embeddings else ())
+    """Returns the tensors that a checkpoint may contain although the decoder does not need them.
+
+    A name that ends with a dot stands for all tensors whose names begin with it.
+    """
+    head = {"lm_head.weight", "output.weight"} if description.tied_embeddings else set[str]()
+    return frozenset((*head, *description.other_parts))
 
 
 def _layer(d: DecoderDescription, names: Names, layer: int) -> Iterator[Parameter]:

@@ -20,6 +20,7 @@ from services.engine.models import (
     phi3,
     qwen,
     qwen2,
+    qwen2_vl,
     qwen3,
     qwen_moe,
     seed_oss,
@@ -52,7 +53,7 @@ class Family(Protocol):
 
 FAMILIES: tuple[Family, ...] = (
     baichuan, chatglm, ernie, falcon, gemma, glm, gpt2, gpt_neox, internlm2, llama, mistral, mixtral, opt, phi3, qwen,
-    qwen2, qwen3, qwen_moe, seed_oss, smollm3, starcoder2,
+    qwen2, qwen2_vl, qwen3, qwen_moe, seed_oss, smollm3, starcoder2,
 )  # fmt: skip
 
 

@@ -33,6 +33,12 @@ def inverse_frequencies(rope: RopeParameters) -> Tensor:
     return frequencies
 
 
+def axes_of(rope: RopeParameters) -> Tensor:
+    """Returns for each frequency by which of a token's three positions it turns, [rotary_dim / 2] int64."""
+    sections = rope.sections or (rope.rotary_dim // 2,)
+    return torch.repeat_interleave(torch.arange(len(sections)), torch.tensor(sections))
+
+
 def _llama3(rope: RopeParameters, frequencies: Tensor) -> Tensor:
     length = rope.original_max_positions
     waves = 2 * math.pi / frequencies

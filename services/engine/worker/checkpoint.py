@@ -118,7 +118,10 @@ class Checkpoint:
         self._stack.close()
 
     def check(self, parameters: Iterable[Parameter], ignored: frozenset[str]) -> None:
-        """Raises `ServiceError` naming tensors that are missing, have the wrong shape or are not used by the model."""
+        """Raises `ServiceError` naming tensors that are missing, have the wrong shape or are not used by the model.
+
+        `ignored`: see `ignored_names`.
+        """
         wanted = {source.name: source for parameter in parameters for source in parameter.sources}
         self._find_prefix(wanted)
         plain = {self._theirs(name): source for name, source in wanted.items() if not self._parts(source)}
@@ -126,7 +129,12 @@ class Checkpoint:
         missing = sorted((plain.keys() | stored) - self._files.keys())
         if missing:
             raise unusable(f"the checkpoint lacks {_listed(missing)}.")
-        extra = [name for name in self._files.keys() - plain.keys() - stored - ignored if not self._ignores(name)]
+        others = tuple(name for name in ignored if name.endswith("."))
+        extra = [
+            name
+            for name in self._files.keys() - plain.keys() - stored - ignored
+            if not name.startswith(others) and not self._ignores(name)
+        ]
         if extra:
             raise unusable(f"the checkpoint has tensors that this model does not use: {_listed(sorted(extra))}.")
         for source in plain.values():

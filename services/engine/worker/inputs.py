@@ -27,14 +27,14 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class VirtualTokens:
-    """The virtual tokens of a step: their indices in the step, the rows of their sequences, their positions; each [n].
+    """The virtual tokens of a step: their indices in the step, and the rows of their sequences; each [n].
 
-    The position is also the index in the sequence's prompt adapter.
+    `indices` [n]: index of each in the embeddings of its row's prompt adapter or pictures.
     """
 
     tokens: Integers
     rows: Integers
-    positions: Integers
+    indices: Integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,8 @@ class FlatStep:
     """The adapter slot of each token, -1 for none; None if no token of the step has an adapter."""
     virtual: VirtualTokens | None = None
     """The virtual tokens, whose `ids` are 0; None if there are none."""
+    spatial: Integers | None = None
+    """Positions for rotation in time, row and column, [3, num_tokens], of a step with pictures; None: `positions`."""
 
     def slot_mapping(self, block_size: int) -> Integers:
         """Returns the KV slot of each token, [num_tokens]: block id * block_size + offset in the block."""
@@ -88,7 +90,7 @@ def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
     ids = table.token_ids[rows[owner], positions].astype(np.int64)
     places, virtual = table.virtual_tokens(ids), None
     if places is not None:
-        virtual = VirtualTokens(places, rows[owner[places]], positions[places])
+        virtual = VirtualTokens(places, rows[owner[places]], ids[places] - table.vocab_size)
         ids[places] = 0
     return FlatStep(
         ids=ids,

@@ -101,6 +101,8 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
             return False
         if serves_adapters(settings):
             raise SettingsError("--cpu-backend=triton: the kernels compute without adapters; leave one of them out")
+        if settings.enable_mm:
+            raise SettingsError("--cpu-backend=triton: the kernels compute without pictures; leave out --enable-mm")
         if not _interprets():
             raise SettingsError("--cpu-backend=triton is for tests: it needs TRITON_INTERPRET=1 in the environment")
         logger.warning("the GPU kernels run under Triton's interpreter: very slowly, for tests")
@@ -118,6 +120,8 @@ def _reason_for_torch(settings: EngineSettings, device: torch.device, model_dir:
         return "the package triton is not installed"
     if serves_adapters(settings):
         return "they compute without adapters"
+    if settings.enable_mm:
+        return "they have no positions in rows and columns, which pictures need"
     if not has_family(read_config(model_dir)):
         return "this architecture runs through transformers"
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < _OLDEST:

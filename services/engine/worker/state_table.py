@@ -55,8 +55,9 @@ class StateTable:
         self._num_adapted = 0
         """Number of rows, some of which may be free, that were filled with an adapter and not without one since."""
         self._prefixed: set[int] = set()
-        """Rows, some of which may be free, whose first tokens are virtual tokens of a prompt adapter."""
+        """Rows, some of which may be free, with virtual tokens: those of a prompt adapter or of pictures."""
         self._columns = _ParamColumns(max_num_seqs, vocab_size)
+        self.vocab_size = vocab_size
         self.counting, self.zeros = np.arange(max_num_seqs + 1), np.zeros(max_num_seqs, dtype=np.int64)
         """Constant arrays 0, 1, 2, … and 0, 0, 0, …; steps take slices of them and must not write to them."""
         self._max_model_len = max_model_len
@@ -203,7 +204,8 @@ class StateTable:
         self.num_blocks[row] = 0
         self._num_adapted += (sequence.adapter_slot >= 0) - (int(self.adapter_slots[row]) >= 0)
         self.adapter_slots[row] = sequence.adapter_slot
-        (self._prefixed.add if sequence.prompt_adapter else self._prefixed.discard)(row)
+        (self._prefixed.add if sequence.prompt_adapter or sequence.pictures else self._prefixed.discard)(row)
+        self._number_pictures(sequence)
         self._add_blocks(row, sequence.block_ids)
         self._columns.set(row, sequence.params)
         self._set_processors(sequence)
@@ -211,6 +213,14 @@ class StateTable:
             tokens = np.asarray(sequence.token_ids, dtype=np.int64)
             prompt, output = tokens[: sequence.num_prompt_tokens], tokens[sequence.num_prompt_tokens :]
             self._penalties.reset(row, prompt[prompt < self._columns.vocab_size], output)
+
+    def _number_pictures(self, sequence: NewSequence) -> None:
+        """Numbers the tokens of the prompt's pictures in order, from the vocabulary's size on."""
+        first = self._columns.vocab_size
+        for picture in sequence.pictures:
+            numbers = np.arange(first, first + picture.num_tokens)
+            self.token_ids[sequence.row, picture.start : picture.start + picture.num_tokens] = numbers
+            first += picture.num_tokens
 
     def _grow(self, rows: Rows) -> NDArray[np.int64]:
         """Lengthens each of the rows by one token, up to `max_model_len`. Returns the positions of these tokens."""

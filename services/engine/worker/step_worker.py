@@ -14,7 +14,7 @@ from torch import Tensor
 
 from services.engine.adapters.delta import LoadedAdapter
 from services.engine.adapters.library import AdapterLibrary
-from services.engine.core.plan import EngineFacts, StepPlan, StepResult, default_batched_tokens
+from services.engine.core.plan import EngineFacts, NewSequence, StepPlan, StepResult, default_batched_tokens
 from services.engine.kv.layout import KvMemory
 from services.engine.models.description import DecoderDescription
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
@@ -25,6 +25,7 @@ from services.engine.worker.inputs import FlatStep, flatten
 from services.engine.worker.kv_cache import KvPlan, allocate_kv_cache
 from services.engine.worker.kv_memory import CacheMemory
 from services.engine.worker.memory import HeapGuard
+from services.engine.worker.pictures import SpatialPositions, embedding_rows, spatial_positions
 from services.engine.worker.pooling import PoolingRows
 from services.engine.worker.profile import StepBounds
 from services.engine.worker.state_table import StateTable
@@ -56,6 +57,10 @@ class StateSpec:
     weights_bytes: int = 0
     adapter_bytes: int = 0
     """Memory of the LoRA adapters that the worker may keep."""
+    model_dtype: torch.dtype | None = None
+    """Type of the model's embeddings; None: `dtype`."""
+    takes_pictures: bool = False
+    """See `EngineFacts.takes_pictures`."""
 
 
 class StepWorker(ABC):
@@ -112,12 +117,23 @@ class StepWorker(ABC):
         assert adapter is not None, f"the adapter {version} is not loaded"
         return adapter
 
-    def _take_prompt_adapters(self, plan: StepPlan) -> None:
+    def _take_virtual_tokens(self, plan: StepPlan) -> None:
+        for row in plan.freed_rows if self._virtual else ():
+            self._virtual.pop(row, None)
+            self._spatial.pop(row, None)
         for sequence in plan.new:
             if sequence.prompt_adapter:
                 self._virtual[sequence.row] = cast(Tensor, self._adapter(sequence.prompt_adapter).prepared)
             elif self._virtual:
                 self._virtual.pop(sequence.row, None)
+            self._take_pictures(sequence)
+
+    def _take_pictures(self, sequence: NewSequence) -> None:
+        if sequence.pictures:
+            self._virtual[sequence.row] = embedding_rows(sequence.pictures, self._model_dtype, self._device)
+            self._spatial[sequence.row] = SpatialPositions(sequence.num_prompt_tokens, sequence.pictures)
+        elif self._spatial:
+            self._spatial.pop(sequence.row, None)
 
     def _fill_slots(self, plan: StepPlan) -> None:
         for slot, version in plan.adapters:
@@ -131,11 +147,13 @@ class StepWorker(ABC):
         self._fill_slots(plan)
         copy_blocks(plan, self._cache, self._host_cache)
         self._table.apply(plan)
-        self._take_prompt_adapters(plan)
+        self._take_virtual_tokens(plan)
         self._pooling.join(plan)
         if plan.empty:
             return None
         step = flatten(plan, self._table, self._facts.block_size)
+        if self._spatial:
+            step = replace(step, spatial=spatial_positions(plan, step, self._spatial))
         spans = self._pooling.spans(plan)
         return replace(step, spans=spans) if len(spans) else step
 
@@ -185,10 +203,14 @@ class StepWorker(ABC):
             embedding_size=spec.embedding_size,
             pooling_kind=spec.pooling_kind,
             generates=description.has_head,
+            takes_pictures=spec.takes_pictures,
         )
         self._pooling = PoolingRows(spec.embedding_size)
         self._virtual: dict[int, Tensor] = {}
-        """The vectors of the prompt adapter of each row whose sequence has one, [virtual tokens, hidden]."""
+        """The embeddings of the virtual tokens of each row that has any, [virtual tokens, hidden]."""
+        self._spatial: dict[int, SpatialPositions] = {}
+        """Positions of the prompt of each row that has pictures."""
+        self._model_dtype, self._device = spec.model_dtype or dtype, spec.device
         self._table = StateTable(
             settings.max_num_seqs, kv.max_model_len, block_size, vocab_size, spec.eos, self._grammars.processor
         )

@@ -73,6 +73,7 @@ class TorchWorker(StepWorker):
         self._dtype = choose_torch_dtype(settings.dtype, weight_dtype(config), self._device, model_dir)
         form = weight_form(settings, model_dir, config, self._device, native=False)
         check_adapters_possible(settings, config)
+        check_pictures_possible(settings, config)
         self._adapter_step = AdapterStep(settings.max_loras or 0, self._dtype, self._device)
         self._model, self._description = load_model(
             model_dir,
@@ -82,7 +83,7 @@ class TorchWorker(StepWorker):
             form,
             ranks,
             trust_remote_code=settings.trust_remote_code,
-            adapters=self._adapter_step if serves_adapters(settings) else None,
+            adapters=self._adapter_step if serves_adapters(settings) or settings.enable_mm else None,
         )
         if serves_adapters(settings):
             self.adapters = make_library(settings, config, self._description, self._adapter_step.prepare)
@@ -106,6 +107,8 @@ class TorchWorker(StepWorker):
                 ranks=ranks,
                 weights_bytes=self._model.weights_bytes,
                 adapter_bytes=kept_adapter_bytes(settings, self._description, self._dtype),
+                model_dtype=self._dtype,
+                takes_pictures=settings.enable_mm,
             )
         )
         if self._device.type == "cuda":
@@ -152,8 +155,8 @@ class TorchWorker(StepWorker):
         virtual = step.virtual
         if virtual is None:
             return None, None
-        pairs = zip(virtual.rows.tolist(), virtual.positions.tolist(), strict=True)
-        return self._tensor(virtual.tokens), torch.stack([self._virtual[row][position] for row, position in pairs])
+        pairs = zip(virtual.rows.tolist(), virtual.indices.tolist(), strict=True)
+        return self._tensor(virtual.tokens), torch.stack([self._virtual[row][index] for row, index in pairs])
 
     def _fill_slot(self, slot: int, adapter: LoadedAdapter) -> None:
         self._adapter_step.fill(slot, cast(Mapping[Place, Delta], adapter.prepared))
@@ -165,7 +168,8 @@ class TorchWorker(StepWorker):
         """Returns the logits of `logit_tokens`, None if there are none, and the sums of hidden states of `spans`."""
         self._adapter_step.begin(step.token_slots)
         self._adapter_step.give(*self._virtual_rows(step))
-        inputs = self._tensor(step.ids), self._tensor(step.positions), self._step_inputs(step)
+        positions = step.positions if step.spatial is None else step.spatial
+        inputs = self._tensor(step.ids), self._tensor(positions), self._step_inputs(step)
         if len(step.spans):
             hidden, logits = self._model.hidden_and_logits(*inputs, self._tensor(step.logit_tokens))
             return logits if len(step.logit_tokens) else None, span_sums(hidden, step.spans).cpu().numpy()
@@ -252,6 +256,13 @@ def check_adapters_possible(settings: EngineSettings, config: Mapping[str, Any])
             "--enable-prompt-adapter: this model scales its embeddings, and how virtual tokens are scaled differs "
             "between versions of transformers; prompt adapters are not served with it"
         )
+
+
+def check_pictures_possible(settings: EngineSettings, config: Mapping[str, Any]) -> None:
+    """Raises `SettingsError` if pictures are to be served with a model that takes none."""
+    rope = find_family(config).describe(config).rope if settings.enable_mm and has_family(config) else None
+    if settings.enable_mm and (rope is None or not rope.sections):
+        raise SettingsError("--enable-mm: this model takes text only")
 
 
 def make_library(

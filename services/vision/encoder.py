@@ -1,0 +1,125 @@
+"""Runs a model's own vision encoder: the processor and the module of transformers, with the checkpoint's weights.
+
+    picture → processor → patches [n, patch width] → encoder → embeddings [n / merge², hidden of the decoder]
+
+The decoder's weights are not read. Called from a thread of the service.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+
+from shared.config import SettingsError
+
+_ENCODERS: dict[str, Any] = {
+    "qwen2_vl": Qwen2VisionTransformerPretrainedModel,
+    "qwen2_5_vl": Qwen2_5_VisionTransformerPretrainedModel,
+}
+_PREFIXES = ("visual.", "model.visual.")
+_SIZES_FIXED = frozenset({"patch_size", "temporal_patch_size", "merge_size"})
+"""Arguments of the processor that the encoder's weights determine."""
+_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPicture:
+    """The embeddings of a picture, [rows * columns, hidden] numbers of the type `dtype`, row by row."""
+
+    rows: int
+    columns: int
+    embeddings: bytes
+    dtype: str
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the picture."""
+        return self.rows * self.columns
+
+
+class VisionEncoder:
+    """The vision encoder of one model, on one device."""
+
+    def __init__(self, directory: Path, processor_kwargs: Mapping[str, Any], dtype: torch.dtype, device: str) -> None:
+        """Loads processor and weights. Raises SettingsError for a model without them, or for wrong arguments."""
+        config = AutoConfig.from_pretrained(directory)
+        kind = _ENCODERS.get(config.model_type)
+        if kind is None:
+            raise SettingsError("--enable-mm: this model takes text only")
+        fields = {**_processor_fields(directory), **_checked(processor_kwargs)}
+        self._processor: Any = Qwen2VLImageProcessorPil(**fields)
+        self._encoder = kind._from_config(config.vision_config, dtype=dtype).eval()
+        self._load(directory, dtype)
+        self._encoder.to(device)
+        self._dtype, self._device = dtype, device
+        self._merge: int = config.vision_config.spatial_merge_size
+        told = json.dumps([config.vision_config.to_dict(), fields, str(dtype), device], sort_keys=True, default=str)
+        self.fingerprint = hashlib.sha256(told.encode()).digest()
+        """What decides, besides weights and file, what the embeddings of a picture are."""
+        try:
+            self.encode(Image.new("RGB", (64, 48)))
+        except Exception as error:  # whatever wrong arguments lead to
+            raise SettingsError(f"--mm-processor-kwargs: no picture can be processed with them: {error}") from error
+
+    @torch.inference_mode()
+    def encode(self, picture: Image.Image) -> EncodedPicture:
+        """Returns the embeddings of a picture."""
+        found = self._processor(picture, return_tensors="pt")
+        grid: Tensor = found["image_grid_thw"]
+        patches = found["pixel_values"].to(device=self._device, dtype=self._dtype)
+        output = self._encoder(patches, grid_thw=grid.to(self._device)).pooler_output
+        rows, columns = (int(side) // self._merge for side in grid[0, 1:])
+        assert len(output) == rows * columns, (output.shape, grid)
+        numbers = output.to("cpu").contiguous()
+        return EncodedPicture(rows, columns, numbers.view(torch.uint8).numpy().tobytes(), _TYPES[numbers.dtype])
+
+    def _load(self, directory: Path, dtype: torch.dtype) -> None:
+        tensors: dict[str, Tensor] = {}
+        for path in sorted(directory.glob("*.safetensors")):
+            try:
+                with safe_open(path, framework="pt") as file:
+                    for name in file.keys():  # noqa: SIM118 - not a mapping
+                        prefix = next((each for each in _PREFIXES if name.startswith(each)), None)
+                        if prefix is not None:
+                            tensors[name.removeprefix(prefix)] = file.get_tensor(name).to(dtype)
+            except (SafetensorError, OSError) as error:
+                raise SettingsError(f"--model: {path} cannot be read as safetensors: {error}") from error
+        missing = sorted(self._encoder.state_dict().keys() - tensors.keys())
+        if missing:
+            raise SettingsError(f"--enable-mm: the checkpoint lacks weights of its vision encoder: {missing[0]}, …")
+        self._encoder.load_state_dict(tensors)
+
+
+def _processor_fields(directory: Path) -> dict[str, Any]:
+    """Returns the arguments of the processor that come with the model."""
+    path = directory / "preprocessor_config.json"
+    if path.is_file():
+        return json.loads(path.read_bytes())
+    path = directory / "processor_config.json"
+    if path.is_file():
+        return json.loads(path.read_bytes()).get("image_processor", {})
+    raise SettingsError(f"--enable-mm: {directory} has no preprocessor_config.json, which says how pictures are read")
+
+
+def _checked(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    known = {*Qwen2VLImageProcessorPil.valid_kwargs.__annotations__, "size", "resample", "do_resize", "do_rescale"}
+    known |= {"do_normalize", "image_mean", "image_std", "rescale_factor"}
+    for name in kwargs:
+        if name in _SIZES_FIXED:
+            raise SettingsError(f"--mm-processor-kwargs: '{name}' follows from the model's weights: leave it out")
+        if name not in known:
+            raise SettingsError(
+                f"--mm-processor-kwargs: the processor has no argument '{name}'; it has {', '.join(sorted(known))}"
+            )
+    return dict(kwargs)

@@ -1,0 +1,169 @@
+"""Prompts with pictures: equal to transformers, alone, mixed, in chunks, preempted, from the cache and as choices."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.engine.core.invariants import check
+from services.engine.core.plan import CoreLimits, PlacedPicture
+from services.engine.core.request import SequenceSpec
+from services.vision.encoder import VisionEncoder
+from services.vision.pictures import open_picture
+from shared.config import SettingsError
+from shared.errors import ServiceError
+from shared.sampling import SamplingParams
+from tests.model.harness import Engine, greedy, make_prompt, make_worker
+from tests.models import make_model
+from tests.vision_models import (
+    FAMILIES,
+    IMAGE_PAD,
+    VISION_END,
+    VISION_START,
+    make_vision_model,
+    picture,
+    vision_reference,
+)
+
+pytestmark = pytest.mark.model
+NUM = 10
+PLACE = [VISION_START, IMAGE_PAD, VISION_END]
+
+
+def words(length: int, seed: int) -> list[int]:
+    return [min(token, VISION_START - 1) for token in make_prompt(length, seed)]
+
+
+BEFORE, BEHIND = words(7, 1), words(5, 2)
+
+
+class Pictured:
+    """A model with its vision encoder, and engines that take its pictures."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.encoder = VisionEncoder(directory, {}, torch.float32, "cpu")
+
+    def engine(self, limits: CoreLimits | None = None, **overrides: object) -> Engine:
+        return Engine(self.directory, limits or CoreLimits(8, 256), "torch", enable_mm=True, **overrides)
+
+    def placed(self, whole: Sequence[int], files: Sequence[bytes]) -> tuple[PlacedPicture, ...]:
+        found, start = list[PlacedPicture](), 0
+        for file in files:
+            one = self.encoder.encode(open_picture(file))
+            start = whole.index(IMAGE_PAD, start)
+            key = hashlib.sha256(file).digest()
+            found.append(PlacedPicture(start, one.num_tokens, one.rows, one.columns, key, one.embeddings, one.dtype))
+            start += one.num_tokens
+        return tuple(found)
+
+    def spec(self, name: str, prompt: list[int], files: Sequence[bytes], params: SamplingParams) -> SequenceSpec:
+        whole, _ = vision_reference(self.directory, prompt, files, 1)
+        return SequenceSpec(name, tuple(whole), params, pictures=self.placed(whole, files))
+
+    def expected(self, prompt: list[int], files: Sequence[bytes], num_tokens: int = NUM) -> list[int]:
+        return vision_reference(self.directory, prompt, files, num_tokens)[1]
+
+
+def run(engine: Engine, specs: Sequence[SequenceSpec]) -> list[list[int]]:
+    output: dict[str, list[int]] = {spec.sequence_id: [] for spec in specs}
+    for spec in specs:
+        engine.core.add(spec)
+    while any(name in engine.core for name in output):
+        for outcome in engine.step():
+            output[outcome.sequence_id] += outcome.token_ids
+            engine.cached[outcome.sequence_id] = outcome.num_cached_tokens
+        check(engine.core)
+    return list(output.values())
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pictured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pictured:
+    return Pictured(make_vision_model(tmp_path_factory.mktemp("vision"), request.param))
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Pictured:
+    return Pictured(make_vision_model(tmp_path_factory.mktemp("vision"), old_config=True))
+
+
+ONE, TWO, TALL = picture(100, 80, 1), picture(90, 90, 2, "JPEG"), picture(40, 230, 3, "WEBP")
+ASKED: tuple[tuple[list[int], tuple[bytes, ...]], ...] = (
+    ([*BEFORE, *PLACE, *BEHIND], (ONE,)),
+    ([*PLACE, *BEHIND, *PLACE, *PLACE], (TALL, ONE, TWO)),
+    (words(20, 3), ()),
+    ([*PLACE], (TWO,)),
+)
+
+
+def test_equal_to_transformers_alone_and_mixed_with_text(pictured: Pictured) -> None:
+    expected = [pictured.expected(*each) for each in ASKED]
+    engine = pictured.engine()
+    for number, each in enumerate(ASKED):
+        assert run(engine, [pictured.spec(f"alone-{number}", *each, greedy(NUM))]) == [expected[number]]
+    together = pictured.engine(CoreLimits(8, 9))
+    specs = [pictured.spec(f"mixed-{number}", *each, greedy(NUM)) for number, each in enumerate(ASKED)]
+    assert run(together, specs) == expected
+
+
+def test_a_config_of_the_first_checkpoints_is_read(one: Pictured) -> None:
+    assert run(one.engine(), [one.spec("a", *ASKED[1], greedy(NUM))]) == [one.expected(*ASKED[1])]
+
+
+def test_a_preempted_sequence_goes_on_with_its_pictures(one: Pictured) -> None:
+    for swap in (0.0, 0.01):
+        engine = one.engine(CoreLimits(4, 64), num_gpu_blocks_override=7, swap_space=swap)
+        specs = [one.spec(f"p-{number}", *each, greedy(30)) for number, each in enumerate(ASKED)]
+        assert run(engine, specs) == [one.expected(*each, 30) for each in ASKED]
+        assert engine.core.counters().preemptions
+
+
+def test_the_cache_knows_one_picture_from_another(one: Pictured) -> None:
+    engine, prompt = one.engine(), [*BEFORE, *PLACE, *words(40, 4)]
+    # Of the same size, so that all tokens are equal.
+    other = picture(100, 80, 9)
+    assert run(engine, [one.spec("first", prompt, [ONE], greedy(NUM))]) == [one.expected(prompt, [ONE])]
+    assert run(engine, [one.spec("other", prompt, [other], greedy(NUM))]) == [one.expected(prompt, [other])]
+    assert run(engine, [one.spec("again", prompt, [ONE], greedy(NUM))]) == [one.expected(prompt, [ONE])]
+    assert (engine.cached["first"], engine.cached["other"], engine.cached["again"]) == (0, 0, 48)
+    assert one.expected(prompt, [ONE]) != one.expected(prompt, [other])
+
+
+def test_output_that_was_generated_elsewhere_is_continued(one: Pictured) -> None:
+    prompt, files = ASKED[1]
+    expected, spec = one.expected(prompt, files), one.spec("moved", prompt, files, greedy(NUM))
+    moved = SequenceSpec(
+        "moved", spec.prompt_token_ids, spec.params, output_token_ids=tuple(expected[:4]), pictures=spec.pictures
+    )
+    assert run(one.engine(), [moved]) == [expected[4:]]
+
+
+def test_choices_of_one_prompt_share_its_pictures(one: Pictured) -> None:
+    engine, (prompt, files) = one.engine(), ASKED[0]
+    specs = [one.spec(f"choice-{number}", prompt, files, greedy(NUM)) for number in range(3)]
+    family = [
+        SequenceSpec(each.sequence_id, each.prompt_token_ids, each.params, family="f", pictures=each.pictures)
+        for each in specs
+    ]
+    assert run(engine, family) == [one.expected(prompt, files)] * 3
+
+
+def test_the_same_model_answers_text_in_the_fast_backend(one: Pictured) -> None:
+    prompt = words(30, 5)
+    engine = Engine(one.directory, CoreLimits(8, 256), "native")
+    assert run(engine, [SequenceSpec("text", tuple(prompt), greedy(NUM))]) == [one.expected(prompt, [])]
+    with pytest.raises(ServiceError, match="--enable-mm"):
+        engine.core.add(one.spec("picture", *ASKED[0], greedy(NUM)))
+
+
+def test_what_cannot_be_served_is_refused(one: Pictured, tmp_path: Path) -> None:
+    engine, spec = one.engine(), one.spec("a", *ASKED[0], greedy(NUM))
+    with pytest.raises(ServiceError, match="Log probabilities of the prompt"):
+        engine.core.add(SequenceSpec("b", spec.prompt_token_ids, SamplingParams(prompt_logprobs=1), pictures=spec.pictures))
+    with pytest.raises(ServiceError, match="do not lie in the prompt"):
+        engine.core.add(SequenceSpec("c", spec.prompt_token_ids[:4], greedy(), pictures=spec.pictures))
+    text = make_model(tmp_path, "llama")
+    with pytest.raises(SettingsError, match="takes text only"):
+        make_worker("torch", text, enable_mm=True)

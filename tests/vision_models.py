@@ -1,0 +1,167 @@
+"""Small random models that take pictures, as the field writes them, and what transformers answers with them."""
+
+import functools
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.models import VOCAB_SIZE, _randomise, write_tokenizer  # pyright: ignore[reportPrivateUsage]
+
+VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = (VOCAB_SIZE - number for number in (4, 3, 2, 1))
+_VISION_TOKENS = {
+    VISION_START: "<|vision_start|>",
+    VISION_END: "<|vision_end|>",
+    IMAGE_PAD: "<|image_pad|>",
+    VIDEO_PAD: "<|video_pad|>",
+}
+FAMILIES = ("qwen2_vl", "qwen2_5_vl")
+VISION_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' or 'image' in part or 'image_url' in part %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}"
+    "{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""The structure of the template that Qwen publishes with these models."""
+_TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+_VISION: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2},
+    "qwen2_5_vl": {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "out_hidden_size": 64,
+        "num_heads": 2,
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
+    },
+}
+_PROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "min_pixels": 56 * 56,
+    "max_pixels": 28 * 28 * 64,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+
+
+def make_vision_model(directory: Path, family: str = "qwen2_vl", *, seed: int = 0, old_config: bool = False) -> Path:
+    """Writes a model with its processor and tokenizer. With `old_config` config.json has the form of 2024."""
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    config = AutoConfig.for_model(
+        family,
+        text_config=_TEXT,
+        vision_config=_VISION[family],
+        image_token_id=IMAGE_PAD,
+        video_token_id=VIDEO_PAD,
+        vision_start_token_id=VISION_START,
+        vision_end_token_id=VISION_END,
+    )
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    _randomise(model, seed)
+    model.save_pretrained(directory)
+    write_tokenizer(directory, VOCAB_SIZE, _TEXT["max_position_embeddings"])
+    _write_vision_tokens(directory)
+    (directory / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR))
+    if old_config:
+        _write_old_config(directory)
+    return directory
+
+
+def picture(width: int, height: int, seed: int = 0, kind: str = "PNG") -> bytes:
+    """Returns the file of a random picture, with large areas so that resizing keeps something of it."""
+    import numpy as np
+    from PIL import Image
+
+    cells = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    target = io.BytesIO()
+    Image.fromarray(cells).resize((width, height), Image.Resampling.BILINEAR).save(target, kind)
+    return target.getvalue()
+
+
+def expanded(token_ids: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """Returns a prompt with each placeholder repeated as often as its picture has tokens."""
+    rest = iter(counts)
+    return [each for token in token_ids for each in ([token] * next(rest) if token == IMAGE_PAD else [token])]
+
+
+def vision_reference(
+    directory: Path, prompt: Sequence[int], pictures: Sequence[bytes], num_tokens: int
+) -> tuple[list[int], list[int]]:
+    """Returns the prompt with repeated placeholders, and what transformers generates greedily, ignoring the end.
+
+    `prompt` has one placeholder for each picture.
+    """
+    import torch
+    from PIL import Image
+
+    model, processor = _loaded(directory)
+    images = [Image.open(io.BytesIO(each)).convert("RGB") for each in pictures]
+    pixels = processor(images, return_tensors="pt") if images else {}
+    counts = [int(grid.prod()) // 4 for grid in pixels["image_grid_thw"]] if images else []
+    whole = expanded(prompt, counts)
+    ids = torch.tensor([whole])
+    with torch.inference_mode():
+        found = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            mm_token_type_ids=(ids == IMAGE_PAD).int(),
+            do_sample=False,
+            max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+            **pixels,
+        )
+    return whole, found[0, len(whole) :].tolist()
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(directory: Path) -> Any:
+    from transformers import AutoModelForImageTextToText
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    model = AutoModelForImageTextToText.from_pretrained(directory, dtype="float32", attn_implementation="eager").eval()
+    return model, Qwen2VLImageProcessorPil.from_pretrained(directory)
+
+
+def _write_vision_tokens(directory: Path) -> None:
+    path = directory / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    for token in tokenizer["added_tokens"]:
+        if token["id"] in _VISION_TOKENS:
+            token.update(content=_VISION_TOKENS[token["id"]], special=True)
+    path.write_text(json.dumps(tokenizer))
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": VISION_TEMPLATE}))
+
+
+def _write_old_config(directory: Path) -> None:
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    text |= {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]}}
+    for name in ("model_type", "layer_types"):
+        text.pop(name, None)
+    path.write_text(json.dumps({**text, **config, "torch_dtype": "float32"}))
