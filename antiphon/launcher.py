@@ -28,6 +28,7 @@ from antiphon.settings import SERVICES, ServeSettings, check, child_environment,
 from shared import limits, parallel
 from shared.config import to_argv
 from shared.model_files import located, model_directory, model_name
+from shared.picture_models import check_takes_pictures, read_model_fields
 from shared.quantization import Device, choose, read_model_config
 from shared.subjects import model_token, safe_token
 
@@ -36,7 +37,7 @@ GRACE_S = limits.DRAIN_S + 5.0
 FAILURE_GRACE_S = 5.0
 """The same limit in seconds after a failure of the fleet, when running requests cannot be completed any more."""
 BUS_GRACE_S = 3.0
-BACK_SERVICES = ("tokenizer", "engine", "detokenizer")
+BACK_SERVICES = ("tokenizer", "engine", "detokenizer", "vision")
 FORCED = 130
 """Exit code after a second Ctrl-C, which kills the children."""
 
@@ -86,6 +87,8 @@ def located_models(models: Sequence[ServeSettings], environ: Mapping[str, str]) 
     """Returns the settings with the models' files at local paths, and prints notices. Raises SettingsError."""
     models = [located(model) for model in models]
     for model in models:
+        if model.enable_mm:
+            check_takes_pictures(read_model_fields(model_directory(model, weights=False)))
         _check_quantization(model, environ)
     for notice in dict.fromkeys(notice for model in models for notice in parallel.notices(model)):
         print_line("antiphon", notice)
@@ -209,6 +212,8 @@ def _replicas(service: str, model: ServeSettings) -> list[tuple[str, str]]:
     """Returns the name of each process of a service of one model, and the role if it is an engine."""
     if service == "engine":
         return engine_roles(model)
+    if service == "vision" and not model.enable_mm:
+        return []
     return [(f"{service}-{index + 1}", model.role) for index in range(getattr(model, f"{service}s"))]
 
 

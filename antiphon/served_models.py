@@ -19,6 +19,7 @@ from shared.config import (
     EngineSettings,
     SettingsError,
     TokenizerSettings,
+    VisionSettings,
     parse_words,
 )
 from shared.limits import MODELS_MAX
@@ -40,7 +41,7 @@ OF_ONE_MODEL = (
     "prompt_adapters",
 )
 """Settings that name a model or its files. Their values on the command line apply only to the first model."""
-_COUNTS = frozenset({"tokenizers", "engines", "prefill", "decode", "detokenizers"})
+_COUNTS = frozenset({"tokenizers", "engines", "prefill", "decode", "detokenizers", "visions"})
 
 
 def models_of(serve: S) -> list[S]:
@@ -96,7 +97,7 @@ def _entry(table: Any, source: str) -> dict[str, Any]:
         raise SettingsError(f"{source}: give a table of settings, not {table!r}")
     words: Mapping[str, Any] = table
     values = parse_words(ServeSettings, {name: _word(words[name], f"{source}: {name}") for name in words}, source)
-    kinds = (EngineSettings, TokenizerSettings, DetokenizerSettings)
+    kinds = (EngineSettings, TokenizerSettings, DetokenizerSettings, VisionSettings)
     allowed = {item.name for kind in kinds for item in fields(kind)} - {item.name for item in fields(BusSettings)}
     for name in values:
         if name not in allowed | _COUNTS:

@@ -20,11 +20,13 @@ from shared.config import (
     ModelSettings,
     SettingsError,
     TokenizerSettings,
+    VisionSettings,
     changed,
     check_engine,
     flag,
 )
 from shared.other_options import VARIABLES
+from shared.picture_models import processor_kwargs
 
 T = TypeVar("T", bound=BusSettings)
 S = TypeVar("S", bound="ServeSettings")
@@ -35,11 +37,12 @@ SERVICES: dict[str, type[BusSettings]] = {
     "tokenizer": TokenizerSettings,
     "engine": EngineSettings,
     "detokenizer": DetokenizerSettings,
+    "vision": VisionSettings,
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, GatewaySettings):
+class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, VisionSettings, GatewaySettings):
     """The settings of a server whose processes all run on this machine."""
 
     host: str = changed(
@@ -80,6 +83,7 @@ class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, Gate
         "directory in which the bus that is started here keeps what --stream-store=file writes (default: none)",
         group="processes",
     )
+    visions: int = flag(1, "image services of each model with --enable-mm", group="processes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +248,7 @@ def check(serve: ServeSettings) -> None:
     if not 0 <= serve.port <= 65535:
         raise SettingsError(f"--port: {serve.port} is not between 0 (any free port) and 65535")
     _check_roles(serve)
+    _check_pictures(serve)
     check_adapters(serve)
     if serve.nats_credentials and not serve.nats:
         raise SettingsError("--nats-credentials needs --nats: the server that is started here has its own")
@@ -277,6 +282,12 @@ def engine_roles(serve: ServeSettings) -> list[tuple[str, str]]:
 def of_role(serve: S, role: str) -> S:
     """Returns the settings of the engines with a role. Only prefill engines listen for others."""
     return replace(serve, role=role) if role == "prefill" else replace(serve, role=role, kv_host="", kv_bind="")
+
+
+def _check_pictures(serve: ServeSettings) -> None:
+    """Checks the settings about pictures without the model's files. Raises SettingsError."""
+    if processor_kwargs(serve.mm_processor_kwargs) and not serve.enable_mm:
+        raise SettingsError("--mm-processor-kwargs needs --enable-mm: without it no pictures are taken")
 
 
 def _check_roles(serve: ServeSettings) -> None:

@@ -2,8 +2,8 @@
 
 The hash of block i covers the salt and all tokens up to the block's end, as a chain: sha256(hash of block i - 1 ||
 tokens of block i), cut to 16 bytes. Equal hashes mean equal prefixes under the same salt, so tenants with different
-salts never share a block. In the block where a picture begins, the chain also covers the picture's key, so the same text
-with another picture has other hashes from there on. The hashes do not depend on a process's hash seed.
+salts never share a block. In the block where a picture begins, the chain also covers the picture's key, so the same
+text with another picture has other hashes from there on. The hashes do not depend on a process's hash seed.
 """
 
 import hashlib

@@ -47,6 +47,7 @@ __all__ = [
     "ModelSettings",
     "SettingsError",
     "TokenizerSettings",
+    "VisionSettings",
     "add_flags",
     "changed",
     "check_engine",
@@ -440,6 +441,8 @@ def check_engine(settings: EngineSettings) -> None:
     if settings.use_lookahead and not settings.use_v2_block_manager:
         raise SettingsError("--use-lookahead needs --use-v2-block-manager: add it")
     parallel.check(settings)
+    if settings.enable_mm and parallel.world_size(settings) > 1:
+        raise SettingsError("--enable-mm: pictures are served by engines of one device each; leave out -tp and -pp")
     if settings.role == "decode" and settings.swap_space == 0:
         raise SettingsError("--swap-space: a decode engine receives KV in host memory and needs some; leave it out")
     if settings.role != "prefill" and (settings.kv_host or settings.kv_bind):
@@ -454,6 +457,19 @@ class TokenizerSettings(ModelSettings):
 @dataclass(frozen=True, kw_only=True)
 class DetokenizerSettings(ModelSettings):
     """Settings of a detokenizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionSettings(ModelSettings):
+    """Settings of an image service."""
+
+    mm_processor_kwargs: str = flag(
+        "",
+        'arguments of the model\'s image processor, a JSON object such as {"max_pixels": 501760}',
+        group="pictures",
+        metavar="JSON",
+    )
+    vision_device: str = flag("cpu", "where pictures are encoded", choices=("cpu", "cuda"), group="pictures")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -595,5 +611,11 @@ class GatewaySettings(BusSettings):
     )
     allowed_headers: str = flag(
         '["*"]', "headers that those pages may send, as a JSON list", rule=JSON_WORDS, group="http"
+    )
+    allowed_media_domains: str = flag(
+        "",
+        "hosts from which pictures may be fetched that requests name by URL, separated by commas; .example.org stands "
+        "for all hosts under it (default: none; requests then carry their pictures)",
+        group="pictures",
     )
     allow_credentials: bool = flag(False, "those pages may send cookies and the like", group="http")

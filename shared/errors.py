@@ -38,6 +38,7 @@ CODES: dict[str, Code] = {
     "server_is_overloaded": Code(503, "service_unavailable_error", retryable=True),
     "no_engine": Code(503, "service_unavailable_error", retryable=True),
     "no_tokenizer": Code(503, "service_unavailable_error", retryable=True),
+    "no_vision": Code(503, "service_unavailable_error", retryable=True),
     "no_detokenizer": Code(503, "service_unavailable_error", retryable=True),
     "bus_unavailable": Code(503, "service_unavailable_error", retryable=True),
     "draining": Code(503, "service_unavailable_error", retryable=True),

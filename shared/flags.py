@@ -27,6 +27,7 @@ GROUPS = (
     "engine: parallel",
     "engine: KV transfer",
     "adapters",
+    "pictures",
     "bus",
 )
 """Headings of `--help`, in this order; other headings follow them."""

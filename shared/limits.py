@@ -491,5 +491,7 @@ VISION_CACHE_BYTES = 512 * 2**20
 """Embeddings that an image service keeps, the last used ones."""
 ENGINE_IMAGE_BYTES_MAX = 2 * 2**30
 """Embeddings of waiting and running sequences in one engine; further sequences with pictures are refused as busy."""
+ENGINE_IMAGE_CACHE_BYTES = 256 * 2**20
+"""Embeddings that an engine keeps for further requests with the same pictures."""
 GATEWAY_IMAGE_BYTES_MAX = 512 * 2**20
 """Files of pictures of all requests of a gateway; further requests with pictures are refused as overload."""

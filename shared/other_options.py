@@ -46,7 +46,8 @@ def _not_here(names: str, takes: Takes, because: str, asks_nothing: tuple[str, .
 _ENGINES = "engines do not know each other; start more of them with --engines (--worker-num)"
 _EXPERTS = "experts are divided among devices with --tensor-parallel-size"
 _ADAPTERS = "LoRA adapters are served with --lora-modules and --enable-lora, without their biases"
-_IMAGES = "models are served for text alone"
+_IMAGES = "of a model with pictures (--enable-mm) the checkpoint says how they are read"
+_LOCAL = "files of the server are not read as pictures: send them in the request"
 _DRAFTS = "drafts come from the request's own text; use --use-lookahead with --num-speculative-tokens"
 _GRAMMARS = "llguidance binds output to grammars and schemas, whatever their kind; leave the option out"
 _SHAPE = "positions are computed as config.json of the model says; edit it there (rope_scaling, rope_theta)"
@@ -107,10 +108,10 @@ OPTIONS: tuple[Other, ...] = (
     _not_here("--long-lora-scaling-factors", "value", "the scale of an adapter is that of its configuration", _NONE),
     _not_here("--qlora-adapter-name-or-path", "value", _ADAPTERS, _NONE),
     # images, grammars, tools
-    _not_here("--enable-mm --enabe-mm", "flag", _IMAGES),
-    _not_here("--mm-processor-kwargs --limit-mm-per-prompt", "value", _IMAGES, ("{}", *_NONE)),
+    _not_here("--limit-mm-per-prompt", "value", "a request has at most 32 pictures", ("{}", *_NONE)),
     _not_here("--image-input-type --image-token-id --image-input-shape --image-feature-size", "value", _IMAGES),
-    _not_here("--image-processor --image-processor-revision --allowed-local-media-path", "value", _IMAGES, _NONE),
+    _not_here("--image-processor --image-processor-revision", "value", _IMAGES, _NONE),
+    _not_here("--allowed-local-media-path", "value", _LOCAL, _NONE),
     _not_here("--disable-image-processor", "flag", _IMAGES),
     _not_here("--guided-decoding-backend", "value", _GRAMMARS, ("auto", *_NONE)),
     _not_here("--logits-processor-pattern", "value", "requests cannot bring code", _NONE),

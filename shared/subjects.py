@@ -8,6 +8,9 @@ is `model_token` of the model's served name.
 |------------------------------|----------------------|--------------------------------------------------------------|
 | `tok.<model>.req`            | gateway              | TokenizeRequest, DetokenizeRequest (request)                 |
 | `tok.<id>.<instance_id>.req` | gateway              | the same, to one replica: retries                            |
+| `vis.<model>.req`            | gateway, engine      | EncodePicture (request)                                      |
+| `vis.<id>.<instance_id>.req` | engine               | ReadEmbeddings (request), to the replica that has them       |
+| `gw.<id>.<instance_id>.img`  | vision               | ReadPicture (request)                                        |
 | `eng.<id>.<instance_id>.ctl` | gateway, detokenizer | SubmitBatch, Retarget (request); Cancel, Done, Resend        |
 |                              | gateway              | ProgressQuery, OwnershipReply; Withdraw (request)            |
 | `eng.<id>.<instance_id>.lora` | gateway             | LoadAdapter (request)                                        |
@@ -35,6 +38,7 @@ from dataclasses import dataclass
 from shared.limits import MEMBER_ID_CHARS_MAX, MODEL_TOKEN_CHARS_MAX, PROTOCOL_VERSION
 
 TOKENIZER_QUEUE = "tokenizers"
+VISION_QUEUE = "vision"
 _TOKEN = re.compile(rf"[A-Za-z0-9_-]{{1,{MEMBER_ID_CHARS_MAX}}}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 _HASH_CHARS = 8
@@ -62,6 +66,18 @@ class Subjects:
     def tokenizer_direct(self, tokenizer_id: str, instance_id: str) -> str:
         """Requests to one tokenizer process: a retry goes here, to avoid a frozen member of the queue group."""
         return self._join("tok", tokenizer_id, instance_id, "req")
+
+    def vision(self, model: str) -> str:
+        """Requests to the image services of a model, a queue group. `model` is the unchanged served name."""
+        return self._join("vis", model_token(model), "req")
+
+    def vision_direct(self, vision_id: str, instance_id: str) -> str:
+        """Requests to one image service, which has the embeddings."""
+        return self._join("vis", vision_id, instance_id, "req")
+
+    def gateway_pictures(self, gateway_id: str, instance_id: str) -> str:
+        """Requests for the files of pictures that one gateway process has."""
+        return self._join("gw", gateway_id, instance_id, "img")
 
     def engine_control(self, engine_id: str, instance_id: str) -> str:
         """Commands to one engine process."""

@@ -161,7 +161,10 @@ def _write_old_config(directory: Path) -> None:
     config = json.loads(path.read_text())
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")
-    text |= {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]}}
+    text |= {
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]},
+    }
     for name in ("model_type", "layer_types"):
         text.pop(name, None)
     path.write_text(json.dumps({**text, **config, "torch_dtype": "float32"}))

@@ -79,6 +79,11 @@ class SequenceTable:
         entry = self._entries.get(sequence_id)
         return entry if entry is not None and entry.attempt == attempt else None
 
+    def is_live(self, sequence_id: str, attempt: int) -> bool:
+        """Whether the sequence waits or runs at exactly this attempt."""
+        entry = self.get(sequence_id, attempt)
+        return entry is not None and not entry.finished
+
     # --- life of an entry ---
 
     def admit(self, submit: Submit) -> SubmitStatus:

@@ -9,6 +9,7 @@ from services.engine.actor import EngineActor
 from services.engine.adapter_actor import AdapterActor
 from services.engine.engine import Engine, MakeWorker
 from services.engine.loop import Driver, StepReport, ThreadedLoop
+from services.engine.pictures import PictureLoader
 from services.engine.progress import ProgressMonitor
 from services.engine.reports import ReportQueue
 from services.engine.worker.memory import return_free_heap
@@ -52,7 +53,13 @@ class EngineService:
         self._adapters = self._make_adapters(host)
         exchanges = self.engine.connector is not None
         self.actor = EngineActor(
-            host, self.engine.add, self.engine.abort, self._record, exchanges_kv=exchanges, adapters=self._adapters
+            host,
+            self.engine.add,
+            self.engine.abort,
+            self._record,
+            exchanges_kv=exchanges,
+            adapters=self._adapters,
+            pictures=self._make_pictures(host),
         )
         self._refresh()
         self._adapters_task: asyncio.Task[None] | None = None
@@ -160,6 +167,9 @@ class EngineService:
         kept = (settings.max_cpu_loras or 0) + (settings.max_prompt_adapters or 0)
         return AdapterActor(host, library, model_name(settings), modules, kept)
 
+    def _make_pictures(self, host: Host) -> PictureLoader | None:
+        return PictureLoader(host, model_name(self._settings)) if self.engine.facts.takes_pictures else None
+
     def _refresh(self) -> None:
         self._refreshed_at = self._clock.monotonic()
         core, facts, settings = self.engine.counters(), self.engine.facts, self._settings
@@ -199,4 +209,5 @@ class EngineService:
             kv_failed_loads=core.kv_failed_loads,
             kv_loaded_tokens=core.kv_loaded_tokens,
             kv_saved_tokens=core.kv_saved_tokens,
+            takes_pictures=facts.takes_pictures,
         )

@@ -13,7 +13,9 @@ from dataclasses import replace
 
 from services.gateway.adapters.directory import AdapterDirectory
 from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.model_catalog import RETRY_AFTER_S, SERVICES, ModelCatalog
+from services.gateway.model_catalog import RETRY_AFTER_S, SERVICES, VISION, ModelCatalog
+from services.gateway.pictures.remote import RemotePictures
+from services.gateway.pictures.store import PictureStore
 from services.gateway.record import BusRecordDirectory, Recorder
 from services.gateway.requests.dispatcher import Dispatcher
 from services.gateway.requests.engine_controls import EngineControls
@@ -40,7 +42,9 @@ from shared.messages import (
     Heartbeat,
     OwnershipQuery,
     OwnershipReply,
+    PicturePart,
     ProgressReply,
+    ReadPicture,
     RecordList,
     RecordListQuery,
     RecordQuery,
@@ -74,8 +78,12 @@ class GatewayActor(Actor):
         default_model: str = "",
         required_engines: Sequence[str] = (),
         recorder: Recorder | None = None,
+        remote_pictures: RemotePictures | None = None,
     ) -> None:
-        """`recorder` takes the engines' step events; by default they are not asked for."""
+        """`recorder` takes the engines' step events; by default they are not asked for.
+
+        `remote_pictures` fetches pictures from the network; by default none are fetched.
+        """
         super().__init__(f"gateway {host.id}", host.transport)
         self.members = Members()
         self._gateways = Members()
@@ -86,9 +94,18 @@ class GatewayActor(Actor):
         self.records = BusRecordDirectory(self.recorder, host, lambda: self._gateways.alive("gateway", self._now()))
         self._host = host
         router, peers, watch = Router(), ServiceClients(host, self.members), ProgressWatch()
+        source = host.subjects.gateway_pictures(host.id, host.instance_id)
+        self.pictures = PictureStore(remote_pictures or RemotePictures(""), source)
         self._peers = peers
         self._parts = GatewayParts(
-            host, self.members, router, peers, Dispatcher(host, self.members, router, peers), watch, Moves()
+            host,
+            self.members,
+            router,
+            peers,
+            Dispatcher(host, self.members, router, peers),
+            watch,
+            Moves(),
+            self.pictures,
         )
         self.engine_controls = EngineControls(host, self.members, self._parts.moves)
         self._num_requests = 0
@@ -113,7 +130,8 @@ class GatewayActor(Actor):
         control = ProgressReply, OwnershipQuery, RecordListQuery, RecordQuery, StreamTaken
         await self.bind(subjects.gateway_control(*here), *control)
         await self.bind(subjects.all_adapters(), AdaptersChanged)
-        for service in SERVICES:
+        await self.bind(subjects.gateway_pictures(*here), ReadPicture)
+        for service in (*SERVICES, VISION):
             await self.bind(subjects.heartbeats(service), Heartbeat)
         await self.bind(subjects.heartbeats("gateway"), Heartbeat)
         if self.recorder.is_on:
@@ -304,6 +322,13 @@ class GatewayActor(Actor):
         assert isinstance(message, AdaptersChanged)
         self._adapters.changed(message)
 
+    @handles(ReadPicture)
+    def on_read_picture(self, envelope: Envelope) -> PicturePart:
+        """Gives an image service a part of the file of a picture."""
+        message = envelope.message
+        assert isinstance(message, ReadPicture)
+        return self.pictures.part(message)
+
     @handles(Heartbeat)
     def on_heartbeat(self, envelope: Envelope) -> None:
         """Updates the table of members and runs the liveness check if it is due.
@@ -327,7 +352,7 @@ class GatewayActor(Actor):
                 self._stalled(Address(beat.id, beat.instance_id))
             elif beat.state == "draining":
                 self._move_away(beat, now)
-        if beat.service != "tokenizer":
+        if beat.service not in ("tokenizer", VISION):
             self._parts.dispatcher.pump()
         if now - self._ticked_at >= TICK_S / 2:
             self.tick(now)
@@ -393,6 +418,10 @@ class GatewayActor(Actor):
         self._draining = True
         self._quiet.clear()
         await self._quiet.wait()
+
+    async def on_stop(self) -> None:
+        """Ends the threads that fetch pictures."""
+        self.pictures.close()
 
     async def on_crash(self, error: BaseException) -> None:
         """Ends every request with an error, which its client receives."""

@@ -12,6 +12,7 @@ from services.gateway.record import NOT_RECORDED, RecordedRequest
 from shared.codec import TOKEN_BYTES
 from shared.messages import ChatMessage, FinishReason, PositionLogprobs
 from shared.pooling import PoolingParams
+from shared.request.pictures import PictureInput
 from shared.sampling import SamplingParams
 
 
@@ -107,6 +108,8 @@ class GenerationRequest:
     """Where the request goes on, if it was begun by a run that has ended."""
     prompt_names: tuple[str, ...] = ()
     """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
+    pictures: tuple[PictureInput, ...] = ()
+    """The pictures of `messages`, in order."""
 
     @property
     def num_prompts(self) -> int:
@@ -242,6 +245,8 @@ class ModelCard:
     """How the model marks its reasoning, by its chat template; a key of REASONING_FORMATS or ""."""
     embedding_size: int = 0
     """See `EngineStatus.embedding_size`."""
+    takes_pictures: bool = False
+    """Whether conversations may have pictures."""
     base: str = ""
     """Of an adapter: the served name of the model that it belongs to; empty for a model."""
     adapter_version: str = ""

@@ -6,7 +6,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from shared.messages import GatewayStatus, Heartbeat, PoolStatus, StreamStatus
+from shared.messages import GatewayStatus, Heartbeat, PoolStatus, StreamStatus, VisionStatus
 
 _LABELS = ("service", "id")
 
@@ -45,6 +45,7 @@ def _loads(beats: Sequence[Heartbeat]) -> Iterator[Metric]:
         "antiphon:detokenizer_resends", "Gaps of tokens repaired", labels=("model_name", "id")
     )
     tokenized = CounterMetricFamily("antiphon:tokenizer_tokens", "Tokens of texts", labels=("model_name", "id"))
+    vision = _VisionMetrics()
     for beat in beats:
         match beat.status:
             case GatewayStatus() as status:
@@ -55,6 +56,26 @@ def _loads(beats: Sequence[Heartbeat]) -> Iterator[Metric]:
                 resends.add_metric([status.model, beat.id], status.resends)
             case PoolStatus() as status:
                 tokenized.add_metric([status.model, beat.id], status.num_tokens)
+            case VisionStatus() as status:
+                vision.add([status.model, beat.id], status)
             case _:
                 pass
-    yield from (requests, waiting, streams, resends, tokenized)
+    yield from (requests, waiting, streams, resends, tokenized, *vision.metrics)
+
+
+class _VisionMetrics:
+    """The metrics of image services."""
+
+    def __init__(self) -> None:
+        labels = ("model_name", "id")
+        self._requests = CounterMetricFamily("antiphon:vision_pictures", "Pictures asked for", labels=labels)
+        self._hits = CounterMetricFamily("antiphon:vision_cache_hits", "Pictures found encoded", labels=labels)
+        self._tokens = CounterMetricFamily("antiphon:vision_tokens", "Tokens of encoded pictures", labels=labels)
+        self._bytes = GaugeMetricFamily("antiphon:vision_cached_bytes", "Embeddings that are kept", labels=labels)
+        self.metrics = (self._requests, self._hits, self._tokens, self._bytes)
+
+    def add(self, labels: list[str], status: VisionStatus) -> None:
+        """Adds the counters of one replica."""
+        values = (status.num_requests, status.num_hits, status.num_tokens, status.cached_bytes)
+        for metric, value in zip(self.metrics, values, strict=True):
+            metric.add_metric(labels, value)

@@ -20,6 +20,8 @@ from shared.messages import EngineStatus, Heartbeat, PoolStatus
 
 SERVICES = ("engine", "tokenizer", "detokenizer")
 """The services of which a model needs at least one member each."""
+VISION = "vision"
+"""The service that a model which takes pictures needs besides, for its pictures only."""
 RETRY_AFTER_S = 1.0
 """Time after which a refused client may try again, in seconds."""
 _NO_NAME = ("", "default")
@@ -50,14 +52,18 @@ class ModelCatalog:
         self._adapters = adapters
         self._ready_at: dict[tuple[str, str], float] = {}
         self._created: dict[str, int] = {}
+        self._sees: set[str] = set()
+        """Models that take pictures and whose image service has been ready."""
         self._formats: dict[str, tuple[str, str]] = {}
         """Of each model, the formats of tool calls and reasoning that its tokenizer announced last."""
 
     def observe(self, beat: Heartbeat) -> None:
-        """Records a heartbeat of a member of one of SERVICES."""
+        """Records a heartbeat of a member of one of SERVICES, or of an image service."""
         if isinstance(beat.status, PoolStatus) and beat.state == "ready":
             self._formats[beat.status.model] = (beat.status.tool_format, beat.status.reasoning_format)
-        if beat.state == "ready":
+        if beat.state == "ready" and beat.service == VISION:
+            self._sees.add(model_of(beat))
+        elif beat.state == "ready":
             if beat.service == "engine":
                 self._required.pop(beat.id, None)
             self._ready_at[beat.service, model_of(beat)] = self._now()
@@ -101,7 +107,7 @@ class ModelCatalog:
         if self._required:
             return f"Waiting for the instances: {', '.join(self._required)}."
         ready = self._ready(recent=False)
-        lacks = [_missing(model, ready) for model in self._known()] or [list(SERVICES)]
+        lacks = [_missing(model, ready) + self._unseeing(model) for model in self._known()] or [list(SERVICES)]
         if not all(lacks):
             return ""
         return f"Waiting for: {'; or '.join(dict.fromkeys(map(', '.join, lacks)))}."
@@ -109,7 +115,13 @@ class ModelCatalog:
     def is_complete(self) -> bool:
         """Whether at least one model is known and each known model has a ready member of each service."""
         ready, known = self._ready(recent=False), self._known()
-        return bool(known) and not any(_missing(model, ready) for model in known)
+        return bool(known) and not any(_missing(model, ready) or self._unseeing(model) for model in known)
+
+    def _unseeing(self, model: str) -> list[str]:
+        """Returns the image service if the model needs it and had none yet. Without it texts are served as before."""
+        engines = self._members.alive("engine", self._now())
+        status = served_models(engines).get(model)
+        return [VISION] if status is not None and status.takes_pictures and model not in self._sees else []
 
     def _ready(self, *, recent: bool) -> dict[str, set[str]]:
         """Returns, by service, the models that have a ready member.
@@ -169,6 +181,7 @@ class ModelCatalog:
             tool_format=tool_format,
             reasoning_format=reasoning_format,
             embedding_size=status.embedding_size,
+            takes_pictures=status.takes_pictures,
         )
 
 

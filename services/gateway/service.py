@@ -16,6 +16,7 @@ from services.gateway.access.usage_sinks import BusSink, sink_of
 from services.gateway.actor import GatewayActor
 from services.gateway.app import continue_batches, create_app
 from services.gateway.http.auth import ApiKeys
+from services.gateway.pictures.remote import RemotePictures
 from services.gateway.record import Recorder
 from services.gateway.responses.log_store import LogResponseStore
 from services.gateway.streams.store import StreamStore
@@ -51,7 +52,9 @@ class GatewayService:
         """See Service."""
         required = [name for name in self._settings.required_engines.split(",") if name]
         recorder = Recorder(self._settings.record_requests)
-        self._actor = GatewayActor(host, self._settings.default_model, required, recorder)
+        self._actor = GatewayActor(
+            host, self._settings.default_model, required, recorder, RemotePictures(self._settings.allowed_media_domains)
+        )
         listener = _listen(self._settings)
         await self._actor.listen()
         self._actor_task = asyncio.create_task(self._actor.run())

@@ -1,11 +1,13 @@
 """Checks tokenize and detokenize requests and makes their replies, without asyncio and the bus. Pure."""
 
+from collections.abc import Sequence
+
 from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import pack_ids
 from shared.context import check_context, truncated
 from shared.errors import ServiceError
-from shared.messages import DetokenizeRequest, TokenizedPrompt, TokenizeReply, TokenizeRequest
+from shared.messages import DetokenizeRequest, PictureTokens, TokenizedPrompt, TokenizeReply, TokenizeRequest
 from shared.text.bad_words import bad_word_ids
 from shared.text.codec import Codec
 from shared.text.turns import known_ids
@@ -55,13 +57,39 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
     else:
         encoded = codec.encode(texts, add_special_tokens=special)
     token_lists = [truncated(one, *keep) for one in encoded]
+    starts: tuple[int, ...] = ()
+    if request.pictures:
+        token_lists[0], starts = with_pictures(token_lists[0], request.pictures)
     for index, token_ids in enumerate(token_lists):
         name = request.prompt_names[index] if request.prompt_names else field(request)
         check_context(len(token_ids), request.max_tokens, request.max_model_len, name, generates=request.generates)
     tail = texts[0][-limits.PROMPT_TAIL_CHARS :] if request.messages else ""
-    prompts = [_tokenized(codec, request, token_ids, tail) for token_ids in token_lists]
+    prompts = [_tokenized(codec, request, token_ids, tail, starts) for token_ids in token_lists]
     bad_words = tuple(map(pack_ids, bad_word_ids(codec, request.bad_words)))
     return TokenizeReply(request.request_id, tuple(prompts), bad_words, codec.infill_end_ids if request.suffix else ())
+
+
+def with_pictures(token_ids: list[int], pictures: Sequence[PictureTokens]) -> tuple[list[int], tuple[int, ...]]:
+    """Returns a prompt with the token of each picture as often as the picture counts, and where each begins.
+
+    Raises ServiceError if the prompt does not have one such token for each picture.
+    """
+    stands_for = pictures[0].token_id
+    places = [place for place, token in enumerate(token_ids) if token == stands_for]
+    if len(places) != len(pictures):
+        raise ServiceError(
+            "invalid_value",
+            f"The prompt has {len(places)} places for {len(pictures)} pictures. Leave the model's own token for "
+            "pictures out of texts; if the texts have none, the chat template does not write it.",
+            param="messages",
+        )
+    found, starts, done = list[int](), list[int](), 0
+    for place, picture in zip(places, pictures, strict=True):
+        found += token_ids[done:place]
+        starts.append(len(found))
+        found += [stands_for] * picture.num_tokens
+        done = place + 1
+    return found + token_ids[done:], tuple(starts)
 
 
 def detokenize(codec: Codec, request: DetokenizeRequest) -> str:
@@ -77,8 +105,12 @@ def num_tokens(reply: TokenizeReply) -> int:
     return sum(len(prompt.token_ids) for prompt in reply.prompts) // 4
 
 
-def _tokenized(codec: Codec, request: TokenizeRequest, token_ids: list[int], tail: str) -> TokenizedPrompt:
-    packed = pack_ids(token_ids)
-    hashes = chain_hashes(packed, request.block_size, request.cache_salt) if request.block_size > 0 else b""
+def _tokenized(
+    codec: Codec, request: TokenizeRequest, token_ids: list[int], tail: str, starts: tuple[int, ...]
+) -> TokenizedPrompt:
+    packed, hashes = pack_ids(token_ids), b""
+    if request.block_size > 0:
+        pictures = tuple(zip(starts, (picture.key for picture in request.pictures), strict=True))
+        hashes = chain_hashes(packed, request.block_size, request.cache_salt, pictures)
     texts = tuple(map(codec.token_text, token_ids)) if request.return_tokens else ()
-    return TokenizedPrompt(packed, hashes, texts, tail)
+    return TokenizedPrompt(packed, hashes, texts, tail, starts)

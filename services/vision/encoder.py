@@ -7,6 +7,7 @@ The decoder's weights are not read. Called from a thread of the service.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,9 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTra
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
+from services.vision.pictures import open_picture
 from shared.config import SettingsError
+from shared.picture_models import TEXT_ONLY
 
 _ENCODERS: dict[str, Any] = {
     "qwen2_vl": Qwen2VisionTransformerPretrainedModel,
@@ -56,7 +59,7 @@ class VisionEncoder:
         config = AutoConfig.from_pretrained(directory)
         kind = _ENCODERS.get(config.model_type)
         if kind is None:
-            raise SettingsError("--enable-mm: this model takes text only")
+            raise SettingsError(TEXT_ONLY)
         fields = {**_processor_fields(directory), **_checked(processor_kwargs)}
         self._processor: Any = Qwen2VLImageProcessorPil(**fields)
         self._encoder = kind._from_config(config.vision_config, dtype=dtype).eval()
@@ -64,6 +67,8 @@ class VisionEncoder:
         self._encoder.to(device)
         self._dtype, self._device = dtype, device
         self._merge: int = config.vision_config.spatial_merge_size
+        self.token_id: int = config.image_token_id
+        """The token that stands for a picture in the text of a prompt."""
         told = json.dumps([config.vision_config.to_dict(), fields, str(dtype), device], sort_keys=True, default=str)
         self.fingerprint = hashlib.sha256(told.encode()).digest()
         """What decides, besides weights and file, what the embeddings of a picture are."""
@@ -71,6 +76,10 @@ class VisionEncoder:
             self.encode(Image.new("RGB", (64, 48)))
         except Exception as error:  # whatever wrong arguments lead to
             raise SettingsError(f"--mm-processor-kwargs: no picture can be processed with them: {error}") from error
+
+    def encode_file(self, file: bytes) -> EncodedPicture:
+        """Returns the embeddings of the picture in a file. Raises ServiceError for a file that is no picture."""
+        return self.encode(open_picture(file))
 
     @torch.inference_mode()
     def encode(self, picture: Image.Image) -> EncodedPicture:
@@ -99,6 +108,22 @@ class VisionEncoder:
         if missing:
             raise SettingsError(f"--enable-mm: the checkpoint lacks weights of its vision encoder: {missing[0]}, …")
         self._encoder.load_state_dict(tensors)
+
+
+def load_encoder(directory: Path, processor_kwargs: Mapping[str, Any], device: str) -> VisionEncoder:
+    """Returns the encoder of an image service: on a GPU in the checkpoint's type, on a CPU in float32.
+
+    On a CPU it uses half of the cores, so that engines of the same machine go on. Raises SettingsError.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SettingsError("--vision-device=cuda: PyTorch finds no CUDA device; leave the option out")
+    dtype = torch.float32
+    if device == "cpu":
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
+    else:
+        stored = AutoConfig.from_pretrained(directory).dtype
+        dtype = stored if stored in _TYPES else dtype
+    return VisionEncoder(directory, processor_kwargs, dtype, device)
 
 
 def _processor_fields(directory: Path) -> dict[str, Any]:

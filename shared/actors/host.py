@@ -9,10 +9,10 @@ from typing import Protocol, runtime_checkable
 
 from shared.actors.transport import Transport
 from shared.clock import Clock
-from shared.messages import EngineStatus, GatewayStatus, PoolStatus, ServiceName, StreamStatus
+from shared.messages import EngineStatus, GatewayStatus, PoolStatus, ServiceName, StreamStatus, VisionStatus
 from shared.subjects import Subjects
 
-Status = EngineStatus | StreamStatus | PoolStatus | GatewayStatus
+Status = EngineStatus | StreamStatus | PoolStatus | GatewayStatus | VisionStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from shared.clock import SystemClock
 from shared.config import BusSettings, SettingsError, add_flags, normalise, parse
 from shared.errors import ServiceError
 from shared.other_options import take
-from shared.subjects import TOKENIZER_QUEUE, Subjects, check_id, new_instance_id
+from shared.subjects import TOKENIZER_QUEUE, VISION_QUEUE, Subjects, check_id, new_instance_id
 from shared.version import __version__
 
 log = logging.getLogger(__name__)
@@ -366,6 +366,7 @@ def _endpoints(service: str, host: Host, model: str) -> Sequence[Endpoint]:
             Endpoint("control", subjects.gateway_control(*place)),
         ],
         "tokenizer": [Endpoint("tokenize", subjects.tokenize(model), TOKENIZER_QUEUE)],
+        "vision": [Endpoint("encode", subjects.vision(model), VISION_QUEUE)],
         "engine": [Endpoint("control", subjects.engine_control(*place))],
         "detokenizer": [
             Endpoint("control", subjects.detokenizer_control(*place)),

@@ -72,6 +72,7 @@ from shared.messages.presence import (
     HistogramCounts,
     PoolStatus,
     StreamStatus,
+    VisionStatus,
 )
 from shared.messages.tokenizer import (
     ChatMessage,
@@ -80,6 +81,16 @@ from shared.messages.tokenizer import (
     TokenizedPrompt,
     TokenizeReply,
     TokenizeRequest,
+)
+from shared.messages.vision import (
+    EncodePicture,
+    PictureEncoded,
+    PictureFile,
+    PicturePart,
+    PictureTokens,
+    PromptPicture,
+    ReadEmbeddings,
+    ReadPicture,
 )
 
 __all__ = [
@@ -92,6 +103,7 @@ __all__ = [
     "DetokenizeReply",
     "DetokenizeRequest",
     "Done",
+    "EncodePicture",
     "EngineHistograms",
     "EngineStatus",
     "ErrorReply",
@@ -109,11 +121,18 @@ __all__ = [
     "OwnershipQuery",
     "OwnershipReply",
     "Part",
+    "PictureEncoded",
+    "PictureFile",
+    "PicturePart",
+    "PictureTokens",
     "PoolStatus",
     "PositionLogprobs",
     "ProgressQuery",
     "ProgressReply",
     "PromptLogprobs",
+    "PromptPicture",
+    "ReadEmbeddings",
+    "ReadPicture",
     "RecordList",
     "RecordListQuery",
     "RecordOrder",
@@ -148,5 +167,6 @@ __all__ = [
     "TopLogprob",
     "UsageOutcome",
     "UsageRecord",
+    "VisionStatus",
     "Withdraw",
 ]

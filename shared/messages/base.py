@@ -8,7 +8,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 ServiceState = Literal["starting", "ready", "draining", "stalled"]
 """`stalled`: the process is alive, but its work makes no progress (an engine whose step hangs). Gateways treat the
 member as dead until its state is `ready` again."""
-ServiceName = Literal["gateway", "tokenizer", "engine", "detokenizer"]
+ServiceName = Literal["gateway", "tokenizer", "engine", "detokenizer", "vision"]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from shared.messages.base import FinishReason, Message, Part, SequenceRef
+from shared.messages.vision import PromptPicture
 from shared.pooling import PoolingParams
 from shared.sampling import SamplingParams
 
@@ -62,6 +63,8 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     adapter_version: str = ""
     """Hash of the adapter's files. `cache_salt` is then that of `blocks.adapter_salt`. An engine that does not have
     this version answers `busy` while it looks for it."""
+    pictures: tuple[PromptPicture, ...] = ()
+    """The pictures of the prompt, in order. The engine reads their embeddings before it queues the sequence."""
 
 
 class SubmitBatch(Message, frozen=True, array_like=True, tag=True):

@@ -83,6 +83,8 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     adapters_revision: int = -1
     """Revision of the desired state of the adapters that the engine follows (`shared.adapter_state`); 0: there is none,
     -1: the engine serves no adapters."""
+    takes_pictures: bool = False
+    """Whether prompts may have pictures."""
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):
@@ -108,6 +110,18 @@ class PoolStatus(Part, frozen=True, array_like=True, tag=True):
     """How the model marks its reasoning, in the same way."""
 
 
+class VisionStatus(Part, frozen=True, array_like=True, tag=True):
+    """Counters of an image service: pictures asked for, those whose embeddings it had, tokens of those encoded."""
+
+    model: str = ""
+    """Served name of the model for which the service works."""
+    num_requests: int = 0
+    num_hits: int = 0
+    num_tokens: int = 0
+    cached_bytes: int = 0
+    """Bytes of embeddings that are kept."""
+
+
 class GatewayStatus(Part, frozen=True, array_like=True, tag=True):
     """Load of a gateway: its requests, and its sequences that wait for an engine with credit."""
 
@@ -125,7 +139,7 @@ class Heartbeat(Message, frozen=True, array_like=True, tag=True):
     state: ServiceState
     sequence: int
     interval_s: float
-    status: EngineStatus | StreamStatus | PoolStatus | GatewayStatus
+    status: EngineStatus | StreamStatus | PoolStatus | GatewayStatus | VisionStatus
     messages_received: int = 0
     """Messages on the bus since the start of the process; the connection of its heartbeats may not count."""
     messages_sent: int = 0

@@ -2,6 +2,7 @@
 
 from shared.grammar import Grammar
 from shared.messages.base import Message, Part
+from shared.messages.vision import PictureTokens
 
 
 class ChatMessage(Part, frozen=True, array_like=True):
@@ -12,7 +13,8 @@ class ChatMessage(Part, frozen=True, array_like=True):
     name: str = ""
     token_ids: bytes = b""
     fields: bytes = b""
-    """A JSON object: the message's other fields for the chat template, such as `tool_calls`. Empty: none."""
+    """A JSON object: the message's other fields for the chat template, such as `tool_calls`. Empty: none. A `content`
+    in it replaces the text: the list of parts of a message with pictures."""
 
 
 class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
@@ -54,6 +56,8 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     """Whether the context must have room for output. False for embeddings: the prompt may fill the whole context."""
     prompt_names: tuple[str, ...] = ()
     """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
+    pictures: tuple[PictureTokens, ...] = ()
+    """The pictures of the conversation, in order. The token that stands for each is repeated as often as it counts."""
 
 
 class TokenizedPrompt(Part, frozen=True, array_like=True):
@@ -64,6 +68,8 @@ class TokenizedPrompt(Part, frozen=True, array_like=True):
     tokens: tuple[str, ...] = ()
     tail: str = ""
     """The last `limits.PROMPT_TAIL_CHARS` characters of a rendered conversation; empty for other prompts."""
+    picture_starts: tuple[int, ...] = ()
+    """Index of the first token of each picture."""
 
 
 class TokenizeReply(Message, frozen=True, array_like=True, tag=True):

@@ -8,13 +8,15 @@ import msgspec
 from shared import codec, limits
 from shared.messages import ChatMessage
 from shared.request.checks import check_nesting, check_token_ids, missing, refuse, unsupported
+from shared.request.pictures import ImageUrl, PictureInput, read_image_url
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message's content. Only the type `text` is supported."""
+    """A part of a message's content: of the type `text`, or with a model that takes pictures `image_url`."""
 
     type: str
     text: str | None = None
+    image_url: ImageUrl | str | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -59,8 +61,13 @@ _ROLES = {
 _ONLY_ASSISTANT = ("tool_calls", "function_call", "reasoning", "reasoning_content")
 
 
-def messages(turns: Sequence[Turn] | None, vocab_size: int) -> tuple[ChatMessage, ...]:
-    """Returns the messages for the chat template. Raises ServiceError that names the wrong message and field."""
+def messages(
+    turns: Sequence[Turn] | None, vocab_size: int, pictures: list[PictureInput] | None = None
+) -> tuple[ChatMessage, ...]:
+    """Returns the messages for the chat template. Raises ServiceError that names the wrong message and field.
+
+    The pictures of the messages are appended to `pictures`, in order; None: messages may have none.
+    """
     if turns is None:
         missing("messages")
     if not 1 <= len(turns) <= limits.MESSAGES_MAX:
@@ -68,7 +75,7 @@ def messages(turns: Sequence[Turn] | None, vocab_size: int) -> tuple[ChatMessage
     found: list[ChatMessage] = []
     functions: dict[str, str] = {}
     for number, turn in enumerate(turns):
-        found.append(_message(turn, f"messages[{number}]", vocab_size, functions))
+        found.append(_message(turn, f"messages[{number}]", vocab_size, functions, pictures))
         functions.update({call.id: call.function.name for call in turn.tool_calls or () if call.id and call.function})
     return tuple(found)
 
@@ -77,11 +84,15 @@ def check_continuable(final: Turn, number: int) -> None:
     """Raises ServiceError if the output cannot continue this message, the last one of a conversation."""
     if final.tool_calls or final.function_call is not None:
         refuse(f"messages[{number}]", "cannot be continued ('continue_final_message'): it ends with calls of tools")
+    if isinstance(final.content, list) and any(_is_picture(part) for part in final.content):
+        refuse(f"messages[{number}]", "cannot be continued ('continue_final_message'): it has pictures")
     if not final.content:
         refuse(f"messages[{number}].content", "must not be empty when 'continue_final_message' is true")
 
 
-def _message(turn: Turn, path: str, vocab_size: int, functions: Mapping[str, str]) -> ChatMessage:
+def _message(
+    turn: Turn, path: str, vocab_size: int, functions: Mapping[str, str], pictures: list[PictureInput] | None
+) -> ChatMessage:
     """Returns one message. `functions`: the names of the functions of earlier calls, by the calls' ids."""
     role = _ROLES.get(turn.role)
     if role is None:
@@ -100,6 +111,9 @@ def _message(turn: Turn, path: str, vocab_size: int, functions: Mapping[str, str
         return ChatMessage(role, content, name, fields=packed)
     if content and isinstance(content[0], int):
         return ChatMessage(role, "", name, _token_ids(content, f"{path}.content", vocab_size), packed)
+    if pictures is not None and any(map(_is_picture, content)):
+        parts = [_template_part(part, f"{path}.content[{place}]", pictures) for place, part in enumerate(content)]
+        return ChatMessage(role, "", name, fields=msgspec.json.encode({**fields, "content": parts}))
     return ChatMessage(role, _text(content, f"{path}.content"), name, fields=packed)
 
 
@@ -171,6 +185,19 @@ def _token_ids(content: Sequence[int | ContentPart], path: str, vocab_size: int)
         refuse(path, "must not mix token ids and content parts")
     check_token_ids(ids, vocab_size, path)
     return codec.pack_ids(ids)
+
+
+def _is_picture(part: int | ContentPart) -> bool:
+    return isinstance(part, ContentPart) and part.type == "image_url"
+
+
+def _template_part(part: int | ContentPart, path: str, pictures: list[PictureInput]) -> dict[str, Any]:
+    """Returns a part of a message with pictures, as chat templates expect it."""
+    if not _is_picture(part):
+        return {"type": "text", "text": _part(part, path)}
+    assert isinstance(part, ContentPart)
+    pictures.append(read_image_url(part.image_url, f"{path}.image_url"))
+    return {"type": "image"}
 
 
 def _text(content: Sequence[int | ContentPart], path: str) -> str:

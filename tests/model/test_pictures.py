@@ -161,7 +161,9 @@ def test_the_same_model_answers_text_in_the_fast_backend(one: Pictured) -> None:
 def test_what_cannot_be_served_is_refused(one: Pictured, tmp_path: Path) -> None:
     engine, spec = one.engine(), one.spec("a", *ASKED[0], greedy(NUM))
     with pytest.raises(ServiceError, match="Log probabilities of the prompt"):
-        engine.core.add(SequenceSpec("b", spec.prompt_token_ids, SamplingParams(prompt_logprobs=1), pictures=spec.pictures))
+        engine.core.add(
+            SequenceSpec("b", spec.prompt_token_ids, SamplingParams(prompt_logprobs=1), pictures=spec.pictures)
+        )
     with pytest.raises(ServiceError, match="do not lie in the prompt"):
         engine.core.add(SequenceSpec("c", spec.prompt_token_ids[:4], greedy(), pictures=spec.pictures))
     text = make_model(tmp_path, "llama")

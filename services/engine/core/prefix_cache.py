@@ -83,4 +83,6 @@ class PrefixCache:
         packed = pack_ids(sequence.tokens[start:end])
         if not sequence.pictures:
             return child_hash(parent, packed)
-        return child_hash(parent, packed, pictures_part(((one.start, one.key) for one in sequence.pictures), start, end))
+        return child_hash(
+            parent, packed, pictures_part(((one.start, one.key) for one in sequence.pictures), start, end)
+        )

@@ -18,6 +18,7 @@ from shared.errors import ServiceError
 from shared.request import conversation, rules
 from shared.request.checks import check_token_ids, given, missing, refuse
 from shared.request.choices import Choices, choices_of
+from shared.request.pictures import PictureInput, check_pictures
 from shared.request.sampling_fields import sampling_params
 from shared.request.seed_source import SeedSource, random_seed
 from shared.request.structured import Constraint, constraint_of
@@ -84,7 +85,16 @@ def chat(body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefa
     params = _params(body, card, _Endpoint(AS_MANY_AS_FIT, defaults.chat_temperature), asked, defaults.draw_seed)
     choice = tool_choice(body)
     request = _structured(_request(body, card, request_id, params, 1), _chat_structure(body, choice))
-    return _with_conversation(request, body, card, choice)
+    pictures: list[PictureInput] | None = [] if card.takes_pictures else None
+    request = _with_conversation(request, body, card, choice, pictures)
+    if not pictures:
+        return request
+    check_pictures(pictures)
+    if request.truncate_prompt_tokens:
+        refuse("truncate_prompt_tokens", "cannot be given together with pictures, which could be cut")
+    if params.prompt_logprobs is not None:
+        refuse("prompt_logprobs", "cannot be given together with pictures")
+    return replace(request, pictures=tuple(pictures))
 
 
 def tokenize(body: TokenizeBody, card: ModelCard, request_id: str) -> GenerationRequest:
@@ -99,10 +109,14 @@ def tokenize(body: TokenizeBody, card: ModelCard, request_id: str) -> Generation
 
 
 def _with_conversation(
-    request: GenerationRequest, body: ChatBody, card: ModelCard, choice: ToolChoice
+    request: GenerationRequest,
+    body: ChatBody,
+    card: ModelCard,
+    choice: ToolChoice,
+    pictures: list[PictureInput] | None = None,
 ) -> GenerationRequest:
-    """Returns the request with the conversation and the inputs of the chat template."""
-    messages = conversation.messages(body.messages, card.vocab_size)
+    """Returns the request with the conversation and the inputs of the chat template. `pictures`: see `messages`."""
+    messages = conversation.messages(body.messages, card.vocab_size, pictures)
     continued = given(body.continue_final_message, False)
     if continued:
         if body.add_generation_prompt:

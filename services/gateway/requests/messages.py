@@ -109,6 +109,7 @@ class RequestMessages:
             None if sequence.prefill is None else sequence.prefill.source,
             adapter=self.card.name if self.card.adapter_version else "",
             adapter_version=self.card.adapter_version,
+            pictures=prompt.pictures,
         )
 
     def submit_prefill(self, index: int) -> Submit:
@@ -135,6 +136,7 @@ class RequestMessages:
             client_weight=request.client.weight,
             client_priority=request.client.priority,
             kv_transfer_id=sequence.prefill.source.transfer_id,
+            pictures=prompt.pictures,
         )
 
     def retarget(self, index: int) -> Retarget:

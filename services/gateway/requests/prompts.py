@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.requests.pictures import RequestPicture
 from services.gateway.requests.service_clients import ServiceClients
 from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import TOKEN_BYTES, pack_ids, unpack_ids
 from shared.context import check_context, truncated
 from shared.errors import ServiceError
-from shared.messages import TokenizeReply, TokenizeRequest
+from shared.messages import PromptPicture, TokenizeReply, TokenizeRequest
 from shared.request.choices import param_of_number
 from shared.request.rules import choice_params
 from shared.sampling import SamplingParams, check, check_vocabulary
@@ -31,6 +32,7 @@ class Prompt:
     block_hashes: bytes
     end_token_ids: tuple[int, ...] = ()
     tail: str = ""
+    pictures: tuple[PromptPicture, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -46,15 +48,21 @@ class Prepared:
     params: SamplingParams
 
 
-async def prepare(peers: ServiceClients, request: GenerationRequest, card: ModelCard, block_size: int) -> Prepared:
-    """Returns the prompts of a request as token ids, and its parameters.
+async def prepare(
+    peers: ServiceClients,
+    request: GenerationRequest,
+    card: ModelCard,
+    block_size: int,
+    pictures: Sequence[RequestPicture] = (),
+) -> Prepared:
+    """Returns the prompts of a request as token ids, and its parameters. `pictures`: those of its conversation.
 
     Raises ServiceError if a prompt is too long for the context or for its log probabilities, has no tokens or ids
     outside the vocabulary, if the chat template refuses the conversation, if the grammar cannot be used, or if all
     sequences together have too many tokens.
     """
     check_vocabulary(request.params, card.vocab_size)
-    prompts, bad_words = await _converted(peers, request, card, block_size)
+    prompts, bad_words = await _converted(peers, request, card, block_size, pictures)
     count = request.num_sequences * sum(prompt.num_tokens for prompt in prompts)
     if count > limits.REQUEST_TOKENS_MAX:
         told = f"All sequences of the request would have {count} prompt tokens, more than {limits.REQUEST_TOKENS_MAX}."
@@ -70,7 +78,11 @@ async def prepare(peers: ServiceClients, request: GenerationRequest, card: Model
 
 
 async def _converted(
-    peers: ServiceClients, request: GenerationRequest, card: ModelCard, block_size: int
+    peers: ServiceClients,
+    request: GenerationRequest,
+    card: ModelCard,
+    block_size: int,
+    pictures: Sequence[RequestPicture],
 ) -> tuple[list[Prompt], tuple[bytes, ...]]:
     """Returns the prompts, and the packed token ids of the words in `bad_word_texts`."""
     given = [
@@ -82,21 +94,36 @@ async def _converted(
     parts, replies = list(_parts(request)), list[TokenizeReply]()
     for first in range(0, len(parts), limits.TOKENIZE_REQUESTS_MAX):
         some = parts[first : first + limits.TOKENIZE_REQUESTS_MAX]
-        replies += await asyncio.gather(*(_tokenized(peers, part, card, block_size) for part in some))
-    return given or [prompt for reply in replies for prompt in _prompts(reply)], replies[0].bad_words
+        replies += await asyncio.gather(*(_tokenized(peers, part, card, block_size, pictures) for part in some))
+    return given or [prompt for reply in replies for prompt in _prompts(reply, pictures)], replies[0].bad_words
 
 
 async def _tokenized(
-    peers: ServiceClients, request: GenerationRequest, card: ModelCard, block_size: int
+    peers: ServiceClients,
+    request: GenerationRequest,
+    card: ModelCard,
+    block_size: int,
+    pictures: Sequence[RequestPicture],
 ) -> TokenizeReply:
     message = tokenize_message(request, card, block_size)
+    if pictures:
+        message = msgspec.structs.replace(message, pictures=tuple(picture.tokens for picture in pictures))
     reply = await peers.tokenizer(message, request.num_characters, request.trace_headers)
     assert isinstance(reply, TokenizeReply)
     return reply
 
 
-def _prompts(reply: TokenizeReply) -> list[Prompt]:
-    return [Prompt(one.token_ids, one.block_hashes, reply.end_token_ids, one.tail) for one in reply.prompts]
+def _prompts(reply: TokenizeReply, pictures: Sequence[RequestPicture]) -> list[Prompt]:
+    return [
+        Prompt(
+            one.token_ids,
+            one.block_hashes,
+            reply.end_token_ids,
+            one.tail,
+            tuple(picture.placed(start) for picture, start in zip(pictures, one.picture_starts, strict=True)),
+        )
+        for one in reply.prompts
+    ]
 
 
 def _with_bad_words(params: SamplingParams, packed: tuple[bytes, ...]) -> SamplingParams:

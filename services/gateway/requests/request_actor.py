@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, TokenCounts
+from services.gateway.pictures.store import PictureStore
 from services.gateway.requests.candidate import Candidate, Failure, candidates_of
 from services.gateway.requests.dispatcher import Dispatcher
 from services.gateway.requests.messages import RequestMessages
 from services.gateway.requests.moves import Moves
+from services.gateway.requests.pictures import RequestPicture, encoded
 from services.gateway.requests.progress_watch import ProgressWatch
 from services.gateway.requests.prompts import Prompt, prepare
 from services.gateway.requests.router import Router, model_of
@@ -27,7 +29,7 @@ from shared.actors.host import Host
 from shared.actors.presence import Members
 from shared.codec import unpack_ids
 from shared.errors import CODES, ServiceError
-from shared.messages import SequenceMark, TextEvent, TokenEvent
+from shared.messages import PictureFile, SequenceMark, TextEvent, TokenEvent
 
 MOVED = "moved"
 """Why a sequence left an engine that drains, in the request's record."""
@@ -44,6 +46,7 @@ class GatewayParts:
     dispatcher: Dispatcher
     watch: ProgressWatch
     moves: Moves
+    pictures: PictureStore
 
 
 class RequestActor:
@@ -74,6 +77,8 @@ class RequestActor:
         self._over = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._deadline: asyncio.TimerHandle | None = None
+        self._files: list[PictureFile] = []
+        """The files of its pictures, which the gateway keeps until the request ends."""
         self._repairing: set[int] = set()
         self._behind: set[int] = set()
         """Indexes of sequences whose engine has tokens that have not arrived."""
@@ -282,7 +287,10 @@ class RequestActor:
     # --- conducting ---
 
     async def _conduct(self) -> None:
-        prepared = await prepare(self._peers, self.request, self.card, self._block_size())
+        pictures = await self._encoded_pictures() if self.request.pictures else ()
+        if self._over:
+            return
+        prepared = await prepare(self._peers, self.request, self.card, self._block_size(), pictures)
         self.prompts = prepared.prompts
         self._tokenized_at = self._now()
         self._record.tokenized(self.num_prompt_tokens)
@@ -294,6 +302,14 @@ class RequestActor:
         self._left = len(self.sequences)
         self._candidates = candidates_of(self, self._orders, self._number)
         self._parts.dispatcher.enqueue(self._candidates)
+
+    async def _encoded_pictures(self) -> tuple[RequestPicture, ...]:
+        store = self._parts.pictures
+        fetched = await store.fetched(self.request.pictures)
+        if self._over:
+            return ()
+        self._files = store.hold(fetched)
+        return await encoded(self._peers, self.card.served_by, fetched, self._files)
 
     def on_placed(self, index: int, open_failure: Failure | None) -> None:
         """See PlacementClient."""
@@ -508,6 +524,7 @@ class RequestActor:
         self._over, self.error = True, error
         if self._deadline is not None:
             self._deadline.cancel()
+        self._parts.pictures.release(self._files)
         self._wake.set()
         self._on_end()
 

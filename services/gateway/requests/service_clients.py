@@ -19,10 +19,12 @@ from shared.messages import (
     DetokenizeReply,
     DetokenizeRequest,
     Done,
+    EncodePicture,
     ErrorReply,
     Message,
     OpenBatchReply,
     OpenStream,
+    PictureEncoded,
     ProgressQuery,
     Retarget,
     SequenceRef,
@@ -32,12 +34,15 @@ from shared.messages import (
 )
 
 _TOKENIZED = Decoder([TokenizeReply, DetokenizeReply, ErrorReply])
+_ENCODED = Decoder([PictureEncoded, ErrorReply])
 _ACK = Decoder([Ack, ErrorReply])
 _OPENED = Decoder([OpenBatchReply, ErrorReply])
 _SUBMITTED = Decoder([SubmitBatchReply, ErrorReply])
 TOKENIZE_CHARS_PER_S = 250_000
 """Rate at which the timeout of a tokenize request grows with its text. Every tokenizer here is faster."""
 FIRST_TRY_S = 0.3
+PICTURE_TRY_S = 2.0
+"""Time of the first try to have a picture encoded. A further try of the same picture waits for the same work."""
 RETRY_PAUSE_S = 0.05
 
 
@@ -75,6 +80,27 @@ class ServiceClients:
                     raise ServiceError("no_tokenizer", told, retry_after_s=1.0) from None
                 subject = self._another_tokenizer(message.model, tried)
                 await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def picture(self, message: EncodePicture) -> PictureEncoded:
+        """Has a picture encoded by one of the model's image services. Raises ServiceError.
+
+        Without an answer the request is sent again, which does no harm: a replica that works on the picture goes on.
+        """
+        deadline, attempt = self._now() + limits.IMAGE_ENCODE_S, 0
+        subject, alone_until = self._host.subjects.vision(message.model), self._now() + limits.QUEUE_WAIT_S
+        while True:
+            try:
+                timeout_s = PICTURE_TRY_S * 2 ** min(attempt, 3)
+                reply = await ask(self._host.transport, subject, message, _ENCODED, timeout_s=timeout_s)
+                assert isinstance(reply, PictureEncoded)
+                return reply
+            except RequestTimeoutError:
+                attempt, alone_until = attempt + 1, self._now() + limits.QUEUE_WAIT_S
+            except NoRespondersError:
+                await asyncio.sleep(RETRY_PAUSE_S)
+            if self._now() > min(deadline, alone_until):
+                told = f"No image service of the model {message.model!r} answers. Try again shortly."
+                raise ServiceError("no_vision", told, retry_after_s=1.0)
 
     async def open_stream(self, detokenizer: Address, message: OpenStream) -> None:
         """Opens a stream. Raises PeerUnavailableError, or ServiceError if the detokenizer refuses."""

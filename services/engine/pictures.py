@@ -1,0 +1,111 @@
+"""Reads the embeddings of pictures from image services, before a sequence is queued.
+
+The replica that has encoded a picture is asked first. If it is gone or has forgotten the embeddings, any replica of the
+model encodes the picture again from the file, which the gateway keeps as long as the request runs. Embeddings that were
+read lately are kept, so that the choices of a prompt and the next turns of a conversation read them once.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from services.engine.core.plan import PlacedPicture
+from shared import limits
+from shared.actors.actor import ask
+from shared.actors.host import Host
+from shared.actors.transport import NoRespondersError, RequestTimeoutError
+from shared.codec import Decoder
+from shared.errors import ServiceError
+from shared.messages import EncodePicture, ErrorReply, PictureEncoded, PromptPicture, ReadEmbeddings
+from shared.picture_parts import read_parts
+
+_ENCODED = Decoder([PictureEncoded, ErrorReply])
+_GONE = ("not_found", "actor_stopped", "server_is_overloaded", "timeout")
+TRY_S = 8.0
+PAUSE_S = 0.2
+
+
+class PictureLoader:
+    """The pictures of one engine. `model`: the served name of its model."""
+
+    def __init__(self, host: Host, model: str, bytes_kept: int = limits.ENGINE_IMAGE_CACHE_BYTES) -> None:
+        self._host, self._model, self._bytes_kept = host, model, bytes_kept
+        self._kept: OrderedDict[bytes, bytes] = OrderedDict()
+        self._num_bytes = 0
+        self._reading: dict[bytes, asyncio.Task[bytes]] = {}
+
+    async def load(self, pictures: Sequence[PromptPicture]) -> tuple[PlacedPicture, ...]:
+        """Returns the pictures with their embeddings. Raises ServiceError if no image service gives them in time."""
+        return tuple(await asyncio.gather(*map(self._placed, pictures)))
+
+    async def _placed(self, picture: PromptPicture) -> PlacedPicture:
+        told = picture.encoded
+        embeddings = self._find(told.key)
+        if embeddings is None:
+            task = self._reading.get(told.key)
+            if task is None:
+                task = self._reading[told.key] = asyncio.create_task(self._read(picture))
+                task.add_done_callback(lambda _: self._reading.pop(told.key, None))
+            embeddings = await asyncio.shield(task)
+        return PlacedPicture(
+            picture.start, told.rows * told.columns, told.rows, told.columns, told.key, embeddings, told.dtype
+        )
+
+    async def _read(self, picture: PromptPicture) -> bytes:
+        """Returns the embeddings, from the replica that has them or else from one that encodes the picture again."""
+        told, deadline = picture.encoded, self._now() + limits.IMAGE_ENCODE_S
+        while True:
+            try:
+                found = await self._parts(told)
+                self._keep(told.key, found)
+                return found
+            except (NoRespondersError, RequestTimeoutError):
+                pass
+            except ServiceError as error:
+                if error.code not in _GONE:
+                    raise
+            told = await self._encoded_again(picture, deadline)
+
+    async def _parts(self, told: PictureEncoded) -> bytes:
+        subject = self._host.subjects.vision_direct(told.holder_id, told.holder_instance_id)
+        return await read_parts(
+            self._host.transport, subject, lambda offset: ReadEmbeddings(told.key, offset), told.num_bytes
+        )
+
+    async def _encoded_again(self, picture: PromptPicture, deadline: float) -> PictureEncoded:
+        subject, message = self._host.subjects.vision(self._model), EncodePicture(self._model, picture.file)
+        while True:
+            await asyncio.sleep(PAUSE_S)
+            if self._now() > deadline:
+                told = "No image service gives the engine the picture. Try again shortly."
+                raise ServiceError("no_vision", told, retry_after_s=1.0)
+            try:
+                found = await ask(self._host.transport, subject, message, _ENCODED, timeout_s=TRY_S)
+            except (NoRespondersError, RequestTimeoutError):
+                continue
+            except ServiceError as error:
+                if error.code not in _GONE:
+                    raise
+                continue
+            assert isinstance(found, PictureEncoded)
+            if found.key != picture.encoded.key:
+                told = "The image services of this model differ in their settings: give all of them the same."
+                raise ServiceError("engine_failure", told)
+            return found
+
+    def _find(self, key: bytes) -> bytes | None:
+        found = self._kept.get(key)
+        if found is not None:
+            self._kept.move_to_end(key)
+        return found
+
+    def _keep(self, key: bytes, embeddings: bytes) -> None:
+        if key not in self._kept:
+            self._kept[key] = embeddings
+            self._num_bytes += len(embeddings)
+        while self._num_bytes > self._bytes_kept and self._kept:
+            _, dropped = self._kept.popitem(last=False)
+            self._num_bytes -= len(dropped)
+
+    def _now(self) -> float:
+        return self._host.clock.monotonic()

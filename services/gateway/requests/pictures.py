@@ -1,0 +1,47 @@
+"""Has the pictures of a request encoded, before its prompt is made."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.gateway.requests.service_clients import ServiceClients
+from shared.errors import ServiceError
+from shared.messages import EncodePicture, PictureEncoded, PictureFile, PictureTokens, PromptPicture
+from shared.request.pictures import PictureInput
+
+_OF_THE_PICTURE = ("invalid_value", "request_too_large")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPicture:
+    """A picture of a request: its file, which this gateway keeps, and what it is in a prompt."""
+
+    file: PictureFile
+    encoded: PictureEncoded
+
+    @property
+    def tokens(self) -> PictureTokens:
+        """What tokenizers have to know of the picture."""
+        encoded = self.encoded
+        return PictureTokens(encoded.token_id, encoded.rows * encoded.columns, encoded.key)
+
+    def placed(self, start: int) -> PromptPicture:
+        """Returns the picture in a prompt, of whose tokens the first is at `start`."""
+        return PromptPicture(start, self.encoded, self.file)
+
+
+async def encoded(
+    peers: ServiceClients, model: str, pictures: Sequence[PictureInput], files: Sequence[PictureFile]
+) -> tuple[RequestPicture, ...]:
+    """Returns the pictures, encoded. Raises ServiceError that names a picture which cannot be used."""
+
+    async def one(picture: PictureInput, file: PictureFile) -> RequestPicture:
+        try:
+            return RequestPicture(file, await peers.picture(EncodePicture(model, file)))
+        except ServiceError as error:
+            if error.code not in _OF_THE_PICTURE:
+                raise
+            told = error.message.replace("The picture", f"The picture of '{picture.param}'", 1)
+            raise ServiceError(error.code, told, param=picture.param) from None
+
+    return tuple(await asyncio.gather(*map(one, pictures, files)))

@@ -1,0 +1,204 @@
+"""The image service's actor: computes the embeddings of pictures, and hands them out.
+
+A picture is named by the digest of its file. If the embeddings are not in the cache, the file is read from the gateway
+that has it, decoded and encoded on a thread. Requests for a picture that is being encoded wait for the same job, so a
+request may be sent again without harm. The files of at most two pictures are in memory at the same time.
+
+If a replica dies, nothing is lost: gateways and engines ask another one, which reads the file again.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from services.vision.encoder import EncodedPicture
+from shared import limits
+from shared.actors.actor import Actor, Envelope, error_reply, handles
+from shared.actors.host import Host
+from shared.actors.transport import NoRespondersError, RequestTimeoutError
+from shared.codec import encode
+from shared.errors import ServiceError
+from shared.messages import EncodePicture, PictureEncoded, PictureFile, PicturePart, ReadEmbeddings, ReadPicture
+from shared.picture_parts import part_of, read_parts
+from shared.subjects import VISION_QUEUE
+
+log = logging.getLogger(__name__)
+RETRY_AFTER_S = 1.0
+FILES_AT_ONCE = 2
+WAITING_MAX = 16 * limits.VISION_JOBS_MAX
+"""Requests that wait for jobs; several may wait for the same one."""
+
+
+class FileEncoder(Protocol):
+    """What computes embeddings."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """See `VisionEncoder.fingerprint`."""
+        ...
+
+    @property
+    def token_id(self) -> int:
+        """The token that stands for a picture in the text of a prompt."""
+        ...
+
+    def encode_file(self, file: bytes) -> EncodedPicture:
+        """Returns the embeddings of the picture in a file. Raises ServiceError for a file that is no picture."""
+        ...
+
+
+class EmbeddingCache:
+    """The embeddings used last, by their keys, up to a number of bytes."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._kept: OrderedDict[bytes, EncodedPicture] = OrderedDict()
+        self._bytes_max = bytes_max
+        self.num_bytes = 0
+
+    def get(self, key: bytes) -> EncodedPicture | None:
+        """Returns the embeddings with this key; None if they are not kept."""
+        found = self._kept.get(key)
+        if found is not None:
+            self._kept.move_to_end(key)
+        return found
+
+    def put(self, key: bytes, picture: EncodedPicture) -> None:
+        """Keeps embeddings, and forgets those that were not used for the longest time."""
+        if key in self._kept:
+            return
+        self._kept[key] = picture
+        self.num_bytes += len(picture.embeddings)
+        while self.num_bytes > self._bytes_max and len(self._kept) > 1:
+            _, dropped = self._kept.popitem(last=False)
+            self.num_bytes -= len(dropped.embeddings)
+
+
+class VisionActor(Actor):
+    """One replica. Its counters: pictures asked for, those found in the cache, and the tokens of the encoded ones."""
+
+    def __init__(
+        self, host: Host, encoder: FileEncoder, model: str, cache_bytes: int = limits.VISION_CACHE_BYTES
+    ) -> None:
+        super().__init__(f"vision {host.id}", host.transport)
+        self.num_requests = self.num_hits = self.num_tokens = 0
+        self.cache = EmbeddingCache(cache_bytes)
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails with the exception of the first job that found a broken invariant."""
+        self._host, self._encoder, self._model = host, encoder, model
+        self._jobs: dict[bytes, asyncio.Task[EncodedPicture]] = {}
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._files = asyncio.Semaphore(FILES_AT_ONCE)
+        self._thread = ThreadPoolExecutor(1, "vision")
+
+    async def listen(self) -> None:
+        """Subscribes to the model's queue group, and to the replica's own subject."""
+        subjects = self._host.subjects
+        own = subjects.vision_direct(self._host.id, self._host.instance_id)
+        await self.bind(subjects.vision(self._model), EncodePicture, queue=VISION_QUEUE)
+        await self.bind(own, EncodePicture, ReadEmbeddings)
+
+    @handles(EncodePicture)
+    def on_encode(self, envelope: Envelope) -> PictureEncoded | None:
+        """Returns what the picture is in a prompt; None if a job sends the answer."""
+        message = envelope.message
+        assert isinstance(message, EncodePicture)
+        file = message.file
+        if not 0 < file.size <= limits.IMAGE_BYTES_MAX:
+            raise ServiceError("request_too_large", f"The picture has more than {limits.IMAGE_BYTES_MAX} bytes.")
+        key = self._key(file.digest)
+        found = self.cache.get(key)
+        self.num_requests += 1
+        if found is not None:
+            self.num_hits += 1
+            return self._described(key, found)
+        job = self._jobs.get(file.digest)
+        if len(self._waiting) >= WAITING_MAX or (job is None and len(self._jobs) >= limits.VISION_JOBS_MAX):
+            told = "The image service has too many pictures."
+            raise ServiceError("server_is_overloaded", told, retry_after_s=RETRY_AFTER_S)
+        if job is None:
+            job = self._jobs[file.digest] = asyncio.create_task(self._encoded(file, key))
+            job.add_done_callback(lambda _: self._jobs.pop(file.digest, None))
+        self._spawn(self._answer(envelope.reply, key, job))
+        return None
+
+    @handles(ReadEmbeddings)
+    def on_read(self, envelope: Envelope) -> PicturePart:
+        """Returns a part of embeddings. Raises ServiceError('not_found') if they are not here (any more)."""
+        message = envelope.message
+        assert isinstance(message, ReadEmbeddings)
+        found = self.cache.get(message.key)
+        if found is None:
+            raise ServiceError("not_found", "The image service does not have these embeddings.")
+        return part_of(found.embeddings, message.offset)
+
+    async def on_stop(self) -> None:
+        """Finishes the jobs, then ends the thread."""
+        if self._waiting:
+            await asyncio.wait(self._waiting)
+        self._thread.shutdown(wait=False)
+
+    async def on_crash(self, error: BaseException) -> None:
+        """Cancels the jobs; who waits for them asks another replica."""
+        for task in (*self._jobs.values(), *self._waiting):
+            task.cancel()
+        self._thread.shutdown(wait=False)
+
+    async def _encoded(self, file: PictureFile, key: bytes) -> EncodedPicture:
+        async with self._files:
+            try:
+                data = await read_parts(
+                    self.transport, file.source, lambda offset: ReadPicture(file.digest, offset), file.size
+                )
+            except (NoRespondersError, RequestTimeoutError):
+                raise ServiceError("timeout", "The gateway that has the picture does not answer.") from None
+            if hashlib.sha256(data).digest() != file.digest:
+                raise ServiceError("engine_failure", "The picture was damaged on its way to the image service.")
+            found = await asyncio.get_running_loop().run_in_executor(self._thread, self._encoder.encode_file, data)
+        self.num_tokens += found.num_tokens
+        self.cache.put(key, found)
+        return found
+
+    async def _answer(self, reply: str, key: bytes, job: "asyncio.Task[EncodedPicture]") -> None:
+        try:
+            data = encode(self._described(key, await asyncio.shield(job)))
+        except ServiceError as error:
+            data = encode(error_reply(error))
+        except AssertionError:
+            raise
+        except Exception:
+            log.exception("%s could not encode a picture", self.name)
+            data = encode(error_reply(ServiceError("internal_error", "The picture could not be processed.")))
+        if reply:
+            try:
+                await self.transport.publish(reply, data)
+            except ServiceError as error:
+                log.warning("%s could not answer: %s", self.name, error)
+
+    def _described(self, key: bytes, picture: EncodedPicture) -> PictureEncoded:
+        return PictureEncoded(
+            picture.rows,
+            picture.columns,
+            key,
+            len(picture.embeddings),
+            picture.dtype,
+            self._encoder.token_id,
+            self._host.id,
+            self._host.instance_id,
+        )
+
+    def _key(self, digest: bytes) -> bytes:
+        return hashlib.sha256(digest + self._encoder.fingerprint).digest()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._waiting.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._waiting.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self.broken.done():
+            self.broken.set_exception(error)

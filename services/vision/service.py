@@ -1,0 +1,56 @@
+"""The image service: loads a model's processor and vision encoder on a thread, and runs the actor."""
+
+import asyncio
+
+from services.vision.actor import FileEncoder, VisionActor
+from shared.actors.host import Host
+from shared.config import VisionSettings
+from shared.messages import ServiceName, VisionStatus
+from shared.model_files import located, model_directory, model_name
+from shared.picture_models import check_takes_pictures, processor_kwargs, read_model_fields
+
+
+class VisionService:
+    """One replica. Construction raises SettingsError for a model without pictures, or for wrong arguments."""
+
+    name: ServiceName = "vision"
+
+    def __init__(self, settings: VisionSettings) -> None:
+        self._settings = located(settings)
+        self._directory = model_directory(self._settings)
+        self._kwargs = processor_kwargs(settings.mm_processor_kwargs)
+        check_takes_pictures(read_model_fields(self._directory))
+        self._actor: VisionActor | None = None
+
+    async def start(self, host: Host) -> None:
+        """See Service. Raises SettingsError if processor or weights cannot be used."""
+        encoder = await asyncio.to_thread(self._load)
+        self._actor = VisionActor(host, encoder, model_name(self._settings))
+        await self._actor.listen()
+        self._actor_task = asyncio.create_task(self._actor.run())
+
+    def status(self) -> VisionStatus:
+        """See Service."""
+        actor, model = self._actor, model_name(self._settings)
+        if actor is None:
+            return VisionStatus(model)
+        return VisionStatus(model, actor.num_requests, actor.num_hits, actor.num_tokens, actor.cache.num_bytes)
+
+    async def run(self) -> None:
+        """See Service."""
+        assert self._actor is not None
+        done, _ = await asyncio.wait({self._actor_task, self._actor.broken}, return_when=asyncio.FIRST_COMPLETED)
+        for part in done:
+            await part
+
+    async def drain(self) -> None:
+        """See Service. Answers all requests that have arrived."""
+        assert self._actor is not None
+        await self._actor.stop()
+        await self._actor_task
+
+    def _load(self) -> FileEncoder:
+        # Imported here because the import takes seconds: the service connects to the bus meanwhile.
+        from services.vision.encoder import load_encoder
+
+        return load_encoder(self._directory, self._kwargs, self._settings.vision_device)

@@ -1,0 +1,82 @@
+"""Reads the pictures of a request: `image_url` parts of messages. Pure: nothing is fetched or decoded as a picture."""
+
+import base64
+import binascii
+from dataclasses import dataclass
+
+import msgspec
+
+from shared import limits
+from shared.errors import ServiceError
+from shared.request.checks import missing, refuse, unsupported
+
+MEDIA_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif")
+_BASE64 = ";base64"
+
+
+class ImageUrl(msgspec.Struct, kw_only=True):
+    """Where a picture is: a data URL with its file, or a URL to fetch it from."""
+
+    url: str | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PictureInput:
+    """A picture of a request: its file, or the `url` to fetch it from. `param`: its name in the request, for errors."""
+
+    param: str
+    file: bytes = b""
+    url: str = ""
+
+
+def read_image_url(given: ImageUrl | str | None, param: str) -> PictureInput:
+    """Returns the picture of an `image_url` field. Raises ServiceError that names `param`."""
+    if given is None:
+        missing(param)
+    asked = ImageUrl(url=given) if isinstance(given, str) else given
+    if asked.detail not in (None, "auto"):
+        unsupported(f"{param}.detail", f"The size is that of --mm-processor-kwargs; the detail '{asked.detail}' is")
+    if not asked.url:
+        missing(f"{param}.url")
+    scheme = asked.url.partition(":")[0].lower()
+    if scheme == "data":
+        return PictureInput(param, file=_file_of(asked.url, param))
+    if scheme in ("http", "https"):
+        return PictureInput(param, url=asked.url)
+    refuse(param, "must be a data URL with a picture, or begin with https:// or http://")
+
+
+def check_pictures(pictures: list[PictureInput]) -> None:
+    """Raises ServiceError for too many pictures in a request, or too many bytes of them."""
+    if len(pictures) > limits.IMAGES_MAX:
+        param = pictures[limits.IMAGES_MAX].param
+        raise ServiceError("invalid_value", f"A request has at most {limits.IMAGES_MAX} pictures.", param=param)
+    if sum(len(picture.file) for picture in pictures) > limits.IMAGES_BYTES_MAX:
+        told = f"All pictures together have more than {limits.IMAGES_BYTES_MAX} bytes."
+        raise ServiceError("request_too_large", told, param=pictures[-1].param)
+
+
+def check_file_size(size: int, param: str) -> None:
+    """Raises ServiceError for the file of a picture that is empty or too large."""
+    if not size:
+        refuse(param, "has no bytes")
+    if size > limits.IMAGE_BYTES_MAX:
+        told = f"The picture of '{param}' has more than {limits.IMAGE_BYTES_MAX} bytes. Make it smaller."
+        raise ServiceError("request_too_large", told, param=param)
+
+
+def _file_of(url: str, param: str) -> bytes:
+    head, comma, text = url[len("data:") :].partition(",")
+    media_type = head.lower().removesuffix(_BASE64)
+    if not comma or not head.lower().endswith(_BASE64):
+        refuse(param, "must be a data URL in base64, such as data:image/png;base64,…")
+    if media_type not in MEDIA_TYPES:
+        refuse(param, f"must have one of the types {', '.join(MEDIA_TYPES)}")
+    check_file_size(len(text) * 3 // 4 - 2, param)
+    try:
+        file = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        refuse(param, "has a data URL whose base64 is damaged")
+    check_file_size(len(file), param)
+    return file
