@@ -464,10 +464,7 @@ class VisionSettings(ModelSettings):
     """Settings of an image service."""
 
     mm_processor_kwargs: str = flag(
-        "",
-        'arguments of the model\'s image processor, a JSON object such as {"max_pixels": 501760}',
-        group="pictures",
-        metavar="JSON",
+        "", 'arguments of the image processor, JSON such as {"max_pixels": 501760}', group="pictures", metavar="JSON"
     )
     vision_device: str = flag("cpu", "where pictures are encoded", choices=("cpu", "cuda"), group="pictures")
 
@@ -614,8 +611,7 @@ class GatewaySettings(BusSettings):
     )
     allowed_media_domains: str = flag(
         "",
-        "hosts from which pictures may be fetched that requests name by URL, separated by commas; .example.org stands "
-        "for all hosts under it (default: none; requests then carry their pictures)",
+        "hosts of pictures that requests name by URL, by commas; .example.org: all hosts under it (default: none)",
         group="pictures",
     )
     allow_credentials: bool = flag(False, "those pages may send cookies and the like", group="http")
