@@ -97,13 +97,13 @@ class RemotePictures:
         try:
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             connection.request("GET", path, headers={"Accept": "image/*", "Accept-Encoding": "identity"})
-            answer = connection.getresponse()
-            target = answer.getheader("Location")
-            if answer.status in _REDIRECTS and target:
-                return target
-            if answer.status != http.client.OK:
-                raise _refusal(f"The picture of '{param}' cannot be fetched: status {answer.status}.", param)
-            return _read(connection, answer, param, deadline)
+            with contextlib.closing(connection.getresponse()) as answer:
+                target = answer.getheader("Location")
+                if answer.status in _REDIRECTS and target:
+                    return target
+                if answer.status != http.client.OK:
+                    raise _refusal(f"The picture of '{param}' cannot be fetched: status {answer.status}.", param)
+                return _read(connection, answer, param, deadline)
         finally:
             end.cancel()
             connection.close()

@@ -2,10 +2,10 @@ import pytest
 
 from services.tokenizer.requests import check_model, check_request, detokenize, num_characters, tokenize
 from shared import limits
-from shared.blocks import chain_hashes
+from shared.blocks import chain_hashes, split_hashes
 from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
-from shared.messages import ChatMessage, DetokenizeRequest, TokenizeRequest
+from shared.messages import ChatMessage, DetokenizeRequest, PictureTokens, TokenizeRequest
 from shared.text.codec import TextCodec
 from shared.text.turns import plain_messages
 from tests.tokenizer_files import byte_level
@@ -142,3 +142,25 @@ def test_prompts_with_a_suffix_have_the_tokens_that_end_a_filled_in_text() -> No
     assert reply.end_token_ids == (tokenizer.token_to_id("▁<EOT>"),)
     assert unpack_ids(reply.prompts[0].token_ids)[0] == tokenizer.token_to_id("▁<PRE>")
     assert tokenize(codec, TokenizeRequest("r", "m", ("ab",)), ("ab",)).end_token_ids == ()
+
+
+def test_a_picture_counts_as_its_tokens_and_changes_the_hashes_from_its_block_on() -> None:
+    place = ids_of("x")[0]
+    text, prompts = "qxwxq", []
+    for key in (b"one", b"two"):
+        pictures = (PictureTokens(place, 3, b"same"), PictureTokens(place, 2, key))
+        request = TokenizeRequest("r", "m", block_size=2, pictures=pictures)
+        prompts += tokenize(CODEC, request, (text,)).prompts
+    first, second = prompts
+    assert unpack_ids(first.token_ids) == [*ids_of("q"), *[place] * 3, *ids_of("w"), place, place, *ids_of("q")]
+    assert first.picture_starts == second.picture_starts == (1, 5)
+    hashes = [split_hashes(each.block_hashes) for each in prompts]
+    assert [left == right for left, right in zip(*hashes, strict=True)] == [True, True, False, False]
+    plain = split_hashes(chain_hashes(first.token_ids, 2))
+    assert [left == right for left, right in zip(hashes[0], plain, strict=True)] == [False, False, False, False]
+
+
+def test_a_prompt_needs_one_place_for_each_picture() -> None:
+    request = TokenizeRequest("r", "m", pictures=(PictureTokens(ids_of("x")[0], 3, b"key"),))
+    with pytest.raises(ServiceError, match="has 2 places for 1 pictures"):
+        tokenize(CODEC, request, ("qxwx",))

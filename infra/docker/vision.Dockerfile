@@ -1,0 +1,22 @@
+# The image service: decodes pictures and runs the model's vision encoder.
+FROM python:3.11-slim-bookworm
+
+WORKDIR /app
+# Package index for torch, as in engine.Dockerfile.
+ARG TORCH_INDEX_URL=
+COPY pyproject.toml constraints.txt infra/docker/group_requirements.py /build/
+RUN python /build/group_requirements.py /build/pyproject.toml vision > /build/requirements.txt \
+ && pip install -q --no-cache-dir --root-user-action=ignore ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
+    -c /build/constraints.txt -r /build/requirements.txt \
+ && rm -r /build \
+ && useradd --uid 10001 --home-dir /tmp antiphon \
+ && install -d -o antiphon /models
+COPY shared shared
+COPY services/__init__.py services/
+COPY services/vision services/vision
+COPY infra/docker/healthcheck.py ./
+RUN python -m compileall -q shared services
+USER 10001
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["python", "healthcheck.py", "vision"]
+ENTRYPOINT ["python", "-m", "services.vision"]

@@ -1,0 +1,205 @@
+"""From the file in a gateway to the embeddings in an engine: two image services, one of which dies or forgets."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from services.engine.pictures import PictureLoader
+from services.gateway.pictures.remote import RemotePictures
+from services.gateway.pictures.store import PictureStore
+from services.gateway.requests.pictures import encoded
+from services.gateway.requests.service_clients import ServiceClients
+from services.vision.actor import EmbeddingCache, VisionActor
+from services.vision.encoder import EncodedPicture
+from shared import limits
+from shared.actors.actor import Actor, Envelope, handles
+from shared.actors.host import Host
+from shared.actors.presence import Members
+from shared.clock import SystemClock
+from shared.errors import ServiceError
+from shared.messages import PicturePart, ReadPicture
+from shared.request.pictures import PictureInput
+from shared.subjects import Subjects
+from tests.support.memory import MemoryBus
+
+MODEL = "org/eye"
+FILE = bytes(range(256)) * 8192
+"""Four parts."""
+
+
+class Encoder:
+    """Embeddings that tell which file they are of: three parts of them."""
+
+    fingerprint, token_id = b"encoder", 7
+
+    def __init__(self) -> None:
+        self.files: list[bytes] = []
+
+    def encode_file(self, file: bytes) -> EncodedPicture:
+        self.files.append(file)
+        if file.startswith(b"bad"):
+            raise ServiceError("invalid_value", "The picture is damaged.")
+        return EncodedPicture(2, 3, hashlib.sha256(file).digest() * 40_000, "float32")
+
+
+class Holder(Actor):
+    """The part of a gateway that has files."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__("holder", host.transport)
+        self.subject = host.subjects.gateway_pictures(host.id, host.instance_id)
+        self.store = PictureStore(RemotePictures(""), self.subject)
+
+    async def listen(self) -> None:
+        await self.bind(self.subject, ReadPicture)
+
+    @handles(ReadPicture)
+    def on_read(self, envelope: Envelope) -> PicturePart:
+        assert isinstance(envelope.message, ReadPicture)
+        return self.store.part(envelope.message)
+
+
+class System:
+    """A gateway, image services and an engine on one bus."""
+
+    def __init__(self) -> None:
+        self.bus = MemoryBus(0)
+        self.encoders: dict[str, Encoder] = {}
+        self.visions: dict[str, VisionActor] = {}
+        gateway = self._host("gw")
+        self.holder = Holder(gateway)
+        self.peers = ServiceClients(gateway, Members())
+        self.loader = PictureLoader(self._host("engine"), MODEL)
+        self._running: dict[Actor, asyncio.Task[None]] = {}
+
+    def _host(self, name: str) -> Host:
+        return Host(self.bus.connect(name), Subjects(), SystemClock(), name, "b0")
+
+    async def start(self, actor: Any) -> None:
+        await actor.listen()
+        self._running[actor] = asyncio.create_task(actor.run())
+
+    async def vision(self, name: str) -> None:
+        self.encoders[name] = Encoder()
+        self.visions[name] = VisionActor(self._host(name), self.encoders[name], MODEL)
+        await self.start(self.visions[name])
+        await self.bus.connect(f"probe-{name}").barrier()
+
+    async def stop(self, actor: Actor) -> None:
+        await actor.stop()
+        await self._running.pop(actor)
+        await actor.transport.close()
+
+    async def close(self) -> None:
+        for actor in list(self._running):
+            await self.stop(actor)
+
+
+def run(test: Callable[[System], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        system = System()
+        await system.start(system.holder)
+        try:
+            await test(system)
+        finally:
+            await system.close()
+
+    asyncio.run(main())
+
+
+def test_embeddings_reach_the_engine_and_another_service_takes_over() -> None:
+    async def test(system: System) -> None:
+        await system.vision("v1")
+        pictures = [PictureInput("a", FILE), PictureInput("b", b"small"), PictureInput("c", FILE)]
+        files = system.holder.store.hold(pictures)
+        found = await encoded(system.peers, MODEL, pictures, files)
+        assert sorted(map(len, system.encoders["v1"].files)) == [5, len(FILE)]
+        assert found[0].tokens == found[2].tokens != found[1].tokens
+        assert (found[0].tokens.token_id, found[0].tokens.num_tokens) == (7, 6)
+        places = [one.placed(start) for one, start in zip(found, (2, 20, 40), strict=True)]
+        placed = await system.loader.load(places)
+        assert [one.start for one in placed] == [2, 20, 40]
+        assert placed[0].embeddings == hashlib.sha256(FILE).digest() * 40_000
+        assert placed[0].embeddings is placed[2].embeddings
+        # The service forgets, then dies: each time the picture is encoded again from the gateway's file.
+        system.visions["v1"].cache = EmbeddingCache(1)
+        fresh = PictureLoader(system._host("engine-2"), MODEL)
+        assert (await fresh.load(places[:1]))[0].embeddings == placed[0].embeddings
+        await system.stop(system.visions["v1"])
+        await system.vision("v2")
+        another = PictureLoader(system._host("engine-3"), MODEL)
+        assert (await another.load(places[:1]))[0].embeddings == placed[0].embeddings
+        assert system.encoders["v2"].files == [FILE]
+        # The file lives as long as the requests that have it.
+        system.holder.store.release(files)
+        assert system.holder.store.num_bytes == 0
+
+    run(test)
+
+
+def test_a_picture_that_cannot_be_used_is_named() -> None:
+    async def test(system: System) -> None:
+        await system.vision("v1")
+        pictures = [PictureInput("messages[0].content[1].image_url", b"bad")]
+        files = system.holder.store.hold(pictures)
+        with pytest.raises(
+            ServiceError, match=r"The picture of 'messages\[0\].content\[1\].image_url' is damaged"
+        ) as got:
+            await encoded(system.peers, MODEL, pictures, files)
+        assert got.value.param == "messages[0].content[1].image_url"
+
+    run(test)
+
+
+def test_without_an_image_service_a_request_waits_and_then_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "QUEUE_WAIT_S", 0.2)
+
+    async def test(system: System) -> None:
+        pictures = [PictureInput("a", FILE)]
+        files = system.holder.store.hold(pictures)
+        with pytest.raises(ServiceError, match="No image service of the model 'org/eye' answers") as got:
+            await encoded(system.peers, MODEL, pictures, files)
+        assert got.value.code == "no_vision"
+
+    run(test)
+
+
+def test_a_service_takes_a_bounded_number_of_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "VISION_JOBS_MAX", 1)
+
+    async def test(system: System) -> None:
+        await system.vision("v1")
+        pictures = [PictureInput(str(number), b"x" * number) for number in (1, 2, 3)]
+        files = system.holder.store.hold(pictures)
+        with pytest.raises(ServiceError, match="too many pictures"):
+            await encoded(system.peers, MODEL, pictures, files)
+
+    run(test)
+
+
+def test_a_gateway_keeps_a_bounded_number_of_bytes() -> None:
+    async def test(system: System) -> None:
+        store = PictureStore(RemotePictures(""), "subject", bytes_max=10)
+        files = store.hold([PictureInput("a", b"12345678"), PictureInput("b", b"12345678")])
+        with pytest.raises(ServiceError, match="too many pictures"):
+            store.hold([PictureInput("c", b"other")])
+        store.release(files)
+        assert store.num_bytes == 0
+        with pytest.raises(ServiceError, match="No running request"):
+            store.part(ReadPicture(files[0].digest, 0))
+        store.close()
+
+    run(test)
+
+
+def test_the_cache_forgets_what_was_not_used_for_the_longest_time() -> None:
+    cache = EmbeddingCache(10)
+    for name in (b"a", b"b", b"c"):
+        cache.put(name, EncodedPicture(1, 1, b"1234", "float32"))
+        cache.get(b"a")
+    assert cache.get(b"a") is not None
+    assert cache.get(b"b") is None
+    assert cache.num_bytes == 8
