@@ -26,7 +26,7 @@ from shared.subjects import Subjects
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "protocol.md"
 MARKER = "<!-- Everything below is written by `make docs` from the code; do not edit it. -->"
-SERVICES = ("gateway", "tokenizer", "engine", "detokenizer")
+SERVICES = ("gateway", "tokenizer", "engine", "detokenizer", "vision")
 _UNITS = {"_S": "s", "_MS": "ms", "_CHARS_MAX": "characters", "_TOKENS_MAX": "tokens"}
 _SECTION = "# --- "
 

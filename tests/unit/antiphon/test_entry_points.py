@@ -358,7 +358,7 @@ def test_help_has_a_heading_for_each_kind_of_flag(capsys: pytest.CaptureFixture[
     for command in ("serve", "run"):
         help_text = make_parser()[1][command].format_help()
         headings = [line[:-1] for line in help_text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-        assert headings[-10:] == [
+        assert headings[-11:] == [
             "model", "http", "processes", "engine: scheduling", "engine: memory", "engine: execution",
-            "engine: parallel", "engine: KV transfer", "adapters", "bus",
+            "engine: parallel", "engine: KV transfer", "adapters", "pictures", "bus",
         ]  # fmt: skip

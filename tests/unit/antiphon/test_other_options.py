@@ -141,9 +141,9 @@ def test_all_that_is_refused_is_named_at_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NODE_PORTS", "7")
-    assert main(["run", "--enable-mm"]) == 78
+    assert main(["run", "--disable-image-processor"]) == 78
     lines = capsys.readouterr().err.removeprefix("antiphon: ").splitlines()
-    names = ["--enable-mm", "NODE_PORTS=7"]
+    names = ["--disable-image-processor", "NODE_PORTS=7"]
     assert [line.split()[0] for line in lines] == names
     assert all("is not supported here: " in line for line in lines)
 

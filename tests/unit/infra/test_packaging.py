@@ -13,7 +13,7 @@ from shared.version import __version__
 
 ROOT = Path(__file__).resolve().parents[3]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-SERVICES = ("gateway", "tokenizer", "engine", "detokenizer")
+SERVICES = ("gateway", "tokenizer", "engine", "detokenizer", "vision")
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 
 
@@ -36,9 +36,9 @@ def test_the_groups_of_the_services_and_the_launcher_make_up_the_project() -> No
     assert requirements("project") == set(PYPROJECT["project"]["dependencies"])
 
 
-def test_only_the_engine_has_torch() -> None:
+def test_only_engine_and_image_service_have_torch() -> None:
     holders = [service for service in SERVICES if "torch" in {name_of(r) for r in requirements(service)}]
-    assert holders == ["engine"]
+    assert holders == ["engine", "vision"]
 
 
 def test_every_requirement_has_an_exact_version() -> None:
