@@ -8,6 +8,7 @@ import warnings
 from dataclasses import dataclass, fields
 from typing import Any
 
+from antiphon.offline.inputs import NO_PICTURES
 from antiphon.settings import ServeSettings
 from shared import parallel
 from shared.config import BusSettings, EngineSettings, changed, flag, validated
@@ -55,6 +56,8 @@ def engine_args(**values: Any) -> EngineArgs:
         raise ValueError(
             f"role={values['role']!r} needs other engines, and there are none in this process: leave it out"
         )
+    if values.get("enable_mm"):
+        raise ValueError(f"enable_mm=True: {NO_PICTURES}")
     args = validated(EngineArgs, {name: value for name, value in values.items() if name in known})
     parallel.check(args, str)
     for notice in parallel.notices(args, str):

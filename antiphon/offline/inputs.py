@@ -8,6 +8,7 @@ T = TypeVar("T")
 PromptInput = str | Mapping[str, Any]
 """A text, or a dict with `prompt` (a text) or `prompt_token_ids` (a list of ids)."""
 TokenIds = Sequence[int] | Sequence[Sequence[int]]
+NO_PICTURES = "pictures are taken by a server (antiphon serve --enable-mm), not in this process"
 _FIELDS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs"})
 
 
@@ -70,7 +71,7 @@ def _prompt(prompt: PromptInput, index: int) -> Prompt:
             f"prompts[{index}] has {', '.join(sorted(map(repr, unknown)))}: known are 'prompt' and 'prompt_token_ids'."
         )
     if prompt.get("multi_modal_data") or prompt.get("mm_processor_kwargs"):
-        raise ValueError(f"prompts[{index}]: 'multi_modal_data' is not served: this model takes text alone.")
+        raise ValueError(f"prompts[{index}]: 'multi_modal_data': {NO_PICTURES}.")
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if text is None and ids is None:
         raise ValueError(f"prompts[{index}] needs 'prompt' or 'prompt_token_ids'.")

@@ -77,3 +77,8 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
         "print(*({'torch', 'transformers', 'fastapi', 'nats', 'numpy', 'tokenizers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+def test_pictures_are_taken_by_servers_only() -> None:
+    with pytest.raises(ValueError, match="pictures are taken by a server"):
+        engine_args(model="m", enable_mm=True)
