@@ -24,7 +24,11 @@ def test_every_form_of_a_prompt() -> None:
         (["a", "b"], [[1]], "There are 2 prompts and 1 prompt_token_ids"),
         (["a", {}], None, r"prompts\[1\] needs 'prompt' or 'prompt_token_ids'"),
         ([{"text": "a"}], None, r"prompts\[0\] has 'text'"),
-        ([{"prompt": "a", "multi_modal_data": {"image": 1}}], None, "'multi_modal_data': pictures are taken by a server"),
+        (
+            [{"prompt": "a", "multi_modal_data": {"image": 1}}],
+            None,
+            "'multi_modal_data': pictures are taken by a server",
+        ),
         (None, [[1], []], r"prompt_token_ids\[1\] must not be empty"),
     ],
 )
