@@ -47,7 +47,6 @@ __all__ = [
     "ModelSettings",
     "SettingsError",
     "TokenizerSettings",
-    "VisionSettings",
     "add_flags",
     "changed",
     "check_engine",
@@ -457,16 +456,6 @@ class TokenizerSettings(ModelSettings):
 @dataclass(frozen=True, kw_only=True)
 class DetokenizerSettings(ModelSettings):
     """Settings of a detokenizer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class VisionSettings(ModelSettings):
-    """Settings of an image service."""
-
-    mm_processor_kwargs: str = flag(
-        "", 'arguments of the image processor, JSON such as {"max_pixels": 501760}', group="pictures", metavar="JSON"
-    )
-    vision_device: str = flag("cpu", "where pictures are encoded", choices=("cpu", "cuda"), group="pictures")
 
 
 @dataclass(frozen=True, kw_only=True)
