@@ -37,6 +37,7 @@ from shared.flags import (
     to_argv,
     validated,
 )
+from shared.picture_flags import FetchesPictures, TakesPictures
 
 __all__ = [
     "AT_LEAST_1",
@@ -159,7 +160,7 @@ class ModelSettings(BusSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineSettings(ModelSettings):
+class EngineSettings(ModelSettings, TakesPictures):
     """Settings of an engine."""
 
     max_model_len: int | None = flag(
@@ -381,12 +382,6 @@ class EngineSettings(ModelSettings):
     max_prompt_adapter_token: int = flag(
         128, "most virtual tokens of a prompt adapter", rule=AT_LEAST_1, group="adapters"
     )
-    enable_mm: bool = flag(
-        False,
-        "take pictures in conversations, with a model that has a vision encoder (Qwen2-VL, Qwen2.5-VL)",
-        alias=("--enabe-mm",),
-        group="pictures",
-    )
     use_warmup: bool = flag(False, "run made-up requests before the engine counts as ready", group="engine: execution")
     enforce_eager: bool = flag(
         False,
@@ -459,7 +454,7 @@ class DetokenizerSettings(ModelSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewaySettings(BusSettings):
+class GatewaySettings(BusSettings, FetchesPictures):
     """Settings of a gateway. They name no models: the gateway learns of models from heartbeats."""
 
     host: str = flag("0.0.0.0", "address to listen on", group="http")
@@ -597,10 +592,5 @@ class GatewaySettings(BusSettings):
     )
     allowed_headers: str = flag(
         '["*"]', "headers that those pages may send, as a JSON list", rule=JSON_WORDS, group="http"
-    )
-    allowed_media_domains: str = flag(
-        "",
-        "hosts of pictures that requests name by URL, by commas; .example.org: all hosts under it (default: none)",
-        group="pictures",
     )
     allow_credentials: bool = flag(False, "those pages may send cookies and the like", group="http")
