@@ -118,6 +118,8 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     _server_flags(_trace_flags(add("trace", "show where the time of a request went", _trace)))
     add_commands(add)
     _plan_flags(add("plan", "tell the memory that a model needs, and the cards on which it fits", plan.run))
+    _server_flags(_watch_flags(add("watch", "check the invariants of a running server, again and again", _watch)))
+    _chaos_flags(add("chaos", "kill and freeze a server's processes, and compare what its clients get", _chaos))
     _doctor_flags(add("doctor", "check that this machine has what is needed", _doctor))
     _flags_of(
         add(
@@ -237,6 +239,18 @@ def _trace_flags(parser: Parser) -> Parser:
     parser.add_argument("--steps", action="store_true", help="with every step of the engines")
     parser.add_argument("--trace-events", metavar="FILE", help="write a file that Perfetto and speedscope open instead")
     return parser
+
+
+def _watch_flags(parser: Parser) -> Parser:
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks (default: %(default)s)")
+    parser.add_argument("--once", action="store_true", help="look for a few seconds; exit code 1 if anything is wrong")
+    return parser
+
+
+def _chaos_flags(parser: Parser) -> None:
+    from antiphon.chaos.options import add_options
+
+    add_options(parser)
 
 
 def _doctor_flags(parser: Parser) -> None:
@@ -384,6 +398,21 @@ def _trace(options: argparse.Namespace) -> int:
     if options.trace_events:
         return trace.save(client, options.request, options.trace_events)
     return trace.run(client, options.request, steps=options.steps)
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from antiphon import chat
+    from antiphon.inspect import watch
+
+    if not options.interval > 0:
+        raise SettingsError(f"--interval: {options.interval} is not above 0")
+    return watch.run(chat.Client(options.server, options.token), interval_s=options.interval, once=options.once)
+
+
+def _chaos(options: argparse.Namespace) -> int:
+    from antiphon.chaos import command
+
+    return command.run(options)
 
 
 def _quantize(options: argparse.Namespace) -> int:

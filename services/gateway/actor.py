@@ -108,7 +108,7 @@ class GatewayActor(Actor):
             self.pictures,
         )
         self.engine_controls = EngineControls(host, self.members, self._parts.moves)
-        self._num_requests = 0
+        self._num_requests = self._num_ended = 0
         self._num_sequences = 0
         self._adapters = AdapterDirectory(host, self.members)
         self._catalog = ModelCatalog(
@@ -170,6 +170,7 @@ class GatewayActor(Actor):
 
         def end() -> None:
             self._num_sequences -= count
+            self._num_ended += 1
             self.requests.pop(request.request_id, None)
 
         self._num_requests += 1
@@ -411,7 +412,8 @@ class GatewayActor(Actor):
 
     def status(self) -> GatewayStatus:
         """Returns this gateway's load, for heartbeats."""
-        return GatewayStatus(len(self.requests), len(self._parts.dispatcher.queue))
+        waiting = len(self._parts.dispatcher.queue)
+        return GatewayStatus(len(self.requests), waiting, self._num_requests, self._num_ended)
 
     async def drain(self) -> None:
         """Refuses new requests and returns when the running ones have ended."""

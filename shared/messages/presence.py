@@ -123,10 +123,15 @@ class VisionStatus(Part, frozen=True, array_like=True, tag=True):
 
 
 class GatewayStatus(Part, frozen=True, array_like=True, tag=True):
-    """Load of a gateway: its requests, and its sequences that wait for an engine with credit."""
+    """Load of a gateway: its requests, and its sequences that wait for an engine with credit.
+
+    `accepted_requests` and `ended_requests` are counters since its start; their difference is `num_requests`.
+    """
 
     num_requests: int = 0
     num_waiting: int = 0
+    accepted_requests: int = 0
+    ended_requests: int = 0
 
 
 class Heartbeat(Message, frozen=True, array_like=True, tag=True):

@@ -40,6 +40,7 @@ def _member(beat: Heartbeat, age_s: float) -> dict[str, Any]:
         "state": beat.state,
         "heartbeat_age_s": round(age_s, 3),
         "heartbeat_interval_s": beat.interval_s,
+        "heartbeat_sequence": beat.sequence,
         "messages_received": beat.messages_received,
         "messages_sent": beat.messages_sent,
         "load": msgspec.structs.asdict(beat.status),

@@ -1,0 +1,175 @@
+"""`antiphon chaos`: runs streams on a server while its processes are killed and frozen, and reports what clients saw.
+
+The server is an own one, started for the run, or one that runs already (`--url` with `--run-directory`). The order is:
+answers without faults first; then streams and faults together; then the rest of the streams without faults; then the
+invariants of the idle system.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from antiphon.chaos import report
+from antiphon.chaos.options import ChaosOptions, read_options
+from antiphon.chaos.schedule import Fault, make_schedule
+from antiphon.chaos.server import given, own_server
+from antiphon.chaos.streams import Known, Load, StreamError, learn, make_bodies
+from antiphon.chaos.targets import NATS, Injection, Injector, find_targets
+from antiphon.inspect.invariants import Invariants, is_idle
+from antiphon.readiness import ServerAddress
+from shared.config import SettingsError
+
+IDLE_S = 30.0
+"""Longest wait after the streams until the server is idle, seconds."""
+KNOWN_ANSWERS = 24
+LOOK_S = 0.3
+"""Time between two looks at the server's members, seconds."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command and returns its exit code: 0 if every promise was kept. Raises SettingsError."""
+    wanted = read_options(options)
+    result = asyncio.run(_run(wanted))
+    print("\n".join(report.lines(result)), file=sys.stderr if wanted.json_path == "-" else sys.stdout, flush=True)
+    text = json.dumps(result.as_json(), indent=2) + "\n"
+    if wanted.json_path == "-":
+        sys.stdout.write(text)
+    elif wanted.json_path:
+        Path(wanted.json_path).write_text(text, encoding="utf-8")
+    return 0 if result.passed else 1
+
+
+async def _run(options: ChaosOptions) -> report.Report:
+    async with _server(options) as (server, launcher):
+        return await _Run(options, server, launcher).run()
+
+
+class _Run:
+    """One run on one server."""
+
+    def __init__(self, options: ChaosOptions, server: ServerAddress, launcher: int) -> None:
+        self._options = options
+        self._server = server
+        self._launcher = launcher
+        self._ready: dict[str, bool] = {}
+        self._injector = Injector(launcher, lambda name: self._ready.get(name, False))
+
+    async def run(self) -> report.Report:
+        """Runs it to the end. Raises SettingsError if the server gives no usable answers before the faults."""
+        options = self._options
+        looking = asyncio.create_task(self._look())
+        try:
+            known = await self._learn()
+            schedule = make_schedule(options.seed, 60 * options.minutes, await self._processes(), options.every_s)
+            say(f"{len(known)} answers known; {len(schedule)} faults in {options.minutes:g} min, seed {options.seed}")
+            load = Load(self._server, known, self._gateway_failed, hang_s=options.hang_s, seed=options.seed)
+            streaming = asyncio.create_task(load.run(options.streams))
+            injections = await self._inject(schedule)
+            load.stop()
+            await streaming
+            breaches = await self._settle()
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+        return report.make_report(options.seed, 60 * options.minutes, injections, load.outcomes, breaches)
+
+    async def _learn(self) -> list[Known]:
+        answer = await self._server.get("/v1/models")
+        try:
+            model = str(json.loads(answer.body)["data"][0]["id"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise SettingsError(f"the server names no model (status {answer.status})") from error
+        bodies = make_bodies(model, KNOWN_ANSWERS, self._options.max_tokens, self._options.seed)
+        room = asyncio.Semaphore(8)
+
+        async def one(body: dict[str, Any]) -> Known:
+            async with room:
+                return await learn(self._server, body, self._options.hang_s)
+
+        try:
+            return list(await asyncio.gather(*map(one, bodies)))
+        except (StreamError, TimeoutError) as error:
+            raise SettingsError(f"an answer without faults failed: {error or 'it took too long'}") from error
+
+    async def _processes(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for target in sorted(find_targets(self._launcher).values(), key=lambda target: target.name):
+            found.setdefault(target.service, []).append(target.name)
+        if NATS not in found:
+            raise SettingsError("the server has no bus of its own that could be killed: start it without --nats")
+        for service, names in found.items():
+            if service != NATS and len(names) < 2:
+                raise SettingsError(f"there is one {service} only, so a kill must stop streams: start at least two")
+        return found
+
+    async def _inject(self, schedule: list[Fault]) -> list[Injection]:
+        began = time.monotonic()
+
+        async def one(fault: Fault) -> Injection:
+            await asyncio.sleep(max(0.0, began + fault.at_s - time.monotonic()))
+            injection = await self._injector.apply(fault)
+            _tell(began, injection)
+            return injection
+
+        return list(await asyncio.gather(*map(one, schedule)))
+
+    def _gateway_failed(self, since_s: float, until_s: float) -> bool:
+        """Whether a gateway was killed between two moments, in monotonic seconds."""
+        kills = [one for one in self._injector.active if one.fault.kind == "kill" and "gateway" in one.fault.group]
+        return any(since_s <= one.began_s <= until_s for one in kills)
+
+    async def _look(self) -> None:
+        """Keeps up which processes the gateways know as ready."""
+        while True:
+            topology = await _topology(self._server)
+            if topology is not None:
+                self._ready = {one["id"]: one["state"] == "ready" for one in topology["members"]}
+            await asyncio.sleep(LOOK_S)
+
+    async def _settle(self) -> list[str]:
+        """Waits until the server is idle and returns the breaches of its invariants."""
+        deadline, invariants = time.monotonic() + IDLE_S, Invariants()
+        found: list[str] = ["the server did not answer after the faults"]
+        idle_looks = 0
+        while time.monotonic() < deadline and idle_looks < 3:
+            await asyncio.sleep(1.0)
+            topology = await _topology(self._server)
+            if topology is None:
+                continue
+            found = invariants.check(topology)
+            idle_looks = idle_looks + 1 if is_idle(topology) and not found else 0
+        return found if idle_looks < 3 and found else ([] if idle_looks == 3 else [f"not idle after {IDLE_S:.0f} s"])
+
+
+def _tell(began: float, injection: Injection) -> None:
+    fault = injection.fault
+    what = f"{fault.kind} {', '.join(fault.targets)}" + (f" for {fault.duration_s:.1f} s" * (fault.kind == "freeze"))
+    say(f"{injection.began_s - began:6.1f} s  {what}" + (f": {injection.problem}" * bool(injection.problem)))
+
+
+async def _topology(server: ServerAddress) -> dict[str, Any] | None:
+    answer = await server.get("/admin/topology")
+    try:
+        return json.loads(answer.body) if answer.status == 200 else None
+    except ValueError:
+        return None
+
+
+@asynccontextmanager
+async def _server(options: ChaosOptions) -> AsyncIterator[tuple[ServerAddress, int]]:
+    if options.url:
+        yield given(options.url, options.run_directory, options.token)
+        return
+    async with own_server(options.model) as started:
+        yield started
+
+
+def say(text: str) -> None:
+    """Prints a line about the progress to standard error."""
+    print(f"chaos    {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,50 @@
+"""Compares the tokens of a stream with those of an unfaulted run: what is lost, repeated or different. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MATCH = 4
+"""Number of equal tokens after which two sequences count as aligned again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Numbers of tokens. `differing`: the stream has tokens that losses and repetitions do not explain."""
+
+    lost: int = 0
+    repeated: int = 0
+    differing: bool = False
+
+    def __bool__(self) -> bool:
+        return self.differing or bool(self.lost or self.repeated)
+
+
+def compare(known: Sequence[int], got: Sequence[int]) -> Difference:
+    """Returns how `got` differs from `known`.
+
+    At a mismatch the smallest shift after which `MATCH` tokens agree (or all that remain) decides: tokens of `known`
+    that were skipped are lost, tokens of `got` that came again are repeated.
+    """
+    i = j = lost = repeated = 0
+    while i < len(known) and j < len(got):
+        if known[i] == got[j]:
+            i, j = i + 1, j + 1
+            continue
+        shift = _shift(known, got, i, j)
+        if shift is None:
+            return Difference(lost, repeated, True)
+        lost, repeated = lost + max(0, shift), repeated + max(0, -shift)
+        i += shift
+    # What is left over in `got` came after the end.
+    return Difference(lost + len(known) - i, repeated + len(got) - j)
+
+
+def _shift(known: Sequence[int], got: Sequence[int], i: int, j: int) -> int | None:
+    """Returns how far `known` must move to agree with `got[j:]`: forward after a loss, backward after a repetition."""
+    wanted = tuple(got[j : j + MATCH])
+    for step in range(1, max(len(known) - i, i) + 1):
+        for shift in (step, -step):
+            begin = i + shift
+            if 0 <= begin < len(known) and tuple(known[begin : begin + len(wanted)]) == wanted:
+                return shift
+    return None

@@ -1,0 +1,80 @@
+"""The options of `antiphon chaos`. Imports little, because every start of the command line imports it."""
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass
+
+from antiphon.chaos.schedule import EVERY_S
+from shared.config import SettingsError
+
+MAX_TOKENS = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChaosOptions:
+    """What to run; see `add_options`."""
+
+    minutes: float
+    every_s: float
+    streams: int
+    seed: int
+    url: str
+    run_directory: str
+    token: str
+    model: str
+    hang_s: float
+    max_tokens: int
+    json_path: str
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.add_argument(
+        "--minutes", type=float, default=2.0, help="how long faults are injected (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--every", type=float, default=EVERY_S, help="mean seconds between faults (default: %(default)s)"
+    )
+    parser.add_argument("--streams", type=int, default=16, help="streams at all times (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=None, help="repeats the schedule of another run (default: chance)")
+    parser.add_argument("--model", default="", help="model of the server that is started (default: the demo model)")
+    parser.add_argument("--url", default="", help="a server that runs already (default: one is started)")
+    parser.add_argument("--run-directory", default="", help="of that server: its directory antiphon-PID-… in /tmp")
+    parser.add_argument("--token", default="", help="API key for that server (default: none is sent)")
+    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="longest answer (default: %(default)s)")
+    parser.add_argument("--hang", type=float, default=60.0, help="seconds of silence that count as hung (default: 60)")
+    parser.add_argument("--json", default="", metavar="FILE", help="write the report as JSON, '-': to standard output")
+
+
+def read_options(options: argparse.Namespace) -> ChaosOptions:
+    """Returns the options of a parsed command line. Raises SettingsError if they cannot be used."""
+    wanted = ChaosOptions(
+        minutes=options.minutes,
+        every_s=options.every,
+        streams=options.streams,
+        seed=int.from_bytes(os.urandom(4)) if options.seed is None else options.seed,
+        url=options.url,
+        run_directory=options.run_directory,
+        token=options.token,
+        model=options.model,
+        hang_s=options.hang,
+        max_tokens=options.max_tokens,
+        json_path=options.json,
+    )
+    _check(wanted)
+    return wanted
+
+
+def _check(options: ChaosOptions) -> None:
+    if sys.platform != "linux":
+        raise SettingsError("`antiphon chaos` verifies its faults in /proc, which only Linux has")
+    for name in ("minutes", "every_s", "streams", "hang_s", "max_tokens"):
+        if not getattr(options, name) > 0:
+            raise SettingsError(
+                f"--{name.removesuffix('_s').replace('_', '-')}: {getattr(options, name)} is not above 0"
+            )
+    if bool(options.url) != bool(options.run_directory):
+        raise SettingsError("--url and --run-directory belong together: the address of a server, and its processes")
+    if options.url and options.model:
+        raise SettingsError("--model is for a server that is started; the one at --url has its model")

@@ -1,0 +1,158 @@
+"""The result of a run in numbers, as a table and as JSON. Pure."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from antiphon.chaos.streams import Outcome
+from antiphon.chaos.targets import Injection
+
+STALL_BEFORE_S, STALL_AFTER_S = 0.5, 1.0
+"""A silence belongs to a fault if it ends after the fault's beginning, and begins at most so long before this beginning
+and at most so long after the fault's end, seconds. Overlapping faults share a silence."""
+PROBLEMS_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRow:
+    """The faults of one kind on one group. Stalls are the longest silence of each stream that met such a fault, s."""
+
+    kind: str
+    group: str
+    count: int
+    verified: int
+    stall_p50_s: float
+    stall_p99_s: float
+    stall_max_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All numbers of one run. `problems` explains each stream, fault or invariant that is not as promised."""
+
+    seed: int
+    duration_s: float
+    faults: list[FaultRow]
+    streams: int
+    tokens: int
+    lost: int
+    repeated: int
+    differing: int
+    hung: int
+    retried: int
+    resumed: int
+    refused: int
+    breaches: list[str]
+    problems: list[str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing was lost, repeated, different, hung, unverified, or against an invariant."""
+        return not self.problems and not self.breaches
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the report as an object for JSON."""
+        return {**asdict(self), "passed": self.passed}
+
+
+def make_report(
+    seed: int, duration_s: float, injections: Sequence[Injection], outcomes: Sequence[Outcome], breaches: Sequence[str]
+) -> Report:
+    """Counts faults and outcomes."""
+    rows = [_row(kind, group, injections, outcomes) for kind, group in _kinds(injections)]
+    return Report(
+        seed=seed,
+        duration_s=duration_s,
+        faults=rows,
+        streams=len(outcomes),
+        tokens=sum(len(one.answer.token_ids) for one in outcomes),
+        lost=sum(one.difference.lost for one in outcomes),
+        repeated=sum(one.difference.repeated for one in outcomes),
+        differing=sum(one.difference.differing for one in outcomes),
+        hung=sum(one.hung for one in outcomes),
+        retried=sum(one.retried for one in outcomes),
+        resumed=sum(one.resumed for one in outcomes),
+        refused=sum(one.refused for one in outcomes),
+        breaches=list(breaches),
+        problems=[*_unverified(injections), *_wrong(outcomes)],
+    )
+
+
+def lines(report: Report) -> Iterator[str]:
+    """Yields the lines of the table."""
+    yield f"{'FAULT':<7} {'TARGET':<13} {'COUNT':>5} {'VERIFIED':>8} {'STALL P50':>10} {'P99':>8} {'LONGEST':>8}"
+    for row in report.faults:
+        stalls = f"{row.stall_p50_s:>8.2f} s {row.stall_p99_s:>6.2f} s {row.stall_max_s:>6.2f} s"
+        yield f"{row.kind:<7} {row.group:<13} {row.count:>5} {row.verified:>8} {stalls}"
+    yield ""
+    yield f"{'STREAMS':>8} {'TOKENS':>9} {'LOST':>6} {'REPEATED':>8} {'DIFFERING':>9} {'HUNG':>5} " + (
+        f"{'RESUMED':>8} {'RETRIED':>8} {'REFUSED':>8}"
+    )
+    yield f"{report.streams:>8} {report.tokens:>9} {report.lost:>6} {report.repeated:>8} {report.differing:>9} " + (
+        f"{report.hung:>5} {report.resumed:>8} {report.retried:>8} {report.refused:>8}"
+    )
+    yield ""
+    for text in [*report.breaches, *report.problems][:PROBLEMS_SHOWN]:
+        yield f"PROBLEM  {text}"
+    if (more := len(report.breaches) + len(report.problems) - PROBLEMS_SHOWN) > 0:
+        yield f"         and {more} more"
+    found = sum(row.count for row in report.faults)
+    what = "passed" if report.passed else "FAILED"
+    yield f"{what}: {found} faults in {report.duration_s:.0f} s, seed {report.seed}"
+
+
+def _kinds(injections: Sequence[Injection]) -> list[tuple[str, str]]:
+    return sorted({(one.fault.kind, one.fault.group) for one in injections}, key=lambda pair: (pair[1], pair[0]))
+
+
+def _row(kind: str, group: str, injections: Sequence[Injection], outcomes: Sequence[Outcome]) -> FaultRow:
+    own = [one for one in injections if (one.fault.kind, one.fault.group) == (kind, group)]
+    stalls = sorted(stall for one in own for outcome in outcomes for stall in _stall(one, outcome))
+    verified = sum(one.verified for one in own)
+    return FaultRow(
+        kind, group, len(own), verified, percentile(stalls, 0.5), percentile(stalls, 0.99), max(stalls, default=0.0)
+    )
+
+
+def _stall(injection: Injection, outcome: Outcome) -> Iterator[float]:
+    """Yields the longest silence of a stream around a fault, if the stream was open at its beginning."""
+    if not outcome.began_s <= injection.began_s <= outcome.ended_s:
+        return
+    first_s = injection.began_s - STALL_BEFORE_S
+    last_s = injection.began_s + injection.fault.duration_s + STALL_AFTER_S
+    own = (end - begin for begin, end in outcome.gaps if end >= injection.began_s and first_s <= begin <= last_s)
+    yield max(own, default=0.0)
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Returns the smallest value that at least `share` of the sorted values do not exceed; 0 if there are none."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
+
+
+def _unverified(injections: Sequence[Injection]) -> Iterator[str]:
+    for one in injections:
+        if not one.verified:
+            yield f"{one.fault.kind} of {', '.join(one.fault.targets)} at {one.fault.at_s:.1f} s: {one.problem}"
+
+
+def _wrong(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    for one in outcomes:
+        if one.difference or one.hung or one.problem:
+            size = f"{len(one.answer.token_ids)} of {len(one.known.token_ids)} tokens"
+            why = one.problem or "ended normally"
+            yield f"stream of {one.ended_s - one.began_s:.1f} s, {size}: {', '.join(_faults_of(one))} ({why})"
+
+
+def _faults_of(one: Outcome) -> Iterator[str]:
+    difference = one.difference
+    if difference.lost:
+        yield f"{difference.lost} lost"
+    if difference.repeated:
+        yield f"{difference.repeated} repeated"
+    if difference.differing:
+        yield "differs"
+    if one.hung:
+        yield "hung"
+    if not (difference or one.hung):
+        yield "no proper end"

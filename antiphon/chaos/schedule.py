@@ -1,0 +1,81 @@
+"""Which faults happen when: a list that follows from the seed, the duration and the names of the processes. Pure."""
+
+import math
+import random
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+FaultKind = Literal["kill", "freeze"]
+ALL_GATEWAYS = "all gateways"
+"""Group of the faults that hit every gateway at once."""
+EVERY_S = 2.5
+"""Mean time between the beginnings of two faults, seconds."""
+SPREAD = (0.4, 1.6)
+"""Bounds of the random time between two faults, as shares of the mean."""
+FREEZE_S = (0.2, 8.0)
+"""Bounds of the duration of a freeze, seconds; its logarithm is uniform, so that it is often shorter than a lease."""
+KILLS_MAX, KILL_WINDOW_S = 14, 600.0
+"""Most kills of one process in any window of this many seconds. The launcher gives a process up at 20 crashes."""
+QUIET_KILL_S = 12.0
+"""Least time between two kills of one process, seconds, so that the second one hits a process that works again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault. `at_s`: seconds since the start; `duration_s`: length of a freeze, 0 for a kill.
+
+    `group` is the service of the target, or `ALL_GATEWAYS`; `targets` has the names of the processes.
+    """
+
+    at_s: float
+    kind: FaultKind
+    group: str
+    targets: tuple[str, ...]
+    duration_s: float = 0.0
+
+
+def make_schedule(
+    seed: int, duration_s: float, processes: Mapping[str, Sequence[str]], every_s: float = EVERY_S
+) -> list[Fault]:
+    """Returns the faults of a run, in the order of their times.
+
+    `processes` has the names of the processes of each service; `every_s` is the mean time between two faults. Every
+    combination of kind and group occurs once before any occurs again, in random order. A kill that would come too early
+    after another kill of its target becomes a freeze.
+    """
+    chance = random.Random(seed)
+    kills: dict[str, deque[float]] = {name: deque() for names in processes.values() for name in names}
+    faults: list[Fault] = []
+    now = every_s * chance.uniform(*SPREAD)
+    for kind, group in _combinations(chance, processes):
+        if now >= duration_s:
+            return faults
+        targets = tuple(processes["gateway"]) if group == ALL_GATEWAYS else (chance.choice(processes[group]),)
+        length_s = math.exp(chance.uniform(*map(math.log, FREEZE_S)))
+        if kind == "kill" and all(_may_kill(kills[name], now) for name in targets):
+            for name in targets:
+                kills[name].append(now)
+            faults.append(Fault(now, "kill", group, targets))
+        else:
+            faults.append(Fault(now, "freeze", group, targets, length_s))
+        now += every_s * chance.uniform(*SPREAD)
+    return faults
+
+
+def _combinations(chance: random.Random, processes: Mapping[str, Sequence[str]]) -> Iterator[tuple[FaultKind, str]]:
+    kinds: tuple[FaultKind, ...] = ("kill", "freeze")
+    groups = sorted(processes)
+    if len(processes.get("gateway", ())) > 1:
+        groups.append(ALL_GATEWAYS)
+    every: list[tuple[FaultKind, str]] = [(kind, group) for group in groups for kind in kinds]
+    while every:
+        chance.shuffle(every)
+        yield from every
+
+
+def _may_kill(times: deque[float], now: float) -> bool:
+    while times and times[0] <= now - KILL_WINDOW_S:
+        times.popleft()
+    return len(times) < KILLS_MAX and (not times or now - times[-1] >= QUIET_KILL_S)

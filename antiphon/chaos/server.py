@@ -1,0 +1,90 @@
+"""The server that is tested: an own one, an `antiphon serve` that ends with the run, or one that runs already."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import urllib.parse
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from antiphon.chaos.targets import process_state
+from antiphon.processes import Child, ChildSpec
+from antiphon.readiness import ServerAddress
+from shared.config import SettingsError
+
+READY_S = 180.0
+"""Longest wait for the own server, seconds."""
+END_S = 40.0
+"""Longest wait for its end after SIGTERM, seconds."""
+REPLICAS = 2
+LAST_LINES = 20
+_RUN_DIRECTORY = re.compile(r"antiphon-(\d+)-\w+")
+_URL = re.compile(r"^ +console +(http\S+)")
+
+
+def given(url: str, run_directory: str, token: str) -> tuple[ServerAddress, int]:
+    """Returns the address of a running server and its launcher's process id, which the directory's name has.
+
+    Raises SettingsError if either cannot be used.
+    """
+    parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
+    if parts.scheme != "http" or not parts.hostname:
+        raise SettingsError(f"--url: {url!r} is no URL like http://127.0.0.1:8000")
+    path = Path(run_directory)
+    match = _RUN_DIRECTORY.fullmatch(path.resolve().name)
+    if match is None or not path.is_dir():
+        raise SettingsError(f"--run-directory: {run_directory!r} is no directory antiphon-PID-… of an `antiphon serve`")
+    if process_state(int(match[1])) in ("", "Z"):
+        raise SettingsError(f"--run-directory: process {match[1]} does not run any more")
+    return ServerAddress(parts.hostname, parts.port or 80, token), int(match[1])
+
+
+@asynccontextmanager
+async def own_server(model: str) -> AsyncIterator[tuple[ServerAddress, int]]:
+    """Starts a server with `REPLICAS` processes of each service on a free port, and stops it at the end.
+
+    Gives its address and its launcher's process id. Raises SettingsError with its last output if it does not start.
+    """
+    output = _Output()
+    child = Child(ChildSpec("serve", "serve", _argv(model), os.environ), output.take)
+    await child.start()
+    running = asyncio.create_task(child.wait())
+    try:
+        await asyncio.wait({running, output.address}, timeout=READY_S, return_when=asyncio.FIRST_COMPLETED)
+        if not output.address.done():
+            last = "\n".join(output.lines)
+            raise SettingsError(f"the server for the run did not start:\n{last}")
+        yield output.address.result(), child.pid
+    finally:
+        child.signal(signal.SIGTERM)
+        _, late = await asyncio.wait({running}, timeout=END_S)
+        if late:
+            child.signal(signal.SIGKILL)
+            await asyncio.wait({running})
+
+
+def _argv(model: str) -> list[str]:
+    flags = [f"--{service}={REPLICAS}" for service in ("gateways", "tokenizers", "engines", "detokenizers")]
+    flags += ["--port=0", "--log-level=error", "--kv-cache-memory-gb=0.25"]
+    return [sys.executable, "-m", "antiphon", "serve", *([f"--model={model}"] if model else []), *flags]
+
+
+class _Output:
+    """Reads the server's output: `address` is known when the server is ready; `lines` has the last ones."""
+
+    def __init__(self) -> None:
+        self.address: asyncio.Future[ServerAddress] = asyncio.get_running_loop().create_future()
+        self.lines: deque[str] = deque(maxlen=LAST_LINES)
+
+    def take(self, _name: str, line: str) -> None:
+        """Takes one line."""
+        self.lines.append(line)
+        if (match := _URL.match(line)) is not None and not self.address.done():
+            url = urllib.parse.urlsplit(match[1])
+            self.address.set_result(ServerAddress(url.hostname or "", url.port or 80))
+        elif self.address.done():
+            print(line, file=sys.stderr, flush=True)

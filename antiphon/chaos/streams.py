@@ -1,0 +1,258 @@
+"""Streams that run while processes are killed, each compared with the answer that the same request had before.
+
+A request is greedy, or seeded with one of several ways to sample; its tokens are requested with its text. A gateway's
+death ends its connections: the client then asks again with the same seed and compares from the start (`retried`).
+"""
+
+import asyncio
+import itertools
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from antiphon.chaos.comparison import Difference, compare
+from antiphon.readiness import ServerAddress
+
+READ_LIMIT = 2**20
+RETRY_S = (0.1, 2.0)
+"""Bounds of the wait before a refused or interrupted request is sent again, seconds."""
+GAP_S = 0.02
+"""Shortest time between two events that is remembered as a gap, seconds."""
+_WORDS = ("the sea", "a letter", "seven birds", "an old clock", "the city", "two friends", "rain", "a long road")
+_WAYS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 0.9},
+    {"temperature": 0},
+    {"temperature": 1.0, "top_p": 0.9, "presence_penalty": 0.4},
+    {"temperature": 0, "frequency_penalty": 0.3},
+    {"temperature": 0.8, "top_k": 50},
+)
+"""Ways to choose tokens; those with a temperature above 0 get a seed."""
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+    token_ids: list[int] = []
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    error: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A request and its answer without faults."""
+
+    body: dict[str, Any]
+    token_ids: list[int]
+    text: str
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer as it arrives. `gaps` has the beginnings and ends of silences, monotonic seconds."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    text: str = ""
+    finish_reason: str = ""
+    problem: str = ""
+    """Why it has no proper end: an error event or an interrupted connection; empty if it has one."""
+    refused_s: float | None = None
+    """The server had no capacity (503 or 429) and may be asked again after so many seconds."""
+    interrupted: bool = False
+    """The connection ended before the answer did."""
+    gaps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one stream, after all its attempts. Times are monotonic seconds."""
+
+    known: Known
+    began_s: float
+    ended_s: float = 0.0
+    answer: Answer = field(default_factory=Answer)
+    difference: Difference = field(default_factory=Difference)
+    retried: int = 0
+    resumed: int = 0
+    refused: int = 0
+    hung: bool = False
+    gaps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    problem: str = ""
+
+
+def make_bodies(model: str, count: int, max_tokens: int, seed: int) -> list[dict[str, Any]]:
+    """Returns `count` different requests for completions."""
+    chance = random.Random(seed)
+    bodies: list[dict[str, Any]] = []
+    for index, way in zip(range(count), itertools.cycle(_WAYS)):
+        prompt = f"{index}. Tell me about {chance.choice(_WORDS)} and {chance.choice(_WORDS)}."
+        body = {"model": model, "prompt": prompt, "max_tokens": chance.randint(max_tokens // 2, max_tokens), **way}
+        if way["temperature"]:
+            body["seed"] = chance.randrange(2**31)
+        bodies.append({**body, "ignore_eos": True, "return_token_ids": True, "stream": True})
+    return bodies
+
+
+async def learn(server: ServerAddress, body: dict[str, Any], timeout_s: float) -> Known:
+    """Returns the answer to a request while nothing fails. Raises StreamError."""
+    async with asyncio.timeout(timeout_s):
+        answer = await ask(server, body, Answer())
+    if answer.problem or answer.refused_s is not None or not answer.token_ids:
+        raise StreamError(answer.problem or "the server has no capacity for an unfaulted answer")
+    return Known(body, answer.token_ids, answer.text)
+
+
+class StreamError(Exception):
+    """An answer without faults is not usable for comparison."""
+
+
+class Load:
+    """Holds `count` streams at all times until `stop`, and gathers their outcomes.
+
+    `gateway_failed(since_s, until_s)` says whether a gateway was killed in this time, so that an interrupted connection
+    is what had to be expected. `hang_s`: longest silence of one stream, seconds.
+    """
+
+    def __init__(
+        self,
+        server: ServerAddress,
+        known: Sequence[Known],
+        gateway_failed: Callable[[float, float], bool],
+        *,
+        hang_s: float,
+        seed: int,
+    ) -> None:
+        self.outcomes: list[Outcome] = []
+        self.live = 0
+        self._server = server
+        self._known = known
+        self._gateway_failed = gateway_failed
+        self._hang_s = hang_s
+        self._chance = random.Random(seed)
+        self._stopping = asyncio.Event()
+
+    async def run(self, count: int) -> None:
+        """Runs until `stop` is called and the streams that were open then have ended."""
+        await asyncio.gather(*(self._one_after_another() for _ in range(count)))
+
+    def stop(self) -> None:
+        """Begins no further streams."""
+        self._stopping.set()
+
+    async def _one_after_another(self) -> None:
+        while not self._stopping.is_set():
+            self.live += 1
+            try:
+                self.outcomes.append(await self._stream(self._chance.choice(self._known)))
+            finally:
+                self.live -= 1
+
+    async def _stream(self, known: Known) -> Outcome:
+        outcome = Outcome(known, time.monotonic())
+        while True:
+            answer = await self._attempt(known, outcome)
+            wait_s = RETRY_S[0]
+            if answer.refused_s is not None:
+                outcome.refused += 1
+                wait_s = min(RETRY_S[1], max(RETRY_S[0], answer.refused_s))
+            elif answer.interrupted and self._gateway_failed(outcome.began_s, time.monotonic()):
+                outcome.retried += 1
+            else:
+                break
+            if time.monotonic() - outcome.began_s > 10 * self._hang_s:
+                outcome.hung, outcome.problem = True, "no answer in spite of many attempts"
+                break
+            await asyncio.sleep(wait_s)
+        outcome.ended_s = time.monotonic()
+        outcome.problem = outcome.problem or answer.problem
+        outcome.difference = _judge(known, answer)
+        return outcome
+
+    async def _attempt(self, known: Known, outcome: Outcome) -> Answer:
+        answer = outcome.answer = Answer()
+        task = asyncio.create_task(ask(self._server, known.body, answer))
+        seen, quiet_since = -1, time.monotonic()
+        while not task.done():
+            await asyncio.wait({task}, timeout=1.0)
+            if len(answer.token_ids) != seen:
+                seen, quiet_since = len(answer.token_ids), time.monotonic()
+            elif time.monotonic() - quiet_since > self._hang_s and not task.done():
+                task.cancel()
+                outcome.hung, answer.problem = True, f"silent for {self._hang_s:.0f} s"
+        await asyncio.wait({task})
+        outcome.gaps += answer.gaps
+        return answer
+
+
+def _judge(known: Known, answer: Answer) -> Difference:
+    difference = compare(known.token_ids, answer.token_ids)
+    if not difference and not answer.problem and answer.text != known.text:
+        return Difference(differing=True)
+    return difference
+
+
+async def ask(server: ServerAddress, body: dict[str, Any], answer: Answer) -> Answer:
+    """Sends one request and fills `answer` while it arrives. Connection errors are recorded, not raised."""
+    last_s = time.monotonic()
+    try:
+        async for chunk in _chunks(server, body, answer):
+            if chunk.error is not None:
+                answer.problem = f"error event: {json.dumps(chunk.error)}"
+                return answer
+            now = time.monotonic()
+            if now - last_s >= GAP_S:
+                answer.gaps.append((last_s, now))
+            last_s = now
+            for choice in chunk.choices:
+                answer.token_ids += choice.token_ids
+                answer.text += choice.text
+                answer.finish_reason = choice.finish_reason or answer.finish_reason
+    except (OSError, EOFError, ValueError) as error:
+        answer.problem, answer.interrupted = f"connection: {error or type(error).__name__}", True
+    return answer
+
+
+async def _chunks(server: ServerAddress, body: dict[str, Any], answer: Answer) -> AsyncIterator[_Chunk]:
+    """Yields the events of a streamed completion up to `[DONE]`. Raises EOFError if the stream ends before it."""
+    reader, writer = await asyncio.open_connection(server.host, server.port, limit=READ_LIMIT)
+    try:
+        data = json.dumps(body).encode()
+        key = f"Authorization: Bearer {server.token}\r\n" if server.token else ""
+        # With HTTP/1.0 the body is not chunked and ends with the connection.
+        head = f"POST /v1/completions HTTP/1.0\r\nHost: {server.host}\r\nContent-Type: application/json\r\n{key}"
+        writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        status, headers = await _head(reader)
+        if status != 200:
+            text = (await reader.read(2000)).decode(errors="replace")
+            if status in (429, 503):
+                answer.refused_s = float(headers.get("retry-after", "1"))
+            else:
+                answer.problem = f"HTTP {status}: {text}"
+            return
+        while line := await reader.readline():
+            if line.startswith(b"data: [DONE]"):
+                return
+            if line.startswith(b"data: "):
+                yield msgspec.json.decode(line[6:], type=_Chunk)
+        raise EOFError("ended without [DONE]")
+    finally:
+        writer.close()
+
+
+async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    first = (await reader.readline()).split()
+    if len(first) < 2:
+        raise EOFError("ended before its status")
+    headers: dict[str, str] = {}
+    while line := (await reader.readline()).strip():
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.lower()] = value.strip()
+    return int(first[1]), headers

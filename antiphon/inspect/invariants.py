@@ -1,0 +1,130 @@
+"""What must hold in a live system, checked on consecutive answers of `GET /admin/topology`. Pure.
+
+There is one line for each breach. Used by `antiphon watch` and at the end of `antiphon chaos`.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from shared import limits
+
+OWNERLESS_S = limits.ORPHAN_S + 1.0
+"""Time without any request after which work that is left has no owner, seconds."""
+Topology = dict[str, Any]
+Member = dict[str, Any]
+COUNTERS = {
+    "engine": (
+        "step",
+        "prompt_tokens",
+        "generation_tokens",
+        "prefix_cache_queries",
+        "prefix_cache_hits",
+        "preemptions",
+        "cached_tokens",
+    ),
+    "detokenizer": ("text_events", "resends"),
+    "tokenizer": ("num_requests", "num_tokens"),
+    "gateway": ("accepted_requests", "ended_requests"),
+}
+"""Fields of a member's load that never decrease while the process lives."""
+REPLY_S = 0.5
+"""Age of a heartbeat that is not a breach: a gateway that was busy reports the age late, seconds."""
+
+
+class Invariants:
+    """Checks answers of one system in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self._before: Topology | None = None
+        self._no_requests_since_s: float | None = None
+
+    def check(self, now: Topology) -> list[str]:
+        """Returns every breach that this answer shows, beside the one before it."""
+        found = list(missing_services(now))
+        earlier = {one["instance_id"]: one for one in (self._before or {"members": []})["members"]}
+        for one in now["members"]:
+            old = earlier.get(one["instance_id"])
+            # Gateways answer in turn, and one of them may know an older heartbeat than the one before.
+            old = old if old is not None and old["heartbeat_sequence"] < one["heartbeat_sequence"] else None
+            found += _heartbeat(one)
+            if one["service"] == "engine":
+                found += _blocks(one, old)
+            if one["service"] == "gateway":
+                found += _requests(one)
+            if old is not None:
+                found += _counters(old, one)
+        found += self._ownerless(now)
+        self._before = now
+        return found
+
+    def _ownerless(self, now: Topology) -> Iterator[str]:
+        """Yields processes that still have work although no gateway has had a request for `OWNERLESS_S`."""
+        if any(_work(one) for one in now["members"] if one["service"] == "gateway"):
+            self._no_requests_since_s = None
+            return
+        if self._no_requests_since_s is None:
+            self._no_requests_since_s = now["now_s"]
+        quiet_s = now["now_s"] - self._no_requests_since_s
+        for one in now["members"]:
+            if quiet_s > OWNERLESS_S and _work(one):
+                yield f"{one['id']}: has {_work(one)} sequences, and no gateway had a request for {quiet_s:.1f} s"
+
+
+def missing_services(now: Topology) -> Iterator[str]:
+    """Yields the services of which no member is ready."""
+    ready = {one["service"] for one in now["members"] if one["state"] == "ready"}
+    for service in ("gateway", "tokenizer", "engine", "detokenizer"):
+        if service not in ready:
+            yield f"{service}: no process is ready"
+
+
+def is_idle(now: Topology) -> bool:
+    """Whether no request, sequence or stream is in progress."""
+    return not any(_work(one) for one in now["members"])
+
+
+def _work(one: Member) -> int:
+    load = one["load"]
+    match one["service"]:
+        case "engine":
+            return load["num_running"] + load["num_waiting"]
+        case "gateway":
+            return load["num_requests"]
+        case "detokenizer":
+            return load["num_streams"]
+        case _:
+            return 0
+
+
+def _heartbeat(one: Member) -> Iterator[str]:
+    lease_s = max(limits.LEASE_S, limits.LEASE_INTERVALS * one["heartbeat_interval_s"]) + REPLY_S
+    if one["heartbeat_age_s"] > lease_s:
+        yield f"{one['id']}: its last heartbeat is {one['heartbeat_age_s']:.2f} s old, more than its lease"
+    if one["state"] == "stalled":
+        yield f"{one['id']}: its work stands still"
+
+
+def _blocks(one: Member, old: Member | None) -> Iterator[str]:
+    load = one["load"]
+    free, total = load["num_free_blocks"], load["num_blocks"]
+    if not 0 <= free <= total:
+        yield f"{one['id']}: {free} of {total} KV blocks are free"
+    if old is not None and old["load"]["num_blocks"] != total:
+        yield f"{one['id']}: it had {old['load']['num_blocks']} KV blocks and has {total}"
+    idle = not _work(one) and old is not None and not _work(old) and old["load"]["step"] == load["step"]
+    # A prefill engine keeps the blocks that other engines fetch for a while after its sequences have ended.
+    if idle and free != total and load["role"] != "prefill":
+        yield f"{one['id']}: idle, but only {free} of {total} KV blocks are free"
+
+
+def _requests(one: Member) -> Iterator[str]:
+    load = one["load"]
+    accepted, ended, live = load["accepted_requests"], load["ended_requests"], load["num_requests"]
+    if accepted != ended + live:
+        yield f"{one['id']}: {accepted} requests accepted, but {ended} ended and {live} in progress"
+
+
+def _counters(old: Member, one: Member) -> Iterator[str]:
+    for name in COUNTERS[one["service"]]:
+        if one["load"][name] < old["load"][name]:
+            yield f"{one['id']}: the counter {name} fell from {old['load'][name]} to {one['load'][name]}"

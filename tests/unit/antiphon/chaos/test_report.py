@@ -1,0 +1,57 @@
+"""When a run has passed, and which silence belongs to which fault."""
+
+from dataclasses import replace
+
+from antiphon.chaos.comparison import Difference
+from antiphon.chaos.report import lines, make_report, percentile
+from antiphon.chaos.schedule import Fault
+from antiphon.chaos.streams import Answer, Known, Outcome
+from antiphon.chaos.targets import Injection
+
+KNOWN = Known({}, [1, 2, 3], "abc")
+GOOD = Outcome(KNOWN, 90.0, 120.0, Answer([1, 2, 3], "abc", "length"), gaps=[(100.2, 101.2), (110.0, 119.0)])
+KILL = Injection(Fault(10.0, "kill", "engine", ("engine-1",)), 100.0, 102.0)
+FREEZE = Injection(Fault(18.0, "freeze", "nats", ("nats",), 2.0), 108.0, 110.0)
+
+
+def test_a_run_without_a_difference_passes():
+    report = make_report(1, 60, [KILL, FREEZE], [GOOD], [])
+    assert report.passed
+    assert report.as_json()["passed"] is True
+    assert (report.streams, report.tokens) == (1, 3)
+    assert list(lines(report))[-1].startswith("passed: 2 faults")
+
+
+def test_a_silence_belongs_to_the_fault_at_whose_time_it_begins():
+    rows = {row.group: row for row in make_report(1, 60, [KILL, FREEZE], [GOOD], []).faults}
+    assert round(rows["engine"].stall_max_s, 6) == 1.0
+    assert round(rows["nats"].stall_max_s, 6) == 9.0
+
+
+def test_streams_that_did_not_meet_a_fault_do_not_count_for_it():
+    late = replace(GOOD, began_s=101.0, gaps=[(101.0, 118.0)])
+    rows = {row.group: row for row in make_report(1, 60, [KILL], [late], []).faults}
+    assert rows["engine"].stall_max_s == 0.0
+
+
+def test_every_departure_from_the_promise_fails_the_run():
+    unseen = replace(KILL, problem="engine-1 lives")
+    assert not make_report(1, 60, [unseen], [GOOD], []).passed
+    assert not make_report(1, 60, [KILL], [GOOD], ["engine-1: 3 of 4 KV blocks are free"]).passed
+    for bad in (
+        replace(GOOD, difference=Difference(lost=1)),
+        replace(GOOD, difference=Difference(repeated=1)),
+        replace(GOOD, difference=Difference(differing=True)),
+        replace(GOOD, hung=True),
+        replace(GOOD, problem="error event"),
+    ):
+        report = make_report(1, 60, [KILL], [GOOD, bad], [])
+        assert not report.passed
+        assert any(line.startswith("PROBLEM") for line in lines(report))
+        assert list(lines(report))[-1].startswith("FAILED")
+
+
+def test_percentiles_are_values_that_occurred():
+    assert percentile([], 0.5) == 0
+    assert percentile([1, 2, 3, 4], 0.5) == 2
+    assert percentile([1, 2, 3, 4], 0.99) == 4
