@@ -55,6 +55,7 @@ check: install  ## format, lint, types, imports, house limits, generated pages
 	$(BIN)/lint-imports
 	$(BIN)/python infra/checks/house_limits.py
 	$(BIN)/python -m infra.checks.protocol_page --check
+	$(BIN)/python -m infra.checks.bus_users --check
 	$(BIN)/python -m infra.checks.spec_coverage --check
 
 kernels: install  ## compile every GPU kernel for every target, without a GPU (ARGS="--write --jobs 4")

@@ -25,7 +25,7 @@ from antiphon.readiness import ServerAddress, announce
 from antiphon.run_directory import run_directory
 from antiphon.served_models import models_of
 from antiphon.settings import SERVICES, ServeSettings, check, child_environment, engine_roles, of_role, of_service
-from shared import limits, parallel
+from shared import bus_permissions, limits, parallel
 from shared.config import to_argv
 from shared.model_files import located, model_directory, model_name
 from shared.picture_models import check_takes_pictures, read_model_fields
@@ -105,11 +105,15 @@ def _check_quantization(model: ServeSettings, environ: Mapping[str, str]) -> Non
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The bus that the children of one launcher use. `prefix` is the beginning of their member ids on this bus."""
+    """The bus that the children of one launcher use. `prefix` is the beginning of their member ids on this bus.
+
+    `bus`: the launcher's own, which gives each child credentials of its own; otherwise all have `credentials`.
+    """
 
     nats: str
     credentials: str
     prefix: str
+    bus: nats_server.Bus | None = None
 
 
 def make_plan(
@@ -131,8 +135,8 @@ def make_plan(
     first, names = models[0], [model_name(model) for model in models]
     place = Place(first.nats, first.nats_credentials, _member_prefix())
     if nats_binary:
-        bus = bus or nats_server.prepare(directory, store=_bus_store(first))
-        place = Place(bus.url, str(bus.credentials), "")
+        bus = bus or nats_server.prepare(directory, namespace=first.namespace, store=_bus_store(first))
+        place = Place(bus.url, "", "", bus)
         argv = [nats_binary, "-c", str(bus.config)]
         own = nats_server.environment(child_environment(environ))
         specs.append(ChildSpec("nats", "nats", argv, own, show=nats_server.worth_showing))
@@ -145,6 +149,8 @@ def make_plan(
         for index, fd in enumerate(sockets_of_gateways)
     ]
     specs += _model_specs(models, environ, place, gpus)
+    if place.bus:
+        place.bus.write()
     host, port = listeners[0].getsockname()[:2]
     default = first.default_model
     ordered = sorted(names, key=lambda name: bool(default) and name != default)
@@ -233,7 +239,8 @@ def service_spec(
     member_id = safe_token(place.prefix + name, limits.MEMBER_ID_CHARS_MAX)
     # API keys, and URLs that may have a password, are passed in the environment, because every user of the machine can
     # read command lines.
-    where: dict[str, object] = {"service_id": member_id, "nats": "", "nats_credentials": place.credentials}
+    credentials = place.bus.join(bus_permissions.role(service), member_id) if place.bus else place.credentials
+    where: dict[str, object] = {"service_id": member_id, "nats": "", "nats_credentials": credentials}
     flags = to_argv(of_service(settings, SERVICES[service], **where, **changes))
     argv = [sys.executable, "-m", f"services.{service}", *flags]
     return ChildSpec(name, service, argv, child_environment(environ, ANTIPHON_NATS=place.nats, **(secret or {})))

@@ -1,4 +1,4 @@
-"""The bus of a local deployment: finds the nats-server binary and writes its configuration.
+"""The bus of a local deployment: finds the nats-server binary and writes its configuration, with a user per process.
 
 The limits are the same as in `infra/nats/nats.conf`, which the containers use; a test compares the two.
 """
@@ -10,11 +10,13 @@ import shutil
 import socket
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from shared.bus_permissions import Role, password, permissions, render_user
 from shared.config import SettingsError
+from shared.subjects import Subjects
 
 LIMITS = {
     "max_payload": "16MB",
@@ -29,20 +31,52 @@ LIMITS = {
 JETSTREAM = {"max_memory_store": "512MB", "max_file_store": "2GB"}
 """Limits of JetStream, which holds the state of API keys' limits in memory, and in memory or in files the records of
 streams (`limits.STREAM_STORE_BYTES`, twice) and finished responses (`limits.RESPONSES_BYTES_MAX`)."""
-USER = "antiphon"
 SMALL_PROCESSORS_MAX = 4
 _LOUD = ("[WRN]", "[ERR]", "[FTL]")
 _KNOWN = ("Plaintext passwords detected", "Maximum payloads over")
 """Warnings that are not shown. The random password in a private file need not be hashed; large messages are rare."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bus:
-    """A nats-server to start: its URL for clients, and its two private files."""
+OBSERVER = "observer"
+"""The user that may read everything: for `antiphon tap` and other tools of the operator."""
 
+
+@dataclass(slots=True)
+class Bus:
+    """A nats-server to start. Each process gets a user of its own, with the permissions of its role, from `join`.
+
+    `secret` gives all passwords; whoever has it can compute them. `url` is for clients on this machine, `host` the
+    address to listen on, `store` where the server keeps files. After the last `join`, `write` writes the configuration.
+    """
+
+    directory: Path
     url: str
-    config: Path
-    credentials: Path
+    secret: bytes
+    host: str
+    namespace: str
+    store: Path
+    users: dict[str, Role] = field(default_factory=dict[str, Role])
+
+    @property
+    def config(self) -> Path:
+        """The configuration file of the server."""
+        return self.directory / "nats.conf"
+
+    def join(self, role: Role, member: str) -> str:
+        """Adds the user of a process and returns the path of its credentials."""
+        self.users[member] = role
+        return str(write_credentials(self.directory, self.secret, member))
+
+    def write(self) -> None:
+        """Writes the configuration with all users."""
+        self.join("observer", OBSERVER)
+        subjects = Subjects(self.namespace)
+        users = [
+            render_user(name, f'"{password(self.secret, name)}"', permissions(role, subjects, name))
+            for name, role in self.users.items()
+        ]
+        port = int(self.url.rpartition(":")[2])
+        _write_private(self.config, render(port, self.store, self.host, users))
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -55,26 +89,28 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**({"GOMAXPROCS": "1"} if small else {}), **environ}
 
 
-def prepare(directory: Path, *, host: str = "127.0.0.1", password: str = "", store: Path | None = None) -> Bus:
-    """Chooses a free port and a password, and writes configuration and credentials into `directory`.
+def prepare(
+    directory: Path,
+    *,
+    host: str = "127.0.0.1",
+    secret: bytes = b"",
+    namespace: str = "antiphon",
+    store: Path | None = None,
+) -> Bus:
+    """Chooses a free port and a secret. Files are in `directory`; see Bus for the rest."""
+    url = f"nats://127.0.0.1:{_free_port()}"
+    store = store or directory / "jetstream"
+    return Bus(directory, url, secret or secrets.token_bytes(32), host, namespace, store)
 
-    `host`: the address to listen on; `Bus.url` is for clients on this machine. `password` is random unless given.
-    `store`: where the server keeps files, by default in `directory`.
-    """
-    port, password = _free_port(), password or secrets.token_urlsafe(24)
-    config = directory / "nats.conf"
-    _write_private(config, render(port, USER, password, store or directory / "jetstream", host))
-    return Bus(f"nats://127.0.0.1:{port}", config, write_credentials(directory, password))
 
-
-def write_credentials(directory: Path, password: str) -> Path:
-    """Writes the file with user and password of the bus that clients read, and returns its path."""
-    path = directory / "nats.credentials"
-    _write_private(path, f"{USER}:{password}")
+def write_credentials(directory: Path, secret: bytes, member: str) -> Path:
+    """Writes the file with user and password of one process, and returns its path. `secret` is that of the bus."""
+    path = directory / f"{member}.credentials"
+    _write_private(path, f"{member}:{password(secret, member)}")
     return path
 
 
-def render(port: int, user: str, password: str, store: Path, host: str = "127.0.0.1") -> str:
+def render(port: int, store: Path, host: str, users: Sequence[str]) -> str:
     """Returns the text of the server's configuration file. `store`: a directory that the server may create."""
     stored = ", ".join(f"{name}: {value}" for name, value in {"store_dir": f'"{store}"', **JETSTREAM}.items())
     lines = [
@@ -82,7 +118,9 @@ def render(port: int, user: str, password: str, store: Path, host: str = "127.0.
         'server_name: "antiphon"',
         *(f"{name}: {value}" for name, value in LIMITS.items()),
         f"jetstream {{ {stored} }}",
-        f'authorization {{ user: "{user}", password: "{password}" }}',
+        "authorization { users: [",
+        *(f"  {user}" for user in users),
+        "] }",
     ]
     return "\n".join(lines) + "\n"
 

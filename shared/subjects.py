@@ -63,6 +63,10 @@ class Subjects:
         """Requests to the tokenizers of a model, a queue group. `model` is the unchanged served name."""
         return self._join("tok", model_token(model), "req")
 
+    def any_tokenizer(self) -> str:
+        """Requests to the tokenizers of any model."""
+        return self._join("tok", "*", "req")
+
     def tokenizer_direct(self, tokenizer_id: str, instance_id: str) -> str:
         """Requests to one tokenizer process: a retry goes here, to avoid a frozen member of the queue group."""
         return self._join("tok", tokenizer_id, instance_id, "req")

@@ -65,7 +65,10 @@ def _scheduler(deployment: Deployment, settings: InstanceSettings, environ: Mapp
         bus, url = None, ""
         if binary:
             everywhere = "127.0.0.1" if deployment.has_one_host else "0.0.0.0"
-            bus = nats_server.prepare(directory, host=everywhere, password=bus_password(key, epoch))
+            secret = bus_password(key, epoch).encode()
+            bus = nats_server.prepare(directory, host=everywhere, secret=secret, namespace=settings.namespace)
+            for worker in deployment.workers():
+                bus.join("engine", worker.name)
             url = _bus_url(bus.url, deployment)
         plan = launcher.make_plan([replace(model, engines=0)], environ, listeners, directory, binary, (), bus)
         gathering = Gathering(deployment, ports, key, epoch, url, launcher.print_line)

@@ -111,8 +111,8 @@ class Worker:
     def _follow(self, join: Join) -> None:
         self._joined = join
         if join.bus:
-            password = bus_password(self._key, join.epoch)
-            credentials = nats_server.write_credentials(self._directory, password)
+            secret = bus_password(self._key, join.epoch).encode()
+            credentials = nats_server.write_credentials(self._directory, secret, self._own.name)
             self._wanted.put_nowait(launcher.Place(join.bus, str(credentials), ""))
 
     async def _start_engines(self) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from antiphon.inspect.rendering import concerns, rendered
+from antiphon.nats_server import OBSERVER
 from shared import messages
 from shared.actors.nats import NatsTransport
 from shared.actors.transport import Delivery
@@ -58,7 +59,7 @@ def find_bus(url: str, credentials: str, environ: Mapping[str, str], parent: Pat
     if url:
         return Place(url, credentials or environ.get("ANTIPHON_NATS_CREDENTIALS", ""))
     found = [
-        Place(f"nats://127.0.0.1:{match[1]}", str(path.with_name("nats.credentials")))
+        Place(f"nats://127.0.0.1:{match[1]}", str(path.with_name(f"{OBSERVER}.credentials")))
         for path in sorted((parent or Path(tempfile.gettempdir())).glob("antiphon-*/nats.conf"))
         if _readable(path) and (match := _PORT.search(path.read_text(encoding="utf-8")))
     ]

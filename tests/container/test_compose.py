@@ -113,7 +113,7 @@ class Stack:
 
     def statuses(self) -> dict[str, dict[str, int]]:
         """Work done by each member of each service, from their heartbeats."""
-        return json.loads(run("docker", "exec", self.containers("tokenizer")[0], "python", "-c", STATUSES))
+        return json.loads(run("docker", "exec", self.containers("gateway")[0], "python", "-c", STATUSES))
 
     def kill(self, container: str) -> None:
         """From outside, so that Docker sees a crash and not a command to stop."""

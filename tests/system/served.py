@@ -124,12 +124,13 @@ def serve_tiny(model: Path, *flags: str, environ: Mapping[str, str] | None = Non
 
 @contextlib.contextmanager
 def until_the_end(started: Served) -> Iterator[Served]:
-    """Waits until it is ready; stops it at the end."""
+    """Waits until it is ready; stops it at the end. No service may have been refused a subject of the bus."""
     try:
         started.wait_for("Antiphon is ready")
         yield started
     finally:
         started.stop()
+    assert " Violation - " not in started.output, [line for line in started.lines if " Violation - " in line]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def bus(served: Served) -> list[str]:
     words = Path(f"/proc/{served.pids()['nats-server']}/cmdline").read_text().split("\0")
     config = Path(words[words.index("-c") + 1])
     port = config.read_text().split('listen: "127.0.0.1:')[1].split('"')[0]
-    return [f"--nats=nats://127.0.0.1:{port}", f"--nats-credentials={config.with_name('nats.credentials')}"]
+    return [f"--nats=nats://127.0.0.1:{port}", f"--nats-credentials={config.with_name('observer.credentials')}"]
 
 
 def command(*words: str) -> subprocess.Popen[str]:

@@ -58,7 +58,9 @@ def test_the_bus_of_the_server_on_this_machine_is_found(tmp_path: Path):
         folder.mkdir()
         (folder / "nats.conf").write_text(f'listen: "127.0.0.1:422{number}"\n')
         if number == 1:
-            assert find_bus("", "", {}, tmp_path) == Place("nats://127.0.0.1:4221", str(folder / "nats.credentials"))
+            assert find_bus("", "", {}, tmp_path) == Place(
+                "nats://127.0.0.1:4221", str(folder / "observer.credentials")
+            )
     with pytest.raises(SettingsError, match="several"):
         find_bus("", "", {}, tmp_path)
 

@@ -85,9 +85,12 @@ def test_keys_and_passwords_are_on_no_command_line(planned, tmp_path: Path) -> N
     elsewhere = planned(ServeSettings(nats="nats://user:secret@bus"), binary="")
     assert settings_of(elsewhere.specs[1]).nats == "nats://user:secret@bus"
     assert not any("secret" in word for spec in elsewhere.specs for word in spec.argv)
-    password = (tmp_path / "nats.credentials").read_text().split(":")[1]
+    passwords = {path.stem: path.read_text().split(":")[1] for path in tmp_path.glob("*.credentials")}
+    assert set(passwords) == {"observer", *(spec.name for spec in plan.specs[1:])}
+    assert len(set(passwords.values())) == len(passwords)
     for spec in plan.specs:
-        assert not any("secret" in word or password in word for word in spec.argv)
+        assert not any("secret" in word or word in passwords.values() for word in spec.argv)
+        assert not any(password in word for word in spec.argv for password in passwords.values())
         for name in ("OPENAI_API_KEYS", "ANTIPHON_USAGE_SINK"):
             assert (name in spec.environ) == (spec.service == "gateway")
     assert plan.token == "secret-1"
@@ -107,8 +110,18 @@ def test_with_a_key_file_alone_the_launcher_has_a_key_of_its_own(planned) -> Non
 
 def test_credentials_and_configuration_are_private_files(planned, tmp_path: Path) -> None:
     planned(ServeSettings())
-    for name in ("nats.conf", "nats.credentials"):
-        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    files = [tmp_path / "nats.conf", *tmp_path.glob("*.credentials")]
+    assert len(files) == 6
+    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
+
+
+def test_each_process_has_a_user_of_its_own_on_the_bus(planned, tmp_path: Path) -> None:
+    for spec in planned(ServeSettings(engines=2)).specs[1:]:
+        path = Path(settings_of(spec).nats_credentials)
+        assert path == tmp_path / f"{spec.name}.credentials"
+        user, password = path.read_text().split(":")
+        assert user == spec.name
+        assert f'user: "{user}", password: "{password}"' in (tmp_path / "nats.conf").read_text()
 
 
 def test_with_a_bus_elsewhere_none_is_started_and_names_are_unique_across_launchers(planned) -> None:

@@ -22,6 +22,8 @@ pytestmark = pytest.mark.nats
 @pytest.fixture
 def bus(tmp_path: Path) -> Iterator[Bus]:
     prepared = prepare(tmp_path)
+    prepared.join("engine", "engine-1")
+    prepared.write()
     process = subprocess.Popen([find_binary(), "-c", str(prepared.config)], stderr=subprocess.DEVNULL)
     yield prepared
     process.terminate()
@@ -47,7 +49,7 @@ def greet(bus: Bus, user: str, password: str) -> tuple[dict, bytes]:
 
 
 def test_the_server_starts_with_the_limits_and_lets_its_own_in(bus: Bus) -> None:
-    user, password = bus.credentials.read_text().split(":")
+    user, password = (bus.directory / "engine-1.credentials").read_text().split(":")
     information, answer = greet(bus, user, password)
     assert answer == b"PONG\r\n"
     assert information["max_payload"] == limits.BUS_PAYLOAD_BYTES
@@ -56,14 +58,17 @@ def test_the_server_starts_with_the_limits_and_lets_its_own_in(bus: Bus) -> None
 
 
 def test_strangers_are_refused(bus: Bus) -> None:
-    assert b"Authorization Violation" in greet(bus, "antiphon", "guess")[1]
+    own = (bus.directory / "engine-1.credentials").read_text().split(":")[1]
+    for user, password in (("engine-1", "guess"), ("engine-2", own), ("antiphon", own), ("", "")):
+        assert b"Authorization Violation" in greet(bus, user, password)[1]
 
 
 def test_two_buses_have_different_ports_and_passwords(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     one, two = prepare(tmp_path / "a"), prepare(tmp_path / "b")
-    assert one.credentials.read_text() != two.credentials.read_text()
+    assert one.url != two.url
+    assert Path(one.join("engine", "e")).read_text() != Path(two.join("engine", "e")).read_text()
 
 
 def test_containers_have_the_same_limits() -> None:

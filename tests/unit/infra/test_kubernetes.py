@@ -117,16 +117,33 @@ def test_the_bus_has_the_limits_that_it_has_elsewhere():
         return set(re.findall(r"^(?:max|write|ping)_\w+: .+$", path.read_text(), re.MULTILINE))
 
     assert limits(FOLDER / "base/nats.conf") == limits(ROOT / "infra/nats/nats.conf")
-    assert "include ../secrets/authorization.conf" in (FOLDER / "base/nats.conf").read_text()
+    assert "include users.conf" in (FOLDER / "base/nats.conf").read_text()
+    assert "include ../secrets/passwords.conf" in (FOLDER / "base/users.conf").read_text()
 
 
-def test_the_password_is_drawn_once_and_readable_by_its_owner_only(tmp_path: Path):
+def test_the_passwords_are_drawn_once_and_readable_by_their_owner_only(tmp_path: Path):
+    seen: list[set[str]] = []
     for _ in range(2):
         subprocess.run([FOLDER / "make_secrets.sh", tmp_path / "s"], check=True)
-    user, password = (tmp_path / "s/credentials").read_text().split(":")
-    assert (user, len(password)) == ("antiphon", 48)
-    assert password in (tmp_path / "s/authorization.conf").read_text()
-    assert (tmp_path / "s/credentials").stat().st_mode & 0o077 == 0
+        passwords = (tmp_path / "s/server/passwords.conf").read_text()
+        seen.append(set())
+        for role in (*SERVICES, "observer"):
+            user, password = (tmp_path / "s" / role / "credentials").read_text().split(":")
+            assert (user, len(password)) == (role, 48)
+            assert f'{role}_password: "{password}"' in passwords
+            seen[-1].add(password)
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 5
+    assert all(file.stat().st_mode & 0o077 == 0 for file in (tmp_path / "s").rglob("*") if file.is_file())
+
+
+def test_each_service_has_its_own_password_only():
+    for name in SERVICES:
+        [secret] = [volume["secret"] for volume in pod(name)["volumes"] if "secret" in volume]
+        assert secret["secretName"] == f"bus-{name}"
+
+
+def test_secrets_are_never_committed():
     ignored = (ROOT / ".gitignore").read_text()
     assert "/infra/kubernetes/base/secrets/" in ignored, "never committed"
 

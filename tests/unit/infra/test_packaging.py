@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from infra.checks import bus_users
+from shared.bus_permissions import ROLES
 from shared.version import __version__
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -118,7 +120,7 @@ def test_all_gateways_share_the_volume_of_files() -> None:
     assert "install -d -o antiphon /files" in dockerfile("gateway")
 
 
-def test_the_bus_password_is_random_and_each_file_has_one_reader(tmp_path: Path) -> None:
+def test_the_bus_passwords_are_random_and_each_file_has_one_reader(tmp_path: Path) -> None:
     script = ROOT / "infra/nats/make_credentials.sh"
     # Only root may give a file away; for others a harmless stand-in does.
     (tmp_path / "chown").write_text("#!/bin/sh\n")
@@ -129,15 +131,29 @@ def test_the_bus_password_is_random_and_each_file_has_one_reader(tmp_path: Path)
         folder.mkdir()
         argv = ["env", f"PATH={tmp_path}:/usr/bin:/bin", "sh", str(script), str(folder)]
         subprocess.run(argv, check=True)
-        first = (folder / "credentials").read_text()
+        first = {role: (folder / role / "credentials").read_text() for role in ROLES}
         subprocess.run(argv, check=True)
-        assert (folder / "credentials").read_text() == first
-        user, password = first.split(":")
-        assert f'user: "{user}", password: "{password}"' in (folder / "authorization.conf").read_text()
-        assert all((folder / f).stat().st_mode & 0o077 == 0 for f in ("credentials", "authorization.conf"))
-        passwords.add(password)
-    assert len(passwords) == 2
+        assert {role: (folder / role / "credentials").read_text() for role in ROLES} == first
+        for role, text in first.items():
+            user, password = text.split(":")
+            assert user == role
+            assert f'{role}_password: "{password}"' in (folder / "server/passwords.conf").read_text()
+            passwords.add(password)
+        assert all(file.stat().st_mode & 0o077 == 0 for file in folder.rglob("*") if file.is_file())
+    assert len(passwords) == 2 * len(ROLES)
     assert min(map(len, passwords)) >= 32
+
+
+def test_a_container_has_the_password_of_its_service_only() -> None:
+    for name in SERVICES:
+        [bus] = [volume for volume in COMPOSE["services"][name]["volumes"] if volume.startswith("bus-")]
+        assert bus == f"bus-{name}:/run/bus:ro"
+    volumes = {name for name in COMPOSE["volumes"] if name.startswith("bus-")}
+    assert volumes == {"bus-server", *(f"bus-{role}" for role in ROLES)}
+
+
+def test_the_users_of_the_bus_are_those_of_the_table() -> None:
+    assert all(path.read_text() == bus_users.render(passwords) for path, passwords in bus_users.FILES.items())
 
 
 def test_traces_can_be_added_without_touching_the_compose_file() -> None:

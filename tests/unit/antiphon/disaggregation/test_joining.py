@@ -19,6 +19,7 @@ from antiphon.disaggregation.worker import Worker
 from antiphon.fleet import Failure
 from antiphon.http_probe import get, post
 from antiphon.settings import InstanceSettings
+from shared.bus_permissions import password
 
 IP, KEY = "127.0.0.1", b"0123456789abcdef"
 
@@ -55,24 +56,24 @@ async def test_an_instance_follows_the_latest_scheduler_that_has_its_key_and_mea
         ({"bus": ""}, "either all instances and the scheduler have --nats, or none"),
     ):
         assert join(worker, tmp_path, **changes) == (409, Joined(2, "prefill-1", digest, "4", refused))
-    assert not (tmp_path / "nats.credentials").exists()
+    assert not (tmp_path / "prefill-1.credentials").exists()
     for _ in range(2):  # the scheduler repeats itself
         assert join(worker, tmp_path) == (200, Joined(2, "prefill-1", digest, "4"))
-    credentials = tmp_path / "nats.credentials"
-    assert credentials.read_text() == f"antiphon:{bus_password(KEY, 2)}"
+    credentials = tmp_path / "prefill-1.credentials"
+    assert credentials.read_text() == f"prefill-1:{password(bus_password(KEY, 2).encode(), 'prefill-1')}"
     assert credentials.stat().st_mode & 0o077 == 0
     assert join(worker, tmp_path, epoch=1)[1] == Joined(
         1, "prefill-1", digest, "4", "it follows a scheduler that was started later"
     )
     assert join(worker, tmp_path, epoch=3)[0] == 200
-    assert credentials.read_text() == f"antiphon:{bus_password(KEY, 3)}"
+    assert credentials.read_text() == f"prefill-1:{password(bus_password(KEY, 3).encode(), 'prefill-1')}"
 
 
 async def test_an_instance_with_a_bus_of_its_own_only_says_who_it_is(tmp_path: Path) -> None:
     worker = worker_of(tmp_path, nats="nats://h:1")
     assert join(worker, tmp_path)[0] == 409
     assert join(worker, tmp_path, bus="")[0] == 200
-    assert not (tmp_path / "nats.credentials").exists()
+    assert not (tmp_path / "prefill-1.credentials").exists()
 
 
 async def test_a_message_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""Writes the users of the bus and their permissions for containers and Kubernetes from `shared.bus_permissions`.
+
+    python -m infra.checks.bus_users [--check] [--namespace NAME]
+
+Each kind of service has one user, whose password is a variable that `make_credentials.sh` draws. `--check` writes
+nothing and fails if a file is not what would be written. `--namespace`: for deployments with another
+ANTIPHON_NAMESPACE.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from shared.bus_permissions import ROLES, permissions, render_user
+from shared.subjects import Subjects
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = {
+    ROOT / "infra/nats/users.conf": "secrets/passwords.conf",
+    ROOT / "infra/kubernetes/base/users.conf": "../secrets/passwords.conf",
+}
+"""The files, and where each includes the passwords from."""
+HEAD = """\
+# Who may do what on the bus; whatever is not listed is denied. Written by `python -m infra.checks.bus_users` from
+# shared/bus_permissions.py. make_credentials.sh draws the passwords.
+"""
+
+
+def render(passwords: str, namespace: str = "antiphon") -> str:
+    """Returns the text of the file. `passwords`: the path of the file that it includes."""
+    subjects = Subjects(namespace)
+    users = (f"  {render_user(role, f'${role}_password', permissions(role, subjects))}\n" for role in ROLES)
+    return f"{HEAD}include {passwords}\nauthorization {{ users: [\n{''.join(users)}] }}\n"
+
+
+def main() -> int:
+    """Writes the files, or checks them. Returns 1 if the check fails."""
+    parser = argparse.ArgumentParser(prog="bus_users", description="users of the bus in containers and on Kubernetes")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--namespace", default="antiphon")
+    options = parser.parse_args()
+    texts = {path: render(passwords, options.namespace) for path, passwords in FILES.items()}
+    if not options.check:
+        for path, text in texts.items():
+            path.write_text(text, encoding="utf-8")
+        return 0
+    stale = [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        print(f"{path.relative_to(ROOT)} is out of date: run `python -m infra.checks.bus_users`")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
