@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from antiphon import plan
 from antiphon.operate.commands import add_commands
 from antiphon.settings import NOT_FOR_USERS, SERVICES, InstanceSettings, RunSettings, ServeSettings, completed
-from shared.config import SettingsError, add_flags, normalise, parse
+from shared.config import BusSettings, SettingsError, add_flags, normalise, parse
 from shared.other_options import BY_NAME, Taken, take
 from shared.version import __version__
 
@@ -225,6 +225,9 @@ def _tap_flags(parser: Parser) -> None:
         "--nats", default="", help="URL of the bus (default: ANTIPHON_NATS, or the server on this machine)"
     )
     parser.add_argument("--nats-credentials", default="", help="file with 'user:password' for the bus")
+    parser.add_argument("--nats-tls-ca", default=None, help="PEM file of the authorities of a bus with TLS")
+    parser.add_argument("--nats-tls-cert", default=None, help="PEM file of a certificate for a bus that asks for one")
+    parser.add_argument("--nats-tls-key", default=None, help="PEM file of its private key")
     parser.add_argument("--namespace", default="antiphon", help="deployment on that bus (default: %(default)s)")
 
 
@@ -378,7 +381,8 @@ def _tap(options: argparse.Namespace) -> int:
         raise SettingsError(f"--count: {options.count} is not at least 0")
     request = options.request.rpartition("-")[2]  # the id of an answer begins with its kind
     wanted = tap.TapOptions(options.subject, request, options.show_content, options.count, options.namespace)
-    return tap.run(tap.find_bus(options.nats, options.nats_credentials, os.environ), wanted)
+    settings = parse(BusSettings, options)
+    return tap.run(tap.find_bus(options.nats, options.nats_credentials, os.environ), wanted, settings)
 
 
 def _top(options: argparse.Namespace) -> int:

@@ -253,6 +253,9 @@ def check(serve: ServeSettings) -> None:
     if serve.nats_credentials and not serve.nats:
         raise SettingsError("--nats-credentials needs --nats: the server that is started here has its own")
     _check_bus_directory(serve)
+    if (serve.nats_tls_ca or serve.nats_tls_cert or serve.nats_tls_key) and not serve.nats:
+        raise SettingsError("--nats-tls-ca, --nats-tls-cert, --nats-tls-key need --nats: a bus started here has none")
+    tls.bus_context(serve)
     tls.check(serve)
     if serve.api_keys_file:
         # Imported here so that `antiphon --help` loads no decoder.

@@ -76,6 +76,24 @@ class BusSettings:
         env="ANTIPHON_NATS_CREDENTIALS",
         group="bus",
     )
+    nats_tls_ca: str = flag(
+        "",
+        "PEM file of the authorities that the bus's certificate must come from; the connection then uses TLS only",
+        env="ANTIPHON_NATS_TLS_CA",
+        group="bus",
+    )
+    nats_tls_cert: str = flag(
+        "",
+        "PEM file of this client's own certificate, for a bus that asks for one (mutual TLS)",
+        env="ANTIPHON_NATS_TLS_CERT",
+        group="bus",
+    )
+    nats_tls_key: str = flag(
+        "",
+        "PEM file of the private key of --nats-tls-cert, if it is not in the same file",
+        env="ANTIPHON_NATS_TLS_KEY",
+        group="bus",
+    )
     namespace: str = flag(
         "antiphon", "deployments sharing a NATS server differ in it", env="ANTIPHON_NAMESPACE", group="bus"
     )

@@ -1,9 +1,14 @@
-"""Checks before start-up that the private key and the certificate for HTTPS can be used.
+"""Certificates: checks before start-up that those for HTTPS can be used, and makes the context for TLS on the bus.
 
-Called by the command line's settings and by the gateway.
+Called by the command line's settings, by the gateway, and by every client of the bus.
 """
 
-from shared.config import GatewaySettings, SettingsError
+from typing import TYPE_CHECKING
+
+from shared.config import BusSettings, GatewaySettings, SettingsError
+
+if TYPE_CHECKING:
+    import ssl
 
 
 def check(settings: GatewaySettings) -> bool:
@@ -25,3 +30,32 @@ def check(settings: GatewaySettings) -> bool:
             "password."
         ) from error
     return True
+
+
+def bus_context(settings: BusSettings) -> "ssl.SSLContext | None":
+    """Returns the context for the connection to the bus; None if the settings do not ask for TLS.
+
+    A URL `tls://` asks for it too, with the system's authorities unless `nats_tls_ca` names others. Raises
+    SettingsError if a file cannot be used.
+    """
+    ca, certificate, key = settings.nats_tls_ca, settings.nats_tls_cert, settings.nats_tls_key
+    if key and not certificate:
+        raise SettingsError("--nats-tls-key needs --nats-tls-cert: the certificate of the key")
+    if not (ca or certificate or "tls://" in settings.nats):
+        return None
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cafile=ca or None)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--nats-tls-ca: {ca} cannot be used ({error}); it must be PEM") from error
+    if certificate:
+        try:
+            context.load_cert_chain(certificate, key or None, password="")
+        except (OSError, ValueError) as error:
+            files = " and ".join(name for name in (certificate, key) if name)
+            raise SettingsError(
+                f"--nats-tls-cert and --nats-tls-key: {files} cannot be used ({error}). Both are PEM, the key without "
+                "a password."
+            ) from error
+    return context

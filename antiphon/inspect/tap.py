@@ -7,20 +7,21 @@ the services; what it lost is told at its end.
 import asyncio
 import json
 import re
+import ssl
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from antiphon.inspect.rendering import concerns, rendered
 from antiphon.nats_server import OBSERVER
-from shared import messages
+from shared import messages, tls
 from shared.actors.nats import NatsTransport
 from shared.actors.transport import Delivery
 from shared.codec import DecodeError, Decoder
-from shared.config import SettingsError
+from shared.config import BusSettings, SettingsError
 from shared.errors import ServiceError
 from shared.messages import Message
 from shared.subjects import Subjects, new_instance_id
@@ -73,17 +74,25 @@ def find_bus(url: str, credentials: str, environ: Mapping[str, str], parent: Pat
     raise SettingsError(f"several servers run here: name one of {several} with --nats and --nats-credentials")
 
 
-def run(place: Place, options: TapOptions) -> int:
-    """Prints messages until `count` of them are printed or Ctrl-C. Returns an exit code."""
-    return asyncio.run(_tap(place, options))
+def run(place: Place, options: TapOptions, settings: BusSettings) -> int:
+    """Prints messages until `count` of them are printed or Ctrl-C. Returns an exit code.
+
+    `settings` has the certificates of a bus with TLS.
+    """
+    return asyncio.run(_tap(place, options, tls.bus_context(replace(settings, nats=place.url))))
 
 
-async def _tap(place: Place, options: TapOptions) -> int:
+async def _tap(place: Place, options: TapOptions, context: ssl.SSLContext | None) -> int:
     subjects = Subjects(options.namespace)
     name = f"tap-{new_instance_id()}"
     try:
         transport = await NatsTransport.connect(
-            [place.url], name=name, inbox_prefix=subjects.inbox(name), credentials=place.credentials, wait_s=CONNECT_S
+            [place.url],
+            name=name,
+            inbox_prefix=subjects.inbox(name),
+            credentials=place.credentials,
+            tls=context,
+            wait_s=CONNECT_S,
         )
     except ServiceError as error:
         raise SettingsError(error.message) from error

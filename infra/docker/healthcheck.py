@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from io import BufferedRWPair
 from urllib.parse import urlsplit
 
+from shared import tls
 from shared.actors.credentials import read_credentials
 from shared.codec import DecodeError, Decoder
 from shared.config import BusSettings, SettingsError, parse
@@ -78,7 +79,7 @@ def heartbeats(service: str) -> Iterator[Heartbeat]:
     url = urlsplit(settings.nats.split(",")[0])
     with socket.create_connection((url.hostname or "", url.port or 4222), TIMEOUT_S) as connection:
         connection.settimeout(TIMEOUT_S)
-        stream = connection.makefile("rwb")
+        stream = encrypted(connection, url.hostname or "", settings).makefile("rwb")
         listen(stream, Subjects(settings.namespace).heartbeats(service), settings.nats_credentials)
         for payload in messages(stream):
             yield decoder.decode(payload)
@@ -89,9 +90,17 @@ def parse_settings() -> BusSettings:
     return parse(BusSettings, argparse.Namespace())
 
 
+def encrypted(connection: socket.socket, host: str, settings: BusSettings) -> socket.socket:
+    """Reads the server's first line, and then changes to TLS if the settings ask for it."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := connection.recv(1)):
+        line += byte
+    context = tls.bus_context(settings)
+    return connection if context is None else context.wrap_socket(connection, server_hostname=host)
+
+
 def listen(stream: BufferedRWPair, subject: str, credentials: str) -> None:
     """Sends the NATS handshake and subscribes to `subject`."""
-    stream.readline()
     user, password = read_credentials(credentials) if credentials else ("", "")
     about = {"verbose": False, "pedantic": False, "lang": "python", "version": "0", "name": "healthcheck"}
     about |= {"user": user, "pass": password} if user else {}

@@ -18,6 +18,7 @@ Messages are decoded in `actor`, not here.
 import asyncio
 import logging
 import random
+import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -86,6 +87,12 @@ class _Client(Client):
         for trip in tuple(self._trips):
             trip.cancel()
 
+    def _connect_command(self) -> bytes:
+        # The library would send the password without TLS if the server, or somebody between, does not ask for TLS.
+        if "tls" in self.options and not self._server_info.get("tls_required"):
+            raise errors.Error("nats: the server does not require TLS, which the settings ask for")
+        return super()._connect_command()
+
     async def _round_trip(self, timeout_s: float) -> None:
         trip = asyncio.create_task(super().flush(ROUND_TRIP_ABANDONED_S))
         self._trips.add(trip)
@@ -149,6 +156,7 @@ class NatsTransport:
         name: str,
         inbox_prefix: str,
         credentials: str = "",
+        tls: ssl.SSLContext | None = None,
         wait_s: float = 30.0,
         on_error: OnError | None = None,
         on_disconnect: OnChange | None = None,
@@ -156,12 +164,15 @@ class NatsTransport:
     ) -> "NatsTransport":
         """Connects to one of the servers; retries for up to `wait_s` seconds.
 
-        `credentials` is the path of a file with `user:password`. Raises ServiceError('bus_unavailable') naming the
-        servers if none of them answers, and SettingsError if the credentials are refused or a URL is invalid.
+        `credentials` is the path of a file with `user:password`. With `tls`, the connection uses TLS or fails. Raises
+        ServiceError('bus_unavailable') naming the servers if none of them answers, and SettingsError if the credentials
+        or certificates are refused or a URL is invalid.
         """
         transport = cls(name)
         transport.on_error, transport.on_disconnect, transport.on_reconnect = on_error, on_disconnect, on_reconnect
         options = transport._options(urls, inbox_prefix, read_credentials(credentials) if credentials else None)
+        if tls is not None:
+            options["tls"] = tls
         await transport._open(options, ", ".join(without_credentials(url) for url in urls), wait_s)
         return transport
 
@@ -295,6 +306,8 @@ class NatsTransport:
         while (error := await self._attempt(options)) is not None:
             if "authorization" in str(error).lower():
                 raise SettingsError(f"nats-credentials: the NATS server at {shown} refuses them")
+            if isinstance(error, ssl.SSLError) or "TLS" in str(error):
+                raise SettingsError(f"nats-tls-ca, nats-tls-cert: no TLS with the NATS server at {shown}: {error}")
             if loop.time() + pause_s > deadline:
                 message = f"No NATS server answers at {shown} ({error or type(error).__name__})."
                 raise ServiceError("bus_unavailable", message, retry_after_s=1.0)

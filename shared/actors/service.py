@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from shared import limits, telemetry
+from shared import limits, telemetry, tls
 from shared.actors.discovery import Discovery, Endpoint, Identity
 from shared.actors.host import Host, Service, Status
 from shared.actors.logs import configure_logging
@@ -210,7 +210,8 @@ class _Process:
         if not urls:
             raise SettingsError("nats: the URL of a NATS server is needed (--nats or ANTIPHON_NATS)")
         credentials, inbox = self._settings.nats_credentials, subjects.inbox(member_id)
-        return await NatsTransport.connect(urls, name=name, inbox_prefix=inbox, credentials=credentials)
+        context = tls.bus_context(self._settings)
+        return await NatsTransport.connect(urls, name=name, inbox_prefix=inbox, credentials=credentials, tls=context)
 
     async def _announce(self, host: Host, transport: NatsTransport) -> None:
         name, subjects = self._service.name, host.subjects

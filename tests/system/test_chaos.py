@@ -13,6 +13,7 @@ import pytest
 from tests.system.served import ROOT, Served, fetch, serve_tiny, until_the_end, wait_until
 
 pytestmark = pytest.mark.system
+KEY = "sk-the-key-of-this-test"
 
 
 def _antiphon(*words: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
@@ -23,7 +24,7 @@ def _antiphon(*words: str, timeout_s: float = 120) -> subprocess.CompletedProces
 @pytest.fixture(scope="module")
 def served(model: Path) -> Iterator[Served]:
     replicas = [f"--{service}=2" for service in ("gateways", "tokenizers", "engines", "detokenizers")]
-    with until_the_end(serve_tiny(model, *replicas)) as started:
+    with until_the_end(serve_tiny(model, *replicas, "--log-level=debug", environ={"OPENAI_API_KEYS": KEY})) as started:
         yield started
 
 
@@ -36,7 +37,7 @@ def _run_directory(served: Served) -> str:
 def test_a_short_run_loses_nothing(served: Served, tmp_path: Path):
     report = tmp_path / "report.json"
     done = _antiphon(
-        "chaos", "--minutes=0.12", "--streams=4", "--seed=3", "--max-tokens=60", f"--json={report}",
+        "chaos", "--minutes=0.12", "--streams=4", "--seed=3", "--max-tokens=60", f"--json={report}", f"--token={KEY}",
         f"--url={served.url}", f"--run-directory={_run_directory(served)}",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -52,13 +53,13 @@ def test_a_short_run_loses_nothing(served: Served, tmp_path: Path):
 def test_the_watcher_finds_nothing_in_a_healthy_system_and_a_frozen_engine_in_another(served: Served):
     url = served.url.removesuffix("/v1")
     wait_until(lambda: _ready(served) == 8, 30)
-    healthy = _antiphon("watch", "--once", "--server", url)
+    healthy = _antiphon("watch", "--once", "--server", url, "--token", KEY)
     assert (healthy.returncode, "nothing is wrong" in healthy.stdout) == (0, True), healthy.stdout + healthy.stderr
     engines = [pid for name, pid in served.pids().items() if name.startswith("engine")]
     for pid in engines:
         os.kill(pid, signal.SIGSTOP)
     try:
-        broken = _antiphon("watch", "--once", "--server", url)
+        broken = _antiphon("watch", "--once", "--server", url, "--token", KEY)
     finally:
         for pid in engines:
             os.kill(pid, signal.SIGCONT)
@@ -66,8 +67,27 @@ def test_the_watcher_finds_nothing_in_a_healthy_system_and_a_frozen_engine_in_an
     assert "engine: no process is ready" in broken.stdout
 
 
+@pytest.mark.matrix("S-14")
+def test_no_key_and_no_password_is_in_a_command_line_or_a_log(served: Served):
+    files = list(Path(_run_directory(served)).glob("*.credentials"))
+    assert len(files) == 9
+    secrets = [KEY, *(file.read_text().split(":")[1] for file in files)]
+    for key in (KEY, "sk-wrong"):
+        answer = fetch(served, "POST", "/v1/completions", {"prompt": "x", "nonsense": 1}, Authorization=f"Bearer {key}")
+        assert answer.status in (400, 401)
+        assert KEY.encode() not in answer.body
+    command_lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in (served.process.pid, *served.descendants())]
+    assert len(command_lines) > 9
+    for secret in secrets:
+        assert not any(secret in text for text in command_lines)
+        assert secret not in served.output
+    assert "DEBUG" in served.output, "the log has its most talkative level"
+    # The bus has no monitoring port, so there is no /varz at all.
+    assert "http" not in Path(_run_directory(served), "nats.conf").read_text()
+
+
 def _ready(served: Served) -> int:
-    members = fetch(served, "GET", "/admin/topology").json["members"]
+    members = fetch(served, "GET", "/admin/topology", Authorization=f"Bearer {KEY}").json["members"]
     return sum(one["state"] == "ready" for one in members)
 
 

@@ -1,0 +1,112 @@
+"""The bus over TLS: with the right authority, without it, with a client's certificate, and no way around it."""
+
+import contextlib
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from antiphon.nats_server import find_binary
+from shared.actors.nats import NatsTransport
+from shared.actors.transport import Delivery
+from shared.config import BusSettings, SettingsError
+from shared.tls import bus_context
+from tests.conftest import NatsServer, free_port
+
+pytestmark = pytest.mark.nats
+FILES = Path(__file__).parents[1] / "system" / "tls"
+CERTIFICATE, KEY = str(FILES / "certificate.pem"), str(FILES / "key.pem")
+TRUSTING = BusSettings(nats_tls_ca=CERTIFICATE)
+
+
+@pytest.fixture(params=[False, True], ids=["server only", "mutual"])
+def mutual(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+@pytest.fixture
+def server(tmp_path: Path, mutual: bool) -> Iterator[str]:
+    """URL of a server that requires TLS."""
+    port = free_port()
+    verify = f', ca_file: "{CERTIFICATE}", verify: true' if mutual else ""
+    config = tmp_path / "nats.conf"
+    config.write_text(
+        f'listen: "127.0.0.1:{port}"\nauthorization {{ user: "u", password: "secret" }}\n'
+        f'tls {{ cert_file: "{CERTIFICATE}", key_file: "{KEY}"{verify} }}\n'
+    )
+    process = subprocess.Popen([find_binary(), "-c", str(config)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as probe:
+            if probe.recv(4) == b"INFO":
+                break
+    yield f"nats://127.0.0.1:{port}"
+    process.terminate()
+    process.wait()
+
+
+@pytest.fixture
+def credentials(tmp_path: Path) -> str:
+    file = tmp_path / "credentials"
+    file.write_text("u:secret")
+    file.chmod(0o600)
+    return str(file)
+
+
+async def _connect(url: str, settings: BusSettings, credentials: str) -> NatsTransport:
+    context = bus_context(replace(settings, nats=url))
+    return await NatsTransport.connect(
+        [url], name="one", inbox_prefix="i", credentials=credentials, tls=context, wait_s=2
+    )
+
+
+async def test_messages_pass_with_the_right_certificates(server: str, credentials: str, mutual: bool):
+    own = replace(TRUSTING, nats_tls_cert=CERTIFICATE, nats_tls_key=KEY) if mutual else TRUSTING
+    transport = await _connect(server, own, credentials)
+    heard: list[Delivery] = []
+    await transport.subscribe("a", heard.append)
+    await transport.publish("a", b"x")
+    await transport.barrier()
+    await transport.close()
+    assert [one.payload for one in heard] == [b"x"]
+
+
+async def test_an_unknown_authority_is_refused_at_once(server: str, credentials: str):
+    with pytest.raises(SettingsError, match=r"no TLS with the NATS server.*certificate verify failed"):
+        await _connect(server.replace("nats://", "tls://"), BusSettings(), credentials)
+
+
+@pytest.mark.parametrize("mutual", [True], indirect=True)
+async def test_a_client_without_its_certificate_is_refused(server: str, credentials: str):
+    with pytest.raises(Exception, match=r"no TLS|No NATS server"):
+        await _connect(server, TRUSTING, credentials)
+
+
+async def test_nothing_is_said_to_a_server_without_tls(nats_server: NatsServer):
+    """The password would go over the wire unencrypted."""
+    with pytest.raises(SettingsError, match="does not require TLS"):
+        await _connect(nats_server.url, TRUSTING, nats_server.credentials)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (BusSettings(nats_tls_ca="/nowhere"), "--nats-tls-ca: /nowhere"),
+        (BusSettings(nats_tls_ca=KEY), "--nats-tls-ca"),
+        (BusSettings(nats_tls_key=KEY), "needs --nats-tls-cert"),
+        (BusSettings(nats_tls_cert=CERTIFICATE), "--nats-tls-cert and --nats-tls-key"),
+        (BusSettings(nats_tls_cert=KEY, nats_tls_key=KEY), "--nats-tls-cert and --nats-tls-key"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(settings: BusSettings, text: str):
+    with pytest.raises(SettingsError, match=text):
+        bus_context(settings)
+
+
+def test_without_a_wish_for_tls_there_is_none():
+    assert bus_context(BusSettings(nats="nats://h:1")) is None
+    assert bus_context(BusSettings(nats="tls://h:1")) is not None
