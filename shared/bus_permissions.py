@@ -22,6 +22,8 @@ RESPONSES = 'allow_responses: { max: 1, expires: "1m" }'
 """A service may answer a request once, on its reply subject, within this time."""
 BUCKETS: dict[str, tuple[Role, ...]] = {"limits": ("gateway",), "adapters": ("gateway", "engine")}
 """Key-value stores, and the roles that read and write them."""
+LOGS = ("streams", "stream-tokens")
+"""Logs on JetStream that gateways write and read: the records of streams, and their tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,9 @@ def _gateway(subjects: Subjects, member: str) -> Permissions:
             subjects.detokenizer_control("*", "*"),
             subjects.gateway_control("*", "*"),
             subjects.usage(),
+            subjects.stream_record("*"),
+            subjects.stream_journal(member, "*"),
+            *(subject for name in LOGS for subject in _log(subjects, name)),
             *_own_publish("gateway", subjects, member),
         ),
         subscribe=(
@@ -158,6 +163,16 @@ def _bucket(subjects: Subjects, name: str) -> tuple[str, ...]:
         f"$JS.API.STREAM.CREATE.KV_{bucket}",
         f"$JS.API.STREAM.INFO.KV_{bucket}",
         f"$JS.API.DIRECT.GET.KV_{bucket}.>",
+    )
+
+
+def _log(subjects: Subjects, name: str) -> tuple[str, ...]:
+    """Creating a log or changing its limits, and reading its messages; not deleting it. Writing is a subject's own."""
+    log = bucket_name(subjects.namespace, name)
+    return (
+        *(f"$JS.API.STREAM.{verb}.{log}" for verb in ("CREATE", "UPDATE", "INFO")),
+        f"$JS.API.DIRECT.GET.{log}",
+        f"$JS.API.DIRECT.GET.{log}.>",
     )
 
 

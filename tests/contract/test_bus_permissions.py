@@ -36,11 +36,13 @@ SAMPLES = [
     S.engine_adapters("e1", "i"), S.adapters("m"), S.detokenizer_control("d1", "i"), S.detokenizer_tokens("d1", "i"),
     S.gateway_text("g1", "i"), S.gateway_tokens("g1", "i"), S.gateway_control("g1", "i"), S.gateway_text("g2", "i"),
     S.heartbeat("gateway", "g1"), S.heartbeat("engine", "e1"), S.heartbeat("engine", "e2"),
-    S.heartbeat("tokenizer", "t1"), S.heartbeat("detokenizer", "d1"), S.usage(), S.steps("e1"), S.steps("e2"),
+    S.heartbeat("tokenizer", "t1"), S.heartbeat("detokenizer", "d1"), S.usage(),
+    S.stream_record("r"), S.stream_journal("g1", "i"), S.stream_journal("g2", "i"), S.steps("e1"), S.steps("e2"),
     *(f"{S.inbox(name)}.probe" for name in USERS), f"{S.inbox('g1')}.x", "other.v2.hb.engine.e1",
     "$SYS.REQ.SERVER.PING",
     "$SRV.PING", "$SRV.PING.antiphon-engine.e1", "_INBOX.x", "$KV.antiphon-v2-limits.k", "$KV.antiphon-v2-adapters.k",
     "$JS.API.STREAM.DELETE.KV_antiphon-v2-limits", "$JS.API.STREAM.CREATE.other", "$JS.API.CONSUMER.CREATE.x.y",
+    "$JS.API.STREAM.DELETE.antiphon-v2-streams", "$JS.API.DIRECT.GET.antiphon-v2-streams",
     "$JS.API.STREAM.PURGE.KV_antiphon-v2-adapters", "$JS.API.STREAM.CREATE.KV_antiphon-v2-limits",
 ]  # fmt: skip
 
