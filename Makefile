@@ -56,6 +56,7 @@ check: install  ## format, lint, types, imports, house limits, generated pages
 	$(BIN)/python infra/checks/house_limits.py
 	$(BIN)/python -m infra.checks.protocol_page --check
 	$(BIN)/python -m infra.checks.bus_users --check
+	$(BIN)/python -m infra.checks.matrix --check
 	$(BIN)/python -m infra.checks.spec_coverage --check
 
 kernels: install  ## compile every GPU kernel for every target, without a GPU (ARGS="--write --jobs 4")
@@ -79,6 +80,8 @@ bench-peers: install  ## beside other systems (ARGS="--model DIR --vllm …/bin/
 docs: install  ## write the generated pages: settings, protocol, coverage of the specification
 	$(BIN)/python -m infra.checks.settings_page
 	$(BIN)/python -m infra.checks.protocol_page
+	$(BIN)/python -m infra.checks.bus_users
+	$(BIN)/python -m infra.checks.matrix
 	$(BIN)/python -m infra.checks.spec_coverage --claim
 
 coverage-of-spec: install  ## write docs/coverage.md from the last `make test` (ARGS=--claim: from the marks alone)

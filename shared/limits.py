@@ -229,6 +229,10 @@ BATCH_OUTPUT_BYTES_MAX = 2 * 2**30
 """Size of one output file of a batch. A batch whose answers are larger fails."""
 BATCH_ERRORS_MAX = 100
 """Lines of an input file that the errors of a batch name."""
+HEADER_BYTES_MAX = 64 * 2**10
+"""Size of a request's line and headers together."""
+HEADER_READ_S = 30.0
+"""Longest time for them to arrive, from the connection or from their first byte on."""
 BODY_READ_S = 60.0
 """Longest time for a request's body to arrive. Ends requests whose client stops sending."""
 IDLE_CONNECTION_S = 75.0

@@ -17,6 +17,7 @@ from services.gateway.actor import GatewayActor
 from services.gateway.app import continue_batches, create_app
 from services.gateway.http.auth import ApiKeys
 from services.gateway.pictures.remote import RemotePictures
+from services.gateway.http.connection import BoundedConnection
 from services.gateway.record import Recorder
 from services.gateway.responses.log_store import LogResponseStore
 from services.gateway.streams.store import StreamStore
@@ -189,7 +190,7 @@ def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         lifespan="off",
-        http="httptools",
+        http=BoundedConnection,
         ws="none",
         timeout_graceful_shutdown=int(limits.DRAIN_S),
         timeout_keep_alive=int(limits.IDLE_CONNECTION_S),

@@ -249,6 +249,7 @@ async def test_any_other_message_that_finds_the_mailbox_full_is_counted_and_logg
     assert stage.subject.log[1:] == [f"plain {number}" for number in range(4)]
 
 
+@pytest.mark.matrix("S-04", "B-17")
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x91\xa3Nix", codec.encode(Ack("not handled"))])
 async def test_a_malformed_message_is_counted_and_answered_and_the_actor_goes_on(stage, payload):
     reply = await stage.send(payload)

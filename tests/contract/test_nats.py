@@ -39,6 +39,7 @@ class Received(asyncio.Queue):
             return await self.get()
 
 
+@pytest.mark.matrix("B-01")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_after_a_restart_of_the_server_subscriptions_work_again(private_nats_server, nats_connect, number):
     one, two = await nats_connect(private_nats_server, "one"), await nats_connect(private_nats_server, "two")
@@ -143,6 +144,7 @@ async def test_an_abandoned_barrier_does_no_harm(private_nats_server, nats_conne
     assert one.counters["disconnect"] == 0
 
 
+@pytest.mark.matrix("B-02")
 async def test_a_frozen_server_shows_as_disconnected_and_comes_back(private_nats_server, nats_connect):
     one = await nats_connect(private_nats_server, "one")
     link = Link(one)
@@ -233,6 +235,7 @@ async def test_a_missing_credentials_file_and_a_malformed_url_are_settings_to_co
         await NatsTransport.connect(["nats://:x:"], name="one", inbox_prefix="i", wait_s=0.1)
 
 
+@pytest.mark.matrix("B-16")
 async def test_messages_that_a_lagging_receiver_loses_are_counted(nats_server, nats_connect, namespace, monkeypatch):
     monkeypatch.setattr(limits, "PENDING_MSGS_MAX", 10)
     one, two = await nats_connect(nats_server, "one"), await nats_connect(nats_server, "two")

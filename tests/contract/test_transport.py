@@ -192,6 +192,7 @@ async def test_a_member_that_leaves_a_queue_group_loses_no_message(bus, namespac
     assert sorted(kept.payloads + left.payloads) == sorted(str(number).encode() for number in range(1000))
 
 
+@pytest.mark.matrix("B-15")
 async def test_a_fresh_connection_misses_nothing_after_its_barrier(bus, namespace):
     """The start-up race: a subscription that the bus does not know yet loses the head of a stream without a word."""
     sender = await bus.connect("sender")
@@ -237,6 +238,7 @@ async def test_publishing_after_closing_is_refused(bus, namespace):
         assert failure.value.code == "bus_unavailable"
 
 
+@pytest.mark.matrix("B-14")
 async def test_the_largest_message_passes_and_a_larger_one_is_refused(bus, namespace):
     one = await bus.connect("one")
     inbox = await subscribed(one, f"{namespace}.big")

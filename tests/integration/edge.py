@@ -18,6 +18,7 @@ from services.gateway.access.usage import UsageLedger
 from services.gateway.app import create_app
 from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, TokenCounts
 from services.gateway.http.auth import ApiKeys
+from services.gateway.http.connection import BoundedConnection
 from services.gateway.model_catalog import find_model, unknown_model, wanted_name
 from services.gateway.record import RecordDirectory, Recorder
 from services.gateway.responses.store import ResponseStore
@@ -171,7 +172,7 @@ async def serving(
         streams=streams,
         finished_responses=finished_responses,
     )
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http="httptools", ws="none")
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http=BoundedConnection, ws="none")
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)

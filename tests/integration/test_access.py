@@ -213,6 +213,7 @@ async def repeatable(port: int, key: str, client: str = "sk-free", path: str = C
     return await call(port, "POST", path, body, {"authorization": f"Bearer {client}", "idempotency-key": key})
 
 
+@pytest.mark.matrix("G-06")
 async def test_a_repeated_request_gets_the_first_answer_and_runs_once():
     backend, records = ScriptedBackend(), Records()
     async with limited(backend, records) as port:
@@ -235,6 +236,7 @@ async def test_a_repeated_request_gets_the_first_answer_and_runs_once():
         assert len(await records.wait(4)) == 4
 
 
+@pytest.mark.matrix("G-06")
 async def test_a_repetition_waits_for_the_first_even_if_the_first_client_has_left():
     backend = ScriptedBackend(manual=True)
     async with limited(backend) as port:

@@ -212,6 +212,7 @@ async def test_lost_token_messages_are_asked_for_and_the_text_is_the_same(rig: R
     assert rig.resends > 0
 
 
+@pytest.mark.matrix("R-08")
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 async def test_streams_of_a_dead_or_frozen_detokenizer_go_on_elsewhere(rig: Rig, fault: signal.Signals) -> None:
     await rig.use(await rig.roster.wait_for("d1"))
@@ -227,6 +228,7 @@ async def test_streams_of_a_dead_or_frozen_detokenizer_go_on_elsewhere(rig: Rig,
     rig.check()
 
 
+@pytest.mark.matrix("R-11")
 async def test_a_drained_detokenizer_finishes_its_streams_and_exits(rig: Rig) -> None:
     await rig.use(await rig.roster.wait_for("d1"))
     await rig.run_until(0.3)

@@ -55,6 +55,7 @@ async def test_the_models_are_listed_and_found_by_ids_with_slashes():
         assert (unknown.status, unknown.error["code"], unknown.error["param"]) == (404, "model_not_found", "model")
 
 
+@pytest.mark.matrix("G-10")
 @pytest.mark.spec("S-API-005")
 async def test_probes_tell_what_is_missing():
     backend = ScriptedBackend(missing="No engine is ready.")
@@ -101,6 +102,7 @@ async def test_unknown_routes_are_not_found():
                     assert reply.error["code"] == "not_found"
 
 
+@pytest.mark.matrix("S-10")
 @pytest.mark.spec("S-API-006", "S-API-080", "S-SRV-013")
 async def test_every_route_but_the_probes_needs_a_key():
     table = every_route()
@@ -122,6 +124,7 @@ async def test_every_route_but_the_probes_needs_a_key():
         assert (await call(port, "GET", "/nothing")).status == 401
 
 
+@pytest.mark.matrix("S-12")
 async def test_the_server_draws_each_request_s_id():
     async with serving(ScriptedBackend()) as port:
         reply = await call(port, "POST", "/v1/completions", {"prompt": "x"})
@@ -168,6 +171,7 @@ async def test_bad_json_is_a_readable_error():
                 assert (reply.status, reply.error["code"]) == (400, "invalid_json"), (path, body)
 
 
+@pytest.mark.matrix("G-09")
 async def test_a_body_over_the_limit_is_refused_while_it_is_read():
     async with serving(ScriptedBackend()) as port:
         big = b'{"prompt": "' + b"x" * limits.BODY_BYTES_MAX + b'"}'
@@ -186,6 +190,7 @@ async def test_a_body_over_the_limit_is_refused_while_it_is_read():
         assert (await call(port, "POST", "/v1/chat/completions", CHAT)).status == 200
 
 
+@pytest.mark.matrix("G-04")
 async def test_refusals_say_when_to_come_back():
     backend = ScriptedBackend(refusal=ServiceError("server_is_overloaded", "Too many requests.", retry_after_s=3.0))
     async with serving(backend) as port:

@@ -5,6 +5,7 @@ import dataclasses
 import json
 from typing import Any
 
+import pytest
 from fastapi import FastAPI
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,12 +101,14 @@ def check(path: str, body: bytes, app: FastAPI = APP) -> None:
         assert error["param"], error
 
 
+@pytest.mark.matrix("G-08")
 @settings(max_examples=60, deadline=None)
 @given(PATHS, st.binary(max_size=40) | st.text(max_size=40).map(str.encode) | JSON.map(json.dumps).map(str.encode))
 def test_any_bytes_are_answered_with_an_error_object(path: str, body: bytes):
     check(path, body)
 
 
+@pytest.mark.matrix("G-08")
 @settings(max_examples=200, deadline=None)
 @given(PATHS, BODY | ALMOST_GOOD)
 def test_any_fields_are_answered_or_refused_by_name(path: str, body: Any):

@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,12 +96,14 @@ def check(path: str, body: bytes) -> None:
         assert reply.error["message"]
 
 
+@pytest.mark.matrix("G-08")
 @settings(max_examples=60, deadline=None)
 @given(PATHS, st.binary(max_size=40) | st.text(max_size=40).map(str.encode) | JSON.map(json.dumps).map(str.encode))
 def test_any_bytes_are_answered_with_an_error_object(path: str, body: bytes):
     check(path, body)
 
 
+@pytest.mark.matrix("G-08")
 @settings(max_examples=200, deadline=None)
 @given(st.tuples(PATHS, BODY) | ALMOST_GOOD)
 def test_any_fields_are_answered_or_refused(request_to: tuple[str, Any]):

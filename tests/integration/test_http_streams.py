@@ -96,6 +96,7 @@ async def test_silence_is_filled_with_comments_that_clients_skip():
     assert Reply(200, {}, body).events[-1] == "[DONE]"
 
 
+@pytest.mark.matrix("G-07")
 @pytest.mark.parametrize("first", [True, False])
 async def test_an_error_after_the_first_byte_ends_the_stream_without_done(first: bool):
     backend = ScriptedBackend(manual=True)
@@ -133,6 +134,7 @@ async def test_a_stream_that_breaks_off_does_not_look_complete():
     assert events[-1]["error"]["code"] == "internal_error"
 
 
+@pytest.mark.matrix("G-01")
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("body", [CHAT, COMPLETION])
 async def test_a_client_that_leaves_before_the_first_token_cancels_the_generation(stream: bool, body: Any):
@@ -150,6 +152,7 @@ async def test_a_client_that_leaves_before_the_first_token_cancels_the_generatio
     assert b'antiphon:request_errors_total{code="client_closed_request"} 1.0' in metrics
 
 
+@pytest.mark.matrix("G-01")
 async def test_a_client_that_leaves_during_prefill_cancels_the_generation():
     backend = ScriptedBackend(manual=True)
     async with serving(backend, keep_alive_s=0.01) as port:
@@ -161,6 +164,7 @@ async def test_a_client_that_leaves_during_prefill_cancels_the_generation():
         await cancelled(generation)
 
 
+@pytest.mark.matrix("G-01")
 @pytest.mark.parametrize("abrupt", [False, True])
 async def test_a_client_that_leaves_in_mid_stream_cancels_the_generation(abrupt: bool):
     backend = ScriptedBackend(manual=True)
@@ -210,6 +214,7 @@ async def test_a_client_that_stays_connected_may_send_its_next_request():
             assert (await connection.reply()).status == 200
 
 
+@pytest.mark.matrix("G-03")
 async def test_a_slow_client_holds_back_its_own_stream_only_and_loses_nothing():
     backend = ScriptedBackend(manual=True)
     # More than the kernel's own buffers take.

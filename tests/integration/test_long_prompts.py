@@ -65,6 +65,7 @@ def body(prompt: str | list[int], **more: object) -> dict[str, object]:
     return {"model": "default", "prompt": prompt, "max_tokens": 1, "temperature": 0, **more}
 
 
+@pytest.mark.matrix("B-14")
 async def test_a_text_of_more_than_a_megabyte_and_a_half_is_served(port: int) -> None:
     text = "four " * 320_000
     reply = await call(port, "POST", "/v1/completions", body(text))
@@ -83,6 +84,7 @@ async def test_four_hundred_thousand_token_ids_are_served_and_echoed(port: int) 
     assert choice["text"].startswith(bytes(ids).decode())
 
 
+@pytest.mark.matrix("B-14")
 @pytest.mark.parametrize("as_ids", [True, False])
 async def test_a_prompt_beyond_the_context_is_refused_in_tokens(port: int, as_ids: bool) -> None:
     prompt = [65] * (CONTEXT + 5) if as_ids else "a" * (CONTEXT + 5)

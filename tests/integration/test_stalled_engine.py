@@ -156,6 +156,7 @@ async def rig(
     await rig.close()
 
 
+@pytest.mark.matrix("R-04")
 @pytest.mark.parametrize("environ", [{}, {"SPINS": "1"}], ids=["idle", "spinning"])
 async def test_streams_go_on_on_another_engine_while_a_step_hangs(rig: Rig, environ: dict[str, str]) -> None:
     await rig.engine("e1", **environ)
@@ -191,6 +192,7 @@ async def test_the_only_engine_goes_on_when_its_step_has_ended(rig: Rig) -> None
     assert (await rig.heard("e1", "ready")).state == "ready"
 
 
+@pytest.mark.matrix("R-04")
 async def test_an_engine_that_stays_stalled_exits_with_13_and_the_stream_goes_on_on_its_successor(rig: Rig) -> None:
     await rig.engine("e1", STALL_EXIT_S="0.5")
     actor, answer = rig.ask(1)

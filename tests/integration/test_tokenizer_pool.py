@@ -70,6 +70,7 @@ async def pool(
     await processes.close()
 
 
+@pytest.mark.matrix("R-09")
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 async def test_a_replica_that_goes_under_load_costs_a_retry_and_not_a_request(
     pool: Pool, fault: signal.Signals

@@ -61,6 +61,7 @@ def test_a_prefix_hit_gives_the_same_tokens(backend: str, variant: str, models: 
     assert sorted(engine.cached.values())[-3:] == [64, 64, 64]
 
 
+@pytest.mark.matrix("R-12")
 @pytest.mark.parametrize(("backend", "variant"), on_both(FAMILY_VARIANTS))
 def test_preemption_gives_the_same_tokens(backend: str, variant: str, models: Models, reference: Reference) -> None:
     prompts = [make_prompt(length) for length in (30, 31, 32, 33)]

@@ -85,6 +85,7 @@ def _is_text(data: bytes) -> bool:
     return True
 
 
+@pytest.mark.matrix("P-04")
 @pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
@@ -152,6 +153,7 @@ def test_the_window_and_the_bytes_give_the_same_text(kind: str, data: st.DataObj
     assert "".join(deltas(window, singles(ids))) == "".join(deltas(quick, singles(ids)))
 
 
+@pytest.mark.matrix("P-04")
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @few
@@ -191,6 +193,7 @@ def naive(text: str, stops: Sequence[str], include: bool, exempt: int = 0) -> tu
     return text, None
 
 
+@pytest.mark.matrix("P-05")
 @pytest.mark.parametrize("include", [True, False])
 @given(parts=st.lists(letters, max_size=5), stops=stop_lists)
 @settings(max_examples=200, deadline=None)

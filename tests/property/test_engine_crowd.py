@@ -62,6 +62,7 @@ def submit_something(machine: EngineCoreMachine, draw: random.Random) -> None:
     )
 
 
+@pytest.mark.matrix("P-01", "P-08")
 @pytest.mark.parametrize("seed", range(8))
 def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(seed: int) -> None:
     seen: Counter[str] = Counter()

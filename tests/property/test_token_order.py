@@ -1,5 +1,6 @@
 """P-02: whatever the bus drops, repeats or reorders, a sequence's tokens are taken in order, each exactly once."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ def taken(sequencer: Sequencer, pushed: TokenEvent) -> tuple[int, ...]:
     return tuple(i for fresh, skip in sequencer.push(pushed) for i in fresh.token_ids[skip:])
 
 
+@pytest.mark.matrix("P-02")
 @given(start=st.integers(0, 5), frames=st.lists(ranges, max_size=80))
 @settings(max_examples=200, deadline=None)
 def test_what_is_taken_is_a_prefix_of_the_truth_and_a_replay_completes_it(
@@ -38,6 +40,7 @@ def test_what_is_taken_is_a_prefix_of_the_truth_and_a_replay_completes_it(
     assert not sequencer.has_gap
 
 
+@pytest.mark.matrix("P-02")
 @given(position=st.integers(1, 10**9), count=st.integers(1, 3 * HELD_EVENTS_MAX))
 @settings(max_examples=50, deadline=None)
 def test_memory_behind_a_gap_is_bounded(position: int, count: int) -> None:

@@ -73,6 +73,7 @@ def p99(values: list[float]) -> float:
     return sorted(values)[int(0.99 * (len(values) - 1) + 0.5)]
 
 
+@pytest.mark.matrix("G-05")
 @pytest.mark.parametrize(("gateways", "asked_at"), [(1, "gateway0"), (2, "gateway1")])
 def test_a_key_with_two_hundred_requests_does_not_delay_another_to_more_than_twice_its_idle_time(
     model_dir, gateways, asked_at

@@ -105,6 +105,7 @@ def numbers(names: list[str]) -> Iterator[int]:
     return (int(name.removeprefix("r").partition("-")[0]) for name in names)
 
 
+@pytest.mark.matrix("G-04")
 def test_two_thousand_requests_at_one_small_engine_are_placed_in_their_order_with_few_messages(model_dir):
     count, rows = 2000, 8
 
@@ -215,6 +216,7 @@ def test_gateways_share_an_engine_and_none_starves(model_dir, seed):
     run_simulation(main, seed)
 
 
+@pytest.mark.matrix("B-06")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     "subject", ["eng.*.*.ctl", "det.*.*.ctl", "gw.*.*.ctl", "inbox.>", "det.*.*.tok", "gw.*.*.txt", "hb.>"]

@@ -98,6 +98,7 @@ def test_the_same_seed_gives_the_same_run(model_dir):
     assert first != other
 
 
+@pytest.mark.matrix("B-03")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("subject", [f"{BUS}.det.*.*.tok", f"{BUS}.gw.*.*.txt"])
 def test_lost_token_and_text_messages_are_repaired(model_dir, subject, seed):
@@ -110,6 +111,7 @@ def test_lost_token_and_text_messages_are_repaired(model_dir, subject, seed):
     simulate(model_dir, scenario, seed)
 
 
+@pytest.mark.matrix("B-04")
 @pytest.mark.parametrize("subject", [f"{BUS}.det.*.*.tok", f"{BUS}.gw.*.*.txt"])
 @pytest.mark.parametrize("place", ["first", "last"])
 def test_a_lost_first_or_last_message_is_repaired(model_dir, subject, place):
@@ -130,6 +132,7 @@ def _is_edge(delivery, place: str) -> bool:
     return event.position == 0 if place == "first" else event.finish_reason is not None
 
 
+@pytest.mark.matrix("B-05")
 @pytest.mark.parametrize("seed", range(4))
 def test_duplicated_and_reordered_messages_change_nothing(model_dir, seed):
     async def scenario(society: Society) -> None:
@@ -143,6 +146,7 @@ def test_duplicated_and_reordered_messages_change_nothing(model_dir, seed):
     simulate(model_dir, scenario, seed)
 
 
+@pytest.mark.matrix("B-06")
 @pytest.mark.parametrize("subject", [f"{BUS}.eng.*.*.ctl", f"{BUS}.det.*.*.ctl", f"{BUS}.inbox.>"])
 def test_lost_commands_and_answers_are_asked_again(model_dir, subject):
     async def scenario(society: Society) -> None:
@@ -153,6 +157,7 @@ def test_lost_commands_and_answers_are_asked_again(model_dir, subject):
     simulate(model_dir, scenario)
 
 
+@pytest.mark.matrix("R-01")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("victim", ["tokenizer0", "detokenizer0", "engine0"])
 def test_a_killed_replica_costs_nobody_a_token(model_dir, victim, seed):
@@ -165,6 +170,7 @@ def test_a_killed_replica_costs_nobody_a_token(model_dir, victim, seed):
     simulate(model_dir, scenario, seed, engine=2, detokenizer=2, tokenizer=2)
 
 
+@pytest.mark.matrix("R-03")
 @pytest.mark.parametrize("victim", ["tokenizer0", "detokenizer0", "engine0"])
 def test_a_frozen_replica_costs_nobody_a_token(model_dir, victim):
     async def scenario(society: Society) -> None:
@@ -177,6 +183,7 @@ def test_a_frozen_replica_costs_nobody_a_token(model_dir, victim):
     simulate(model_dir, scenario, engine=2, detokenizer=2, tokenizer=2)
 
 
+@pytest.mark.matrix("R-05")
 def test_the_only_engine_comes_back_and_the_streams_go_on(model_dir):
     async def scenario(society: Society) -> None:
         asked = asyncio.create_task(many(society, 4))
@@ -189,6 +196,7 @@ def test_the_only_engine_comes_back_and_the_streams_go_on(model_dir):
     simulate(model_dir, scenario)
 
 
+@pytest.mark.matrix("R-05")
 def test_without_any_engine_a_running_request_ends_with_an_error_and_a_new_one_is_refused(model_dir):
     async def scenario(society: Society) -> None:
         asked = asyncio.create_task(society.ask(greedy(1)))
@@ -204,6 +212,7 @@ def test_without_any_engine_a_running_request_ends_with_an_error_and_a_new_one_i
     simulate(model_dir, scenario)
 
 
+@pytest.mark.matrix("G-01")
 def test_a_cancelled_request_frees_its_blocks(model_dir):
     async def scenario(society: Society) -> None:
         gateway = society.members["gateway0"].service.actor
@@ -217,6 +226,7 @@ def test_a_cancelled_request_frees_its_blocks(model_dir):
     simulate(model_dir, scenario)
 
 
+@pytest.mark.matrix("R-10")
 def test_what_a_killed_gateway_owned_is_dropped(model_dir):
     async def scenario(society: Society) -> None:
         generation = society.members["gateway0"].service.actor.generate(greedy(1, max_tokens=100))
@@ -252,6 +262,7 @@ def test_choices_differ_and_prompts_keep_their_order(model_dir):
     simulate(model_dir, scenario)
 
 
+@pytest.mark.matrix("R-12")
 def test_a_small_block_pool_preempts_and_still_gives_the_same_tokens(model_dir):
     async def scenario(society: Society) -> None:
         await society.start("engine", num_blocks=24)

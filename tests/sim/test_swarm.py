@@ -17,6 +17,7 @@ def model_dirs(tmp_path_factory) -> tuple[str, ...]:
     return make_models(tmp_path_factory.mktemp("models"))
 
 
+@pytest.mark.matrix("R-02", "R-11", "R-14", "B-09", "B-10", "P-03", "P-07")
 @pytest.mark.swarm
 @pytest.mark.timeout(600)
 def test_every_request_of_a_swarm_ends_once_with_the_reference_output(model_dirs):

@@ -1,5 +1,6 @@
 """`antiphon chaos` and `antiphon watch` on real processes: a run that passes, and a system with a breach."""
 
+import asyncio
 import json
 import os
 import signal
@@ -10,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.chaos.schedule import Fault, FaultKind
+from antiphon.chaos.streams import Load, Outcome, learn, make_bodies
+from antiphon.chaos.targets import Injector
+from antiphon.readiness import ServerAddress
 from tests.system.served import ROOT, Served, fetch, serve_tiny, until_the_end, wait_until
 
 pytestmark = pytest.mark.system
@@ -34,6 +39,7 @@ def _run_directory(served: Served) -> str:
     return str(Path(words[words.index("-c") + 1]).parent)
 
 
+@pytest.mark.matrix("R-14")
 def test_a_short_run_loses_nothing(served: Served, tmp_path: Path):
     report = tmp_path / "report.json"
     done = _antiphon(
@@ -65,6 +71,54 @@ def test_the_watcher_finds_nothing_in_a_healthy_system_and_a_frozen_engine_in_an
             os.kill(pid, signal.SIGCONT)
     assert broken.returncode == 1, broken.stdout
     assert "engine: no process is ready" in broken.stdout
+
+
+def _fault(kind: FaultKind, duration_s: float, *targets: str) -> Fault:
+    return Fault(0.0, kind, targets[0].partition("-")[0], targets, duration_s)
+
+
+async def _survived(served: Served, *faults: Fault) -> list[Outcome]:
+    """Applies faults one after the other while streams run, and returns what became of the streams."""
+    launcher = served.process.pid
+    address = ServerAddress("127.0.0.1", served.port, KEY)
+    known = [await learn(address, body, 60) for body in make_bodies("tiny", 6, 100, seed=5)]
+    injector = Injector(launcher, lambda _: True)
+    killed = any(one.kind == "kill" and one.group == "gateway" for one in faults)
+    load = Load(address, known, lambda _since, _until: killed, hang_s=30, seed=5)
+    running = asyncio.create_task(load.run(4))
+    for fault in faults:
+        await asyncio.sleep(0.3)
+        injection = await injector.apply(fault)
+        assert injection.verified, injection.problem
+    await asyncio.sleep(0.5)
+    load.stop()
+    await running
+    return load.outcomes
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param([_fault("kill", 0, "engine-1")], marks=pytest.mark.matrix("R-01"), id="engine killed"),
+        pytest.param([_fault("freeze", 1.2, "engine-2")], marks=pytest.mark.matrix("R-03"), id="engine frozen"),
+        pytest.param([_fault("kill", 0, "detokenizer-1")], marks=pytest.mark.matrix("R-08"), id="detokenizer killed"),
+        pytest.param(
+            [_fault("kill", 0, "tokenizer-1"), _fault("freeze", 0.8, "tokenizer-2")],
+            marks=pytest.mark.matrix("R-09"),
+            id="tokenizers",
+        ),
+        pytest.param([_fault("kill", 0, "gateway-1")], marks=pytest.mark.matrix("R-10"), id="gateway killed"),
+        pytest.param([_fault("kill", 0, "nats")], marks=pytest.mark.matrix("B-01"), id="bus killed"),
+        pytest.param([_fault("freeze", 2.0, "nats")], marks=pytest.mark.matrix("B-02"), id="bus frozen"),
+    ],
+)
+async def test_streams_have_the_same_tokens_whatever_fails(served: Served, faults: list[Fault]):
+    outcomes = await _survived(served, *faults)
+    assert outcomes
+    for one in outcomes:
+        assert not one.problem
+        assert not one.difference
+        assert not one.hung
 
 
 @pytest.mark.matrix("S-14")

@@ -141,6 +141,7 @@ def test_a_signal_ends_it_with_0_and_leaves_no_process(model: Path, number: sign
         started.stop()
 
 
+@pytest.mark.matrix("R-11")
 def test_requests_in_flight_are_finished_before_the_end(model: Path) -> None:
     started = serve_tiny(model)
     try:
@@ -201,6 +202,7 @@ async def test_two_of_each_share_the_work(model: Path) -> None:
         started.stop()
 
 
+@pytest.mark.matrix("R-15")
 def test_an_impossible_setting_ends_it_with_78_and_the_reason(model: Path) -> None:
     started = serve_tiny(model, "--max-model-len=100000000")
     try:

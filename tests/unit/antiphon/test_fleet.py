@@ -107,6 +107,7 @@ async def test_a_configuration_error_is_not_tried_again(fleet: Fleet, output: Ou
     assert output.lines.count(("a", "--port: impossible")) == 1
 
 
+@pytest.mark.matrix("R-15")
 async def test_a_child_that_cannot_stay_up_is_given_up(fleet: Fleet, output: Output) -> None:
     fleet.start([spec("a", "print('broken'); raise SystemExit(3)")])
     failure = await asyncio.wait_for(fleet.failed, 20)
@@ -215,6 +216,7 @@ def test_a_child_that_wakes_up_waits_for_a_computing_threads_turn_to_end() -> No
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "True\n"
 
 
+@pytest.mark.matrix("R-15")
 def test_restarts_come_ever_more_slowly_and_end() -> None:
     policy = RestartPolicy("a")
     waits: list[float] = []

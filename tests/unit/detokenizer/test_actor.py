@@ -205,6 +205,7 @@ async def test_events_behind_the_end_in_the_same_message_change_nothing(rig: Rig
     assert rig.received[ENGINE] == [Cancel("r1", 1, "stop")]
 
 
+@pytest.mark.matrix("S-03")
 async def test_tokens_of_an_old_attempt_or_another_engine_are_dropped_and_counted(rig: Rig) -> None:
     await rig.open(attempt=2)
     await rig.tokens(rig.event(0, "x", attempt=1))
@@ -236,6 +237,7 @@ async def test_a_close_is_idempotent_and_spares_a_newer_attempt(rig: Rig) -> Non
     assert rig.actor.idle.is_set()
 
 
+@pytest.mark.matrix("S-03", "R-06")
 async def test_a_bad_token_ends_its_own_stream_only(rig: Rig) -> None:
     await rig.open("bad")
     await rig.open("good")

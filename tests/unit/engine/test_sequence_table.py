@@ -18,6 +18,7 @@ def running(attempt: int = 1) -> SequenceTable:
     return table
 
 
+@pytest.mark.matrix("B-06")
 def test_a_submit_runs_once_for_each_attempt():
     table = running(2)
     assert table.admit(submit(2)) == "duplicate"
@@ -25,6 +26,7 @@ def test_a_submit_runs_once_for_each_attempt():
     assert table.admit(submit(3)) == "accepted"
 
 
+@pytest.mark.matrix("B-07")
 def test_a_cancel_that_overtakes_its_submit_leaves_a_tombstone():
     table = SequenceTable()
     assert not table.release("r-0", 1, 0.0)

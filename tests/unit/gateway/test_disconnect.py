@@ -103,6 +103,7 @@ async def test_a_client_that_leaves_while_it_sends_is_gone():
         await request_body.read([], receive)
 
 
+@pytest.mark.matrix("G-09")
 async def test_a_body_that_does_not_arrive_is_a_timeout(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "BODY_READ_S", 0.01)
     with pytest.raises(ServiceError) as raised:

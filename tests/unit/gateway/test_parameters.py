@@ -80,6 +80,7 @@ RANGES = [
 ]
 
 
+@pytest.mark.matrix("S-09")
 @pytest.mark.spec("S-API-015:sampling", "S-API-016", "S-API-058", "S-API-081")
 @BOTH
 @pytest.mark.parametrize(("name", "low", "high", "fine"), RANGES)
@@ -425,6 +426,7 @@ def test_conversations_are_bounded():
     refusal(chat, "invalid_value", "messages", messages=HELLO * (limits.MESSAGES_MAX + 1))
 
 
+@pytest.mark.matrix("S-09")
 @settings(max_examples=200)
 @given(st.dictionaries(st.sampled_from(["n", "top_k", "seed", "min_tokens", "priority", "max_tokens"]), st.integers()))
 def test_whatever_integers_come_the_request_fits_into_a_message(fields: dict[str, int]):

@@ -1,5 +1,7 @@
 """A sequence's state: which events are applied, what counts as a gap, and when its stream has to be rebuilt."""
 
+import pytest
+
 from services.gateway.requests.sequence_state import Address, ApplyResult, Phase, SequenceState
 from shared import limits
 from shared.messages import PositionLogprobs, SequenceMark, TextEvent, TokenEvent, TokenText
@@ -62,6 +64,7 @@ def test_missing_text_is_a_gap_even_when_tokens_are_complete():
     assert take(sequence, 1, (6,), 2, "c")[0] is ApplyResult.GAP
 
 
+@pytest.mark.matrix("S-03")
 def test_an_older_attempt_or_a_foreign_engine_is_stale():
     sequence = running()
     assert take(sequence, 0, (5,), 0, "a", engine=OTHER)[0] is ApplyResult.STALE
@@ -71,6 +74,7 @@ def test_an_older_attempt_or_a_foreign_engine_is_stale():
     assert take(sequence, 0, (5,), 0, "a", attempt=2, engine=OTHER)[0] is ApplyResult.APPLIED
 
 
+@pytest.mark.matrix("S-03")
 def test_a_contradiction_diverges_and_what_was_shown_stays():
     sequence = running()
     take(sequence, 0, (5,), 0, "a")
@@ -147,6 +151,7 @@ def lose(sequence: SequenceState, engine: Address) -> None:
     sequence.lost()
 
 
+@pytest.mark.matrix("R-07")
 def test_engines_that_died_one_after_the_other_under_a_sequence_are_enough():
     sequence = SequenceState("r-0")
     for number in range(limits.DEATHS_MAX):

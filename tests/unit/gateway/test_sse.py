@@ -61,6 +61,7 @@ async def test_zero_means_no_comments():
     assert client.messages == []
 
 
+@pytest.mark.matrix("G-02")
 async def test_a_client_that_takes_nothing_counts_as_gone():
     client = Client()
     channel = sse.EventChannel(client.send, keep_alive_s=60, stall_s=0.02)
@@ -70,6 +71,7 @@ async def test_a_client_that_takes_nothing_counts_as_gone():
         await unless_gone(never, channel.write(b"b"), channel.mind())
 
 
+@pytest.mark.matrix("G-02")
 async def test_a_client_that_does_not_even_take_a_comment_counts_as_gone():
     client = Client()
     channel = sse.EventChannel(client.send, keep_alive_s=0.01, stall_s=0.02)

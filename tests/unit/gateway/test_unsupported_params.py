@@ -68,6 +68,7 @@ def test_a_beam_width_is_refused_with_the_fields_to_give_instead(read: Any):
     assert error.message.endswith("Give 'use_beam_search' and 'best_of'.")
 
 
+@pytest.mark.matrix("S-12")
 @pytest.mark.parametrize("read", [completion, chat])
 @pytest.mark.parametrize(("name", "value"), ASKED.items())
 def test_what_is_not_supported_is_refused_by_name(read: Any, name: str, value: Any):

@@ -43,6 +43,7 @@ def test_a_file_over_600_lines_does_not_pass(tmp_path: Path) -> None:
     assert "shared/native.h: 601 lines" in run("house_limits.py", str(tmp_path / "a")).stdout
 
 
+@pytest.mark.matrix("S-13")
 @pytest.mark.parametrize(
     "source",
     [

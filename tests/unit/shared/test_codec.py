@@ -32,6 +32,7 @@ def as_list(value):
     return [as_list(item) for item in value] if isinstance(value, tuple) else value
 
 
+@pytest.mark.matrix("P-09")
 @by_type
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
@@ -42,6 +43,7 @@ def test_every_message_survives_the_round_trip_and_is_an_array_to_any_reader(kin
     assert plain(encoded) == as_list(message)
 
 
+@pytest.mark.matrix("P-09")
 @by_type
 def test_a_reader_skips_fields_that_a_newer_writer_has_appended(kind):
     message = sample(kind)
@@ -70,6 +72,7 @@ def test_the_golden_file_has_no_message_that_is_gone():
     assert set(json.loads(GOLDEN.read_text())["messages"]) == names
 
 
+@pytest.mark.matrix("S-04")
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_random_bytes_raise_nothing_but_decode_error(data):
@@ -79,6 +82,7 @@ def test_random_bytes_raise_nothing_but_decode_error(data):
         return
 
 
+@pytest.mark.matrix("S-04")
 @by_type
 def test_damaged_messages_raise_nothing_but_decode_error(kind):
     draw, good = random.Random(kind.__name__), codec.encode(sample(kind))
@@ -93,6 +97,7 @@ def test_damaged_messages_raise_nothing_but_decode_error(kind):
             continue
 
 
+@pytest.mark.matrix("S-04")
 @pytest.mark.parametrize(
     "data",
     [
@@ -121,6 +126,7 @@ def test_hostile_bytes_raise_decode_error(data):
         ALL.decode(data)
 
 
+@pytest.mark.matrix("B-17")
 def test_a_decoder_accepts_only_the_types_it_was_made_for():
     decoder = codec.Decoder((Cancel, Done))
     assert decoder.decode(codec.encode(Done("r", 1))) == Done("r", 1)

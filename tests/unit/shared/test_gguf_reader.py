@@ -83,6 +83,7 @@ def u32(value: int) -> bytes:
     return struct.pack("<I", value)
 
 
+@pytest.mark.matrix("S-08")
 @pytest.mark.parametrize(
     ("find", "after", "put", "message"),
     [
@@ -125,6 +126,7 @@ def test_a_file_that_ends_early_is_refused_wherever_it_ends(tmp_path: Path) -> N
         assert "is damaged" in refusal(path) or "is not a GGUF file" in refusal(path), size
 
 
+@pytest.mark.matrix("S-08")
 def test_random_damage_is_refused_or_harmless(tmp_path: Path) -> None:
     path, chance = write(tmp_path / "m.gguf"), random.Random(5)
     content = path.read_bytes()

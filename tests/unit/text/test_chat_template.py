@@ -131,6 +131,7 @@ def test_half_a_character_is_refused() -> None:
         render("{{ '\\ud800' }}")
 
 
+@pytest.mark.matrix("S-05")
 def test_output_is_bounded() -> None:
     assert render("{% for i in range(10) %}0123456789{% endfor %}", limit=100) == "0123456789" * 10
     with pytest.raises(TemplateFailedError, match="longer than 99 characters"):
@@ -167,6 +168,7 @@ ESCAPES = (
 )
 
 
+@pytest.mark.matrix("S-05")
 @pytest.mark.parametrize("source", ESCAPES)
 def test_a_template_cannot_reach_python(source: str) -> None:
     before = [dict(message) for message in MESSAGES]

@@ -21,6 +21,7 @@ async def checker() -> AsyncIterator[GrammarChecker]:
     await found.close()
 
 
+@pytest.mark.matrix("S-06")
 async def test_good_grammars_pass_and_bad_ones_are_named(checker: GrammarChecker) -> None:
     await checker.check(Grammar("json", '{"type": "object"}'), "guided_json")
     await checker.check(Grammar("grammar", 'root ::= "a" | "b" root'), "guided_grammar")
@@ -50,6 +51,7 @@ async def test_the_wrong_one_of_several_schemas_is_named_by_its_place(checker: G
         assert error.value.param == "tools[1].schema"
 
 
+@pytest.mark.matrix("S-06")
 async def test_a_worker_that_is_too_slow_is_replaced() -> None:
     checker = GrammarChecker(wall_s=0.0)
     with pytest.raises(ServiceError, match="Make it smaller"):

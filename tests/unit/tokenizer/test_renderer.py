@@ -67,6 +67,7 @@ async def test_a_worker_renders_and_stays_for_the_next_request(pool: Make) -> No
     assert len(first) == 1
 
 
+@pytest.mark.matrix("S-05")
 @pytest.mark.parametrize("attack", [*CPU, *MEMORY, *OUTPUT])
 async def test_an_attack_is_stopped_at_its_limit_and_the_next_request_is_served(pool: Make, attack: str) -> None:
     renderer = pool(SWITCH % attack, workers_max=1)
@@ -79,6 +80,7 @@ async def test_an_attack_is_stopped_at_its_limit_and_the_next_request_is_served(
     assert await renderer.render(MESSAGES, True) == "<s>hello"
 
 
+@pytest.mark.matrix("S-05")
 async def test_others_do_not_wait_for_an_attack(pool: Make) -> None:
     renderer = pool(SWITCH % CPU[0], workers_max=2, wall_s=30.0)
     attack = asyncio.create_task(renderer.render([{"role": "user", "content": "attack"}], True))

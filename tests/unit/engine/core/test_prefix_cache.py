@@ -77,6 +77,7 @@ def test_output_tokens_are_cached_as_well_but_not_the_last_one_which_is_never_co
     assert cached_tokens_of(core, "c") == 8
 
 
+@pytest.mark.matrix("S-11")
 def test_another_salt_finds_nothing() -> None:
     core = make_core()
     core.add(spec("a", prompt_of(12), max_tokens=1, salt=b"one"))

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from services.engine.core.sequence import Sequence, Status, from_spec
 from services.engine.core.stopping import rules_for
 from services.engine.core.waiting import WaitingQueue
@@ -80,6 +82,7 @@ def of_client(number: int, client: str, *, weight: float = 1.0, rank: int = 0, p
     return from_spec(given, rules_for(given.params, 10, 100, frozenset()), number, 4)
 
 
+@pytest.mark.matrix("P-08")
 def test_clients_take_turns_however_many_sequences_one_of_them_has() -> None:
     queue = WaitingQueue()
     for number in range(6):

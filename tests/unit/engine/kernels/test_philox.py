@@ -29,6 +29,7 @@ def test_philox_gives_the_published_blocks(
     assert tuple(int(word[0]) for word in given) == block
 
 
+@pytest.mark.matrix("P-06")
 def test_a_number_depends_on_its_own_seed_and_position_only() -> None:
     seeds = np.array([0, 1, 2**63, 2**64 - 1], dtype=np.uint64)
     positions = np.array([0, 5, 5, 2**31], dtype=np.int64)
@@ -43,6 +44,7 @@ def test_another_purpose_gives_another_number() -> None:
     assert uniforms(seed, position, purpose=0) != uniforms(seed, position, purpose=1)
 
 
+@pytest.mark.matrix("P-06")
 @pytest.mark.parametrize("along", ["seeds", "positions"])
 def test_numbers_are_uniform_along_seeds_and_along_positions(along: str) -> None:
     count, bins = 100_000, 100

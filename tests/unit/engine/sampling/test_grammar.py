@@ -112,6 +112,7 @@ def test_draft_tokens_are_looked_through_and_taken_back(compiler: GrammarCompile
     assert not adjustment.error
 
 
+@pytest.mark.matrix("R-06")
 def test_a_grammar_that_does_not_compile_is_an_error_of_its_sequence(compiler: GrammarCompiler) -> None:
     with pytest.raises(ServiceError, match="cannot be used"):
         compiler.compile(Grammar("regex", "(("))
@@ -120,6 +121,7 @@ def test_a_grammar_that_does_not_compile_is_an_error_of_its_sequence(compiler: G
     assert "cannot be used" in adjustment.error
 
 
+@pytest.mark.matrix("R-06")
 def test_a_token_outside_the_grammar_is_an_error_of_its_sequence(compiler: GrammarCompiler) -> None:
     processor = compiler.processor(Grammar("regex", "a"))
     processor.append(4000)

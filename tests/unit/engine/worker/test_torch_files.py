@@ -124,6 +124,7 @@ class Reached:
         return Path.touch, (self.path,)
 
 
+@pytest.mark.matrix("S-08")
 def test_a_file_that_would_run_code_is_refused_and_runs_nothing(
     checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_tensor_of_the_wrong_shape_is_named_with_both_shapes(checkpoint: Calla
     assert "(32,)" in message
 
 
+@pytest.mark.matrix("S-08")
 def test_a_damaged_file_is_refused(checkpoint: Callable[..., Path]) -> None:
     directory = checkpoint()
     path = directory / "model.safetensors"
@@ -152,6 +153,7 @@ def test_an_index_that_names_files_that_are_not_there_is_refused(checkpoint: Cal
     assert "model-00002-of-00003.safetensors" in refusal(directory)
 
 
+@pytest.mark.matrix("S-08")
 @pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", 3])
 def test_an_index_cannot_reach_outside_the_directory(checkpoint: Callable[..., Path], name: object) -> None:
     directory = checkpoint()

@@ -1,0 +1,111 @@
+"""One HTTP connection, whose request line and headers are bounded in size and time.
+
+uvicorn bounds neither: headers without an end would fill the memory, and a client that sends nothing, or a byte now and
+then, would hold its connection for ever.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from services.gateway.http.errors import error_body
+from shared import limits
+from shared.errors import ServiceError
+
+log = logging.getLogger(__name__)
+_TOO_LARGE = f"The request line and headers may have {limits.HEADER_BYTES_MAX} bytes."
+_TOO_LATE = f"The headers did not arrive within {limits.HEADER_READ_S:g} s."
+
+
+class _HeaderTooLarge(Exception):
+    """Ends the parser's work; the parser turns it into an error of its own."""
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """uvicorn's protocol with the bounds. uvicorn makes one for each connection."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_header = True
+        self._header_bytes = 0
+        self._is_too_large = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio.Protocol. The first request has its time from here on."""
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol. A header that has no end yet counts with all its bytes."""
+        if self._in_header:
+            self._header_bytes += len(data)
+            if self._timer is None:
+                self._start_timer()
+        super().data_received(data)
+        if self._in_header and self._header_bytes > limits.HEADER_BYTES_MAX and not self.transport.is_closing():
+            self._refuse(431, "Request Header Fields Too Large", _TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        """See the parser: a request begins."""
+        super().on_message_begin()
+        self._url_and_header_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """See the parser."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See the parser."""
+        self._count(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """See the parser."""
+        self._in_header = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """See the parser: the next bytes belong to another request."""
+        super().on_message_complete()
+        self._in_header, self._header_bytes = True, 0
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by `data_received` of uvicorn if the parser fails."""
+        if self._is_too_large:
+            self._refuse(431, "Request Header Fields Too Large", _TOO_LARGE)
+        else:
+            self._refuse(400, "Bad Request", msg)
+
+    def _count(self, size: int) -> None:
+        self._url_and_header_bytes += size
+        if self._url_and_header_bytes > limits.HEADER_BYTES_MAX:
+            self._is_too_large = True
+            raise _HeaderTooLarge
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(limits.HEADER_READ_S, self._late)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        if not self.transport.is_closing():
+            self._refuse(408, "Request Timeout", _TOO_LATE)
+
+    def _refuse(self, status: int, reason: str, message: str) -> None:
+        body = error_body(ServiceError("invalid_value", message))
+        head = f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        self.transport.close()
