@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim chaos check kernels gpu-check pictures bench bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test container-test client-test up down
+.PHONY: help install serve test sim chaos soak check kernels gpu-check pictures bench bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test container-test client-test up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ sim: install  ## simulate whole systems under random faults (ARGS="-n 10000 --jo
 
 chaos: install  ## kill and freeze a server's processes under load for minutes (ARGS="--minutes 10 --seed N")
 	$(BIN)/antiphon chaos $(ARGS)
+
+soak: install  ## an hour of streams and faults, and what grows meanwhile (ARGS="--minutes 60 --json FILE")
+	$(BIN)/python -m bench.soak $(ARGS)
 
 check: install  ## format, lint, types, imports, house limits, generated pages
 	$(BIN)/ruff format --check .

@@ -22,8 +22,8 @@ RESPONSES = 'allow_responses: { max: 1, expires: "1m" }'
 """A service may answer a request once, on its reply subject, within this time."""
 BUCKETS: dict[str, tuple[Role, ...]] = {"limits": ("gateway",), "adapters": ("gateway", "engine")}
 """Key-value stores, and the roles that read and write them."""
-LOGS = ("streams", "stream-tokens")
-"""Logs on JetStream that gateways write and read: the records of streams, and their tokens."""
+LOGS = ("streams", "stream-tokens", "responses")
+"""Logs on JetStream that gateways write and read: the records of streams, their tokens, and finished responses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ def _gateway(subjects: Subjects, member: str) -> Permissions:
             subjects.usage(),
             subjects.stream_record("*"),
             subjects.stream_journal(member, "*"),
+            subjects.response("*"),
             *(subject for name in LOGS for subject in _log(subjects, name)),
             *_own_publish("gateway", subjects, member),
         ),

@@ -28,6 +28,8 @@ from shared.config import SettingsError
 IDLE_S = 30.0
 """Longest wait after the streams until the server is idle, seconds."""
 KNOWN_ANSWERS = 24
+IDLE_LOOKS = 3
+"""Consecutive looks that must find the server idle and without a breach."""
 LOOK_S = 0.3
 """Time between two looks at the server's members, seconds."""
 
@@ -73,18 +75,14 @@ class _Run:
             injections = await self._inject(schedule)
             load.stop()
             await streaming
-            breaches = await self._settle()
+            breaches = await settle(self._server)
         finally:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
         return report.make_report(options.seed, 60 * options.minutes, injections, load.outcomes, breaches)
 
     async def _learn(self) -> list[Known]:
-        answer = await self._server.get("/v1/models")
-        try:
-            model = str(json.loads(answer.body)["data"][0]["id"])
-        except (ValueError, LookupError, TypeError) as error:
-            raise SettingsError(f"the server names no model (status {answer.status})") from error
+        model = await served_model(self._server)
         bodies = make_bodies(model, KNOWN_ANSWERS, self._options.max_tokens, self._options.seed)
         room = asyncio.Semaphore(8)
 
@@ -119,10 +117,14 @@ class _Run:
 
         return list(await asyncio.gather(*map(one, schedule)))
 
-    def _gateway_failed(self, since_s: float, until_s: float) -> bool:
-        """Whether a gateway was killed between two moments, in monotonic seconds."""
-        kills = [one for one in self._injector.active if one.fault.kind == "kill" and "gateway" in one.fault.group]
-        return any(since_s <= one.began_s <= until_s for one in kills)
+    def _gateway_failed(self, since_s: float, until_s: float, had_output: bool) -> bool:
+        """Whether a gateway was killed between two moments, in monotonic seconds, or stopped before any output.
+
+        A gateway that is told to end finishes its streams, but may close a connection whose request it has not read.
+        """
+        kinds = ("kill",) if had_output else ("kill", "stop")
+        found = [one for one in self._injector.active if one.fault.kind in kinds and "gateway" in one.fault.group]
+        return any(since_s <= one.began_s <= until_s for one in found)
 
     async def _look(self) -> None:
         """Keeps up which processes the gateways know as ready."""
@@ -132,19 +134,32 @@ class _Run:
                 self._ready = {one["id"]: one["state"] == "ready" for one in topology["members"]}
             await asyncio.sleep(LOOK_S)
 
-    async def _settle(self) -> list[str]:
-        """Waits until the server is idle and returns the breaches of its invariants."""
-        deadline, invariants = time.monotonic() + IDLE_S, Invariants()
-        found: list[str] = ["the server did not answer after the faults"]
-        idle_looks = 0
-        while time.monotonic() < deadline and idle_looks < 3:
-            await asyncio.sleep(1.0)
-            topology = await _topology(self._server)
-            if topology is None:
-                continue
-            found = invariants.check(topology)
-            idle_looks = idle_looks + 1 if is_idle(topology) and not found else 0
-        return found if idle_looks < 3 and found else ([] if idle_looks == 3 else [f"not idle after {IDLE_S:.0f} s"])
+
+async def settle(server: ServerAddress) -> list[str]:
+    """Waits until the server is idle, at most `IDLE_S`, and returns the breaches of its invariants."""
+    deadline, invariants = time.monotonic() + IDLE_S, Invariants()
+    idle_looks = 0
+    found = ["the server did not answer after the faults"]
+    while time.monotonic() < deadline:
+        await asyncio.sleep(1.0)
+        topology = await _topology(server)
+        if topology is None:
+            continue
+        breaches = invariants.check(topology)
+        found = breaches or [f"not idle after {IDLE_S:.0f} s"]
+        idle_looks = idle_looks + 1 if is_idle(topology) and not breaches else 0
+        if idle_looks == IDLE_LOOKS:
+            return []
+    return found
+
+
+async def served_model(server: ServerAddress) -> str:
+    """Returns the name of the server's first model. Raises SettingsError if it does not tell one."""
+    answer = await server.get("/v1/models")
+    try:
+        return str(json.loads(answer.body)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise SettingsError(f"the server names no model (status {answer.status})") from error
 
 
 def _tell(began: float, injection: Injection) -> None:

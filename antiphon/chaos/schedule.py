@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-FaultKind = Literal["kill", "freeze"]
+FaultKind = Literal["kill", "freeze", "stop"]
+"""`stop`: told to end (SIGTERM), as in a rolling update, and started again."""
 ALL_GATEWAYS = "all gateways"
 """Group of the faults that hit every gateway at once."""
 EVERY_S = 2.5
@@ -17,14 +18,14 @@ SPREAD = (0.4, 1.6)
 FREEZE_S = (0.2, 8.0)
 """Bounds of the duration of a freeze, seconds; its logarithm is uniform, so that it is often shorter than a lease."""
 KILLS_MAX, KILL_WINDOW_S = 14, 600.0
-"""Most kills of one process in any window of this many seconds. The launcher gives a process up at 20 crashes."""
+"""Most kills and stops of one process in a window of this many seconds: the launcher gives it up at 20 crashes."""
 QUIET_KILL_S = 12.0
-"""Least time between two kills of one process, seconds, so that the second one hits a process that works again."""
+"""Least time between two kills or stops of one process, seconds: the second one hits a process that works again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `at_s`: seconds since the start; `duration_s`: length of a freeze, 0 for a kill.
+    """One fault. `at_s`: seconds since the start; `duration_s`: length of a freeze, otherwise 0.
 
     `group` is the service of the target, or `ALL_GATEWAYS`; `targets` has the names of the processes.
     """
@@ -42,8 +43,8 @@ def make_schedule(
     """Returns the faults of a run, in the order of their times.
 
     `processes` has the names of the processes of each service; `every_s` is the mean time between two faults. Every
-    combination of kind and group occurs once before any occurs again, in random order. A kill that would come too early
-    after another kill of its target becomes a freeze.
+    combination of kind and group occurs once before any occurs again, in random order. A kill or stop that would come
+    too early after another one of its target becomes a freeze.
     """
     chance = random.Random(seed)
     kills: dict[str, deque[float]] = {name: deque() for names in processes.values() for name in names}
@@ -54,10 +55,10 @@ def make_schedule(
             return faults
         targets = tuple(processes["gateway"]) if group == ALL_GATEWAYS else (chance.choice(processes[group]),)
         length_s = math.exp(chance.uniform(*map(math.log, FREEZE_S)))
-        if kind == "kill" and all(_may_kill(kills[name], now) for name in targets):
+        if kind != "freeze" and all(_may_kill(kills[name], now) for name in targets):
             for name in targets:
                 kills[name].append(now)
-            faults.append(Fault(now, "kill", group, targets))
+            faults.append(Fault(now, kind, group, targets))
         else:
             faults.append(Fault(now, "freeze", group, targets, length_s))
         now += every_s * chance.uniform(*SPREAD)
@@ -65,7 +66,7 @@ def make_schedule(
 
 
 def _combinations(chance: random.Random, processes: Mapping[str, Sequence[str]]) -> Iterator[tuple[FaultKind, str]]:
-    kinds: tuple[FaultKind, ...] = ("kill", "freeze")
+    kinds: tuple[FaultKind, ...] = ("kill", "freeze", "stop")
     groups = sorted(processes)
     if len(processes.get("gateway", ())) > 1:
         groups.append(ALL_GATEWAYS)

@@ -1,7 +1,9 @@
 """Streams that run while processes are killed, each compared with the answer that the same request had before.
 
 A request is greedy, or seeded with one of several ways to sample; its tokens are requested with its text. A gateway's
-death ends its connections: the client then asks again with the same seed and compares from the start (`retried`).
+death ends its connections. If the server's events have ids, the client goes on behind the last one on any gateway
+(`resumed`); otherwise, or if the server has lost the stream's record, it asks again with the same seed and compares
+from the start (`retried`).
 """
 
 import asyncio
@@ -68,6 +70,10 @@ class Answer:
     """The server had no capacity (503 or 429) and may be asked again after so many seconds."""
     interrupted: bool = False
     """The connection ended before the answer did."""
+    last_id: str = ""
+    """The `id` of the last event, behind which the stream can be resumed; empty if the server gives none."""
+    is_forgotten: bool = False
+    """The server does not know the stream that should be resumed."""
     gaps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
 
 
@@ -117,15 +123,15 @@ class StreamError(Exception):
 class Load:
     """Holds `count` streams at all times until `stop`, and gathers their outcomes.
 
-    `gateway_failed(since_s, until_s)` says whether a gateway was killed in this time, so that an interrupted connection
-    is what had to be expected. `hang_s`: longest silence of one stream, seconds.
+    `gateway_failed(since_s, until_s, had_output)` says whether the connection of a stream of this time, with or without
+    output, had to be expected to end early. `hang_s`: longest silence of one stream, seconds.
     """
 
     def __init__(
         self,
         server: ServerAddress,
         known: Sequence[Known],
-        gateway_failed: Callable[[float, float], bool],
+        gateway_failed: Callable[[float, float, bool], bool],
         *,
         hang_s: float,
         seed: int,
@@ -163,10 +169,16 @@ class Load:
             if answer.refused_s is not None:
                 outcome.refused += 1
                 wait_s = min(RETRY_S[1], max(RETRY_S[0], answer.refused_s))
-            elif answer.interrupted and self._gateway_failed(outcome.began_s, time.monotonic()):
+            elif answer.is_forgotten:
+                outcome.answer = Answer()
                 outcome.retried += 1
-            else:
+            elif not (answer.interrupted and self._is_excused(outcome)):
                 break
+            elif answer.last_id:
+                outcome.resumed += 1
+            else:
+                outcome.answer = Answer()
+                outcome.retried += 1
             if time.monotonic() - outcome.began_s > 10 * self._hang_s:
                 outcome.hung, outcome.problem = True, "no answer in spite of many attempts"
                 break
@@ -176,8 +188,12 @@ class Load:
         outcome.difference = _judge(known, answer)
         return outcome
 
+    def _is_excused(self, outcome: Outcome) -> bool:
+        return self._gateway_failed(outcome.began_s, time.monotonic(), bool(outcome.answer.token_ids))
+
     async def _attempt(self, known: Known, outcome: Outcome) -> Answer:
-        answer = outcome.answer = Answer()
+        answer, gaps = outcome.answer, len(outcome.answer.gaps)
+        answer.problem, answer.interrupted, answer.refused_s = "", False, None
         task = asyncio.create_task(ask(self._server, known.body, answer))
         seen, quiet_since = -1, time.monotonic()
         while not task.done():
@@ -188,7 +204,7 @@ class Load:
                 task.cancel()
                 outcome.hung, answer.problem = True, f"silent for {self._hang_s:.0f} s"
         await asyncio.wait({task})
-        outcome.gaps += answer.gaps
+        outcome.gaps += answer.gaps[gaps:]
         return answer
 
 
@@ -228,20 +244,27 @@ async def _chunks(server: ServerAddress, body: dict[str, Any], answer: Answer) -
         key = f"Authorization: Bearer {server.token}\r\n" if server.token else ""
         # With HTTP/1.0 the body is not chunked and ends with the connection.
         head = f"POST /v1/completions HTTP/1.0\r\nHost: {server.host}\r\nContent-Type: application/json\r\n{key}"
+        head += f"Last-Event-ID: {answer.last_id}\r\n" if answer.last_id else ""
         writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         status, headers = await _head(reader)
         if status != 200:
             text = (await reader.read(2000)).decode(errors="replace")
             if status in (429, 503):
                 answer.refused_s = float(headers.get("retry-after", "1"))
+            elif status == 404 and answer.last_id:
+                answer.is_forgotten = True
             else:
                 answer.problem = f"HTTP {status}: {text}"
             return
+        event_id = ""
         while line := await reader.readline():
             if line.startswith(b"data: [DONE]"):
                 return
             if line.startswith(b"data: "):
                 yield msgspec.json.decode(line[6:], type=_Chunk)
+                answer.last_id = event_id or answer.last_id
+            elif line.startswith(b"id:"):
+                event_id = line[3:].strip().decode()
         raise EOFError("ended without [DONE]")
     finally:
         writer.close()

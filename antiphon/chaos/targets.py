@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from antiphon.chaos.schedule import Fault
+from shared import limits
 
 T = TypeVar("T")
 NATS = "nats"
@@ -25,6 +26,9 @@ REPLACED_S = 60.0
 RUNNING_S = 60.0
 """Longest wait for a target that is being started again because of an earlier fault, seconds."""
 POLL_S = 0.01
+STOPPED_S = limits.DRAIN_S + 10.0
+"""Longest time from SIGTERM to the end of a process, which finishes its work first, seconds."""
+_ENDINGS = {"kill": (signal.SIGKILL, EFFECT_S), "stop": (signal.SIGTERM, STOPPED_S)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,10 @@ class Injector:
                 pids = await self._running(fault.targets)
                 injection.began_s = time.monotonic()
                 self.active.append(injection)
-                await (self._kill(pids) if fault.kind == "kill" else self._freeze(pids, fault.duration_s))
+                if fault.kind == "freeze":
+                    await self._freeze(pids, fault.duration_s)
+                else:
+                    await self._end(pids, *_ENDINGS[fault.kind])
             except _Unverified as error:
                 injection.problem = str(error)
             injection.ended_s = time.monotonic()
@@ -116,12 +123,12 @@ class Injector:
         there = all(name in targets and (targets[name].service == NATS or self._is_ready(name)) for name in names)
         return {name: targets[name].pid for name in names} if there else None
 
-    async def _kill(self, pids: dict[str, int]) -> None:
+    async def _end(self, pids: dict[str, int], number: signal.Signals, within_s: float) -> None:
         for pid in pids.values():
-            _send(pid, signal.SIGKILL)
+            _send(pid, number)
         for name, pid in pids.items():
-            if await _until(lambda pid=pid: process_state(pid) in ("", "Z"), EFFECT_S) is None:
-                raise _Unverified(f"{name}: process {pid} lives after SIGKILL")
+            if await _until(lambda pid=pid: process_state(pid) in ("", "Z"), within_s) is None:
+                raise _Unverified(f"{name}: process {pid} lives after {number.name}")
         for name, pid in pids.items():
             if await _until(lambda name=name, pid=pid: self._replaced(name, pid), REPLACED_S) is None:
                 raise _Unverified(f"{name} was not started again within {REPLACED_S:.0f} s")

@@ -45,7 +45,9 @@ class Invariants:
         for one in now["members"]:
             old = earlier.get(one["instance_id"])
             # Gateways answer in turn, and one of them may know an older heartbeat than the one before.
-            old = old if old is not None and old["heartbeat_sequence"] < one["heartbeat_sequence"] else None
+            old = (
+                old if old is not None and old.get("heartbeat_sequence", 0) < one.get("heartbeat_sequence", 1) else None
+            )
             found += _heartbeat(one)
             if one["service"] == "engine":
                 found += _blocks(one, old)
@@ -119,6 +121,8 @@ def _blocks(one: Member, old: Member | None) -> Iterator[str]:
 
 def _requests(one: Member) -> Iterator[str]:
     load = one["load"]
+    if "accepted_requests" not in load:  # a gateway of an older version
+        return
     accepted, ended, live = load["accepted_requests"], load["ended_requests"], load["num_requests"]
     if accepted != ended + live:
         yield f"{one['id']}: {accepted} requests accepted, but {ended} ended and {live} in progress"
@@ -126,5 +130,6 @@ def _requests(one: Member) -> Iterator[str]:
 
 def _counters(old: Member, one: Member) -> Iterator[str]:
     for name in COUNTERS[one["service"]]:
-        if one["load"][name] < old["load"][name]:
-            yield f"{one['id']}: the counter {name} fell from {old['load'][name]} to {one['load'][name]}"
+        before, now = old["load"].get(name, 0), one["load"].get(name, 0)
+        if now < before:
+            yield f"{one['id']}: the counter {name} fell from {before} to {now}"

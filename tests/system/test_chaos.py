@@ -84,7 +84,10 @@ async def _survived(served: Served, *faults: Fault) -> list[Outcome]:
     known = [await learn(address, body, 60) for body in make_bodies("tiny", 6, 100, seed=5)]
     injector = Injector(launcher, lambda _: True)
     killed = any(one.kind == "kill" and one.group == "gateway" for one in faults)
-    load = Load(address, known, lambda _since, _until: killed, hang_s=30, seed=5)
+    stopped = any(one.kind == "stop" and one.group == "gateway" for one in faults)
+    load = Load(
+        address, known, lambda _since, _until, had_output: killed or (stopped and not had_output), hang_s=30, seed=5
+    )
     running = asyncio.create_task(load.run(4))
     for fault in faults:
         await asyncio.sleep(0.3)
@@ -108,6 +111,11 @@ async def _survived(served: Served, *faults: Fault) -> list[Outcome]:
             id="tokenizers",
         ),
         pytest.param([_fault("kill", 0, "gateway-1")], marks=pytest.mark.matrix("R-10"), id="gateway killed"),
+        pytest.param(
+            [_fault("stop", 0, "engine-2"), _fault("stop", 0, "detokenizer-2"), _fault("stop", 0, "gateway-2")],
+            marks=pytest.mark.matrix("R-11"),
+            id="rolling update",
+        ),
         pytest.param([_fault("kill", 0, "nats")], marks=pytest.mark.matrix("B-01"), id="bus killed"),
         pytest.param([_fault("freeze", 2.0, "nats")], marks=pytest.mark.matrix("B-02"), id="bus frozen"),
     ],

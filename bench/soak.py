@@ -1,0 +1,145 @@
+"""A long run by hand: streams and faults for an hour, and whether memory, descriptors, threads and KV blocks grow.
+
+    make soak ARGS="--minutes 60 --streams 16 --json docs/performance/soak.json"
+
+Starts a server with two processes of each service and holds streams on it, which are compared as in `antiphon chaos`.
+Faults hit the second process of each service only, so that the first ones live through the whole run: their samples
+show growth. The report has, for each of these and for the bus, the least-squares slope of resident memory (KiB a
+minute), open descriptors and threads (an hour), after a warm-up. At the end the invariants must hold, with all KV
+blocks free.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from antiphon.chaos.command import served_model, settle
+from antiphon.chaos.schedule import make_schedule
+from antiphon.chaos.server import own_server
+from antiphon.chaos.streams import Load, learn, make_bodies
+from antiphon.chaos.targets import Injector, find_targets
+
+WARM_UP = 0.25
+"""Share of the samples that does not count: caches fill and libraries load."""
+PAGE_KIB = 4
+
+
+@dataclass
+class Samples:
+    """Samples of one process: seconds since the start, resident KiB, open descriptors, threads."""
+
+    seconds: list[float] = field(default_factory=list[float])
+    rss_kib: list[float] = field(default_factory=list[float])
+    descriptors: list[float] = field(default_factory=list[float])
+    threads: list[float] = field(default_factory=list[float])
+
+    def take(self, pid: int, seconds: float) -> None:
+        """Takes one sample of a running process."""
+        process = Path(f"/proc/{pid}")
+        self.seconds.append(seconds)
+        self.rss_kib.append(PAGE_KIB * int((process / "statm").read_text().split()[1]))
+        self.descriptors.append(len(list((process / "fd").iterdir())))
+        self.threads.append(len(list((process / "task").iterdir())))
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Slopes of one process, and its resident memory at the end in MiB."""
+
+    name: str
+    rss_mib: float
+    rss_kib_per_minute: float
+    descriptors_per_hour: float
+    threads_per_hour: float
+
+
+def slope(seconds: Sequence[float], values: Sequence[float]) -> float:
+    """Returns the least-squares slope of the values per second, after the warm-up; 0 for fewer than two samples."""
+    skip = int(WARM_UP * len(seconds))
+    xs, ys = seconds[skip:], values[skip:]
+    if len(xs) < 2:
+        return 0.0
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    square = sum((x - mean_x) ** 2 for x in xs)
+    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / square if square else 0.0
+
+
+def growth(name: str, samples: Samples) -> Growth:
+    """Returns the slopes of one process."""
+    return Growth(
+        name,
+        round(samples.rss_kib[-1] / 1024, 1),
+        round(60 * slope(samples.seconds, samples.rss_kib), 1),
+        round(3600 * slope(samples.seconds, samples.descriptors), 1),
+        round(3600 * slope(samples.seconds, samples.threads), 1),
+    )
+
+
+async def soak(minutes: float, streams: int, seed: int, model: str) -> dict[str, object]:
+    """Runs it and returns the report."""
+    async with own_server(model) as (server, launcher):
+        names = find_targets(launcher)
+        steady = {name: target.pid for name, target in names.items() if not name.endswith("-2")}
+        victims = {target.service: [name] for name, target in names.items() if name.endswith("-2")}
+        bodies = make_bodies(await served_model(server), 24, 300, seed)
+        known = [await learn(server, body, 120) for body in bodies]
+        load = Load(server, known, lambda _since, _until, _had_output: True, hang_s=120, seed=seed)
+        running = asyncio.create_task(load.run(streams))
+        injector, began = Injector(launcher, lambda _: True), time.monotonic()
+        samples = {name: Samples() for name in steady}
+
+        async def sample() -> None:
+            while True:
+                for name, pid in steady.items():
+                    samples[name].take(pid, time.monotonic() - began)
+                await asyncio.sleep(max(1.0, minutes / 5))
+
+        sampling = asyncio.create_task(sample())
+        faults = make_schedule(seed, 60 * minutes, victims, every_s=20)
+        verified = 0
+        for fault in faults:
+            await asyncio.sleep(max(0.0, began + fault.at_s - time.monotonic()))
+            verified += (await injector.apply(fault)).verified
+        await asyncio.sleep(max(0.0, began + 60 * minutes - time.monotonic()))
+        load.stop()
+        await running
+        sampling.cancel()
+        breaches = await settle(server)
+    wrong = [one for one in load.outcomes if one.difference or one.hung or one.problem]
+    return {
+        "minutes": minutes,
+        "seed": seed,
+        "faults": len(faults),
+        "faults_verified": verified,
+        "streams": len(load.outcomes),
+        "tokens": sum(len(one.answer.token_ids) for one in load.outcomes),
+        "streams_wrong": len(wrong),
+        "breaches": breaches,
+        "growth": [asdict(growth(name, each)) for name, each in sorted(samples.items())],
+    }
+
+
+def main() -> int:
+    """Parses the command line, runs, and prints the report. Returns 1 if a stream or an invariant was wrong."""
+    parser = argparse.ArgumentParser(prog="soak", description="a long run that looks for growth")
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--model", default="")
+    parser.add_argument("--json", default="", help="file for the report")
+    options = parser.parse_args()
+    report = asyncio.run(soak(options.minutes, options.streams, options.seed, options.model))
+    text = json.dumps(report, indent=1)
+    print(text)
+    if options.json:
+        Path(options.json).write_text(text + "\n", encoding="utf-8")
+    return 1 if report["streams_wrong"] or report["breaches"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
