@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim chaos soak check kernels gpu-check pictures bench bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test container-test client-test up down
+.PHONY: help install serve test sim chaos soak check kernels gpu-check pictures bench bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test client-test up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +105,14 @@ client-test: install  ## other people's clients against the system: Python and, 
 	$(CLIENTS)/venv/bin/pip install -q -r tests/clients/requirements.txt
 	cp tests/clients/package.json $(CLIENTS)/ && npm install --prefix $(CLIENTS) --no-fund --no-audit
 	ANTIPHON_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -q tests/clients $(ARGS)
+
+ray-test: install  ## engines whose processes Ray starts; installs the extra `ray` in build/ray, beside .venv
+	@test -x build/ray/bin/python || $(BIN)/python -m venv build/ray
+	@# What .venv has is used from there.
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		>"$$(build/ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/antiphon.pth"
+	build/ray/bin/python -m pip install -q -c constraints.txt 'ray>=2.40'
+	build/ray/bin/python -m pytest -q tests/system/test_ray.py $(ARGS)
 
 container-test: install  ## build the images, run two of each service, break some (needs Docker)
 	@rm -f $(CONTAINER_SPEC_REPORT)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from antiphon.backoff import Backoff
 from antiphon.processes import Child, ChildSpec, Sink
+from shared.parallel import AGAIN
 
 CONFIGURATION_ERROR = 78
 """Exit code of a service whose settings are invalid. Such a service is not restarted."""
@@ -19,6 +20,8 @@ STABLE_S = 5.0
 """A child that ran for this many seconds had started successfully."""
 CRASHES_MAX, WINDOW_S = 20, 600.0
 """A child with more crashes than this in the window (seconds) is given up, even if every start was successful."""
+AGAIN_S = 0.5
+"""Seconds until a child starts again that asked for it by its exit code; this is no crash."""
 KILL_WAIT_S = 5.0
 """Longest wait in seconds for the end of a process after SIGKILL."""
 
@@ -48,6 +51,8 @@ class RestartPolicy:
         if exit_code == CONFIGURATION_ERROR:
             why = last_error or "see its message above"
             return Failure(f"{self._name} refused its configuration: {why}", CONFIGURATION_ERROR)
+        if exit_code == AGAIN:
+            return AGAIN_S
         wait_s = self._crashes.crashed(now)
         if uptime_s < STABLE_S and wait_s is not None:
             wait_s = self._starts.crashed(now)

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from antiphon import devices, nats_server, sockets
+from antiphon import devices, nats_server, other_machine, sockets
 from antiphon.fleet import Failure, Fleet
 from antiphon.processes import ChildSpec
 from antiphon.readiness import ServerAddress, announce
@@ -67,13 +67,18 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
     """
     models = models_of(settings)
     visible = devices.visible(environ)
+    models = [other_machine.divided(model, visible) for model in models]
     for model in models:
         parallel.check_devices(model, model.engines, len(visible))
         check(model)
+    machines = other_machine.machines_of(models)
     gpus = assign_gpus(models, visible)
     models = located_models(models, environ)
     for notice in gpus.notices:
         print_line("antiphon", notice)
+    if machines is not None and not machines.is_head:
+        ranks = list(other_machine.rank_specs(models, machines, environ, gpus.ids))
+        return asyncio.run(other_machine.run(ranks, machines, print_line, signalled))
     binary = "" if settings.nats else nats_server.find_binary()
     with contextlib.ExitStack() as stack:
         listeners = sockets.listen(settings.host, settings.port, settings.gateways)
@@ -199,7 +204,7 @@ def _model_specs(
 
     The processes of the first model have plain names (`engine-1`); for other models the model's name comes first.
     """
-    free = iter(gpus)
+    free, port = iter(gpus), models[0].master_port
     engines = sum(len(engine_roles(model)) for model in models)
     for number, model in enumerate(models):
         name = model_name(model)
@@ -210,6 +215,9 @@ def _model_specs(
                 on_gpu = service == "engine" and gpus and model.device != "cpu"
                 own = {devices.VARIABLE: next(free)} if on_gpu else {}
                 settings = of_role(model, role) if model.prefill else model
+                if service == "engine":
+                    # On the other machines the ranks of this engine know its port by the same count.
+                    changes["master_port"], port = port, port + 1
                 spec = service_spec(service, prefix + child, settings, changes, {**environ, **own}, place)
                 yield replace(spec, model=name)
 
@@ -248,7 +256,7 @@ def service_spec(
 
 def assign_gpus(models: Sequence[ServeSettings], visible: Sequence[str]) -> devices.Assignment:
     """Assigns a GPU to each engine of all models that are not set to `--device=cpu`. Raises SettingsError."""
-    needed = [parallel.world_size(model) for model in models if model.device != "cpu" for _ in engine_roles(model)]
+    needed = [parallel.local_size(model) for model in models if model.device != "cpu" for _ in engine_roles(model)]
     return devices.for_engines(needed, "auto" if needed else "cpu", visible)
 
 

@@ -181,12 +181,6 @@ class InstanceSettings(ServeSettings):
     llm_tools_path: str = flag(
         "", "directory that has PD_separate with the scripts", env="LLM_TOOLS_PATH", group="instance"
     )
-    cluster_key_file: str = flag(
-        "",
-        "file with a secret that is the same for every instance; needed with several hosts (default: one of this user)",
-        env="ANTIPHON_CLUSTER_KEY_FILE",
-        group="instance",
-    )
 
 
 _CONCURRENCY = {"vllm": 128, "deepspeed": 32}

@@ -1,17 +1,22 @@
 """Settings of models that several devices or machines share: what is a mistake, and what is not possible, and why.
 
-An engine computes a model on one device, or with several processes of one machine on as many devices
-(`services/engine/executor/multiproc.py`). `REFUSALS` is the one list of what is not possible, with what to use
-instead. Called through `shared.config.check_engine`, by the launcher and by the offline API.
+An engine computes a model on one device, or with several processes on as many devices, of one machine or of several
+(`services/engine/executor`). Called through `shared.config.check_engine`, by the launcher and by the offline API.
 """
 
 import importlib.util
 import ipaddress
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from shared.cluster_key import read_key
 from shared.flags import SettingsError
+from shared.machines import addresses
+
+AGAIN = 75
+"""Exit code of a process of another machine whose engine has ended: it is to be started again and waits for it."""
+RAY_ADDRESS = "RAY_ADDRESS"
 
 
 class ParallelSettings(Protocol):
@@ -43,6 +48,11 @@ class ParallelSettings(Protocol):
         ...
 
     @property
+    def cluster_key_file(self) -> str:
+        """File with the secret that the machines share."""
+        ...
+
+    @property
     def disable_custom_all_reduce(self) -> bool:
         """Whether devices do without an own all-reduce."""
         ...
@@ -52,42 +62,52 @@ Spelling = Callable[[str], str]
 """Gives a setting's name in messages from its field: `--pod-ips` on a command line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A setting that is not possible above 1. `reason` says why, and what to use instead."""
-
-    field: str
-    reason: str
-
-
-REFUSALS = (
-    Refusal(
-        "nnode",
-        "the devices of an engine are in one machine; for several machines start services on one bus (--nats), or "
-        "prefill and decode instances by rank tables (antiphon start-role)",
-    ),
-)
-"""What is refused above 1, in the order in which it is reported."""
-
-
 def spell_flag(field: str) -> str:
     """Returns the flag of a setting."""
     return f"--{field.replace('_', '-')}"
 
 
 def check(settings: ParallelSettings, spell: Spelling = spell_flag) -> None:
-    """Raises SettingsError for settings that are a mistake or not possible. Mistakes are reported first."""
+    """Raises SettingsError for settings that are a mistake or not possible."""
     _check_machines(settings, spell)
     if settings.distributed_executor_backend == "ray":
-        missing = "" if importlib.util.find_spec("ray") else "ray is not installed here; "
+        name = f"{spell('distributed_executor_backend')} ray"
+        if not has_ray():
+            raise SettingsError(
+                f"{name}: ray is not installed here. Install it (pip install 'antiphon[ray]'), or use mp"
+            )
+        if settings.nnode > 1:
+            raise SettingsError(
+                f"{name}: Ray knows its machines; leave out {spell('nnode')} and {spell('pod_ips')}, or use mp"
+            )
+    size = world_size(settings)
+    if size % settings.nnode:
         raise SettingsError(
-            f"{spell('distributed_executor_backend')} ray: {missing}the processes of an engine are started by the "
-            "engine itself. Leave the option out, or use mp"
+            f"{spell('nnode')} {settings.nnode}: {size} processes ({spell('tensor_parallel_size')} x "
+            f"{spell('pipeline_parallel_size')}) cannot be divided among {settings.nnode} machines equally"
         )
-    for refusal in REFUSALS:
-        value: int = getattr(settings, refusal.field)
-        if value > 1:
-            raise SettingsError(f"{spell(refusal.field)} {value} is not supported here: {refusal.reason}")
+
+
+def has_ray() -> bool:
+    """Whether ray is installed."""
+    return importlib.util.find_spec("ray") is not None
+
+
+def uses_ray(settings: ParallelSettings, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether Ray starts the processes of an engine.
+
+    By itself only where a Ray cluster is named by RAY_ADDRESS: on one machine the engine does it as well.
+    """
+    if world_size(settings) == 1 or settings.nnode > 1:
+        return False
+    named = settings.distributed_executor_backend
+    return named == "ray" or (named == "auto" and bool(environ.get(RAY_ADDRESS)) and has_ray())
+
+
+def rank_key(settings: ParallelSettings) -> bytes:
+    """Returns the secret by which the machines of an engine know each other. Raises SettingsError."""
+    one_host = all(ipaddress.ip_address(address).is_loopback for address in addresses(settings.pod_ips))
+    return read_key(settings.cluster_key_file, one_host=one_host, why="the model is on several machines")
 
 
 def notices(settings: ParallelSettings, spell: Spelling = spell_flag) -> list[str]:
@@ -106,12 +126,17 @@ def world_size(settings: ParallelSettings) -> int:
     return settings.tensor_parallel_size * settings.pipeline_parallel_size
 
 
+def local_size(settings: ParallelSettings) -> int:
+    """Returns the number of processes of an engine on each machine, each with a device; with Ray the engine's own."""
+    return 1 if uses_ray(settings) else world_size(settings) // settings.nnode
+
+
 def check_devices(settings: ParallelSettings, engines: int, devices: int) -> None:
     """Raises SettingsError if engines need more devices than there are.
 
     `engines` is the number of engines with these settings, `devices` the number of visible GPUs, 0 on a CPU.
     """
-    each = world_size(settings)
+    each = local_size(settings)
     if each > 1 and devices and each * engines > devices:
         raise SettingsError(
             f"--tensor-parallel-size (TP) x --worker-num: {engines} engines of {each} devices need {engines * each}, "
@@ -120,24 +145,24 @@ def check_devices(settings: ParallelSettings, engines: int, devices: int) -> Non
 
 
 def _check_machines(settings: ParallelSettings, spell: Spelling) -> None:
-    name, addresses = spell("pod_ips"), [word.strip() for word in settings.pod_ips.split(",")]
-    if not settings.pod_ips:
+    name, every = spell("pod_ips"), addresses(settings.pod_ips)
+    if not every:
         if settings.nnode > 1:
             raise SettingsError(
                 f"{spell('nnode')} {settings.nnode}: {name} is needed, the addresses of all {settings.nnode} machines "
                 "separated by commas"
             )
         return
-    for address in addresses:
+    for address in every:
         try:
             ipaddress.ip_address(address)
         except ValueError as error:
             raise SettingsError(
                 f"{name}: {address!r} is not an IP address; give them as 192.0.2.1,192.0.2.2"
             ) from error
-    if len(set(addresses)) != len(addresses):
+    if len(set(every)) != len(every):
         raise SettingsError(f"{name}: an address is given twice in {settings.pod_ips}")
-    if len(addresses) != settings.nnode:
+    if len(every) != settings.nnode:
         raise SettingsError(
-            f"{name}: {len(addresses)} addresses for {spell('nnode')} {settings.nnode}; give one for each machine"
+            f"{name}: {len(every)} addresses for {spell('nnode')} {settings.nnode}; give one for each machine"
         )

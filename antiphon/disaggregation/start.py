@@ -15,7 +15,7 @@ from pathlib import Path
 
 from antiphon import devices, launcher, nats_server, sockets
 from antiphon.disaggregation.instance import Deployment, check_lengths, check_ports, check_worker, read_deployment
-from antiphon.disaggregation.join import bus_password, read_key
+from antiphon.disaggregation.join import bus_password
 from antiphon.disaggregation.scheduler import Gathering, new_epoch
 from antiphon.disaggregation.worker import Worker
 from antiphon.fleet import Failure
@@ -23,6 +23,7 @@ from antiphon.run_directory import run_directory
 from antiphon.served_models import models_of
 from antiphon.settings import InstanceSettings, check
 from shared import parallel
+from shared.cluster_key import read_key
 from shared.config import SettingsError, parse
 
 TOOLS = ("pd_ranktable_tools.py", "start_servers.sh")
@@ -42,7 +43,10 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if not options.enable_chunked_prefill:
         # Only whoever asks for chunked prefill by name may have steps shorter than the longest context.
         check_lengths(settings.max_num_batched_tokens, settings.max_model_len)
-    key = read_key(settings.cluster_key_file, one_host=deployment.has_one_host)
+    if settings.nnode > 1:
+        raise SettingsError("--nnode: an instance of a deployment has one machine; leave it out, with --pod-ips")
+    why = "the rank table has several hosts"
+    key = read_key(settings.cluster_key_file, one_host=deployment.has_one_host, why=why)
     start = _scheduler if deployment.own.role == "scheduler" else _worker
     return start(deployment, settings, environ, key)
 

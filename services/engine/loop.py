@@ -104,6 +104,7 @@ class StepLoop:
         self.connector: Connector | None = None
         """Exchanges KV with other engines. To be set before the first step."""
         self.flight = Flight(executor, clock)
+        self._check = executor.check
         self.records = False
         """Whether reports have the details of their steps. May be set from any thread."""
         self.thread_id: int | None = None
@@ -114,6 +115,7 @@ class StepLoop:
         self._inbox: deque[SequenceSpec | str | tuple[str, ServiceError]] = deque()
         """Sequences to add, ids to abort, and (id, error) of sequences that were refused before they got here."""
         self._work = threading.Event()
+        executor.watch(self.wake)
 
     @property
     def has_commands(self) -> bool:
@@ -147,6 +149,7 @@ class StepLoop:
     def step(self) -> bool:
         """Runs one pass and reports it. Returns False if there was nothing to compute."""
         self._work.clear()
+        self._check()
         reports: list[StepReport] = []
         while len(reports) < self._steps_a_report:
             report = self._one_step()

@@ -51,6 +51,7 @@ class ThreadCommunicator:
         pipes: list[SimpleQueue[Tensor]],
     ) -> None:
         self.shard, self._all, self._stage, self._column, self._pipes = shard, all_ranks, stage, column, pipes
+        self.local_rank, self.local_size = shard.rank, shard.size
         self.is_first, self.is_last = shard.pp_rank == 0, shard.pp_rank == shard.pp_size - 1
         self.stage: Communicator | None = self if shard.pp_size > 1 else None
 

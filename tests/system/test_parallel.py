@@ -36,6 +36,7 @@ def ranks_of(served: Served) -> list[int]:
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
 def test_the_offline_api_divides_a_model(sizes: tuple[int, int], model: Path, expected: list[str]) -> None:
     settings = {"tensor_parallel_size": sizes[0], "pipeline_parallel_size": sizes[1]}
+    settings |= {"distributed_executor_backend": "mp"} if sizes[0] > 1 else {}
     with LLM(model=str(model), dtype="float32", device="cpu", kv_cache_memory_gb=0.1, **settings) as llm:
         assert greedy(llm) == expected
 

@@ -3,8 +3,14 @@
     executor.launch(plan)     starts a plan; at most `max_in_flight` plans may be started and not collected
     executor.collect()        waits for the oldest plan in flight and returns its result
 
-`UniprocExecutor` runs one worker in this process. An executor with several workers would broadcast the plan, which is
-plain data (`services.engine.core.plan`), and return the result of one worker.
+`UniprocExecutor` runs one worker in this process. `MultiprocExecutor` (`multiproc`) sends each plan, which is plain
+data (`services.engine.core.plan`), to several processes, and returns the result of one:
+
+    starting         starts them on this machine, on others, or by Ray (`ray_ranks`)
+    joining          how processes of other machines connect and prove who they are
+    rank_processes   what is known of them here, and a watch over them
+    channel          the messages to them
+    rank             the program that they run
 """
 
 from services.engine.executor.interface import Executor

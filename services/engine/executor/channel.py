@@ -1,20 +1,31 @@
-"""Messages between the first rank of an engine and its other ranks: length-prefixed msgpack over a socket pair.
+"""Messages between the first rank of an engine and its other ranks: length-prefixed msgpack over a socket.
 
-The first rank sends plans and grammars; the others answer each plan with a digest of their result. Blocking; used by
-`multiproc` and `rank`.
+The socket is one of a pair between processes of one machine, and a TCP connection between machines (`joining`). The
+first rank sends where the ranks meet, then plans and grammars; the others answer each plan with a digest of their
+result. Blocking; used by `multiproc` and `rank`.
 """
 
+import contextlib
 import hashlib
 import socket
 import struct
+from typing import TypeVar
 
 import msgspec
 
 from services.engine.core.plan import StepPlan, StepResult
+from services.engine.parallel.meeting import Meeting
 from shared.grammar import Grammar
 
 _LENGTH = struct.Struct("<Q")
 MESSAGE_BYTES_MAX = 1 << 30
+T = TypeVar("T")
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Meet the other ranks and load the model."""
+
+    meeting: Meeting
 
 
 class RunPlan(msgspec.Struct, frozen=True, tag=True):
@@ -30,9 +41,10 @@ class CompileGrammar(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded."""
+    """The model is loaded. `configuration`: see `EngineFacts.configuration`; it is the same on every rank."""
 
     num_blocks: int
+    configuration: str
 
 
 class Computed(msgspec.Struct, frozen=True, tag=True):
@@ -42,7 +54,7 @@ class Computed(msgspec.Struct, frozen=True, tag=True):
     digest: bytes
 
 
-Command = RunPlan | CompileGrammar
+Command = Start | RunPlan | CompileGrammar
 Reply = Loaded | Computed
 
 
@@ -51,50 +63,70 @@ class ChannelClosed(EOFError):
 
 
 class Channel:
-    """One end of a socket pair."""
+    """One end of a connected socket.
+
+    A message of more than MESSAGE_BYTES_MAX bytes, or one that is no command or reply, is as bad as a closed channel.
+    """
 
     def __init__(self, end: socket.socket) -> None:
-        self._end = end
+        self.socket = end
         self._commands = msgspec.msgpack.Decoder(Command)
         self._replies = msgspec.msgpack.Decoder(Reply)
 
     def send(self, message: Command | Reply) -> None:
         """Sends a message. Raises ChannelClosed if the other process has ended."""
-        data = msgspec.msgpack.encode(message)
         try:
-            self._end.sendall(_LENGTH.pack(len(data)) + data)
+            send_frame(self.socket, msgspec.msgpack.encode(message))
         except OSError as error:
             raise ChannelClosed(str(error)) from error
 
     def command(self) -> Command:
         """Waits for a command. Raises ChannelClosed when the first rank has ended."""
-        return self._commands.decode(self._message())
+        return self._decoded(self._commands)
 
     def reply(self) -> Reply:
         """Waits for a reply. Raises ChannelClosed if the other rank has ended."""
-        return self._replies.decode(self._message())
+        return self._decoded(self._replies)
+
+    def hang_up(self) -> None:
+        """Ends the connection, from any thread: who waits for a message gets ChannelClosed."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Closes this end; the other process ends."""
-        self._end.close()
+        self.socket.close()
 
-    def _message(self) -> bytes:
-        (size,) = _LENGTH.unpack(self._bytes(_LENGTH.size))
-        if size > MESSAGE_BYTES_MAX:
-            raise ChannelClosed(f"a message of {size} bytes")
-        return self._bytes(size)
+    def _decoded(self, decoder: "msgspec.msgpack.Decoder[T]") -> T:
+        try:
+            return decoder.decode(receive_frame(self.socket, MESSAGE_BYTES_MAX))
+        except msgspec.DecodeError as error:
+            raise ChannelClosed(f"a message that cannot be read: {error}") from error
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
 
-    def _bytes(self, size: int) -> bytes:
-        found = bytearray()
-        while len(found) < size:
-            try:
-                part = self._end.recv(min(size - len(found), 1 << 20))
-            except OSError as error:
-                raise ChannelClosed(str(error)) from error
-            if not part:
-                raise ChannelClosed("the other process has ended")
-            found += part
-        return bytes(found)
+
+def send_frame(end: socket.socket, data: bytes) -> None:
+    """Sends bytes with their length. Raises OSError."""
+    end.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def receive_frame(end: socket.socket, bytes_max: int) -> bytes:
+    """Returns the bytes of the next frame. Raises OSError, or ChannelClosed if it has more than `bytes_max` bytes."""
+    (size,) = _LENGTH.unpack(_exactly(end, _LENGTH.size))
+    if size > bytes_max:
+        raise ChannelClosed(f"a message of {size} bytes")
+    return _exactly(end, size)
+
+
+def _exactly(end: socket.socket, size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size:
+        part = end.recv(min(size - len(found), 1 << 20))
+        if not part:
+            raise ChannelClosed("the other process has ended")
+        found += part
+    return bytes(found)
 
 
 def digest_of(result: StepResult) -> bytes:

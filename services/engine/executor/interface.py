@@ -1,5 +1,6 @@
 """The executor interface that the step loop uses."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from services.engine.adapters.library import AdapterLibrary
@@ -50,6 +51,14 @@ class Executor(Protocol):
     @property
     def adapters(self) -> AdapterLibrary | None:
         """Returns the LoRA adapters of the worker, from any thread; None without `--enable-lora`."""
+        ...
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """Sets what is called, on any thread, when `check` would raise, so that an idle engine ends too."""
+        ...
+
+    def check(self) -> None:
+        """Raises RuntimeError if no plan can be computed any more. Cheap; called before each step."""
         ...
 
     def close(self) -> None:

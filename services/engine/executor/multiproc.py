@@ -1,77 +1,55 @@
-"""An executor with several processes on this machine, each of which computes a part of the model.
+"""An executor with several processes, each of which computes a part of the model.
 
-The first rank's worker runs in this process, the others in processes of their own (`rank`). Each plan is sent to all
-ranks, whose workers meet in the sums and hidden states that they exchange; the first rank's result is returned. Every
-rank samples by itself: their results must be equal, which is checked after each step. If a rank ends or differs, the
-engine ends, and its sequences continue on another one.
+The first rank's worker runs in this process, the others in processes of their own (`rank`), on this machine or others
+(`starting`). Each plan is sent to all ranks, whose workers meet in the sums and hidden states that they exchange; the
+first rank's result is returned. Every rank samples by itself: their results must be equal, which is checked after each
+step. If a rank ends or differs, the engine ends, and its sequences continue on another one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import StepPlan, StepResult
-from services.engine.executor.channel import Channel, ChannelClosed, CompileGrammar, Computed, RunPlan, digest_of
+from services.engine.executor.channel import ChannelClosed, CompileGrammar, Computed, Loaded, RunPlan, digest_of
+from services.engine.executor.rank_processes import Rank, RankFailed, RankWatch
+from services.engine.executor.starting import started_ranks
 from services.engine.executor.uniproc import UniprocExecutor
 from services.engine.kv.layout import KvMemory
+from services.engine.parallel.meeting import Meeting
 from services.engine.worker.seam import ModelWorker
-from shared.config import EngineSettings, SettingsError, to_argv
+from shared.config import EngineSettings, SettingsError
 from shared.grammar import Grammar
-from shared.parallel import world_size
 
 if TYPE_CHECKING:
     from services.engine.parallel.communicator import TorchCommunicator
 
 logger = logging.getLogger(__name__)
 
-END_S = 5.0
-"""Seconds that a rank has to end before it is killed."""
-
-
-class RankFailed(RuntimeError):
-    """A rank has ended or computed something else. The engine must end."""
-
-
-class Rank:
-    """A process with one of the other ranks."""
-
-    def __init__(self, settings: EngineSettings, number: int, meeting_file: Path) -> None:
-        """Starts the process, which loads its part of the model."""
-        ours, theirs = socket.socketpair()
-        self.number, self.channel = number, Channel(ours)
-        command = [
-            sys.executable, "-m", "services.engine.executor.rank", *to_argv(settings),
-            f"--rank={number}", f"--meeting-file={meeting_file}", f"--channel={theirs.fileno()}",
-        ]  # fmt: skip
-        with theirs:
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-
-    def close(self) -> None:
-        """Ends the process."""
-        self.channel.close()
-        try:
-            self.process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
 
 class MultiprocExecutor:
     """An Executor with a worker in this process and `ranks` in others."""
 
-    def __init__(self, worker: ModelWorker, communicator: TorchCommunicator, ranks: list[Rank]) -> None:
+    def __init__(
+        self,
+        worker: ModelWorker,
+        communicator: TorchCommunicator,
+        ranks: list[Rank],
+        release: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`release` is called when all ranks have ended."""
         self._local, self._communicator, self._ranks = UniprocExecutor(worker), communicator, ranks
+        self._release = release
         self._sending = threading.Lock()
+        self._failure = ""
+        """Why the engine must end, as soon as a rank has ended."""
+        self._wake: Callable[[], None] = lambda: None
         self.facts, self.has_room = self._local.facts, self._local.has_room
+        self._watch = RankWatch(ranks, self._ended)
 
     @classmethod
     def start(cls, settings: EngineSettings) -> MultiprocExecutor:
@@ -79,20 +57,22 @@ class MultiprocExecutor:
 
         Raises SettingsError or ServiceError for settings or a model that cannot work, RankFailed if a rank ends.
         """
-        with tempfile.TemporaryDirectory(prefix="antiphon-ranks-") as directory:
-            meeting_file = Path(directory) / "meeting"
-            ranks = [Rank(settings, number, meeting_file) for number in range(1, world_size(settings))]
-            try:
-                worker, communicator = _load_first(settings, meeting_file)
-                for rank in ranks:
-                    _reply(rank)
-            except BaseException:
-                for rank in ranks:
-                    rank.process.kill()
-                    rank.close()
-                raise
-        logger.info("%d processes compute the model", len(ranks) + 1)
-        return cls(worker, communicator, ranks)
+        with started_ranks(settings) as started:
+            worker, communicator = _load_first(settings, started.meeting)
+            configuration = worker.facts().configuration
+            for rank in started.ranks:
+                _check_loaded(rank, configuration)
+        logger.info("%d processes compute the model", len(started.ranks) + 1)
+        return cls(worker, communicator, started.ranks, started.release)
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """See Executor."""
+        self._wake = wake
+
+    def check(self) -> None:
+        """See Executor."""
+        if self._failure:
+            raise RankFailed(self._failure)
 
     @property
     def max_in_flight(self) -> int:
@@ -109,7 +89,10 @@ class MultiprocExecutor:
         result = self._local.collect()
         digest = digest_of(result)
         for rank in self._ranks:
-            reply = _reply(rank)
+            try:
+                reply = rank.channel.reply()
+            except ChannelClosed as error:
+                raise RankFailed(self._failure or rank.ended()) from error
             if reply != Computed(result.step, digest):
                 raise RankFailed(f"rank {rank.number} computed other tokens in step {result.step} than rank 0")
         return result
@@ -130,8 +113,10 @@ class MultiprocExecutor:
 
     def close(self) -> None:
         """See Executor."""
+        self._watch.close()
         for rank in self._ranks:
             rank.close()
+        self._release()
         self._local.close()
         self._communicator.close()
 
@@ -142,25 +127,35 @@ class MultiprocExecutor:
                 try:
                     rank.channel.send(message)
                 except ChannelClosed as error:
-                    raise RankFailed(_ended(rank)) from error
+                    raise RankFailed(rank.ended()) from error
+
+    def _ended(self, how: str) -> None:
+        """Called on the watch's thread: a step that waits for the rank ends, and so does the engine."""
+        logger.error("%s: the engine ends", how)
+        self._failure = how
+        self._communicator.hang_up()
+        for rank in self._ranks:
+            rank.channel.hang_up()
+        self._wake()
 
 
-def _load_first(settings: EngineSettings, meeting_file: Path) -> tuple[ModelWorker, TorchCommunicator]:
+def _load_first(settings: EngineSettings, meeting: Meeting) -> tuple[ModelWorker, TorchCommunicator]:
     # Imported here because importing torch takes seconds, while the other ranks start.
     from services.engine.executor.rank import load
 
-    return load(settings, 0, meeting_file)
+    return load(settings, 0, meeting)
 
 
-def _reply(rank: Rank) -> object:
+def _check_loaded(rank: Rank, configuration: str) -> None:
+    """Waits until a rank has loaded its part. Raises RankFailed, or SettingsError if it would compute other tokens."""
     try:
-        return rank.channel.reply()
+        reply = rank.channel.reply()
     except ChannelClosed as error:
-        raise RankFailed(_ended(rank)) from error
-
-
-def _ended(rank: Rank) -> str:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        rank.process.wait(1.0)
-    code = rank.process.returncode
-    return f"rank {rank.number} (process {rank.process.pid}) has ended" + ("" if code is None else f" with code {code}")
+        raise RankFailed(rank.ended()) from error
+    if not isinstance(reply, Loaded):
+        raise RankFailed(f"rank {rank.number} has answered out of turn")
+    if reply.configuration != configuration:
+        raise SettingsError(
+            f"rank {rank.number} differs from rank 0 in its processor or GPU, its number of threads (--threads), the "
+            "versions of its libraries or the model's config.json, so that it would not compute the same tokens"
+        )

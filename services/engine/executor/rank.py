@@ -1,26 +1,40 @@
 """The process of one rank: loads its part of the model and carries out the plans that the first rank sends.
 
-Started by `multiproc` with the engine's settings as flags. It ends when the first rank closes the channel, also by
-dying, and when an exchange with another rank fails.
+Started with the engine's settings as flags: by `rank_processes` on the engine's machine, by `antiphon serve` on other
+machines, by an actor of Ray elsewhere. It ends when the first rank closes the channel, also by dying, and when an
+exchange with another rank fails.
 """
 
 import argparse
 import logging
+import os
+import select
 import socket
 import sys
+import threading
+import time
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from services.engine.executor.channel import Channel, ChannelClosed, CompileGrammar, Computed, Loaded, digest_of
+from services.engine.executor.channel import Channel, ChannelClosed, CompileGrammar, Computed, Loaded, Start, digest_of
+from services.engine.executor.joining import JoinRefused, join
 from services.engine.executor.uniproc import UniprocExecutor
-from services.engine.parallel.communicator import TorchCommunicator
+from services.engine.parallel.meeting import Meeting
 from services.engine.worker.seam import ModelWorker
+from shared.actors.logs import configure_logging
 from shared.config import EngineSettings, SettingsError, add_flags, flag, normalise, parse
 from shared.errors import ServiceError
+from shared.machines import addresses
+from shared.parallel import AGAIN, rank_key
+
+if TYPE_CHECKING:
+    from services.engine.parallel.communicator import TorchCommunicator
 
 logger = logging.getLogger(__name__)
 
 FAILED, IMPOSSIBLE = 1, 78
+LEAVE_S = 2.0
+"""Seconds that a rank has to end after the first rank, before it ends in the middle of an exchange."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +42,20 @@ class RankSettings(EngineSettings):
     """The engine's settings and this process's place."""
 
     rank: int = flag(0, "number of this rank", group="rank")
-    meeting_file: str = flag("", "file over which the ranks meet", group="rank")
-    channel: int = flag(-1, "inherited socket to the first rank", group="rank")
+    channel: int = flag(-1, "inherited socket to the first rank (default: it is at --head)", group="rank")
+    head: str = flag("", "address of the first rank (default: the first of --pod-ips)", group="rank")
+    tries: int = flag(0, "how often to try to reach the first rank (0: until it is there)", group="rank")
 
 
-def load(settings: EngineSettings, rank: int, meeting_file: Path) -> "tuple[ModelWorker, TorchCommunicator]":
+def load(settings: EngineSettings, rank: int, meeting: Meeting) -> "tuple[ModelWorker, TorchCommunicator]":
     """Meets the other ranks and returns a worker with this rank's part of the model, and the way to the others."""
+    # Imported here because a rank that waits for another machine needs no torch yet.
+    from services.engine.parallel.communicator import TorchCommunicator
     from services.engine.parallel.shard import Shard
     from services.engine.worker.load import choose_device, load_worker
 
     shard = Shard.of_rank(rank, settings.tensor_parallel_size, settings.pipeline_parallel_size)
-    ranks = TorchCommunicator(shard, meeting_file, on_gpu=choose_device(settings.device).type == "cuda")
+    ranks = TorchCommunicator(shard, meeting, on_gpu=choose_device(settings.device).type == "cuda")
     try:
         return load_worker(settings, ranks), ranks
     except BaseException:
@@ -60,34 +77,80 @@ def serve(executor: UniprocExecutor, channel: Channel) -> None:
                 # The first rank has refused the request for the same reason.
                 logger.debug("grammar refused: %s", error)
             continue
+        assert not isinstance(command, Start), "the model is already loaded"
         executor.launch(command.plan)
         result = executor.collect()
         channel.send(Computed(result.step, digest_of(result)))
 
 
-def main(argv: list[str]) -> int:
-    """Runs the rank and returns the exit code."""
+def main(argv: list[str], key: bytes | None = None) -> int:
+    """Runs the rank and returns the exit code. `key`: for joining (default: that of `--cluster-key-file`).
+
+    AGAIN means that the first rank has ended, so that the rank is to be started again and wait for it.
+    """
     parser = argparse.ArgumentParser(prog="rank", allow_abbrev=False)
     add_flags(parser, RankSettings)
     settings = parse(RankSettings, parser.parse_args(normalise(argv)))
-    logging.basicConfig(level=settings.log_level.upper(), format=f"rank {settings.rank}: %(levelname)s %(message)s")
-    channel = Channel(socket.socket(fileno=settings.channel))
+    configure_logging(settings.log_level, f"rank-{settings.rank}")
     try:
-        worker, ranks = load(settings, settings.rank, Path(settings.meeting_file))
+        channel = _channel(settings, key)
+    except (SettingsError, JoinRefused) as error:
+        logger.error("%s", error)
+        return IMPOSSIBLE
+    except ConnectionError as error:
+        logger.info("the first rank is not there: %s", error)
+        return AGAIN
+    with channel.socket:
+        try:
+            start = channel.command()
+        except ChannelClosed as error:
+            logger.info("the first rank has ended: %s", error)
+            return AGAIN
+        assert isinstance(start, Start), "the first command says where the ranks meet"
+        threading.Thread(target=_leave_with, args=(channel,), name="rank-watch", daemon=True).start()
+        return _computed(settings, channel, start.meeting)
+
+
+def _computed(settings: RankSettings, channel: Channel, meeting: Meeting) -> int:
+    """Loads the model and carries out plans until the channel closes. Returns the exit code."""
+    try:
+        worker, ranks = load(settings, settings.rank, meeting)
     except (SettingsError, ServiceError) as error:
         # The first rank says the same of the same model.
         logger.error("%s", error)
         return IMPOSSIBLE
-    executor = UniprocExecutor(worker)
-    channel.send(Loaded(worker.facts().num_blocks))
+    except RuntimeError as error:
+        logger.error("the other ranks cannot be reached: %s", error)
+        return AGAIN
+    executor, facts = UniprocExecutor(worker), worker.facts()
     try:
+        channel.send(Loaded(facts.num_blocks, facts.configuration))
+        logger.info("rank %d is ready", settings.rank)
         serve(executor, channel)
     except (RuntimeError, ChannelClosed) as error:
         logger.error("ended: %s", error)
-        return FAILED
+        return AGAIN if settings.channel < 0 else FAILED
     executor.close()
     ranks.close()
-    return 0
+    return AGAIN if settings.channel < 0 else 0
+
+
+def _channel(settings: RankSettings, key: bytes | None) -> Channel:
+    if settings.channel >= 0:
+        return Channel(socket.socket(fileno=settings.channel))
+    head = settings.head or addresses(settings.pod_ips)[0]
+    key = rank_key(settings) if key is None else key
+    return Channel(join(head, settings.master_port, settings.rank, settings, key, tries=settings.tries))
+
+
+def _leave_with(channel: Channel) -> None:
+    """Ends this process a little after the first rank has, even if an exchange waits for another rank."""
+    poll = select.poll()
+    poll.register(channel.socket.fileno(), select.POLLRDHUP)
+    poll.poll()
+    time.sleep(LEAVE_S)
+    logger.error("the first rank has ended during an exchange")
+    os._exit(AGAIN)
 
 
 if __name__ == "__main__":

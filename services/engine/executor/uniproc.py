@@ -1,6 +1,7 @@
 """An executor with one worker in this process, which gets the plans by direct calls."""
 
 from collections import deque
+from collections.abc import Callable
 
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
@@ -71,6 +72,12 @@ class UniprocExecutor:
     def adapters(self) -> AdapterLibrary | None:
         """See Executor."""
         return self.worker.adapters if isinstance(self.worker, AdapterWorker) else None
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """See Executor. Nothing here can end without this process."""
+
+    def check(self) -> None:
+        """See Executor."""
 
     def close(self) -> None:
         """See Executor."""

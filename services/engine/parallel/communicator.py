@@ -4,8 +4,11 @@ On a CPU, sums add the ranks' parts in the order of the ranks, so that a row's s
 the step. On GPUs NCCL adds them. Called by the workers, from the thread that computes.
 """
 
+import contextlib
 import datetime
 import os
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -13,11 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from services.engine.parallel.meeting import Meeting
 from services.engine.parallel.shard import ALONE, Shard
+from shared.machines import interface_of
 
 _TIMEOUT = datetime.timedelta(minutes=5)
 """Longest wait for another rank: longer than loading the slowest part of a large model."""
 _LOOPBACK = "lo"
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables that say which network interface the exchanges use. A user's own choice stays."""
+_DESCRIPTORS = Path("/proc/self/fd")
 
 
 class Communicator(Protocol):
@@ -26,6 +34,16 @@ class Communicator(Protocol):
     @property
     def shard(self) -> Shard:
         """This rank's part of the model."""
+        ...
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this rank among those of its machine: the device that it uses."""
+        ...
+
+    @property
+    def local_size(self) -> int:
+        """Number of ranks of this machine, which share its memory."""
         ...
 
     def all_sum(self, x: Tensor) -> Tensor:
@@ -70,6 +88,7 @@ class Alone:
     shard = ALONE
     stage = None
     is_first = is_last = True
+    local_rank, local_size = 0, 1
 
     def all_sum(self, x: Tensor) -> Tensor:
         """See `Communicator`."""
@@ -98,21 +117,23 @@ ALONE_RANK = Alone()
 class TorchCommunicator:
     """A communicator over torch.distributed: gloo between CPUs, NCCL between GPUs."""
 
-    def __init__(self, shard: Shard, meeting_file: Path, on_gpu: bool) -> None:
-        """Waits until all ranks are there. They meet over `meeting_file`, which must not exist before."""
+    def __init__(self, shard: Shard, meeting: Meeting, on_gpu: bool) -> None:
+        """Waits until all ranks are there. A file to meet over must not exist before. Raises RuntimeError."""
         self.shard, self._on_gpu = shard, on_gpu
-        # Ranks of one machine: the loopback device needs no name service. A user's own choice stays.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            init_method=f"file://{meeting_file}",
-            rank=shard.rank,
-            world_size=shard.size,
-            timeout=_TIMEOUT,
-        )
-        # Every rank makes all groups, in the same order.
-        stages = [self._group(range(s * shard.tp_size, (s + 1) * shard.tp_size)) for s in range(shard.pp_size)]
-        columns = [self._group(range(t, shard.size, shard.tp_size)) for t in range(shard.tp_size)]
+        self.local_rank, self.local_size = meeting.local_rank, meeting.local_size
+        earlier = _sockets()
+        with _interface(meeting):
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+                store=_store(meeting, shard.size),
+                rank=shard.rank,
+                world_size=shard.size,
+                timeout=_TIMEOUT,
+            )
+            # Every rank makes all groups, in the same order.
+            stages = [self._group(range(s * shard.tp_size, (s + 1) * shard.tp_size)) for s in range(shard.pp_size)]
+            columns = [self._group(range(t, shard.size, shard.tp_size)) for t in range(shard.tp_size)]
+        self._connections = _sockets() - earlier
         self._stage, self._column = stages[shard.pp_rank], columns[shard.tp_rank]
         self.is_first, self.is_last = shard.pp_rank == 0, shard.pp_rank == shard.pp_size - 1
         self.stage = self if shard.pp_size > 1 else None
@@ -157,6 +178,17 @@ class TorchCommunicator:
         dist.broadcast(hidden, self._last, group=self._column)
         return hidden
 
+    def hang_up(self) -> None:
+        """Ends the connections to all other ranks: an exchange that waits for one of them raises RuntimeError.
+
+        For a rank whose machine does not answer any more, which the exchanges would notice after minutes. May be
+        called from any thread.
+        """
+        for descriptor, _ in self._connections & _sockets():
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                connection.getpeername()  # gloo ends the process if its listening socket is shut down
+                connection.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Leaves the group of ranks."""
         dist.destroy_process_group()
@@ -165,3 +197,43 @@ class TorchCommunicator:
     def _group(ranks: range) -> dist.ProcessGroup:
         # Ranks outside of the group get a number, which they never use.
         return cast(dist.ProcessGroup, dist.new_group(list(ranks)))
+
+
+def _store(meeting: Meeting, size: int) -> dist.Store:  # pyright: ignore[reportPrivateImportUsage]
+    """Returns the place where ranks tell each other their addresses."""
+    if meeting.path:
+        return dist.FileStore(meeting.path, size)  # pyright: ignore[reportPrivateImportUsage]
+    listener = meeting.listener if meeting.listener >= 0 else None
+    return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        meeting.host,
+        meeting.port,
+        size,
+        is_master=listener is not None,
+        timeout=_TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=listener,
+    )
+
+
+@contextlib.contextmanager
+def _interface(meeting: Meeting) -> Iterator[None]:
+    """Has the exchanges use the network interface with this machine's address; the loopback device on one machine."""
+    name = interface_of(meeting.address) if meeting.address else _LOOPBACK
+    chosen = [variable for variable in _INTERFACES if variable not in os.environ]
+    os.environ.update(dict.fromkeys(chosen, name))
+    try:
+        yield
+    finally:
+        for variable in chosen:
+            del os.environ[variable]
+
+
+def _sockets() -> set[tuple[int, str]]:
+    """Returns the sockets of this process: descriptor and the system's name, which no later socket has."""
+    found: set[tuple[int, str]] = set()
+    for path in _DESCRIPTORS.iterdir():
+        with contextlib.suppress(OSError):
+            name = str(path.readlink())
+            if name.startswith("socket:"):
+                found.add((int(path.name), name))
+    return found

@@ -142,15 +142,15 @@ def plan_memory(
     context = context_length(settings, description)
     if on_cpu and settings.max_model_len is None:
         longest = _longest_context(settings, description, block_bytes, step, mapped_bytes)
-        context = ranks.smallest(min(context, longest // ranks.shard.size))
+        context = ranks.smallest(min(context, longest // ranks.local_size))
     rows, step_bytes = rows_bytes(settings, description, context), step.at(context)
     needed = rows + step_bytes + heap_bytes(step_bytes) + mapped_bytes
-    budget = cpu_budget(settings, needed, ranks.shard.size) if on_cpu else cuda_budget(settings, device, step_bytes)
+    budget = cpu_budget(settings, needed, ranks.local_size) if on_cpu else cuda_budget(settings, device, step_bytes)
     kv = plan_kv_cache(settings, description, dtype, budget, context, on_cpu=on_cpu)
     kv = KvPlan(ranks.smallest(kv.num_blocks), ranks.smallest(kv.max_model_len))
     cache = kv.num_blocks * block_bytes
     promised = needed + cache if on_cpu else rows
-    num_host_blocks = plan_host_blocks(settings, description, kv, dtype, promised, ranks.shard.size)
+    num_host_blocks = plan_host_blocks(settings, description, kv, dtype, promised, ranks.local_size)
     num_host_blocks = ranks.smallest(num_host_blocks)
     return MemoryPlan(kv, num_host_blocks, held_bytes(), cache, num_host_blocks * block_bytes, rows, step_bytes)
 

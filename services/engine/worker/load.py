@@ -68,9 +68,9 @@ def _check_format(asked: str, model_dir: Path) -> None:
 
 
 def _load_rank(settings: EngineSettings, model_dir: Path, device: torch.device, ranks: Communicator) -> ModelWorker:
-    """Returns the worker of a rank, which uses the device of its own number."""
+    """Returns the worker of a rank, which uses the device of its number on its machine."""
     if device.type == "cuda":
-        device = torch.device("cuda", ranks.shard.rank)
+        device = torch.device("cuda", ranks.local_rank)
         torch.cuda.set_device(device)
     if ranks.stage is None and uses_triton(settings, device, model_dir):
         from services.engine.worker.triton_worker import TritonWorker

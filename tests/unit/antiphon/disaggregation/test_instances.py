@@ -15,9 +15,10 @@ from antiphon import cli
 from antiphon.cli import main
 from antiphon.disaggregation import start
 from antiphon.disaggregation.instance import Deployment, check_lengths, check_ports, check_worker, read_deployment
-from antiphon.disaggregation.join import read_key, sign
+from antiphon.disaggregation.join import sign
 from antiphon.disaggregation.table_tool import generate, merge
 from antiphon.settings import InstanceSettings
+from shared.cluster_key import read_key
 from shared.config import SettingsError
 
 IP, OTHER = "192.0.2.10", "192.0.2.11"
@@ -266,22 +267,22 @@ def test_the_key_is_private_long_and_the_same_for_all_instances_of_a_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    key = read_key("", one_host=True)
-    assert key == read_key("", one_host=True)
+    key = read_key("", one_host=True, why="")
+    assert key == read_key("", one_host=True, why="")
     assert len(key) == 64
     path = tmp_path / "antiphon" / "cluster.key"
     assert [each.name for each in path.parent.iterdir()] == ["cluster.key"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert read_key(str(path), one_host=False) == key
+    assert read_key(str(path), one_host=False, why="there are two") == key
     with pytest.raises(SettingsError, match="--cluster-key-file is needed, since the rank table has several hosts"):
-        read_key("", one_host=False)
+        read_key("", one_host=False, why="the rank table has several hosts")
     path.chmod(0o640)
     with pytest.raises(SettingsError, match="chmod 600"):
-        read_key(str(path), one_host=False)
+        read_key(str(path), one_host=False, why="there are two")
     short = tmp_path / "short"
     short.write_text("secret")
     short.chmod(0o600)
     for name, said in ((short, "at least 16"), (tmp_path / "none", "No such file")):
         with pytest.raises(SettingsError, match=said):
-            read_key(str(name), one_host=True)
+            read_key(str(name), one_host=True, why="")
     assert sign(key, "join", b"x") != sign(key, "joined", b"x")

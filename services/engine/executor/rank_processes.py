@@ -1,0 +1,128 @@
+"""The other ranks of an engine, as its first rank sees them, and a watch over them.
+
+A rank is a process that this one has started, or one of another machine that has joined. `RankWatch` notices that a
+rank has ended although nothing is being sent to it.
+"""
+
+import contextlib
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from services.engine.executor.channel import Channel
+from shared.config import EngineSettings, to_argv
+
+END_S = 5.0
+"""Seconds that a rank has to end before it is killed."""
+_POLL_MS = 500
+_ENDED = select.POLLHUP | select.POLLERR | select.POLLRDHUP | select.POLLNVAL
+
+
+class RankFailed(RuntimeError):
+    """A rank has ended or computed something else. The engine must end."""
+
+
+class Rank(Protocol):
+    """One of the other ranks."""
+
+    number: int
+    channel: Channel
+
+    def ended(self) -> str:
+        """Returns a sentence that this rank has ended, and how if that is known."""
+        ...
+
+    def close(self) -> None:
+        """Ends the rank, which has no plan in flight."""
+        ...
+
+    def kill(self) -> None:
+        """Ends the rank at once, whatever it does."""
+        ...
+
+
+class LocalRank:
+    """A process of this machine that this process has started."""
+
+    def __init__(self, settings: EngineSettings, number: int) -> None:
+        """Starts the process, which waits for a `Start`."""
+        ours, theirs = socket.socketpair()
+        self.number, self.channel = number, Channel(ours)
+        command = [
+            sys.executable, "-m", "services.engine.executor.rank", *to_argv(settings),
+            f"--rank={number}", f"--channel={theirs.fileno()}",
+        ]  # fmt: skip
+        with theirs:
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+
+    def ended(self) -> str:
+        """See Rank."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        code = self._process.returncode
+        return f"rank {self.number} (process {self._process.pid}) has ended" + (
+            "" if code is None else f" with code {code}"
+        )
+
+    def close(self) -> None:
+        """See Rank."""
+        self.channel.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """See Rank."""
+        self._process.kill()
+        self._process.wait()
+        self.channel.close()
+
+
+class JoinedRank:
+    """A process that has joined from another machine. It ends when the connection does."""
+
+    def __init__(self, number: int, place: str, end: socket.socket) -> None:
+        self.number, self.channel, self._place = number, Channel(end), place
+
+    def ended(self) -> str:
+        """See Rank."""
+        return f"rank {self.number} on {self._place} has ended, or its machine does not answer"
+
+    def close(self) -> None:
+        """See Rank."""
+        self.channel.close()
+
+    def kill(self) -> None:
+        """See Rank."""
+        self.channel.close()
+
+
+class RankWatch:
+    """Calls `on_end` with a sentence, once and on a thread of its own, when a rank has ended."""
+
+    def __init__(self, ranks: Sequence[Rank], on_end: Callable[[str], None]) -> None:
+        self._ranks = {rank.channel.socket.fileno(): rank for rank in ranks}
+        self._on_end = on_end
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine-ranks", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops watching. To be called before the ranks are closed."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        poll = select.poll()
+        for descriptor in self._ranks:
+            poll.register(descriptor, select.POLLRDHUP)
+        while not self._stop.is_set():
+            for descriptor, events in poll.poll(_POLL_MS):
+                if events & _ENDED and not self._stop.is_set():
+                    self._on_end(self._ranks[descriptor].ended())
+                    return
