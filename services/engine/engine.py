@@ -111,7 +111,9 @@ class Engine:
             raise SettingsError("--role: a decode engine receives KV in host memory: give it some with --swap-space")
         host = (settings.kv_host or default_kv_host(settings.nats)) if settings.role == "prefill" else None
         memory = self.executor.kv_memory()
-        self.loop.connector = self.connector = KvConnector(memory, self.loop.wake, host=host, bind=settings.kv_bind)
+        self.loop.connector = self.connector = KvConnector(
+            memory, self.loop.wake, host=host, bind=settings.kv_bind, content=self.facts.content
+        )
 
     @property
     def adapters(self) -> AdapterLibrary | None:

@@ -199,6 +199,7 @@ class EngineService:
             accepted_tokens=core.accepted_tokens,
             model_aliases=model_aliases(settings),
             configuration=facts.configuration,
+            content=facts.content,
             embedding_size=facts.embedding_size,
             drafts=core.drafts,
             accepted_by_position=core.accepted_by_position,

@@ -85,6 +85,8 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     -1: the engine serves no adapters."""
     takes_pictures: bool = False
     """Whether prompts may have pictures."""
+    content: str = ""
+    """Hash of the weights, their form and the computing type. Only engines with equal ones exchange KV."""
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):

@@ -98,7 +98,7 @@ class SimConnector:
         self._results: list[KvLoaded | KvReleased] = []
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._context = contextvars.copy_context()
-        self._sender = Sender(NoMemory(), self._release)
+        self._sender = Sender(NoMemory(), self._release, "")
         self._expiry = asyncio.get_running_loop().create_task(self._expire())
         if address:
             network.senders[address] = self
@@ -128,7 +128,7 @@ class SimConnector:
     async def _load(self, order: KvLoad) -> None:
         count = 0
         try:
-            count = await load(order, NoMemory(), self._network.connect)
+            count = await load(order, NoMemory(), "", self._network.connect)
         finally:
             del self._loads[order.transfer_id]
             self._results.append(KvLoaded(order.transfer_id, count))

@@ -189,6 +189,8 @@ class EngineFacts:
     """Whether threads of this process compute the steps. If False, a device computes and the threads wait for it."""
     configuration: str = ""
     """Hash of everything besides the weights that can change tokens: types, backend, hardware, software."""
+    content: str = ""
+    """Hash of the weights, their form and the computing type: engines with equal ones may exchange KV."""
     embedding_size: int = 0
     """Number of components of a pooling sequence's vector; 0 if the worker cannot compute such vectors."""
     pooling_kind: PoolingKind = "last"

@@ -39,7 +39,7 @@ from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import find_family, has_family
 from services.engine.quantization.choice import WeightForm, weight_form
 from services.engine.worker.acceptance import accept
-from services.engine.worker.configuration import configuration_hash
+from services.engine.worker.configuration import configuration_hash, content_hash
 from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
 from services.engine.worker.inputs import FlatStep
 from services.engine.worker.kv_cache import KvPlan
@@ -160,6 +160,7 @@ class CpuWorker(StepWorker):
                 _CPU,
                 eos,
                 configuration,
+                content_hash(model_dir, form.name, self._dtype),
                 embedding_size=self._description.hidden_size,
                 pooling_kind=pooling_kind(model_dir),
                 weights_bytes=self._decoder.weights_bytes,

@@ -41,10 +41,11 @@ class CompileGrammar(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded. `configuration`: see `EngineFacts.configuration`; it is the same on every rank."""
+    """The model is loaded. `configuration` and `content`: see `EngineFacts`; they are the same on every rank."""
 
     num_blocks: int
     configuration: str
+    content: str
 
 
 class Computed(msgspec.Struct, frozen=True, tag=True):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from services.engine.adapters.library import AdapterLibrary
-from services.engine.core.plan import StepPlan, StepResult
+from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.executor.channel import ChannelClosed, CompileGrammar, Computed, Loaded, RunPlan, digest_of
 from services.engine.executor.rank_processes import Rank, RankFailed, RankWatch
 from services.engine.executor.starting import started_ranks
@@ -59,9 +59,8 @@ class MultiprocExecutor:
         """
         with started_ranks(settings) as started:
             worker, communicator = _load_first(settings, started.meeting)
-            configuration = worker.facts().configuration
             for rank in started.ranks:
-                _check_loaded(rank, configuration)
+                _check_loaded(rank, worker.facts())
         logger.info("%d processes compute the model", len(started.ranks) + 1)
         return cls(worker, communicator, started.ranks, started.release)
 
@@ -146,7 +145,7 @@ def _load_first(settings: EngineSettings, meeting: Meeting) -> tuple[ModelWorker
     return load(settings, 0, meeting)
 
 
-def _check_loaded(rank: Rank, configuration: str) -> None:
+def _check_loaded(rank: Rank, facts: EngineFacts) -> None:
     """Waits until a rank has loaded its part. Raises RankFailed, or SettingsError if it would compute other tokens."""
     try:
         reply = rank.channel.reply()
@@ -154,7 +153,9 @@ def _check_loaded(rank: Rank, configuration: str) -> None:
         raise RankFailed(rank.ended()) from error
     if not isinstance(reply, Loaded):
         raise RankFailed(f"rank {rank.number} has answered out of turn")
-    if reply.configuration != configuration:
+    if reply.content != facts.content:
+        raise SettingsError(f"rank {rank.number} has other weights than rank 0: all machines need the same files")
+    if reply.configuration != facts.configuration:
         raise SettingsError(
             f"rank {rank.number} differs from rank 0 in its processor or GPU, its number of threads (--threads), the "
             "versions of its libraries or the model's config.json, so that it would not compute the same tokens"

@@ -124,7 +124,7 @@ def _computed(settings: RankSettings, channel: Channel, meeting: Meeting) -> int
         return AGAIN
     executor, facts = UniprocExecutor(worker), worker.facts()
     try:
-        channel.send(Loaded(facts.num_blocks, facts.configuration))
+        channel.send(Loaded(facts.num_blocks, facts.configuration, facts.content))
         logger.info("rank %d is ready", settings.rank)
         serve(executor, channel)
     except (RuntimeError, ChannelClosed) as error:

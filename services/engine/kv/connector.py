@@ -30,15 +30,24 @@ class KvConnector:
     """The transfers of one engine. `wake` is called, on another thread, when `finished` has something to return.
 
     `host` is the address at which other engines find this one, and `bind` the address to listen on; None: nothing is
-    sent. Raises SettingsError if it cannot listen there.
+    sent. `content` is this engine's `EngineFacts.content`: KV of other weights is neither sent nor taken. Raises
+    SettingsError if it cannot listen there.
     """
 
-    def __init__(self, memory: KvMemory, wake: Callable[[], None], *, host: str | None = None, bind: str = "") -> None:
+    def __init__(
+        self,
+        memory: KvMemory,
+        wake: Callable[[], None],
+        *,
+        host: str | None = None,
+        bind: str = "",
+        content: str = "",
+    ) -> None:
         self._listener = None if host is None else _listening(bind or host)
         self.address = ""
         """`host:port` at which other engines fetch blocks; empty if nothing is sent."""
         forget_stale()
-        self._memory = memory
+        self._memory, self._content = memory, content
         self._wake = wake
         self._results: deque[KvLoaded | KvReleased] = deque()
         self._waiting: set[str] = set()
@@ -49,7 +58,7 @@ class KvConnector:
         self._stop = asyncio.Event()
         self._loads: dict[str, asyncio.Task[int]] = {}
         self._slots = asyncio.Semaphore(limits.KV_LOADS_MAX)
-        self._sender = Sender(memory, self._release)
+        self._sender = Sender(memory, self._release, content)
         self._fetches: set[asyncio.Task[None]] = set()
         if self._listener is not None:
             port = self._listener.getsockname()[1]
@@ -157,7 +166,7 @@ class KvConnector:
 
     async def _load(self, order: KvLoad) -> int:
         async with self._slots:
-            return await load(order, self._memory)
+            return await load(order, self._memory, self._content)
 
     def _loaded(self, transfer_id: str, task: "asyncio.Task[int]") -> None:
         """Reports the end of a load, however it ended: the sequence must not wait for it."""

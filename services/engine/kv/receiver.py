@@ -26,12 +26,12 @@ class TransferError(Exception):
     """The sender gives up, is silent for too long, or has sent something wrong."""
 
 
-async def load(order: KvLoad, memory: KvMemory, connect: Connect = connect) -> int:
+async def load(order: KvLoad, memory: KvMemory, content: str, connect: Connect = connect) -> int:
     """Fetches blocks until all are there or something fails. Returns the number of leading blocks that are written.
 
-    May be cancelled.
+    `content` is this engine's `EngineFacts.content`, which must be the sender's too. May be cancelled.
     """
-    one = _Load(order, memory, connect)
+    one = _Load(order, memory, content, connect)
     try:
         await one.run()
     except (OSError, TimeoutError, ValueError, msgspec.DecodeError, TransferError) as error:
@@ -41,8 +41,8 @@ async def load(order: KvLoad, memory: KvMemory, connect: Connect = connect) -> i
 
 
 class _Load:
-    def __init__(self, order: KvLoad, memory: KvMemory, connect: Connect) -> None:
-        self._order = order
+    def __init__(self, order: KvLoad, memory: KvMemory, content: str, connect: Connect) -> None:
+        self._order, self._content = order, content
         self._connect = connect
         self._memory = memory
         self._written: set[int] = set()
@@ -59,7 +59,9 @@ class _Load:
         try:
             if channel.is_local:
                 shared, name = self._shared_memory()
-            fetch = Fetch(VERSION, self._order.transfer_id, self._memory.layout, self._order.hashes, name)
+            fetch = Fetch(
+                VERSION, self._order.transfer_id, self._memory.layout, self._content, self._order.hashes, name
+            )
             await channel.send(fetch)
             await self._receive_all(channel, shared, name)
         finally:

@@ -36,10 +36,13 @@ class _Export:
 
 
 class Sender:
-    """Serves the receivers. `release` is called with the ids of saved blocks that are not read any more."""
+    """Serves the receivers. `release` is called with the ids of saved blocks that are not read any more.
 
-    def __init__(self, memory: KvMemory, release: Callable[[tuple[int, ...]], None]) -> None:
-        self._memory = memory
+    `content` is this engine's `EngineFacts.content`, which must be the receiver's too.
+    """
+
+    def __init__(self, memory: KvMemory, release: Callable[[tuple[int, ...]], None], content: str) -> None:
+        self._memory, self._content = memory, content
         self._release = release
         self._exports: dict[str, _Export] = {}
         self._announced = asyncio.Event()
@@ -82,7 +85,10 @@ class Sender:
             async with asyncio.timeout(limits.KV_CONNECT_S):
                 fetch = await channel.receive()
             if not isinstance(fetch, Fetch) or fetch.version != VERSION or fetch.layout != self._memory.layout:
-                await channel.send(Failed("the engines have different versions, models or types of the KV cache"))
+                await channel.send(Failed("the engines have different versions or types of the KV cache"))
+                return
+            if fetch.content != self._content:
+                await channel.send(Failed("the engines have different weights, or compute with different types"))
                 return
             export = await self._find(fetch.transfer_id, channel)
             if export is None or export.fetched:

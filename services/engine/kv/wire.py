@@ -12,7 +12,7 @@ import msgspec
 from services.engine.kv.layout import KvLayout
 
 LENGTH_BYTES = 4
-VERSION = 1
+VERSION = 2
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
@@ -21,6 +21,8 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     version: int
     transfer_id: str
     layout: KvLayout
+    content: str
+    """See `EngineFacts.content`."""
     names: tuple[bytes, ...]
     shared: str = ""
     """Name of shared memory with a place of a full block's size for each of the names, in their order; empty: none.

@@ -16,6 +16,8 @@ import torch
 
 ENGINE = Path(__file__).resolve().parents[1]
 _DIGITS = 16
+WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".gguf"})
+SAMPLES, SAMPLE_BYTES = 65, 4096
 _LIBRARIES = ("torch", "transformers", "triton", "numpy")
 """Packages whose code takes part in the forward pass or in sampling."""
 
@@ -30,6 +32,25 @@ def configuration_hash(model_dir: Path, backend: str, dtype: torch.dtype, cache_
     for part in (backend, str(dtype), str(cache_dtype), software_version()):
         digest.update(part.encode() + b"\0")
     digest.update((model_dir / "config.json").read_bytes())
+    return digest.hexdigest()[:_DIGITS]
+
+
+def content_hash(model_dir: Path, form: str, dtype: torch.dtype) -> str:
+    """Returns a hash, as 16 hexadecimal digits, of what decides the values of a KV cache besides the hardware.
+
+    These are the model's config.json, its weights, the form they are kept in (`form`) and the type that is computed
+    with. Of weight files, name, size and SAMPLES places are read, so that large files cost no time; weights that were
+    trained or quantized in another way differ in some of them.
+    """
+    digest = hashlib.sha256(f"{form}\0{dtype}\0".encode())
+    digest.update((model_dir / "config.json").read_bytes())
+    for path in sorted(path for path in model_dir.iterdir() if path.suffix in WEIGHT_SUFFIXES):
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            for place in range(SAMPLES):
+                file.seek(max(0, size - SAMPLE_BYTES) * place // (SAMPLES - 1))
+                digest.update(file.read(SAMPLE_BYTES))
     return digest.hexdigest()[:_DIGITS]
 
 

@@ -49,6 +49,8 @@ class StateSpec:
     eos: frozenset[int]
     configuration: str
     """See `EngineFacts.configuration`."""
+    content: str
+    """See `EngineFacts.content`."""
     embedding_size: int
     """See `EngineFacts.embedding_size`."""
     pooling_kind: PoolingKind
@@ -199,6 +201,7 @@ class StepWorker(ABC):
             default_batched_tokens(spec.device.type == "cpu", settings.max_num_seqs),
             self._prompt_tokens(),
             configuration=spec.configuration,
+            content=spec.content,
             computes_on_host=spec.device.type == "cpu",
             embedding_size=spec.embedding_size,
             pooling_kind=spec.pooling_kind,

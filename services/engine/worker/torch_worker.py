@@ -32,7 +32,7 @@ from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.parallel.shard import ALONE, Shard, local_description
 from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm, weight_form
 from services.engine.worker.acceptance import accept
-from services.engine.worker.configuration import configuration_hash, torch_backend
+from services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
 from services.engine.worker.dtypes import choose_cache_dtype, choose_torch_dtype
 from services.engine.worker.inputs import FlatStep
 from services.engine.worker.model_files import eos_token_ids, read_config, weight_file_bytes
@@ -102,6 +102,7 @@ class TorchWorker(StepWorker):
                 self._device,
                 eos,
                 configuration,
+                content_hash(model_dir, form.name, self._dtype),
                 embedding_size=self._model.embedding_size,
                 pooling_kind=pooling_kind(model_dir),
                 ranks=ranks,

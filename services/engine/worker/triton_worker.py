@@ -35,7 +35,7 @@ from services.engine.triton.operations import TritonOperations
 from services.engine.triton.step_inputs import known_ids, scatter_words
 from services.engine.worker.acceptance import accept
 from services.engine.worker.budget import Backend, plan_measured
-from services.engine.worker.configuration import configuration_hash, hardware
+from services.engine.worker.configuration import configuration_hash, content_hash, hardware
 from services.engine.worker.decode_graphs import DecodeGraphs, graph_sizes, graphs_bytes
 from services.engine.worker.device_blocks import DeviceBlocks
 from services.engine.worker.device_inputs import (
@@ -139,6 +139,7 @@ class TritonWorker:
         form = weight_form(settings, model_dir, config, device, native=False)
         backend = f"triton {hardware(device)} {form.name} {ranks.shard.tp_size}"
         self._configuration = configuration_hash(model_dir, backend, self._dtype, self._cache_dtype)
+        self._content = content_hash(model_dir, form.name, self._dtype)
         operations = TritonOperations(context_length(settings, whole), ranks.shard)
         weights = load_weights(model_dir, whole, family.layout(whole), self._dtype, device, operations, form, ranks)
         self._model, self._weights_bytes = Decoder(self._description, weights, operations), weights.nbytes
@@ -273,6 +274,7 @@ class TritonWorker:
             num_host_blocks,
             computes_on_host=self._device.type == "cpu",
             configuration=self._configuration,
+            content=self._content,
             embedding_size=d.hidden_size,
             pooling_kind=self._pooling_kind,
             generates=d.has_head,

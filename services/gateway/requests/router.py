@@ -119,13 +119,14 @@ class Router:
         return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes), self._used(e), e.id), default=None)
 
     def prefill_engines(self, engines: Sequence[Heartbeat], model: str, decode: Heartbeat) -> list[Heartbeat]:
-        """Returns the engines that answer and compute prompts for the given decode engine.
+        """Returns the engines that answer and compute prompts for the given decode engine: those with its weights.
 
         If some have the same configuration, only those: the tokens then cannot depend on who computes the prompt.
         """
+        wanted = _engine_status(decode)
         ready = [e for e in ready_members(engines, model) if _engine_status(e).kv_address and not self._load(e).silent]
-        wanted = _engine_status(decode).configuration
-        return [e for e in ready if _engine_status(e).configuration == wanted] or ready
+        ready = [e for e in ready if _engine_status(e).content == wanted.content]
+        return [e for e in ready if _engine_status(e).configuration == wanted.configuration] or ready
 
     def choose_prefill(
         self, prefill_engines: Sequence[Heartbeat], num_tokens: int, hashes: Sequence[bytes], client: str

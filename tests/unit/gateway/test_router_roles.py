@@ -44,6 +44,13 @@ def test_prefill_engines_of_the_same_configuration_go_first():
     assert router.prefill_engines([other], "m", decode) == [other]
 
 
+def test_only_prefill_engines_with_the_same_weights_compute_prompts():
+    router, decode = Router(), engine("d", role="decode", content="w")
+    same, other = engine("a", content="w", **PREFILL), engine("b", content="v", **PREFILL)
+    assert router.prefill_engines([same, other], "m", decode) == [same]
+    assert router.prefill_engines([other], "m", decode) == []
+
+
 def test_a_prefill_engine_that_does_not_answer_is_left_out():
     router, decode, silent = Router(), engine("d", role="decode"), engine("a", **PREFILL)
     router.record_dispatch(silent, "s0", 10, [])

@@ -60,8 +60,8 @@ def test_a_rank_with_the_key_joins_and_gets_messages(listener: Listener, gatheri
         first, other = Channel(gathering.result(10)[1]), Channel(end)
         first.send(Start(Meeting(host=HEAD, port=1)))
         assert other.command() == Start(Meeting(host=HEAD, port=1))
-        other.send(Loaded(3, "c"))
-        assert first.reply() == Loaded(3, "c")
+        other.send(Loaded(3, "c", "w"))
+        assert first.reply() == Loaded(3, "c", "w")
 
 
 @pytest.mark.parametrize(

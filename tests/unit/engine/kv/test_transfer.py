@@ -1,6 +1,7 @@
 """Prompts computed by one engine and continued by another give the tokens of a single engine, whatever happens."""
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,29 @@ def test_backends_differ_and_exchange_kv(
         expected = right(alone, "x")
         assert decode.tokens["x"][:1] == expected[:1]
         assert decode.tokens["x"] == expected or not exact
+
+
+@pytest.mark.parametrize("difference", ["weights", "dtype"])
+def test_kv_of_other_weights_is_not_taken(
+    difference: str, alone: Running, decode: Running, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other, settings = tmp_path / "other", {}
+    shutil.copytree(model, other)
+    (file,) = other.glob("*.safetensors")
+    if difference == "weights":
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+    else:
+        # The same layout of KV, of values that were computed with another type.
+        settings = {"dtype": "bfloat16", "kv_cache_dtype": "fp8", "cpu_backend": "torch"}
+    taker = {"kv_cache_dtype": "fp8", "cpu_backend": "torch"} if settings else {}
+    with started(other, "prefill", **settings) as prefill, started(model, "decode", **taker) as receiver:
+        receiver.add(difference, prefill.compute_prompt(difference))
+        tokens = run(prefill, receiver, until=(receiver, difference))
+        assert receiver.engine.counters().kv_loaded_tokens == 0
+        assert taker or tokens == right(alone, difference)
+    assert "the engines have different weights, or compute with different types" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["damage", "silence", "cut", "foreign", "short"])
