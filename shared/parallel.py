@@ -17,6 +17,7 @@ from shared.machines import addresses
 AGAIN = 75
 """Exit code of a process of another machine whose engine has ended: it is to be started again and waits for it."""
 RAY_ADDRESS = "RAY_ADDRESS"
+NO_KV = "engines whose processes are on several machines, or started by Ray, exchange no KV"
 
 
 class ParallelSettings(Protocol):
@@ -102,6 +103,11 @@ def uses_ray(settings: ParallelSettings, environ: Mapping[str, str] = os.environ
         return False
     named = settings.distributed_executor_backend
     return named == "ray" or (named == "auto" and bool(environ.get(RAY_ADDRESS)) and has_ray())
+
+
+def exchanges_kv(settings: ParallelSettings) -> bool:
+    """Whether an engine can have a role: all its processes are on this machine, started by it."""
+    return settings.nnode == 1 and not uses_ray(settings)
 
 
 def rank_key(settings: ParallelSettings) -> bytes:

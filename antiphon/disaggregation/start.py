@@ -94,11 +94,10 @@ def _worker(deployment: Deployment, settings: InstanceSettings, environ: Mapping
     )
     environ = {**environ, **_visible_devices(own.device_ids, settings.device, environ)}
     role = own.role
-    if parallel.world_size(settings) > 1:
-        # KV is exchanged only between engines of one device. Engines without a role compute requests whole, so that the
-        # deployment works with the same tokens.
+    if not parallel.exchanges_kv(settings):
+        # Engines without a role compute requests whole, so that the deployment works with the same tokens.
         role = "both"
-        launcher.print_line("antiphon", f"{own.name} has several devices: it computes requests whole, without its role")
+        launcher.print_line("antiphon", f"{own.name} computes requests whole, without its role: {parallel.NO_KV}")
     model = _prepared(replace(settings, role=role), environ)
     with contextlib.ExitStack() as stack:
         for each in own.device_ids:

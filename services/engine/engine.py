@@ -31,7 +31,7 @@ from shared.adapters import check_adapters, lora_modules, prompt_adapters, with_
 from shared.clock import Clock, SystemClock
 from shared.config import EngineSettings, SettingsError, check_engine
 from shared.errors import ServiceError
-from shared.parallel import world_size
+from shared.parallel import NO_KV, exchanges_kv, world_size
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +103,8 @@ class Engine:
         """Starts the exchange of KV if the engine has a role. Raises SettingsError if it cannot exchange KV."""
         if settings.role == "both":
             return
-        if world_size(settings) > 1:
-            # Each rank has a part of every block, and only whole blocks can be exchanged.
-            logger.warning("--role: engines of several devices exchange no KV: prompts are computed where requests run")
+        if not exchanges_kv(settings):
+            logger.warning("--role: %s: prompts are computed where requests run", NO_KV)
             return
         if settings.role == "decode" and not self.facts.num_host_blocks:
             raise SettingsError("--role: a decode engine receives KV in host memory: give it some with --swap-space")

@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.executor.channel import ChannelClosed, CompileGrammar, Computed, Loaded, RunPlan, digest_of
+from services.engine.executor.rank_memory import RankMemory, parts_of
 from services.engine.executor.rank_processes import Rank, RankFailed, RankWatch
 from services.engine.executor.starting import started_ranks
 from services.engine.executor.uniproc import UniprocExecutor
 from services.engine.kv.layout import KvMemory
 from services.engine.parallel.meeting import Meeting
+from services.engine.parallel.shard import Shard
 from services.engine.worker.seam import ModelWorker
 from shared.config import EngineSettings, SettingsError
 from shared.grammar import Grammar
+from shared.model_files import model_directory
 
 if TYPE_CHECKING:
     from services.engine.parallel.communicator import TorchCommunicator
@@ -36,6 +39,7 @@ class MultiprocExecutor:
 
     def __init__(
         self,
+        settings: EngineSettings,
         worker: ModelWorker,
         communicator: TorchCommunicator,
         ranks: list[Rank],
@@ -43,7 +47,7 @@ class MultiprocExecutor:
     ) -> None:
         """`release` is called when all ranks have ended."""
         self._local, self._communicator, self._ranks = UniprocExecutor(worker), communicator, ranks
-        self._release = release
+        self._settings, self._release = settings, release
         self._sending = threading.Lock()
         self._failure = ""
         """Why the engine must end, as soon as a rank has ended."""
@@ -62,7 +66,7 @@ class MultiprocExecutor:
             for rank in started.ranks:
                 _check_loaded(rank, worker.facts())
         logger.info("%d processes compute the model", len(started.ranks) + 1)
-        return cls(worker, communicator, started.ranks, started.release)
+        return cls(settings, worker, communicator, started.ranks, started.release)
 
     def watch(self, wake: Callable[[], None]) -> None:
         """See Executor."""
@@ -102,8 +106,14 @@ class MultiprocExecutor:
         self._send(CompileGrammar(grammar))
 
     def kv_memory(self) -> KvMemory:
-        """See Executor. Each rank has a part of every block, and only whole blocks can be exchanged."""
-        raise SettingsError("--role: an engine of several processes cannot exchange KV")
+        """See Executor. All ranks must be on this machine (`parallel.exchanges_kv`)."""
+        from services.engine.worker.torch_worker import describe_model
+
+        whole = describe_model(model_directory(self._settings))
+        tp_size, pp_size = self._settings.tensor_parallel_size, self._settings.pipeline_parallel_size
+        shards = [Shard.of_rank(number, tp_size, pp_size) for number in range(tp_size * pp_size)]
+        parts = list(parts_of(whole, shards, [None, *(rank.blocks for rank in self._ranks)]))
+        return RankMemory(self._local.kv_memory(), parts, whole.num_layers, whole.num_kv_heads)
 
     @property
     def adapters(self) -> AdapterLibrary | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from services.engine.executor.channel import Channel, ChannelClosed, CompileGrammar, Computed, Loaded, Start, digest_of
 from services.engine.executor.joining import JoinRefused, join
+from services.engine.executor.rank_memory import serve_blocks
 from services.engine.executor.uniproc import UniprocExecutor
 from services.engine.parallel.meeting import Meeting
 from services.engine.worker.seam import ModelWorker
@@ -43,6 +44,7 @@ class RankSettings(EngineSettings):
 
     rank: int = flag(0, "number of this rank", group="rank")
     channel: int = flag(-1, "inherited socket to the first rank (default: it is at --head)", group="rank")
+    blocks: int = flag(-1, "inherited socket for KV (default: KV is not exchanged)", group="rank")
     head: str = flag("", "address of the first rank (default: the first of --pod-ips)", group="rank")
     tries: int = flag(0, "how often to try to reach the first rank (0: until it is there)", group="rank")
 
@@ -123,6 +125,9 @@ def _computed(settings: RankSettings, channel: Channel, meeting: Meeting) -> int
         logger.error("the other ranks cannot be reached: %s", error)
         return AGAIN
     executor, facts = UniprocExecutor(worker), worker.facts()
+    if settings.blocks >= 0 and settings.role != "both":
+        arguments = executor.kv_memory(), socket.socket(fileno=settings.blocks)
+        threading.Thread(target=serve_blocks, args=arguments, name="rank-kv", daemon=True).start()
     try:
         channel.send(Loaded(facts.num_blocks, facts.configuration, facts.content))
         logger.info("rank %d is ready", settings.rank)

@@ -31,6 +31,8 @@ class Rank(Protocol):
 
     number: int
     channel: Channel
+    blocks: socket.socket | None
+    """Connection for reading and writing its KV (`rank_memory`); None if it is on another machine."""
 
     def ended(self) -> str:
         """Returns a sentence that this rank has ended, and how if that is known."""
@@ -50,14 +52,16 @@ class LocalRank:
 
     def __init__(self, settings: EngineSettings, number: int) -> None:
         """Starts the process, which waits for a `Start`."""
-        ours, theirs = socket.socketpair()
+        (ours, theirs), (blocks, their_blocks) = socket.socketpair(), socket.socketpair()
+        self.blocks: socket.socket | None = blocks
         self.number, self.channel = number, Channel(ours)
+        passed = [theirs.fileno(), their_blocks.fileno()]
         command = [
             sys.executable, "-m", "services.engine.executor.rank", *to_argv(settings),
-            f"--rank={number}", f"--channel={theirs.fileno()}",
+            f"--rank={number}", f"--channel={passed[0]}", f"--blocks={passed[1]}",
         ]  # fmt: skip
-        with theirs:
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        with theirs, their_blocks:
+            self._process = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL)
 
     def ended(self) -> str:
         """See Rank."""
@@ -70,7 +74,7 @@ class LocalRank:
 
     def close(self) -> None:
         """See Rank."""
-        self.channel.close()
+        self._hang_up()
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -80,7 +84,12 @@ class LocalRank:
         """See Rank."""
         self._process.kill()
         self._process.wait()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         self.channel.close()
+        if self.blocks is not None:
+            self.blocks.close()
 
 
 class JoinedRank:
@@ -88,6 +97,7 @@ class JoinedRank:
 
     def __init__(self, number: int, place: str, end: socket.socket) -> None:
         self.number, self.channel, self._place = number, Channel(end), place
+        self.blocks: socket.socket | None = None
 
     def ended(self) -> str:
         """See Rank."""

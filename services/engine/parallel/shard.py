@@ -127,6 +127,12 @@ def local_heads(d: DecoderDescription, shard: Shard) -> slice:
     return slice(shard.tp_rank * each, (shard.tp_rank + 1) * each)
 
 
+def local_kv_heads(d: DecoderDescription, shard: Shard) -> range:
+    """Returns which of the whole model's key heads a rank has. Ranks share a key head if there are too few."""
+    first = shard.tp_rank * d.num_kv_heads // shard.tp_size
+    return range(first, first + max(1, d.num_kv_heads // shard.tp_size))
+
+
 def _rows(name: str, d: DecoderDescription, shard: Shard) -> Tensor:
     if name == "qkv":
         return _qkv_rows(d, shard)
@@ -154,12 +160,10 @@ def _parts(heights: Sequence[int], shard: Shard) -> Tensor:
 
 
 def _qkv_rows(d: DecoderDescription, shard: Shard) -> Tensor:
-    """Returns the rows of this rank's query, key and value heads. Ranks share a key head if there are too few."""
-    heads, size = local_heads(d, shard), d.head_dim
-    kv_each = max(1, d.num_kv_heads // shard.tp_size)
-    kv_first = shard.tp_rank * d.num_kv_heads // shard.tp_size
+    """Returns the rows of this rank's query, key and value heads."""
+    heads, kv_heads, size = local_heads(d, shard), local_kv_heads(d, shard), d.head_dim
     queries = torch.arange(heads.start * size, heads.stop * size)
-    keys = torch.arange(kv_first * size, (kv_first + kv_each) * size) + d.q_size
+    keys = torch.arange(kv_heads.start * size, kv_heads.stop * size) + d.q_size
     return torch.cat([queries, keys, keys + d.kv_size])
 
 
