@@ -12,14 +12,14 @@ is `model_token` of the model's served name.
 | `vis.<id>.<instance_id>.req` | engine               | ReadEmbeddings (request), to the replica that has them       |
 | `gw.<id>.<instance_id>.img`  | vision               | ReadPicture (request)                                        |
 | `eng.<id>.<instance_id>.ctl` | gateway, detokenizer | SubmitBatch, Retarget (request); Cancel, Done, Resend        |
-|                              | gateway              | ProgressQuery, OwnershipReply; Withdraw (request)            |
+|                              | gateway              | ProgressQuery, OwnershipReply, SelfTest; Withdraw (request)  |
 | `eng.<id>.<instance_id>.lora` | gateway             | LoadAdapter (request)                                        |
 | `lora.<model>`               | gateway, engine      | AdaptersChanged                                              |
 | `det.<id>.<instance_id>.ctl` | gateway              | OpenBatch, OpenStream (request); CloseStream, OwnershipReply |
 | `det.<id>.<instance_id>.tok` | engine               | TokenEvents                                                  |
 | `gw.<id>.<instance_id>.txt`  | detokenizer          | TextEvents                                                   |
-| `gw.<id>.<instance_id>.tok`  | engine               | TokenEvents of pooling sequences, which have no text         |
-| `gw.<id>.<instance_id>.ctl`  | engine, detokenizer  | ProgressReply, OwnershipQuery                                |
+| `gw.<id>.<instance_id>.tok`  | engine               | TokenEvents of pooling sequences and of copies: without text |
+| `gw.<id>.<instance_id>.ctl`  | engine, detokenizer  | ProgressReply, OwnershipQuery, SelfTestReply                 |
 |                              | gateway              | StreamTaken                                                  |
 |                              | gateway              | RecordListQuery, RecordQuery (request)                       |
 | `hb.<service>.<id>`          | every service        | Heartbeat                                                    |

@@ -44,6 +44,8 @@ from shared.messages import (
     ProgressReply,
     Resend,
     Retarget,
+    SelfTest,
+    SelfTestReply,
     SequenceRef,
     StepEvent,
     StepEvents,
@@ -77,7 +79,8 @@ class EngineActor(Actor):
     `exchanges_kv`: whether the engine exchanges KV with others; without it, prompts are always computed here. The
     callbacks `add` and `abort` pass commands to the step loop, and `record` whether its reports must have the details
     of their steps. `adapters` finds the adapters of sequences; None: the engine serves none. `pictures` reads the
-    embeddings of pictures; None: the engine takes text only. `report` must be called on the event loop.
+    embeddings of pictures; None: the engine takes text only. `self_test` starts a test of the engine, after which
+    `answer` is to be called. `report` must be called on the event loop.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class EngineActor(Actor):
         exchanges_kv: bool = False,
         adapters: AdapterActor | None = None,
         pictures: PictureLoader | None = None,
+        self_test: Callable[[SelfTest], None] = lambda message: None,
     ) -> None:
         super().__init__(f"engine {host.id}", host.transport)
         self.sequences = SequenceTable()
@@ -113,6 +117,7 @@ class EngineActor(Actor):
         self.times = RequestTimes(host.clock)
         self._record = record
         self._steps = StepRecorder(host.clock)
+        self._self_test = self_test
         self.unsent = 0
         """Number of messages that could not be sent."""
 
@@ -120,7 +125,7 @@ class EngineActor(Actor):
         """Subscribes to the engine's control subject and to the gateways' heartbeats."""
         subjects = self._host.subjects
         control = subjects.engine_control(self._host.id, self._host.instance_id)
-        commands = SubmitBatch, Cancel, Done, Resend, Retarget, ProgressQuery, OwnershipReply, Withdraw
+        commands = SubmitBatch, Cancel, Done, Resend, Retarget, ProgressQuery, OwnershipReply, Withdraw, SelfTest
         await self.bind(control, *commands)
         await self.bind(subjects.heartbeats("gateway"), Heartbeat)
 
@@ -208,6 +213,18 @@ class EngineActor(Actor):
         here = self._host.id, self._host.instance_id
         await self._send(query.reply_subject, lambda part: ProgressReply(*here, marks=tuple(part)), marks)
         await self._send(query.reply_subject, lambda part: ProgressReply(*here, missing=tuple(part)), missing)
+
+    @handles(SelfTest)
+    def on_self_test(self, envelope: Envelope) -> None:
+        """Starts a test of this engine. `answer` publishes its result."""
+        message = envelope.message
+        assert isinstance(message, SelfTest)
+        self._self_test(message)
+
+    async def answer(self, message: SelfTest, fault: str) -> None:
+        """Publishes the result of a self-test."""
+        reply = SelfTestReply(message.test_id, self._host.id, self._host.instance_id, fault)
+        await self._send(message.reply_subject, lambda part: part[0], (reply,))
 
     @handles(OwnershipReply)
     def on_ownership_reply(self, envelope: Envelope) -> None:

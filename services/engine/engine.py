@@ -16,6 +16,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from services.engine.adapters.library import AdapterLibrary
+from services.engine.canary.canary import Canary
+from services.engine.canary.checksums import Checksums
+from services.engine.canary.guard import WeightGuard
+from services.engine.canary.measure import check_deterministic, measure
 from services.engine.core.core import Core
 from services.engine.core.counters import Counters
 from services.engine.core.plan import CoreLimits, EngineFacts
@@ -61,6 +65,10 @@ class Engine:
         self.core = Core(limits, self.facts)
         self.loop = StepLoop(self.core, executor, clock or SystemClock(), report, steps_per_report)
         self.connector: KvConnector | None = None
+        self.canary: Canary | None = None
+        """Compares the results of a hidden sequence; None without `on_fault` or with `--canary-interval=0`."""
+        self.guard: WeightGuard | None = None
+        """Checks the weights in memory; None without a canary, or if this process has no weights in its memory."""
         self._gate = GrammarGate(executor.compile_grammar, self.loop.add, self.loop.abort, self.loop.refuse)
 
     @classmethod
@@ -71,23 +79,31 @@ class Engine:
         *,
         clock: Clock | None = None,
         make_worker: MakeWorker | None = None,
+        on_fault: Callable[[str], None] | None = None,
     ) -> "Engine":
         """Returns an engine with a loaded model. Loading takes seconds.
 
-        `make_worker` creates the worker instead of `load_model`. Raises SettingsError if settings contradict each other
-        or the model, ServiceError if the model cannot be loaded.
+        `make_worker` creates the worker instead of `load_model`. `on_fault`: the engine tests itself, and calls this
+        once, on another thread, with what is wrong; `step` then raises WrongResultError. Raises SettingsError if
+        settings contradict each other or the model, ServiceError if the model cannot be loaded.
         """
         check_engine(settings)
         check_adapters(settings)
         settings = with_adapters(with_present_names(settings))
-        executor = _make_executor(settings, make_worker)
-        limits = core_limits(settings, executor.facts())
+        has_canary = on_fault is not None and settings.canary_interval > 0
+        has_hidden_row = has_canary or settings.deterministic
+        executor = _make_executor(_with_rows(settings, has_hidden_row), make_worker)
+        limits = replace(core_limits(settings, executor.facts()), has_hidden_row=has_hidden_row)
         if settings.use_warmup:
             started = time.monotonic()
             steps = warm_up(executor, limits)
             logger.info("warmed up with %d steps in %.2f s", steps, time.monotonic() - started)
+        if settings.deterministic:
+            check_deterministic(executor, limits)
         engine = cls(executor, limits, report, clock=clock, steps_per_report=settings.num_scheduler_steps)
         engine._connect(settings)
+        if on_fault is not None and has_canary:
+            engine._watch(settings.canary_interval, on_fault)
         if engine.adapters is not None:
             load_modules(engine.adapters, settings)
         return engine
@@ -98,6 +114,24 @@ class Engine:
     ) -> "Engine":
         """Returns an engine without sequences for a worker whose model is already loaded."""
         return cls(UniprocExecutor(worker), limits, report, steps_per_report=steps_per_report)
+
+    def _watch(self, interval_s: float, on_fault: Callable[[str], None]) -> None:
+        """Computes the golden value and the sums of the weights, and starts the checks. Raises ServiceError."""
+        golden = measure(self.executor, self.limits)
+        if golden is None:
+            logger.warning("no canary: the context of %d tokens has no room for it", self.max_model_len)
+            return
+        wake = self.loop.wake
+        canary = Canary(golden, self.facts, self.max_model_len, interval_s, wake, on_fault)
+        self.loop.canary = self.canary = canary
+        sums = Checksums(self.executor.weight_memory())
+        if sums.num_portions:
+            self.guard = WeightGuard(sums, canary.report)
+            self.guard.start()
+        logger.info(
+            "the canary runs every %.3g s and must give %s; %.1f MiB of weights are checked",
+            canary.interval_s, golden.digest, sums.num_bytes / 2**20,
+        )  # fmt: skip
 
     def _connect(self, settings: EngineSettings) -> None:
         """Starts the exchange of KV if the engine has a role. Raises SettingsError if it cannot exchange KV."""
@@ -151,9 +185,16 @@ class Engine:
     def close(self) -> None:
         """Frees the device's memory. The engine cannot be used afterwards."""
         self._gate.close()
+        if self.guard is not None:
+            self.guard.close()
         if self.connector is not None:
             self.connector.close()
         self.executor.close()
+
+
+def _with_rows(settings: EngineSettings, has_hidden_row: bool) -> EngineSettings:
+    """Returns the worker's settings: with one row more for a hidden sequence."""
+    return replace(settings, max_num_seqs=settings.max_num_seqs + 1) if has_hidden_row else settings
 
 
 def _make_executor(settings: EngineSettings, make_worker: MakeWorker | None) -> Executor:

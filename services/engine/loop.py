@@ -20,6 +20,7 @@ from typing import Protocol
 
 import msgspec
 
+from services.engine.canary.canary import Canary
 from services.engine.core.core import Core
 from services.engine.core.invariants import check_idle
 from services.engine.core.kv_transfer import KvLoaded, KvMeta, KvReleased
@@ -107,6 +108,8 @@ class StepLoop:
         self._check = executor.check
         self.records = False
         """Whether reports have the details of their steps. May be set from any thread."""
+        self.canary: Canary | None = None
+        """Checks the engine's results. To be set before the first step."""
         self.thread_id: int | None = None
         """The system's id of the thread that calls `step`; None unless `ThreadedLoop` runs the loop."""
         self._clock = clock
@@ -142,12 +145,21 @@ class StepLoop:
         self._work.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Blocks until a command arrives, `wake` is called or a batch must start. Returns False on timeout."""
-        batch_s = self.core.seconds_to_batch(self._clock.monotonic())
-        return self._work.wait(min(timeout_s, batch_s)) or batch_s < timeout_s
+        """Blocks until a command arrives, `wake` is called, or a batch or the canary must start.
+
+        Returns False on timeout.
+        """
+        now_s = self._clock.monotonic()
+        due_s = self.core.seconds_to_batch(now_s)
+        if self.canary is not None:
+            due_s = min(due_s, self.canary.seconds_left(now_s))
+        return self._work.wait(min(timeout_s, due_s)) or due_s < timeout_s
 
     def step(self) -> bool:
-        """Runs one pass and reports it. Returns False if there was nothing to compute."""
+        """Runs one pass and reports it. Returns False if there was nothing to compute, or only the canary.
+
+        Raises WrongResultError if the engine has computed something wrong; the pass is then not reported.
+        """
         self._work.clear()
         self._check()
         reports: list[StepReport] = []
@@ -156,6 +168,8 @@ class StepLoop:
             reports.append(report)
             if not report.num_tokens or report.joined:
                 break
+        if self.canary is not None:
+            self.canary.check()
         whole = reports[0] if len(reports) == 1 else _put_together(reports)
         if whole.num_tokens or whole.refused:
             # The callback may block until earlier reports are published. The watchdog must not count that as step time.
@@ -184,6 +198,8 @@ class StepLoop:
         joined = self.core.joined(plan)
         ids = self.core.scheduled_ids(plan) if self.records else None
         outcomes = self.core.apply(plan, result, self._clock.monotonic())
+        if self.core.hidden_outcomes:
+            self._pass_to_canary()
         self._exchange_kv()
         refused += self.core.failed
         self.core.failed.clear()
@@ -197,9 +213,11 @@ class StepLoop:
             plan.step,
             started_s,
             self._clock.monotonic(),
-            tuple((name, share.start, share.num_tokens) for name, share in zip(ids, plan.scheduled, strict=True)),
+            tuple(
+                (name, share.start, share.num_tokens) for name, share in zip(ids, plan.scheduled, strict=True) if name
+            ),
             preempted,
-            len(scheduler.running),
+            scheduler.num_running,
             scheduler.waiting.num_waiting,
             self.core.pool.num_free,
         )
@@ -210,12 +228,27 @@ class StepLoop:
             if spare_s := self.flight.seconds_to_plan():
                 time.sleep(spare_s)
             refused += self._receive()
-            plan = self.core.schedule(self._clock.monotonic())
+            now_s = self._clock.monotonic()
+            self._start_canary(now_s)
+            plan = self.core.schedule(now_s)
             self._exchange_kv()
             if not plan.empty:
                 self.flight.launch(plan)
             if plan.empty or self.flight.full:
                 return plan
+
+    def _start_canary(self, now_s: float) -> None:
+        if self.canary is None:
+            return
+        spec = self.canary.next(now_s)
+        if spec is not None:
+            self.core.add(spec)
+        self.core.scheduler.urgent = self.canary.is_urgent(now_s)
+
+    def _pass_to_canary(self) -> None:
+        assert self.canary is not None, "a hidden sequence without a canary"
+        self.canary.take(self.core.hidden_outcomes, self._clock.monotonic())
+        self.core.hidden_outcomes.clear()
 
     def _exchange_kv(self) -> None:
         """Passes on what the core wants of transfers of KV. After a step this are the blocks that it has computed."""
@@ -251,9 +284,11 @@ class StepLoop:
         details: tuple[StepDetail, ...] = (),
     ) -> StepReport:
         ended_ns = self._clock.time_ns()
-        return StepReport(
-            plan.step, tuple(outcomes), tuple(refused), joined, plan.num_tokens, started_ns, ended_ns, details
-        )
+        num_hidden = self.core.num_hidden_tokens(plan)
+        if num_hidden == plan.num_tokens and num_hidden:
+            self._work.set()  # only the canary was computed: it is to go on, although the pass does not count
+        num_tokens = plan.num_tokens - num_hidden
+        return StepReport(plan.step, tuple(outcomes), tuple(refused), joined, num_tokens, started_ns, ended_ns, details)
 
 
 def _put_together(reports: list[StepReport]) -> StepReport:

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import logging
 
 import msgspec
 
 from services.engine.actor import EngineActor
 from services.engine.adapter_actor import AdapterActor
+from services.engine.canary.canary import WrongResultError
 from services.engine.engine import Engine, MakeWorker
 from services.engine.loop import Driver, StepReport, ThreadedLoop
 from services.engine.pictures import PictureLoader
@@ -19,10 +21,15 @@ from shared.actors.presence import sleep_to_beat
 from shared.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
 from shared.clock import Clock
 from shared.config import EngineSettings, check_engine
-from shared.messages import EngineStatus, ServiceName
+from shared.messages import EngineStatus, SelfTest, ServiceName
 from shared.model_files import DEMO_NAME, described, model_aliases, model_name
 
+logger = logging.getLogger(__name__)
 JOIN_S = 5.0
+FAULT_NOTICE_S = 3 * limits.HEARTBEAT_INTERVAL_S
+"""Time between the first heartbeat that tells of a fault, at the earliest, and the end of the process."""
+DETERMINISTIC = "-deterministic"
+"""End of the configuration that a deterministic engine reports."""
 SYNC_BEATS = 5
 """The desired state of the adapters is read once in this many rounds of housekeeping, in case a change was missed."""
 
@@ -42,6 +49,9 @@ class EngineService:
         self._make_worker = make_worker
         self._status: EngineStatus | None = None
         self._ended: asyncio.Future[None] | None = None
+        self._tests: set[asyncio.Task[None]] = set()
+        self.fault = ""
+        """See SelfTesting."""
 
     async def start(self, host: Host) -> None:
         """See Service. Returns when the model is loaded and the step thread has started."""
@@ -60,6 +70,7 @@ class EngineService:
             exchanges_kv=exchanges,
             adapters=self._adapters,
             pictures=self._make_pictures(host),
+            self_test=self._start_self_test,
         )
         self._refresh()
         self._adapters_task: asyncio.Task[None] | None = None
@@ -119,10 +130,41 @@ class EngineService:
 
     async def _build(self, clock: Clock) -> Engine:
         return await asyncio.to_thread(
-            Engine.build, self._settings, self._reports.put, clock=clock, make_worker=self._make_worker
+            Engine.build,
+            self._settings,
+            self._reports.put,
+            clock=clock,
+            make_worker=self._make_worker,
+            on_fault=self._on_fault,
         )
 
+    def _on_fault(self, fault: str) -> None:
+        """Called from any thread when the engine has found that it computes wrong results."""
+        self.fault = fault
+        logger.critical("this engine is faulty and ends: %s", fault)
+        self._event_loop.call_soon_threadsafe(
+            self._event_loop.call_later, FAULT_NOTICE_S, self._end, WrongResultError(fault)
+        )
+
+    def _start_self_test(self, message: SelfTest) -> None:
+        task = asyncio.create_task(self._test_self(message))
+        self._tests.add(task)
+        task.add_done_callback(self._tests.discard)
+
+    async def _test_self(self, message: SelfTest) -> None:
+        """Runs the canary and checks all weights at once, and publishes what is wrong. See `SelfTest`."""
+        canary, guard = self.engine.canary, self.engine.guard
+        parts = [part.run_now() for part in (canary, guard) if part is not None]
+        await asyncio.wait(
+            [asyncio.wrap_future(part) for part in parts], timeout=limits.SELF_TEST_S / 2
+        ) if parts else 0
+        await self.actor.answer(message, self.fault)
+        if message.ends and not self.fault:
+            self._on_fault("a comparison with other engines has shown that it computes other tokens than they do")
+
     async def _report(self, report: StepReport) -> None:
+        if self.fault:
+            return  # what was computed last may be wrong; other engines compute it again
         await self.actor.report(report)
         # The process is awake now, so the status is refreshed here, at most once in a heartbeat interval.
         if self._clock.monotonic() - self._refreshed_at >= limits.HEARTBEAT_INTERVAL_S:
@@ -138,6 +180,8 @@ class EngineService:
 
     def _on_exit(self, error: BaseException | None) -> None:
         """Called on the step thread when that thread ends."""
+        if isinstance(error, WrongResultError):
+            return  # `_on_fault` ends the process, after heartbeats have told of the fault
         self._event_loop.call_soon_threadsafe(self._end, error)
 
     def _end(self, error: BaseException | None) -> None:
@@ -173,6 +217,7 @@ class EngineService:
     def _refresh(self) -> None:
         self._refreshed_at = self._clock.monotonic()
         core, facts, settings = self.engine.counters(), self.engine.facts, self._settings
+        canary = self.engine.canary
         self._status = EngineStatus(
             model=model_name(settings),
             model_path=settings.model or DEMO_NAME,
@@ -198,7 +243,7 @@ class EngineService:
             drafted_tokens=core.drafted_tokens,
             accepted_tokens=core.accepted_tokens,
             model_aliases=model_aliases(settings),
-            configuration=facts.configuration,
+            configuration=facts.configuration + (DETERMINISTIC if settings.deterministic else ""),
             content=facts.content,
             embedding_size=facts.embedding_size,
             drafts=core.drafts,
@@ -211,4 +256,8 @@ class EngineService:
             kv_loaded_tokens=core.kv_loaded_tokens,
             kv_saved_tokens=core.kv_saved_tokens,
             takes_pictures=facts.takes_pictures,
+            golden_digest="" if canary is None else canary.golden.digest,
+            canary_runs=0 if canary is None else canary.num_runs,
+            batch_invariant=not facts.variant_because,
+            deterministic=settings.deterministic,
         )

@@ -19,6 +19,8 @@ from services.gateway.pictures.store import PictureStore
 from services.gateway.record import BusRecordDirectory, Recorder
 from services.gateway.requests.dispatcher import Dispatcher
 from services.gateway.requests.engine_controls import EngineControls
+from services.gateway.requests.lockstep.coordinator import Lockstep
+from services.gateway.requests.lockstep.trust import Trust
 from services.gateway.requests.messages import split_sequence_id
 from services.gateway.requests.moves import Moves
 from services.gateway.requests.progress_watch import ProgressWatch
@@ -49,6 +51,7 @@ from shared.messages import (
     RecordListQuery,
     RecordQuery,
     RecordReply,
+    SelfTestReply,
     SequenceRef,
     StepEvents,
     StreamTaken,
@@ -79,10 +82,11 @@ class GatewayActor(Actor):
         required_engines: Sequence[str] = (),
         recorder: Recorder | None = None,
         remote_pictures: RemotePictures | None = None,
+        lockstep: float = 0.0,
     ) -> None:
         """`recorder` takes the engines' step events; by default they are not asked for.
 
-        `remote_pictures` fetches pictures from the network; by default none are fetched.
+        `remote_pictures` fetches pictures from the network; by default none are fetched. `lockstep`: see `Lockstep`.
         """
         super().__init__(f"gateway {host.id}", host.transport)
         self.members = Members()
@@ -93,7 +97,9 @@ class GatewayActor(Actor):
         self.recorder = recorder or Recorder(0)
         self.records = BusRecordDirectory(self.recorder, host, lambda: self._gateways.alive("gateway", self._now()))
         self._host = host
-        router, peers, watch = Router(), ServiceClients(host, self.members), ProgressWatch()
+        router, peers, watch, trust = Router(), ServiceClients(host, self.members), ProgressWatch(), Trust()
+        self.lockstep = Lockstep(host, self.members, router, peers, watch, trust, lockstep)
+        self.lockstep.on_quarantine = self._stalled
         source = host.subjects.gateway_pictures(host.id, host.instance_id)
         self.pictures = PictureStore(remote_pictures or RemotePictures(""), source)
         self._peers = peers
@@ -102,10 +108,11 @@ class GatewayActor(Actor):
             self.members,
             router,
             peers,
-            Dispatcher(host, self.members, router, peers),
+            Dispatcher(host, self.members, router, peers, trust),
             watch,
             Moves(),
             self.pictures,
+            self.lockstep,
         )
         self.engine_controls = EngineControls(host, self.members, self._parts.moves)
         self._num_requests = self._num_ended = 0
@@ -127,7 +134,7 @@ class GatewayActor(Actor):
         subjects, here = self._host.subjects, (self._host.id, self._host.instance_id)
         await self.bind(subjects.gateway_text(*here), TextEvents)
         await self.bind(subjects.gateway_tokens(*here), TokenEvents)
-        control = ProgressReply, OwnershipQuery, RecordListQuery, RecordQuery, StreamTaken
+        control = ProgressReply, OwnershipQuery, RecordListQuery, RecordQuery, StreamTaken, SelfTestReply
         await self.bind(subjects.gateway_control(*here), *control)
         await self.bind(subjects.all_adapters(), AdaptersChanged)
         await self.bind(subjects.gateway_pictures(*here), ReadPicture)
@@ -164,6 +171,7 @@ class GatewayActor(Actor):
                 "bus_unavailable", "The bus cannot be reached. Try again shortly.", retry_after_s=RETRY_AFTER_S
             )
         card = self.resolve_model(request.model)
+        in_lockstep = self.lockstep.admits(request, card.served_by)
         if card.adapter_version:
             # The version is resolved once, here: the request keeps it, whatever happens to the adapter meanwhile.
             request = replace(request, cache_salt=adapter_salt(request.cache_salt, card.adapter_version))
@@ -175,7 +183,7 @@ class GatewayActor(Actor):
 
         self._num_requests += 1
         self._num_sequences += count
-        actor = RequestActor(self._parts, request, card, self._num_requests, end)
+        actor = RequestActor(self._parts, request, card, self._num_requests, end, in_lockstep=in_lockstep)
         self.requests[request.request_id] = actor
         actor.start()
         return actor
@@ -249,11 +257,13 @@ class GatewayActor(Actor):
 
     @handles(TokenEvents)
     def on_token_events(self, envelope: Envelope) -> None:
-        """Passes the vectors of pooling sequences to their requests."""
+        """Passes the vectors of pooling sequences to their requests, and tokens of copies to the lockstep."""
         message = envelope.message
         assert isinstance(message, TokenEvents)
         engine = Address(message.engine_id, message.engine_instance_id)
         for event in message.events:
+            if self.lockstep.on_tokens(event, engine):
+                continue
             found = self._find(event.sequence_id)
             if found is None or found[0].request.pooling is None:
                 self.unknown_events += 1
@@ -287,6 +297,7 @@ class GatewayActor(Actor):
         reply = envelope.message
         assert isinstance(reply, ProgressReply)
         engine = Address(reply.engine_id, reply.engine_instance_id)
+        self.lockstep.on_progress(reply.marks, reply.missing, engine)
         for mark in reply.marks:
             if found := self._find(mark.sequence_id):
                 found[0].on_mark(found[1], mark, engine)
@@ -294,6 +305,13 @@ class GatewayActor(Actor):
             if found := self._find(ref.sequence_id):
                 found[0].on_missing(found[1], ref.attempt, engine)
         self._parts.dispatcher.pump()
+
+    @handles(SelfTestReply)
+    def on_self_test_reply(self, envelope: Envelope) -> None:
+        """Takes the answer of an engine that tested itself."""
+        reply = envelope.message
+        assert isinstance(reply, SelfTestReply)
+        self.lockstep.on_self_test(reply)
 
     @handles(OwnershipQuery)
     async def on_ownership_query(self, envelope: Envelope) -> None:
@@ -349,8 +367,11 @@ class GatewayActor(Actor):
         if not self._complete.is_set() and self._catalog.is_complete() and self._adapters.is_settled():
             self._complete.set()
         if self.members.get(beat.service, beat.id) is beat:
-            if beat.state == "stalled":
-                self._stalled(Address(beat.id, beat.instance_id))
+            address = Address(beat.id, beat.instance_id)
+            if beat.state == "faulty":
+                self.lockstep.trust.quarantine(address, "it has found itself faulty")
+            if beat.state in ("stalled", "faulty"):
+                self._stalled(address)
             elif beat.state == "draining":
                 self._move_away(beat, now)
         if beat.service not in ("tokenizer", VISION):
@@ -385,6 +406,7 @@ class GatewayActor(Actor):
 
     def _tick_requests(self, now: float) -> None:
         if self._connected:
+            self.lockstep.tick()
             for actor in list(self.requests.values()):
                 actor.tick(now)
 
@@ -443,27 +465,32 @@ class GatewayActor(Actor):
     def _ref(self, name: str, engine: Address) -> SequenceRef | None:
         found = self._find(name)
         if found is None:
-            self._parts.watch.drop(engine, name)
-            return None
+            if (copy := self.lockstep.copies.ref(name)) is None:
+                self._parts.watch.drop(engine, name)
+            return copy
         return SequenceRef(name, found[0].sequences[found[1]].attempt)
 
     def _owns(self, ref: SequenceRef, member: Address) -> bool:
         found = self._find(ref.sequence_id)
-        return found is not None and found[0].owns(found[1], ref.attempt, member)
+        if found is None:
+            return self.lockstep.copies.owns(ref, member)
+        return found[0].owns(found[1], ref.attempt, member)
 
     def _lost(self, member: Address) -> None:
         self._parts.router.forget(member)
         for actor in list(self.requests.values()):
             actor.on_lost(member)
+        self.lockstep.copies.on_member_lost(member)
         self._parts.dispatcher.pump()
 
     def _stalled(self, engine: Address) -> None:
-        """Moves the sequences of an engine whose step hangs to other engines, and tells the engine to drop them.
+        """Moves the sequences of an engine whose step hangs, or that is faulty, and tells the engine to drop them.
 
-        The engine is told because its process is alive and the step may continue later.
+        The engine is told because its process is alive and a step may continue later.
         """
         for actor in list(self.requests.values()):
             actor.on_stalled(engine)
+        self.lockstep.copies.on_member_lost(engine)
         self._parts.dispatcher.pump()
 
     def _move_away(self, beat: Heartbeat, now: float) -> None:
@@ -474,7 +501,7 @@ class GatewayActor(Actor):
         room = 0
         if beat.service == "engine":
             model = model_of(beat)
-            engines = self.members.alive("engine", now)
+            engines = self.lockstep.trust.trusted(self.members.alive("engine", now))
             room = max(0, self._parts.router.room(engines, model) - self._parts.dispatcher.num_waiting(model))
         member = Address(beat.id, beat.instance_id)
         for actor in list(self.requests.values()):

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from prometheus_client.registry import Collector
 
 from services.gateway import anthropic, batches, native, ollama, responses
 from services.gateway.access.guard import GuardedBackend
@@ -98,6 +99,7 @@ def create_app(
     engine_controls: admin_engines.Controls | None = None,
     streams: Streams | None = None,
     finished_responses: ResponseStore | None = None,
+    collectors: Sequence[Collector] = (),
 ) -> FastAPI:
     """Returns the ASGI application.
 
@@ -106,13 +108,13 @@ def create_app(
     of each engine; it is called at each scrape of `/metrics`. `records` keeps and finds the records of requests, by
     default of none. `members` returns the topology. `engine_controls` takes engines out of service.
     `streams` records streams; by default none can be resumed. `finished_responses` keeps the responses of
-    `/v1/responses`, by default in this gateway's memory.
+    `/v1/responses`, by default in this gateway's memory. `collectors`: further metrics.
     """
     usage, records = usage or UsageLedger(), records or RecordDirectory(Recorder(0))
     backend = GuardedBackend(
         backend, quotas or Quotas(SystemClock()), usage, settings.request_timeout, records.recorder
     )
-    metrics = GatewayMetrics(EngineCollector(heartbeats), MemberCollector(members), UsageCollector(usage))
+    metrics = GatewayMetrics(EngineCollector(heartbeats), MemberCollector(members), UsageCollector(usage), *collectors)
     app = FastAPI(
         title="Antiphon",
         description="Language models behind the OpenAI API.",

@@ -98,6 +98,7 @@ def engine_families(heartbeats: Sequence[Heartbeat]) -> Iterator[Metric]:
         yield _histogram(name, text, bounds, [(engine, status, read(status.histograms)) for engine, status in engines])
     yield from _waiting_and_accepted(engines)
     yield from _finished_and_config(engines)
+    yield from _self_tests(engines)
 
 
 def _histogram(
@@ -124,6 +125,15 @@ def _waiting_and_accepted(engines: Sequence[tuple[str, EngineStatus]]) -> Iterat
             accepted.add_metric([status.model, engine, str(position)], count)
     yield waiting
     yield accepted
+
+
+def _self_tests(engines: Sequence[tuple[str, EngineStatus]]) -> Iterator[Metric]:
+    runs = CounterMetricFamily(
+        "antiphon:engine_canary_runs", "Runs of the hidden sequence by which the engine tests itself", labels=_LABELS
+    )
+    for engine, status in engines:
+        runs.add_metric([status.model, engine], status.canary_runs)
+    yield runs
 
 
 def _stalled(heartbeats: Sequence[Heartbeat]) -> Metric:

@@ -102,6 +102,8 @@ class GenerationRequest:
     timeout_s: float = 0.0
     """Time after which the request fails with `deadline_exceeded`, seconds; 0: never."""
     pooling: PoolingParams | None = None
+    lockstep: bool | None = None
+    """Whether two engines must agree on each token that is shown; None: the server decides."""
     record: RecordedRequest = NOT_RECORDED
     """Takes the events of the request, for its timeline."""
     resumed: ResumedOutput | None = None

@@ -16,9 +16,10 @@ from services.gateway.access.usage_sinks import BusSink, sink_of
 from services.gateway.actor import GatewayActor
 from services.gateway.app import continue_batches, create_app
 from services.gateway.http.auth import ApiKeys
-from services.gateway.pictures.remote import RemotePictures
 from services.gateway.http.connection import BoundedConnection
+from services.gateway.pictures.remote import RemotePictures
 from services.gateway.record import Recorder
+from services.gateway.requests.lockstep.metrics import LockstepCollector
 from services.gateway.responses.log_store import LogResponseStore
 from services.gateway.streams.store import StreamStore
 from services.gateway.streams.streams import Streams
@@ -53,8 +54,9 @@ class GatewayService:
         """See Service."""
         required = [name for name in self._settings.required_engines.split(",") if name]
         recorder = Recorder(self._settings.record_requests)
+        pictures = RemotePictures(self._settings.allowed_media_domains)
         self._actor = GatewayActor(
-            host, self._settings.default_model, required, recorder, RemotePictures(self._settings.allowed_media_domains)
+            host, self._settings.default_model, required, recorder, pictures, self._settings.lockstep
         )
         listener = _listen(self._settings)
         await self._actor.listen()
@@ -79,6 +81,7 @@ class GatewayService:
             engine_controls=self._actor.engine_controls,
             streams=self._streams,
             finished_responses=None if self._streams is None else LogResponseStore(host, _storage(self._settings)),
+            collectors=[LockstepCollector(self._actor.lockstep, self._actor.engines)],
         )
         self._server = _Server(server_config(self._app, self._settings))
         self._server_task = asyncio.create_task(self._serve(self._actor, listener))

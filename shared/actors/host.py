@@ -52,6 +52,16 @@ class Service(Protocol):
 
 
 @runtime_checkable
+class SelfTesting(Protocol):
+    """A service that can find that its own results are wrong."""
+
+    @property
+    def fault(self) -> str:
+        """What is wrong; empty: nothing. Read before each heartbeat, on the thread that sends it; must be cheap."""
+        ...
+
+
+@runtime_checkable
 class SelfMonitoring(Protocol):
     """A service that can detect that its work makes no progress although its process is alive."""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from shared import codec, limits
-from shared.actors.host import Host, SelfMonitoring, Service, Withdrawable
+from shared.actors.host import Host, SelfMonitoring, SelfTesting, Service, Withdrawable
 from shared.actors.transport import Transport
 from shared.errors import ServiceError
 from shared.messages import Heartbeat, ServiceName, ServiceState
@@ -146,7 +146,8 @@ class HeartbeatTask:
     """Sends a service's heartbeats from the caller's event loop. For services that never block their loop for long.
 
     While a service that implements `SelfMonitoring` reports that it is stalled, heartbeats carry the state `stalled`
-    instead of the state that was set; while one that implements `Withdrawable` is withdrawn, the state is `draining`.
+    instead of the state that was set; while one that implements `Withdrawable` is withdrawn, the state is `draining`;
+    once one that is `SelfTesting` has found a fault, it is `faulty`.
     `transport` is the connection to send on; by default the host's.
     """
 
@@ -165,6 +166,7 @@ class HeartbeatTask:
         self._subject = host.subjects.heartbeat(service.name, host.id)
         self._monitor = service if isinstance(service, SelfMonitoring) else None
         self._withdrawable = service if isinstance(service, Withdrawable) else None
+        self._tested = service if isinstance(service, SelfTesting) else None
         self._state: ServiceState = "starting"
         self._sequence = 0
         self.unsent = 0
@@ -216,6 +218,8 @@ class HeartbeatTask:
             log.warning("heartbeat %d of %s not sent: %s", self._sequence, self._host.id, error)
 
     def _present_state(self) -> ServiceState:
+        if self._tested is not None and self._tested.fault:
+            return "faulty"
         if self._monitor is not None and self._monitor.stalled():
             return "stalled"
         return "draining" if self._withdrawable is not None and self._withdrawable.withdrawn() else self._state

@@ -127,6 +127,26 @@ class Resend(Message, frozen=True, array_like=True, tag=True):
     position: int
 
 
+class SelfTest(Message, frozen=True, array_like=True, tag=True):
+    """Has an engine run its hidden test sequence and check all of its weights now. Answered by `SelfTestReply`.
+
+    `ends`: the engine has lost a comparison with another one, and ends after the test, whatever it gives.
+    """
+
+    test_id: str
+    reply_subject: str
+    ends: bool = False
+
+
+class SelfTestReply(Message, frozen=True, array_like=True, tag=True):
+    """The answer to a `SelfTest`. `fault`: what the engine found wrong with itself; empty: nothing."""
+
+    test_id: str
+    engine_id: str
+    engine_instance_id: str
+    fault: str = ""
+
+
 class Retarget(Message, frozen=True, array_like=True, tag=True):
     """Sends a sequence's tokens to another detokenizer, from `position` on. Answered by `Ack`.
 

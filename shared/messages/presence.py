@@ -87,6 +87,15 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     """Whether prompts may have pictures."""
     content: str = ""
     """Hash of the weights, their form and the computing type. Only engines with equal ones exchange KV."""
+    golden_digest: str = ""
+    """Hash of what the engine's hidden test sequence gives (`services.engine.canary`); engines with equal weights and
+    `configuration` have the same. Empty: the engine does not test itself."""
+    canary_runs: int = 0
+    """How often the test sequence has run since the start; a counter."""
+    batch_invariant: bool = False
+    """Whether a sequence's tokens cannot depend on other sequences, so that two engines can be compared."""
+    deterministic: bool = False
+    """Whether the engine was started with `--deterministic` and has checked that it is batch invariant."""
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):

@@ -43,6 +43,9 @@ from shared.pooling import PoolingParams
 from shared.pooling import check as check_pooling
 from shared.sampling import check_vocabulary
 
+HIDDEN_PRIORITY = -(2**64)
+"""Priority of the engine's own hidden sequence, before all that a request may have."""
+
 
 class Core:
     """The state of all sequences of an engine. Holds no state of the model."""
@@ -70,6 +73,8 @@ class Core:
         self.sequences: dict[str, Sequence] = {}
         """The live sequences (added and not ended), by sequence id. Those of beam searches are not scheduled themselves
         (see `beam_group`)."""
+        self.hidden_outcomes: list[Outcome] = []
+        """Outcomes of hidden sequences. The caller of `apply` clears the list."""
         self.failed: list[tuple[str, ServiceError]] = []
         """Sequences that ended because no token could be sampled for them. The caller of `apply` clears the list."""
         # The last token of a sequence is sampled but never computed, so it needs no slot in a KV block.
@@ -110,9 +115,12 @@ class Core:
         if spec.params.beam is not None:
             self._join_beam_group(sequence, spec)
             return
-        if self.num_speculative_tokens and spec.pooling is None:
+        if self.num_speculative_tokens and spec.pooling is None and not spec.hidden:
             sequence.lookahead = Lookahead(self.num_speculative_tokens)
         self._num_added += 1
+        if spec.hidden:
+            # Oldest of all: scheduled first once it runs, and preempted last.
+            sequence.age = (HIDDEN_PRIORITY, 0, sequence.age[-1])
         if spec.family:
             sequence.relatives = self._families.setdefault((spec.family, spec.cache_salt), [])
             sequence.relatives.append(sequence)
@@ -149,7 +157,7 @@ class Core:
         if sequence is None:
             return False
         self._leave(sequence)
-        self.tally.finished["abort"] += 1
+        self.tally.finished["abort"] += not sequence.hidden
         return True
 
     def transferred(self, result: KvLoaded | KvReleased) -> None:
@@ -212,7 +220,7 @@ class Core:
                 sequence.prompt_logprobs.append(reported)
                 sequence.has_prompt_logprobs = sequence.num_computed_tokens >= sequence.num_prompt_tokens - 1
             if vector is not None:
-                outcomes.append(self._take_vector(sequence, vector))
+                (self.hidden_outcomes if sequence.hidden else outcomes).append(self._take_vector(sequence, vector))
             elif sampled is None:
                 continue
             elif index in errors:
@@ -220,13 +228,21 @@ class Core:
             elif sequence.beams:
                 outcomes += self._take_candidates(sequence, sampled[1][0])
             else:
-                outcomes.append(self._take_tokens(sequence, *sampled))
+                outcome = self._take_tokens(sequence, *sampled)
+                (self.hidden_outcomes if sequence.hidden else outcomes).append(outcome)
         return outcomes
 
     def scheduled_ids(self, plan: StepPlan) -> list[str]:
-        """Returns the id of each scheduled sequence of a plan, in plan order. The plan must not have been applied."""
+        """Returns the id of each scheduled sequence of a plan, in plan order. The plan must not have been applied.
+
+        That of a hidden sequence is empty.
+        """
         rows = self.scheduler.rows
-        return [rows[share.row].sequence_id for share in plan.scheduled]
+        return ["" if rows[share.row].hidden else rows[share.row].sequence_id for share in plan.scheduled]
+
+    def num_hidden_tokens(self, plan: StepPlan) -> int:
+        """Returns how many of a plan's tokens belong to a hidden sequence."""
+        return sum(share.num_tokens for share in plan.scheduled if self.scheduler.is_hidden(share.row))
 
     def take_preempted(self) -> tuple[str, ...]:
         """Returns the ids of the sequences preempted since the last call."""
@@ -235,8 +251,12 @@ class Core:
         return found
 
     def joined(self, plan: StepPlan) -> tuple[str, ...]:
-        """Returns the ids of the sequences that join in a plan, which must not have been applied yet."""
-        return self.beam_groups.joined(plan)
+        """Returns the ids of the sequences that join in a plan, which must not have been applied yet.
+
+        A hidden sequence is left out.
+        """
+        hidden = {new.sequence_id for new in plan.new if self.scheduler.is_hidden(new.row)}
+        return tuple(name for name in self.beam_groups.joined(plan) if name not in hidden)
 
     def scheduled_sequences(self) -> list[Sequence]:
         """Returns the sequences that the scheduler has: the live ones, with the beams of a search for its members.
@@ -251,7 +271,7 @@ class Core:
         """Returns the totals and the current load. May be called from any thread."""
         scheduler, tally = self.scheduler, self.tally
         return Counters(
-            num_running=len(scheduler.running),
+            num_running=scheduler.num_running,
             num_waiting=scheduler.waiting.num_waiting + self.transfers.num_waiting,
             num_waiting_tokens=scheduler.waiting.num_tokens,
             num_free_blocks=self.pool.num_free,
@@ -340,6 +360,8 @@ class Core:
         )
 
     def _count(self, sequence: Sequence, position: int, num_tokens: int) -> None:
+        if sequence.hidden:
+            return
         self.tally.generation_tokens += num_tokens
         if position == sequence.num_carried_tokens:
             self.tally.prompt_tokens += sequence.num_prompt_tokens - sequence.num_virtual_tokens
@@ -347,7 +369,7 @@ class Core:
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         del self.sequences[sequence.sequence_id]
         self._leave(sequence)
-        self.tally.finished[reason] += 1
+        self.tally.finished[reason] += not sequence.hidden
 
     def _leave(self, sequence: Sequence) -> None:
         """Takes an ended sequence out of the scheduler, or out of its beam search, which ends with its last member."""
@@ -367,6 +389,10 @@ class Core:
 
     def _fail(self, sequence: Sequence, message: str) -> None:
         self._end(sequence, "error")
+        if sequence.hidden:
+            position = sequence.num_output_tokens
+            self.hidden_outcomes.append(Outcome(sequence.sequence_id, position, (), finish_reason="error"))
+            return
         self.failed.append((sequence.sequence_id, ServiceError("invalid_value", message)))
 
     def _leave_family(self, sequence: Sequence) -> None:

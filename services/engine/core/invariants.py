@@ -111,8 +111,9 @@ def _check_rows(core: Core) -> None:
     """Every row is free, reserved or held by one sequence that is running, or finished with a plan in flight."""
     rows = core.scheduler.rows
     holders = list(rows.holders())
-    assert len(holders) + rows.num_free + rows.num_reserved == len(rows), (
-        f"{len(holders)} rows held, {rows.num_free} free, {rows.num_reserved} reserved, {len(rows)} in all"
+    num_held = sum(not sequence.hidden for sequence in holders)
+    assert num_held + rows.num_free + rows.num_reserved == len(rows), (
+        f"{num_held} rows held, {rows.num_free} free, {rows.num_reserved} reserved, {len(rows)} in all"
     )
     to_come = sum(one.num_rows - 1 for one in core.scheduler.running if len(one.beams) == 1)
     assert rows.num_reserved == to_come, f"{rows.num_reserved} rows reserved, {to_come} beams to come"
@@ -137,7 +138,8 @@ def _check_queues(core: Core) -> None:
     assert sum(s.num_tokens for s in waiting) == scheduler.waiting.num_tokens, "the number of waiting tokens is wrong"
     ages = [sequence.age for sequence in running]
     assert ages == sorted(set(ages)), f"running sequences out of order: {ages}"
-    queued = Counter(map(id, [*running, *waiting]))
+    hidden = [] if scheduler.hidden is None else [scheduler.hidden]
+    queued = Counter(map(id, [*running, *waiting, *hidden]))
     live = Counter(map(id, core.scheduled_sequences()))
     assert queued == live, "the queues do not hold exactly the live sequences"
     for sequence in running:
@@ -162,6 +164,8 @@ def _check_counters(core: Core, sequence: Sequence) -> None:
     assert sequence.num_tokens <= core.max_model_len, f"{name}: {sequence.num_tokens} tokens"
     least, most = (-(-count // block_size) for count in (scheduled, scheduled + core.num_speculative_tokens))
     num_blocks = len(sequence.block_table) + (sequence.copied_block is not None)
+    if sequence.hidden:  # gets all its blocks when it joins
+        most = num_blocks
     assert least <= num_blocks <= most, f"{name}: {num_blocks} blocks for {scheduled} tokens"
     if sequence.status is Status.RUNNING:
         assert scheduled <= known, f"{name}: {scheduled} of {known} tokens scheduled"

@@ -199,6 +199,9 @@ class EngineFacts:
     """Whether the model can generate tokens. False for a model without a language model head."""
     takes_pictures: bool = False
     """Whether prompts may have pictures."""
+    variant_because: str = ""
+    """Why the last bits of a sequence's log probabilities may depend on what else a step computes; empty: they do not
+    (the backend is batch invariant)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +228,8 @@ class CoreLimits:
     """Maximum number of LoRA adapters of the running sequences together; 0: sequences have no adapters."""
     max_prompt_adapters: int = 0
     """The same of prompt adapters."""
+    has_hidden_row: bool = False
+    """Whether the worker has one row more than `max_num_seqs`, for the engine's hidden sequence."""
 
     def step_tokens(self, num_running: int, num_guessers: int) -> int:
         """Returns the token budget of a step with `num_running` sequences, of which `num_guessers` may get drafts."""

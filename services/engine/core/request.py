@@ -62,6 +62,8 @@ class SequenceSpec:
     towards the context and not as prompt tokens."""
     pictures: tuple[PlacedPicture, ...] = ()
     """The pictures of the prompt, in order. Not together with a prompt adapter."""
+    hidden: bool = False
+    """The engine's own test sequence (`canary`), see `scheduler`: always computed, never counted or reported."""
 
     @property
     def num_prompt_tokens(self) -> int:

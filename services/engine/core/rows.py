@@ -19,10 +19,14 @@ class RowTable:
     different prompt adapters.
     """
 
-    def __init__(self, num_rows: int, num_adapters: int = 0, num_prompt_adapters: int = 0) -> None:
+    def __init__(
+        self, num_rows: int, num_adapters: int = 0, num_prompt_adapters: int = 0, *, has_hidden_row: bool = False
+    ) -> None:
+        """`has_hidden_row`: whether the worker has a further row, the last one, for the hidden sequence."""
         self.adapters = AdapterSlots(num_adapters)
         self.prompt_adapters = AdapterSlots(num_prompt_adapters)
-        self._holders: list[Sequence | None] = [None] * num_rows
+        self._num_rows = num_rows
+        self._holders: list[Sequence | None] = [None] * (num_rows + has_hidden_row)
         self._free = list(range(num_rows))
         self._freed: list[int] = []
         self._vacant: set[int] = set()
@@ -30,7 +34,13 @@ class RowTable:
         """Number of rows reserved for further beams. They are not counted in `num_free`."""
 
     def __len__(self) -> int:
-        return len(self._holders)
+        """Returns the number of rows without the hidden sequence's."""
+        return self._num_rows
+
+    @property
+    def has_hidden_row(self) -> bool:
+        """Whether there is a row for the hidden sequence."""
+        return len(self._holders) > self._num_rows
 
     def __getitem__(self, row: int) -> Sequence:
         """Returns the sequence that has the row. Raises AssertionError if the row is free."""
@@ -55,7 +65,7 @@ class RowTable:
 
     def take(self, sequence: Sequence) -> None:
         """Assigns the lowest free row to the sequence, and its adapters' slots. There must be a free row and slots."""
-        sequence.row = heapq.heappop(self._free)
+        sequence.row = self._num_rows if sequence.hidden else heapq.heappop(self._free)
         sequence.adapter_slot = self.adapters.take(sequence.adapter_version)
         sequence.prompt_slot = self.prompt_adapters.take(sequence.prompt_adapter_version)
         self._holders[sequence.row] = sequence
@@ -64,7 +74,8 @@ class RowTable:
         """Frees the sequence's row. Unless it is vacant, the next plan lists it as freed."""
         assert self[sequence.row] is sequence, f"row {sequence.row} is not of {sequence.sequence_id}"
         self._holders[sequence.row] = None
-        heapq.heappush(self._free, sequence.row)
+        if not sequence.hidden:
+            heapq.heappush(self._free, sequence.row)
         self.vacate(sequence)
         self._vacant.discard(sequence.row)
         sequence.row = -1

@@ -16,14 +16,17 @@ The beams of a beam search (`beam_group`) are scheduled like other sequences, bu
 leader waits until there are rows for all of them, and a preempted search begins anew with its leader alone. A sequence
 that wants log probabilities of its prompt computes the whole prompt, in parts whose logits have a bounded size.
 
+An engine's own hidden sequence (`canary`) has a row of its own and does not queue. It joins when a step has budget for
+its whole prompt, or before all others once it is `urgent`. It is not counted, and other sequences may be preempted for
+its blocks like for those of any older sequence.
+
 Elsewhere: stop conditions and results (`core`), block hashes (`prefix_cache`), what a joining sequence need not compute
 (`reuse`). Called by `core`.
 """
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 
 from services.engine.core.batching import BatchGate
@@ -38,6 +41,7 @@ from services.engine.core.prefix_cache import PrefixCache
 from services.engine.core.reuse import Reusable, find_reusable
 from services.engine.core.rows import RowTable
 from services.engine.core.sequence import Sequence, Status
+from services.engine.core.step_draft import StepDraft
 from services.engine.core.swap import SwapSpace
 from services.engine.core.waiting import WaitingQueue
 
@@ -46,60 +50,6 @@ RESERVED_SHARE = 64
 """One row, and one more for each this many, are kept for clients without a running sequence."""
 RESERVING_ROWS_MIN = 16
 """With fewer rows none is kept, because a single client would lose too large a part of them."""
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A step plan under construction.
-
-    `budget` is the number of tokens that may still be scheduled, `prompt_logprobs` the number of those after which log
-    probabilities of a prompt may be reported.
-    """
-
-    step: int
-    budget: int
-    prompt_logprobs: int
-    now_s: float
-    num_guessers: int = 0
-    """Number of sequences that may still get draft tokens (guesses) in this step."""
-    scheduled: list[ScheduledSequence] = field(default_factory=list[ScheduledSequence])
-    joined: list[Sequence] = field(default_factory=list[Sequence])
-    refilled: list[Sequence] = field(default_factory=list[Sequence])
-    """Scheduled beams whose rows the worker must fill anew."""
-    copies: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    num_tokens: int = 0
-    num_guesses: int = 0
-
-    def add(
-        self, sequence: Sequence, num_tokens: int, new_blocks: Iterable[int] = (), guesses: tuple[int, ...] = ()
-    ) -> None:
-        """Schedules the sequence's next `num_tokens` and the draft tokens behind them.
-
-        The sequence's block table must already have the blocks.
-        """
-        start = sequence.num_scheduled_tokens
-        at_end = start + num_tokens == len(sequence.tokens) + sequence.num_pending_tokens
-        pools = at_end and sequence.pooling is not None
-        samples = at_end and not pools
-        reports = min(num_tokens, sequence.num_prompt_logprobs_to_schedule)
-        num_tokens += len(guesses)
-        self.scheduled.append(
-            ScheduledSequence(sequence.row, start, num_tokens, samples, tuple(new_blocks), guesses, reports, pools)
-        )
-        self.prompt_logprobs -= reports
-        sequence.num_scheduled_tokens = start + num_tokens
-        sequence.num_pending_tokens += samples + len(guesses)
-        sequence.num_drafted_tokens = len(guesses)
-        sequence.num_in_flight += 1
-        self.num_tokens += num_tokens
-        self.num_guesses += len(guesses)
-        self.num_guessers -= bool(guesses)
-        self.budget = max(0, self.budget - num_tokens)
-
-    def limited(self, sequence: Sequence, num_tokens: int) -> int:
-        """Returns how many of the next `num_tokens` the step can compute, given the log probabilities to report."""
-        reports = sequence.num_prompt_logprobs_to_schedule
-        return num_tokens if reports <= self.prompt_logprobs else min(num_tokens, self.prompt_logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +84,13 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         """In order of age, oldest first."""
-        self.rows = RowTable(limits.max_num_seqs, limits.max_loras, limits.max_prompt_adapters)
+        self.rows = RowTable(
+            limits.max_num_seqs, limits.max_loras, limits.max_prompt_adapters, has_hidden_row=limits.has_hidden_row
+        )
+        self.hidden: Sequence | None = None
+        """The hidden sequence while it waits."""
+        self.urgent = False
+        """Whether the hidden sequence joins before all others are scheduled."""
         self._limits = limits
         self._block_size = block_size
         self._pool = pool
@@ -160,7 +116,21 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queues a new sequence."""
-        self.waiting.push(sequence)
+        if sequence.hidden:
+            assert self.rows.has_hidden_row, "there is no row for a hidden sequence"
+            assert self.hidden is None, "a hidden sequence waits already"
+            self.hidden = sequence
+        else:
+            self.waiting.push(sequence)
+
+    def is_hidden(self, row: int) -> bool:
+        """Whether a row is the hidden sequence's."""
+        return row >= len(self.rows)
+
+    @property
+    def num_running(self) -> int:
+        """Number of running sequences, without the hidden one."""
+        return len(self.running) - (bool(self.running) and self.running[0].hidden)
 
     def schedule(self, now_s: float) -> StepPlan:
         """Plans a step.
@@ -169,12 +139,16 @@ class Scheduler:
         """
         guessers = self._payoff.num_guessers(len(self.running), now_s)
         budget = self._limits.step_tokens(len(self.running), guessers)
-        draft = _Draft(self._tally.step + 1, budget, self._prompt_logprobs, now_s, guessers)
+        draft = StepDraft(self._tally.step + 1, budget, self._prompt_logprobs, now_s, guessers)
         may_join = self._may_join(now_s)
+        if self.hidden is not None and self.urgent:
+            self._schedule_hidden(draft)
         if may_join:
             self._schedule_large_head(draft)
         if self._schedule_running(draft, self._prefill_shares(draft.budget, may_join)) and may_join:
             self._schedule_waiting(draft)
+        if self.hidden is not None and draft.budget >= self.hidden.num_tokens:
+            self._schedule_hidden(draft)
         return self._close(draft)
 
     def landed(self, step: int, now_s: float, num_right: int) -> None:
@@ -218,6 +192,8 @@ class Scheduler:
         if was_running:
             self._leave_running(sequence)
             self._release_unless_in_flight(sequence)
+        elif sequence.hidden:
+            self.hidden = None
         else:
             self.waiting.forget(sequence)
             self._swap.drop(sequence)
@@ -242,7 +218,7 @@ class Scheduler:
 
     # --- running sequences --------------------------------------------------------------------------------------------
 
-    def _schedule_running(self, draft: _Draft, shares: dict[str, int] | None) -> bool:
+    def _schedule_running(self, draft: StepDraft, shares: dict[str, int] | None) -> bool:
         """Schedules the running sequences, oldest first. Returns False if blocks ran out; then no sequence may join.
 
         `shares`: how many prompt tokens of each client to schedule, if they are divided.
@@ -346,7 +322,7 @@ class Scheduler:
         sequence.block_table += new_blocks
         return new_blocks
 
-    def _refill(self, beam: Sequence, draft: _Draft) -> None:
+    def _refill(self, beam: Sequence, draft: StepDraft) -> None:
         """Has the plan send a beam completely, and copy the block that the beam shares with another one in part."""
         self.rows.fill(beam)
         draft.refilled.append(beam)
@@ -383,6 +359,23 @@ class Scheduler:
         leader.copied_block = None
         return leader
 
+    # --- the hidden sequence ------------------------------------------------------------------------------------------
+
+    def _schedule_hidden(self, draft: StepDraft) -> None:
+        """Schedules the hidden sequence's prompt, if there are blocks for the whole sequence. It reuses no KV."""
+        sequence = self.hidden
+        assert sequence is not None
+        num_all = sequence.num_prompt_tokens + sequence.rules.max_tokens
+        blocks = self._pool.allocate(self._blocks_for(num_all)) if draft.budget > 0 else None
+        if blocks is None:
+            return
+        self.hidden = None
+        self.rows.take(sequence)
+        sequence.block_table = blocks
+        sequence.first_scheduled_step = draft.step
+        draft.hidden.append(sequence)
+        draft.add(sequence, min(sequence.num_tokens, draft.budget))
+
     # --- waiting sequences --------------------------------------------------------------------------------------------
 
     def _may_join(self, now_s: float) -> bool:
@@ -392,7 +385,7 @@ class Scheduler:
             return False
         return self._delay.passed(now_s) or not self.running
 
-    def _schedule_waiting(self, draft: _Draft) -> None:
+    def _schedule_waiting(self, draft: StepDraft) -> None:
         while draft.budget > 0 and (sequence := self._next_to_join()):
             if not self.batches.admits(sequence, len(draft.joined)) or not draft.limited(sequence, 1):
                 return
@@ -415,7 +408,7 @@ class Scheduler:
         fits = head is not None and head.num_rows <= num_free and self.rows.has_slots(head)
         return head if fits else None
 
-    def _schedule_large_head(self, draft: _Draft) -> None:
+    def _schedule_large_head(self, draft: StepDraft) -> None:
         """Without chunked prefill: schedules the head of the queue before the running sequences if it needs that.
 
         The prompt may be longer than what the running sequences leave of the budget, or than the whole budget; in the
@@ -475,7 +468,7 @@ class Scheduler:
             return True
         return shortage.first_miss is not None and self._pool.find(shortage.first_miss) is not None
 
-    def _join(self, head: Sequence, found: Reusable, draft: _Draft) -> None:
+    def _join(self, head: Sequence, found: Reusable, draft: StepDraft) -> None:
         """Gives the head of the queue a row and blocks and schedules its tokens (chunked prefill: up to the budget)."""
         self._shortage = None
         self.waiting.pop(head, head.num_tokens - found.num_tokens)
@@ -517,10 +510,10 @@ class Scheduler:
 
     # --- shared -------------------------------------------------------------------------------------------------------
 
-    def _close(self, draft: _Draft) -> StepPlan:
+    def _close(self, draft: StepDraft) -> StepPlan:
         if not draft.scheduled:
             return StepPlan(draft.step)
-        for sequence in draft.joined:
+        for sequence in [*draft.joined, *draft.hidden]:
             sequence.move_to(Status.RUNNING)
             insort(self.running, sequence, key=_AGE)
         self._tally.step = draft.step
@@ -532,7 +525,7 @@ class Scheduler:
         return StepPlan(
             step=draft.step,
             freed_rows=self.rows.announce(),
-            new=tuple(map(_joining, [*draft.joined, *draft.refilled])),
+            new=tuple(map(_joining, [*draft.joined, *draft.hidden, *draft.refilled])),
             scheduled=tuple(draft.scheduled),
             swap_out=swap_out,
             swap_in=swap_in,
@@ -546,7 +539,8 @@ class Scheduler:
         index = bisect_left(self.running, sequence.age, key=_AGE)
         assert self.running[index] is sequence, f"{sequence.sequence_id} is not among the running sequences"
         del self.running[index]
-        self.waiting.stopped(sequence)
+        if not sequence.hidden:
+            self.waiting.stopped(sequence)
 
     def _release_unless_in_flight(self, sequence: Sequence) -> None:
         if sequence.num_in_flight:

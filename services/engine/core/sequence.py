@@ -135,6 +135,8 @@ class Sequence:
     prompt_adapter: Adapter | None = None
     """See `SequenceSpec.prompt_adapter`. `tokens` then begins with its virtual tokens: the ids from the vocabulary's
     size on."""
+    hidden: bool = False
+    """See `SequenceSpec.hidden`."""
     prompt_slot: int = NO_SLOT
     """Counts the sequence among those that use the prompt adapter while it has a row."""
     pictures: tuple[PlacedPicture, ...] = ()
@@ -238,4 +240,5 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
         adapter=spec.adapter,
         prompt_adapter=spec.prompt_adapter,
         pictures=spec.pictures,
+        hidden=spec.hidden,
     )

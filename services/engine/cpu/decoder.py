@@ -31,6 +31,7 @@ from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
 from services.engine.quantization.weight import QuantizedWeight
 from services.engine.worker.memory import fetch
 from services.engine.worker.parameters import Matrix, ParameterReader
+from services.engine.worker.seam import WeightMemory
 
 WIDTH_MULTIPLE = 32
 """In the KV cache, the dimensions of a head are padded to a multiple of this number."""
@@ -74,6 +75,8 @@ class NativeDecoder:
         self.description = description
         self.model = library.new(make_spec(description, dtype, block_size, threads, lora, cache_dtype))
         self._kept: list[Tensor] = []
+        self.weights: list[WeightMemory] = []
+        """The matrices and tables in memory. What is missing, vectors of the layers, is small."""
         self._caches: dict[int, tuple[Tensor, Tensor]] = {}
         with ParameterReader(model_dir, description, layout, dtype, _CPU, form) as reader:
             self._load(reader)
@@ -178,6 +181,7 @@ class NativeDecoder:
             piece = self._pack(layer, name, expert, read(), address)
             if self._cache:
                 self._packed.append(piece)
+        self._weigh(layer, name, expert, piece.address, piece.size)
         if piece.quantized:
             self.quantized_bytes += piece.size
             self.quantized_from_bytes += piece.shape[0] * piece.shape[1] * self._dtype.itemsize
@@ -196,6 +200,10 @@ class NativeDecoder:
             self.model.set_matrix(layer, name, expert, weight.data_ptr(), shape, bias)
         return Piece((layer, name, expert), shape, *self.model.packed(layer, name, expert), quantized)
 
+    def _weigh(self, layer: int, name: str, expert: int, address: int, num_bytes: int) -> None:
+        place = name if layer < 0 else f"layer {layer}, {name}"
+        self.weights.append(WeightMemory(f"{place} {expert}" if expert else place, address, num_bytes))
+
     def _vector(self, layer: int, name: str, values: Tensor) -> None:
         values = values.to(torch.float32).contiguous()
         self.model.set_vector(layer, name, values.data_ptr(), values.numel())
@@ -206,6 +214,7 @@ class NativeDecoder:
         # The table's rows are read in place from the mapped checkpoint in an unknown order: start reading all of it
         # now.
         fetch(table.data_ptr(), table.nbytes)
+        self._weigh(layer, name, 0, table.data_ptr(), table.nbytes)
         self.model.set_table(layer, name, table.data_ptr())
 
 

@@ -48,7 +48,7 @@ from services.engine.worker.pooling import pooling_kind, with_vectors
 from services.engine.worker.profile import StepBounds
 from services.engine.worker.prompt_logprobs import packed, report_logits
 from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch, errors_of, sample
-from services.engine.worker.seam import UNDER_WAY_MAX
+from services.engine.worker.seam import UNDER_WAY_MAX, WeightMemory
 from services.engine.worker.step_worker import StateSpec, StepWorker
 from services.engine.worker.torch_worker import (
     check_adapters_possible,
@@ -183,6 +183,10 @@ class CpuWorker(StepWorker):
     def kv_memory(self) -> PanelMemory:
         """See `KvWorker`."""
         return PanelMemory(self._cache, self._host_cache, self._description.head_dim, self._dtype)
+
+    def weight_memory(self) -> list[WeightMemory]:
+        """See `WeighableWorker`."""
+        return self._decoder.weights
 
     def _fill_slot(self, slot: int, adapter: LoadedAdapter) -> None:
         self._slots.fill(slot, cast(Mapping[Place, NativeDelta], adapter.prepared))

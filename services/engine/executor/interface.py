@@ -6,6 +6,7 @@ from typing import Protocol
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.kv.layout import KvMemory
+from services.engine.worker.seam import WeightMemory
 from shared.grammar import Grammar
 
 
@@ -59,6 +60,9 @@ class Executor(Protocol):
 
     def check(self) -> None:
         """Raises RuntimeError if no plan can be computed any more. Cheap; called before each step."""
+
+    def weight_memory(self) -> list[WeightMemory]:
+        """Returns the weights in this process's memory, which do not change until `close`; a part of them, or none."""
         ...
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from services.engine.executor.uniproc import UniprocExecutor
 from services.engine.kv.layout import KvMemory
 from services.engine.parallel.meeting import Meeting
 from services.engine.parallel.shard import Shard
-from services.engine.worker.seam import ModelWorker
+from services.engine.worker.seam import ModelWorker, WeightMemory
 from shared.config import EngineSettings, SettingsError
 from shared.grammar import Grammar
 from shared.model_files import model_directory
@@ -119,6 +119,10 @@ class MultiprocExecutor:
     def adapters(self) -> AdapterLibrary | None:
         """See Executor. Adapters are not divided among ranks: `shared.adapters` refuses them."""
         return None
+
+    def weight_memory(self) -> list[WeightMemory]:
+        """See Executor. The weights of the first rank."""
+        return self._local.weight_memory()
 
     def close(self) -> None:
         """See Executor."""

@@ -13,6 +13,8 @@ from services.engine.worker.seam import (
     KvWorker,
     ModelWorker,
     PipelinedWorker,
+    WeighableWorker,
+    WeightMemory,
 )
 from shared.errors import ServiceError
 from shared.flags import SettingsError
@@ -78,6 +80,10 @@ class UniprocExecutor:
 
     def check(self) -> None:
         """See Executor."""
+
+    def weight_memory(self) -> list[WeightMemory]:
+        """See Executor."""
+        return self.worker.weight_memory() if isinstance(self.worker, WeighableWorker) else []
 
     def close(self) -> None:
         """See Executor."""

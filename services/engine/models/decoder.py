@@ -65,6 +65,11 @@ class LanguageModel(Protocol):
         """Bytes of the weights, as they were loaded."""
         ...
 
+    @property
+    def weights(self) -> object:
+        """What holds the model's tensors: a dataclass or a torch module."""
+        ...
+
     def forward(self, ids: Tensor, positions: Tensor, step: StepInputs) -> object:
         """Runs a step in which no sequence samples."""
         ...
@@ -133,6 +138,11 @@ class Decoder:
         self._blocks = tuple(
             block(index, layer, self._attention, operations) for index, layer in enumerate(weights.layers)
         )
+
+    @property
+    def weights(self) -> object:
+        """See `LanguageModel`."""
+        return self._weights
 
     @property
     def embedding_size(self) -> int:

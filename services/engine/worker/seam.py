@@ -3,7 +3,7 @@
 Implemented by `torch_worker`, `triton_worker` and the C++ worker (`services/engine/cpu/worker`).
 """
 
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
@@ -12,6 +12,14 @@ from shared.grammar import Grammar
 
 UNDER_WAY_MAX = 2
 """Maximum number of plans launched and not yet collected: the running one and the one queued behind it."""
+
+
+class WeightMemory(NamedTuple):
+    """A part of the weights in this process's memory that does not change while the model is loaded."""
+
+    name: str
+    address: int
+    num_bytes: int
 
 
 class ModelWorker(Protocol):
@@ -55,6 +63,15 @@ class AdapterWorker(Protocol):
     @property
     def adapters(self) -> AdapterLibrary | None:
         """The adapters of this worker, from any thread; None without `--enable-lora`."""
+        ...
+
+
+@runtime_checkable
+class WeighableWorker(Protocol):
+    """A worker whose weights, or a part of them, can be checked in memory."""
+
+    def weight_memory(self) -> list[WeightMemory]:
+        """Returns the memory of weights that stay unchanged until `close`."""
         ...
 
 

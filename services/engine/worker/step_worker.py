@@ -63,6 +63,8 @@ class StateSpec:
     """Type of the model's embeddings; None: `dtype`."""
     takes_pictures: bool = False
     """See `EngineFacts.takes_pictures`."""
+    variant_because: str = ""
+    """See `EngineFacts.variant_because`."""
 
 
 class StepWorker(ABC):
@@ -207,6 +209,7 @@ class StepWorker(ABC):
             pooling_kind=spec.pooling_kind,
             generates=description.has_head,
             takes_pictures=spec.takes_pictures,
+            variant_because=spec.variant_because,
         )
         self._pooling = PoolingRows(spec.embedding_size)
         self._virtual: dict[int, Tensor] = {}

@@ -40,7 +40,9 @@ from services.engine.worker.pooling import NO_SUMS, pooling_kind, span_sums, wit
 from services.engine.worker.profile import bytes_per_context_token
 from services.engine.worker.prompt_logprobs import ReportedLogits, packed, report_logits
 from services.engine.worker.sampler import NOTHING_SAMPLED, sample
+from services.engine.worker.seam import WeightMemory
 from services.engine.worker.step_worker import StateSpec, StepWorker
+from services.engine.worker.weight_memory import host_weights
 from services.engine.worker.weights import load_weights
 from shared.config import EngineSettings, SettingsError
 from shared.messages import PromptLogprobs
@@ -110,6 +112,7 @@ class TorchWorker(StepWorker):
                 adapter_bytes=kept_adapter_bytes(settings, self._description, self._dtype),
                 model_dtype=self._dtype,
                 takes_pictures=settings.enable_mm,
+                variant_because="PyTorch's operations order their sums by the number of tokens of a step",
             )
         )
         if self._device.type == "cuda":
@@ -151,6 +154,10 @@ class TorchWorker(StepWorker):
         self._drop_state()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def weight_memory(self) -> list[WeightMemory]:
+        """See `WeighableWorker`. Weights on a device are not among them."""
+        return host_weights(self._model.weights)
 
     def _virtual_rows(self, step: FlatStep) -> tuple[Tensor, Tensor] | tuple[None, None]:
         virtual = step.virtual

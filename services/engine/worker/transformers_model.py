@@ -116,6 +116,11 @@ class TransformersModel:
         self._model, self.description, self._embedding_size = model, description, embedding_size
 
     @property
+    def weights(self) -> object:
+        """See `LanguageModel`."""
+        return self._model
+
+    @property
     def embedding_size(self) -> int:
         """See `LanguageModel`."""
         return self._embedding_size

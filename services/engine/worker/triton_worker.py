@@ -278,6 +278,7 @@ class TritonWorker:
             embedding_size=d.hidden_size,
             pooling_kind=self._pooling_kind,
             generates=d.has_head,
+            variant_because="the GPU's library of matrix products orders its sums by the number of tokens of a step",
         )
         self._pooling = PoolingRows(d.hidden_size)
         self._table = StateTable(rows, kv.max_model_len, block_size, d.vocab_size, eos, self._grammars.processor)

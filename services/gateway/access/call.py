@@ -26,6 +26,8 @@ class Call:
     """`X-Request-Id`, if it is well formed."""
     timeout: str = ""
     """`X-Request-Timeout`, unchecked."""
+    lockstep: str = ""
+    """`X-Antiphon-Lockstep`, unchecked."""
     received_s: float = field(default_factory=time.monotonic, compare=False)
     """When the headers of the request had arrived, monotonic seconds."""
     response_headers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -67,6 +69,7 @@ def call_of(key: ApiKey, headers: Mapping[bytes, bytes]) -> Call:
         key,
         client_request_id=request_id if _REQUEST_ID.fullmatch(request_id) else "",
         timeout=_text(headers.get(b"x-request-timeout", b"")),
+        lockstep=_text(headers.get(b"x-antiphon-lockstep", b"")),
     )
 
 

@@ -67,7 +67,9 @@ class GuardedBackend:
         call = current_call()
         if call.key.models is not None:
             self.resolve_model(request.model)
-        request = replace(request, client=client_of(call), timeout_s=self._timeout_s(request, call))
+        request = replace(
+            request, client=client_of(call), timeout_s=self._timeout_s(request, call), lockstep=_lockstep(call)
+        )
         facts = RequestFacts(
             request.request_id, request.model, call.key.name, call.client_request_id, request.params.max_tokens
         )
@@ -111,6 +113,13 @@ class GuardedBackend:
             return timeout_s
         told = f"'{param}' must be a number of seconds above 0" + (f" and at most {most:g}" if most else "")
         raise ServiceError("invalid_value", f"{told}.", param=param)
+
+
+def _lockstep(call: Call) -> bool | None:
+    if call.lockstep not in ("", "0", "1"):
+        told = "'X-Antiphon-Lockstep' must be 1 (two engines compute the request) or 0 (one does)."
+        raise ServiceError("invalid_value", told, param="X-Antiphon-Lockstep")
+    return call.lockstep == "1" if call.lockstep else None
 
 
 def client_of(call: Call) -> Client:

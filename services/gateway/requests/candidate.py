@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from services.gateway.requests.lockstep.trust import with_twins
 from services.gateway.requests.messages import RequestMessages
 from services.gateway.requests.placement_queue import Ticket
+from services.gateway.requests.router import configuration_of, ready_members
 from services.gateway.requests.sequence_state import Address, Phase, Prefill, SequenceState
 from services.gateway.requests.service_clients import PeerUnavailableError
 from shared import limits
 from shared.blocks import split_hashes
 from shared.errors import ServiceError
-from shared.messages import OpenStream, Submit
+from shared.messages import EngineStatus, Heartbeat, OpenStream, Submit
 
 Failure = ServiceError | PeerUnavailableError
 """Why a message had no effect. ServiceError: the request fails. PeerUnavailableError: another member may be tried."""
@@ -44,6 +46,13 @@ class Candidate:
     num_tokens: int
     hashes: Sequence[bytes]
     ticket: "Ticket[Candidate]" = field(init=False)
+    preferred: Address | None = None
+    """The engine on which the next placement should be, if it has a free row."""
+    numerics: str = ""
+    """Configuration that further placements must have; empty: any. Set by the first placement on an engine with
+    `--deterministic`."""
+    needs_twin: bool = False
+    """Whether the sequence runs in lockstep, so that a second engine must be able to compute the same."""
     avoid: set[Address] = field(default_factory=set[Address])
     """Engines on which a placement of this sequence failed since it was last placed."""
 
@@ -55,7 +64,29 @@ class Candidate:
     def near(self) -> set[Address]:
         """Returns the engines on which other choices of the same prompt run."""
         choices = self.orders.choices(self.index)
-        return {one.engine for one in choices if one.engine is not None and one.phase is not Phase.DONE}
+        found = {one.engine for one in choices if one.engine is not None and one.phase is not Phase.DONE}
+        return found if self.preferred is None else found | {self.preferred}
+
+    def fitting(self, engines: Sequence[Heartbeat]) -> list[Heartbeat]:
+        """Returns the engines on which the sequence may run.
+
+        Raises ServiceError if the model has ready engines, but none with the numerics that the output began with.
+        """
+        model = self.ticket.model
+        found = list(engines)
+        if self.numerics:
+            ready = ready_members(engines, model)
+            found = [engine for engine in ready if configuration_of(engine) == self.numerics]
+            if ready and not found:
+                told = "No engine with the numerics that this output began with is left, and no other may continue it."
+                raise ServiceError("engine_failure", f"{told} Send the request again.")
+        return (with_twins(found, model) or found) if self.needs_twin else found
+
+    def placed_on(self, engine: Heartbeat) -> None:
+        """Records the engine of a placement."""
+        self.preferred = None
+        if isinstance(engine.status, EngineStatus) and engine.status.deterministic:
+            self.numerics = engine.status.configuration
 
     def prefill_of_sibling(self, engine: Address) -> Prefill | None:
         """Returns the prefill that another choice of the same prompt waits for on the engine; None if there is none."""

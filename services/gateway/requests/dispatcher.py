@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from services.gateway.requests.candidate import Candidate, Failure
+from services.gateway.requests.lockstep.trust import Trust
 from services.gateway.requests.placement_queue import PlacementQueue, Ticket
 from services.gateway.requests.router import Router, model_of, ready_members
 from services.gateway.requests.sequence_state import Address, Prefill
@@ -43,7 +44,11 @@ WAIT = Prefill(Address("", ""), KvSource("", ""))
 class Dispatcher:
     """Places the sequences of one gateway. `router` is shared with the request actors, which record ends there."""
 
-    def __init__(self, host: Host, members: Members, router: Router, peers: ServiceClients) -> None:
+    def __init__(
+        self, host: Host, members: Members, router: Router, peers: ServiceClients, trust: Trust | None = None
+    ) -> None:
+        """`trust`: the engines that get no work, which others may extend."""
+        self._trust = trust or Trust()
         self.queue: PlacementQueue[Candidate] = PlacementQueue()
         self._rate = ServiceRate()
         self._host, self._members, self._router, self._peers = host, members, router, peers
@@ -93,7 +98,7 @@ class Dispatcher:
         self._send(placed)
 
     def _place_all(self, now: float) -> "list[Placement]":
-        engines, detokenizers = self._members.alive("engine", now), self._members.alive("detokenizer", now)
+        engines, detokenizers = self._engines(now), self._members.alive("detokenizer", now)
         placed: list[Placement] = []
         for model in self.queue.models():
             eligible: Callable[[str], bool] | None = None
@@ -126,6 +131,10 @@ class Dispatcher:
         self._able_at.setdefault(candidate.ticket.model, now)
         self.queue.push(candidate.ticket, now)
 
+    def _engines(self, now: float) -> list[Heartbeat]:
+        """Returns the living engines that may get work."""
+        return self._trust.trusted(self._members.alive("engine", now))
+
     def _overdue(self, ticket: Ticket[Candidate], now: float) -> ServiceError | None:
         """Returns the error for a sequence that no member could take for QUEUE_WAIT_S of its wait; else None."""
         since = max(self._able_at[ticket.model], ticket.waits_since or 0.0)
@@ -140,6 +149,10 @@ class Dispatcher:
             error = ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
         else:
             error = self._overdue(candidate.ticket, now)
+        try:
+            engines = candidate.fitting(engines)
+        except ServiceError as unfit:
+            error = error or unfit
         if error is not None:
             candidate.client.fail(error)
             return error
@@ -161,6 +174,7 @@ class Dispatcher:
         if engine is None or (candidate.has_text and detokenizer is None):
             return None
         to_engine = Address(engine.id, engine.instance_id)
+        candidate.placed_on(engine)
         prefill = self._prefill(candidate, engine, engines)
         if prefill is WAIT:
             return None
@@ -205,12 +219,12 @@ class Dispatcher:
 
     def _unable(self, model: str, now: float) -> ServiceError | None:
         """Returns why no member can take a sequence of the model now or after a wait in the queue; None if one can."""
-        engines = _of_model(self._members.alive("engine", now), model)
+        engines = _of_model(self._engines(now), model)
         detokenizers = _of_model(self._members.alive("detokenizer", now), model)
         if ready_members(detokenizers, model) and self._router.can_take(engines, model):
             return None
         for service, members in (("detokenizer", detokenizers), ("engine", engines)):
-            if all(member.state == "stalled" for member in members):
+            if all(member.state in ("stalled", "faulty") for member in members):
                 told = f"No {service} of the model {model!r} is running. Try again shortly."
                 return ServiceError(f"no_{service}", told, retry_after_s=2.0)
         told = f"No engine of the model {model!r} takes requests. Try again later."

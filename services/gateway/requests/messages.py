@@ -139,6 +139,32 @@ class RequestMessages:
             pictures=prompt.pictures,
         )
 
+    def submit_copy(
+        self, index: int, name: str, attempt: int, output_token_ids: bytes, *, salt: bytes, only_next: bool
+    ) -> Submit:
+        """Returns the message that runs a copy of a sequence, whose tokens come to this gateway.
+
+        The sequence must have a placement. `salt`: takes the place of the request's cache salt unless it is empty.
+        `only_next`: only the token behind `output_token_ids` is computed.
+        """
+        submit, host = self.submit(index), self._host
+        params = msgspec.structs.replace(submit.params, prompt_logprobs=None, logprobs=None)
+        if only_next:
+            params = msgspec.structs.replace(params, max_tokens=len(output_token_ids) // TOKEN_BYTES + 1)
+        return msgspec.structs.replace(
+            submit,
+            sequence_id=name,
+            attempt=attempt,
+            sink=host.subjects.gateway_tokens(host.id, host.instance_id),
+            params=params,
+            output_token_ids=output_token_ids,
+            block_hashes=b"" if salt else submit.block_hashes,
+            cache_salt=salt or submit.cache_salt,
+            family="",
+            recorded=False,
+            kv_source=None,
+        )
+
     def retarget(self, index: int) -> Retarget:
         """Returns the message that sends the tokens which the gateway lacks to the sequence's current detokenizer.
 

@@ -16,6 +16,7 @@ from services.gateway.generation import GenerationRequest, ModelCard, RequestTim
 from services.gateway.pictures.store import PictureStore
 from services.gateway.requests.candidate import Candidate, Failure, candidates_of
 from services.gateway.requests.dispatcher import Dispatcher
+from services.gateway.requests.lockstep.coordinator import Lockstep, LockstepRequest
 from services.gateway.requests.messages import RequestMessages
 from services.gateway.requests.moves import Moves
 from services.gateway.requests.pictures import RequestPicture, encoded
@@ -47,6 +48,7 @@ class GatewayParts:
     watch: ProgressWatch
     moves: Moves
     pictures: PictureStore
+    lockstep: Lockstep
 
 
 class RequestActor:
@@ -59,6 +61,8 @@ class RequestActor:
         card: ModelCard,
         number: int,
         on_end: Callable[[], None],
+        *,
+        in_lockstep: bool = False,
     ) -> None:
         self.request = request
         self.card = card
@@ -82,6 +86,9 @@ class RequestActor:
         self._repairing: set[int] = set()
         self._behind: set[int] = set()
         """Indexes of sequences whose engine has tokens that have not arrived."""
+        self._in_lockstep = in_lockstep
+        self._lockstep: LockstepRequest | None = None
+        """Compares the tokens of two engines; None if the sequences run on one each."""
         self._streamless: dict[int, float] = {}
         """Indexes of sequences whose stream no detokenizer takes, with the time since when."""
 
@@ -160,7 +167,19 @@ class RequestActor:
         self._spawn(self._conduct())
 
     def on_text(self, index: int, event: TextEvent, engine: Address) -> None:
-        """Applies a text event to sequence `index`. The caller must call `Dispatcher.pump` afterwards."""
+        """Applies a text event to sequence `index`, in lockstep when a second engine has the same tokens.
+
+        The caller must call `Dispatcher.pump` afterwards.
+        """
+        if self._lockstep is None:
+            self.apply_text(index, event, engine)
+            return
+        self._lockstep.on_text(index, event, engine)
+        if self._lockstep.holds(index):
+            self._parts.watch.touch(engine, self.sequences[index].sequence_id, self._now())
+
+    def apply_text(self, index: int, event: TextEvent, engine: Address) -> None:
+        """Applies a text event to sequence `index` now."""
         sequence, now = self.sequences[index], self._now()
         result, delta = sequence.apply_event(event, engine, now)
         if result is ApplyResult.GAP:
@@ -199,6 +218,8 @@ class RequestActor:
     def on_mark(self, index: int, mark: SequenceMark, engine: Address) -> None:
         """Handles the engine's report of the progress of sequence `index`."""
         sequence = self.sequences[index]
+        if self._lockstep is not None and self._lockstep.holds(index):
+            return  # the text is here, and waits for the second engine
         if sequence.engine == engine and sequence.report_progress(mark, self._now()):
             self._behind.add(index)
 
@@ -301,6 +322,10 @@ class RequestActor:
         self.sequences = self._orders.sequences
         self._left = len(self.sequences)
         self._candidates = candidates_of(self, self._orders, self._number)
+        if self._in_lockstep:
+            self._lockstep = self._parts.lockstep.begin(self, self._orders, self._spawn)
+            for candidate in self._candidates:
+                candidate.needs_twin = True
         self._parts.dispatcher.enqueue(self._candidates)
 
     async def _encoded_pictures(self) -> tuple[RequestPicture, ...]:
@@ -311,12 +336,18 @@ class RequestActor:
         self._files = store.hold(fetched)
         return await encoded(self._peers, self.card.served_by, fetched, self._files)
 
+    def prefer(self, index: int, engine: Address) -> None:
+        """See `lockstep.Owner`."""
+        self._candidates[index].preferred = engine
+
     def on_placed(self, index: int, open_failure: Failure | None) -> None:
         """See PlacementClient."""
         sequence, now = self.sequences[index], self._now()
         if self._over:
             return
         sequence.accepted(now)
+        if self._lockstep is not None:
+            self._lockstep.advance()
         self._record.accepted(index, sequence.attempt)
         if isinstance(open_failure, ServiceError):
             self.fail(open_failure)
@@ -522,6 +553,8 @@ class RequestActor:
     def _finish(self, error: ServiceError | None) -> None:
         assert not self._over
         self._over, self.error = True, error
+        if self._lockstep is not None:
+            self._lockstep.end()
         if self._deadline is not None:
             self._deadline.cancel()
         self._parts.pictures.release(self._files)

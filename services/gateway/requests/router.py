@@ -292,6 +292,11 @@ def ready_members(members: Sequence[Heartbeat], model: str) -> list[Heartbeat]:
     return [member for member in members if member.state == "ready" and model_of(member) == model]
 
 
+def configuration_of(engine: Heartbeat) -> str:
+    """Returns the `EngineStatus.configuration` of an engine."""
+    return _engine_status(engine).configuration
+
+
 def _with_role(engines: Sequence[Heartbeat], last: str) -> Sequence[Heartbeat]:
     """Returns the engines that do not have the role `last`, or all if there are no others."""
     return [engine for engine in engines if _engine_status(engine).role != last] or engines

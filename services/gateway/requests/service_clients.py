@@ -26,7 +26,9 @@ from shared.messages import (
     OpenStream,
     PictureEncoded,
     ProgressQuery,
+    Resend,
     Retarget,
+    SelfTest,
     SequenceRef,
     SubmitBatchReply,
     TokenizeReply,
@@ -142,6 +144,14 @@ class ServiceClients:
         Raises PeerUnavailableError, or ServiceError('not_found') if the engine no longer holds the sequence.
         """
         await self._ask(self._engine(engine), encode(message), _ACK, limits.OPEN_TIMEOUT_S)
+
+    async def resend(self, engine: Address, sequence_id: str, attempt: int, position: int) -> None:
+        """Asks for a sequence's tokens from `position` on again."""
+        await self._tell(self._engine(engine), Resend(sequence_id, attempt, position))
+
+    async def self_test(self, engine: Address, message: SelfTest) -> None:
+        """Asks an engine to test itself. `SelfTestReply` comes to the message's reply subject."""
+        await self._tell(self._engine(engine), message)
 
     async def done(self, engine: Address, sequence_id: str, attempt: int) -> None:
         """Tells the engine that it may forget a finished sequence."""

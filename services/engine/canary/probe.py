@@ -1,0 +1,106 @@
+"""The hidden sequence that each engine runs again and again, and the comparison of its results. Pure.
+
+The prompt's token ids are spread over the vocabulary. The sequence is greedy, and each of its log probabilities is
+taken over the whole vocabulary, so that every layer and every row of the language model head has part in the result. A
+model without a head gives a vector instead.
+
+On a backend that is batch invariant a result must equal the golden one to the last bit. On any other backend a log
+probability may differ by `TOLERANCE`, and a token where the golden value has two candidates closer than that.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.engine.core.plan import EngineFacts
+from services.engine.core.request import Outcome, SequenceSpec
+from shared.pooling import PoolingParams
+from shared.sampling import SamplingParams
+
+PROMPT_TOKENS, OUTPUT_TOKENS = 16, 4
+TOLERANCE = 0.5
+"""Largest difference of a log probability that is due to another order of sums. Logits between 16 and 32 have steps of
+0.125 in bfloat16; the rest is margin, because a sound engine must never be ended."""
+SALT = b"\0canary"
+HIDDEN_ID = "#canary"
+"""Begin of the sequence's id in the core. Ids of requests end in '#' and a number."""
+_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a run of the hidden sequence gave. `gaps`: log probability of the best token above the second best."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    gaps: tuple[float, ...] = ()
+    vector: bytes = b""
+    failed: bool = False
+    """Whether a token could not be sampled, for example because logits were not numbers."""
+
+
+def probe_spec(facts: EngineFacts, number: int, max_model_len: int) -> SequenceSpec | None:
+    """Returns the sequence for its run `number`; None if the model's context has no room for two tokens."""
+    num_output = min(OUTPUT_TOKENS, max_model_len - 1)
+    num_prompt = min(PROMPT_TOKENS, max_model_len - num_output)
+    if num_prompt < 1 or num_output < 1:
+        return None
+    stride = max(1, facts.vocab_size // num_prompt)
+    prompt = tuple((stride // 2 + index * stride) % facts.vocab_size for index in range(num_prompt))
+    params = SamplingParams(
+        max_tokens=num_output, temperature=0.0, ignore_eos=True, logprobs=2 if facts.variant_because else 0
+    )
+    pooling = None if facts.generates else PoolingParams(kind=facts.pooling_kind)
+    return SequenceSpec(f"{HIDDEN_ID}-{number}", prompt, params, cache_salt=SALT, pooling=pooling, hidden=True)
+
+
+def observed(outcomes: Sequence[Outcome]) -> Observed:
+    """Returns what the outcomes of one run show."""
+    entries = [entry for outcome in outcomes for entry in outcome.logprobs]
+    return Observed(
+        tuple(token for outcome in outcomes for token in outcome.token_ids),
+        tuple(entry.logprob for entry in entries),
+        tuple(entry.top_logprobs[0] - entry.top_logprobs[1] for entry in entries if len(entry.top_logprobs) > 1),
+        b"".join(outcome.vector for outcome in outcomes),
+        failed=any(outcome.finish_reason == "error" for outcome in outcomes),
+    )
+
+
+def difference(golden: Observed, seen: Observed, *, exact: bool) -> str:
+    """Returns how a result differs from the golden one; empty if it does not."""
+    if seen.failed:
+        return "no token could be sampled"
+    if exact and golden.vector != seen.vector:
+        return "the vector of the test prompt has changed"
+    if len(golden.token_ids) != len(seen.token_ids) or len(golden.logprobs) != len(seen.logprobs):
+        return f"{len(seen.token_ids)} tokens instead of {len(golden.token_ids)}"
+    return _first_difference(golden, seen, exact=exact)
+
+
+def digest(golden: Observed, *, exact: bool) -> str:
+    """Returns 16 hexadecimal digits that engines of equal configuration and weights have in common.
+
+    Without exact results they cover the token ids only.
+    """
+    hashed = hashlib.sha256(struct.pack(f"<{len(golden.token_ids)}q", *golden.token_ids))
+    if exact:
+        hashed.update(_bits(golden.logprobs) + golden.vector)
+    return hashed.hexdigest()[:_DIGITS]
+
+
+def _first_difference(golden: Observed, seen: Observed, *, exact: bool) -> str:
+    for position, (token, logprob) in enumerate(zip(golden.token_ids, golden.logprobs, strict=True)):
+        other, value = seen.token_ids[position], seen.logprobs[position]
+        if token != other:
+            if not exact and position < len(golden.gaps) and golden.gaps[position] < 2 * TOLERANCE:
+                return ""  # either token is right, and what follows cannot be compared
+            return f"token {other} instead of {token} at position {position}"
+        same = _bits((logprob,)) == _bits((value,)) if exact else abs(logprob - value) <= TOLERANCE
+        if not same:
+            return f"log probability {value!r} instead of {logprob!r} at position {position}"
+    return ""
+
+
+def _bits(values: Sequence[float]) -> bytes:
+    return struct.pack(f"<{len(values)}d", *values)

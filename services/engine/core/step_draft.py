@@ -1,0 +1,63 @@
+"""A step plan while the scheduler makes it. Used only by `scheduler`."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from services.engine.core.plan import ScheduledSequence
+from services.engine.core.sequence import Sequence
+
+
+@dataclass(slots=True)
+class StepDraft:
+    """The tokens that are scheduled so far, and what is left of the budget.
+
+    `budget` is the number of tokens that may still be scheduled, `prompt_logprobs` the number of those after which log
+    probabilities of a prompt may be reported.
+    """
+
+    step: int
+    budget: int
+    prompt_logprobs: int
+    now_s: float
+    num_guessers: int = 0
+    """Number of sequences that may still get draft tokens (guesses) in this step."""
+    scheduled: list[ScheduledSequence] = field(default_factory=list[ScheduledSequence])
+    joined: list[Sequence] = field(default_factory=list[Sequence])
+    hidden: list[Sequence] = field(default_factory=list[Sequence])
+    """The hidden sequence if it joins."""
+    refilled: list[Sequence] = field(default_factory=list[Sequence])
+    """Scheduled beams whose rows the worker must fill anew."""
+    copies: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    num_tokens: int = 0
+    num_guesses: int = 0
+
+    def add(
+        self, sequence: Sequence, num_tokens: int, new_blocks: Iterable[int] = (), guesses: tuple[int, ...] = ()
+    ) -> None:
+        """Schedules the sequence's next `num_tokens` and the draft tokens behind them.
+
+        The sequence's block table must already have the blocks.
+        """
+        start = sequence.num_scheduled_tokens
+        at_end = start + num_tokens == len(sequence.tokens) + sequence.num_pending_tokens
+        pools = at_end and sequence.pooling is not None
+        samples = at_end and not pools
+        reports = min(num_tokens, sequence.num_prompt_logprobs_to_schedule)
+        num_tokens += len(guesses)
+        self.scheduled.append(
+            ScheduledSequence(sequence.row, start, num_tokens, samples, tuple(new_blocks), guesses, reports, pools)
+        )
+        self.prompt_logprobs -= reports
+        sequence.num_scheduled_tokens = start + num_tokens
+        sequence.num_pending_tokens += samples + len(guesses)
+        sequence.num_drafted_tokens = len(guesses)
+        sequence.num_in_flight += 1
+        self.num_tokens += num_tokens
+        self.num_guesses += len(guesses)
+        self.num_guessers -= bool(guesses)
+        self.budget = max(0, self.budget - num_tokens)
+
+    def limited(self, sequence: Sequence, num_tokens: int) -> int:
+        """Returns how many of the next `num_tokens` the step can compute, given the log probabilities to report."""
+        reports = sequence.num_prompt_logprobs_to_schedule
+        return num_tokens if reports <= self.prompt_logprobs else min(num_tokens, self.prompt_logprobs)

@@ -1,0 +1,108 @@
+"""Which engines may get work: not those that were found wrong, nor those outvoted by their peers. Pure.
+
+Engines of one model and one configuration have the same golden digest (`EngineStatus.golden_digest`). One that differs
+from the majority of at least three such engines is outvoted. Where two engines differ, or there is no majority, nobody
+knows which is right: that is only reported.
+"""
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.gateway.requests.router import ready_members
+from services.gateway.requests.sequence_state import Address
+from shared.messages import EngineStatus, Heartbeat
+
+log = logging.getLogger(__name__)
+VOTERS_MIN = 3
+QUARANTINED_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Opinions:
+    """Engines whose golden value differs from peers': `outvoted` by a majority, `doubted` without one."""
+
+    outvoted: frozenset[Address] = frozenset()
+    doubted: frozenset[Address] = frozenset()
+
+
+def opinions(engines: Sequence[Heartbeat]) -> Opinions:
+    """Compares the golden digests of the engines that are alive."""
+    groups: dict[tuple[str, str], list[tuple[Address, str]]] = defaultdict(list)
+    for engine in engines:
+        status = _status(engine)
+        if status.golden_digest and status.configuration:
+            group = groups[status.model, status.configuration]
+            group.append((Address(engine.id, engine.instance_id), status.golden_digest))
+    outvoted, doubted = set[Address](), set[Address]()
+    for members in groups.values():
+        counts = Counter(digest for _, digest in members)
+        (most, count), *others = counts.most_common()
+        if not others:
+            continue
+        if len(members) >= VOTERS_MIN and 2 * count > len(members):
+            outvoted.update(address for address, digest in members if digest != most)
+        else:
+            doubted.update(address for address, _ in members)
+    return Opinions(frozenset(outvoted), frozenset(doubted))
+
+
+@dataclass(slots=True)
+class Trust:
+    """The engines that this gateway does not trust. They are told from their successors by the instance id."""
+
+    quarantined: dict[Address, str] = field(default_factory=dict[Address, str])
+    """Engines that lost a comparison, with the reason."""
+    _told: Opinions = field(default_factory=Opinions)
+
+    def quarantine(self, engine: Address, reason: str) -> bool:
+        """Records that an engine computes wrong results. Returns whether it is new."""
+        if engine in self.quarantined:
+            return False
+        while len(self.quarantined) >= QUARANTINED_MAX:
+            del self.quarantined[next(iter(self.quarantined))]
+        self.quarantined[engine] = reason
+        log.error("the engine %s (%s) gets no more work from this gateway: %s", *engine, reason)
+        return True
+
+    def trusted(self, engines: Sequence[Heartbeat]) -> list[Heartbeat]:
+        """Returns the engines that may get work."""
+        outvoted = self.opinions(engines).outvoted
+        return [
+            engine
+            for engine in engines
+            if (address := Address(engine.id, engine.instance_id)) not in self.quarantined and address not in outvoted
+        ]
+
+    def opinions(self, engines: Sequence[Heartbeat]) -> Opinions:
+        """Compares the engines' golden digests. Logs engines that begin to differ."""
+        found = opinions(engines)
+        for address in sorted(found.outvoted - self._told.outvoted):
+            log.error("the engine %s (%s) gets no work: its golden value differs from most of its peers'", *address)
+        for address in sorted(found.doubted - self._told.doubted):
+            log.warning("the golden value of the engine %s (%s) differs from a peer's", *address)
+        self._told = found
+        return found
+
+
+def twins(engine: Heartbeat, engines: Sequence[Heartbeat]) -> list[Heartbeat]:
+    """Returns the other engines that must compute the same tokens as this one, to the last bit."""
+    status = _status(engine)
+    ready = ready_members(engines, status.model)
+    return [other for other in ready if other is not engine and _comparable(status, _status(other))]
+
+
+def with_twins(engines: Sequence[Heartbeat], model: str) -> list[Heartbeat]:
+    """Returns the ready engines of a model that have a twin."""
+    return [engine for engine in ready_members(engines, model) if twins(engine, engines)]
+
+
+def _comparable(one: EngineStatus, other: EngineStatus) -> bool:
+    same = one.configuration == other.configuration and one.batch_invariant and other.batch_invariant
+    return same and "prefill" not in (one.role, other.role)
+
+
+def _status(engine: Heartbeat) -> EngineStatus:
+    assert isinstance(engine.status, EngineStatus)
+    return engine.status
