@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.system, pytest.mark.nats]
 
 FLAGS = ("--dtype=float32", "--block-size=16", "--max-num-seqs=16")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-NUM_TOKENS = 400
+NUM_TOKENS = 300
 SCHEMA = {
     "type": "object",
     "properties": {"words": {"type": "array", "items": {"type": "string"}, "minItems": 8}},

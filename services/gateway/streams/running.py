@@ -27,8 +27,8 @@ class DetachableSink:
         self._sink = None
 
     async def write(self, data: bytes) -> None:
-        """See Sink. Bytes of a client that already has them are empty, and are not sent."""
-        if data and self._sink is not None:
+        """See Sink."""
+        if self._sink is not None:
             await self._sink.write(data)
 
     async def end(self, data: bytes) -> None:
@@ -77,7 +77,8 @@ class RunningStream:
             self._end()
             raise taken()
         sink = DetachableSink(channel)
-        self._work = asyncio.create_task(run.detached(sink))
+        # One step less for each token of a stream that ends with its client.
+        self._work = asyncio.create_task(run.detached(sink if self._grace_s else channel))
         try:
             await unless_gone(receive, self._result(self._work), channel.mind())
         except ClientGoneError:

@@ -129,6 +129,8 @@ class Streams:
         if self._running.get(request_id) is stream:
             del self._running[request_id]
             self.journal.running.pop(request_id, None)
+        # Two objects that name each other would wait for the garbage collector.
+        journaled.on_lost = _nothing
 
     def on_taken(self, message: StreamTaken) -> None:
         """Ends the run of a stream that another gateway has taken over."""
@@ -231,6 +233,10 @@ class Streams:
         self._running[record.request_id] = stream
         self.journal.running[record.request_id] = stream.journaled
         return stream
+
+
+def _nothing() -> None:
+    """Does nothing: a run that has ended cannot lose its stream."""
 
 
 def _is_recordable(context: RequestContext) -> bool:
