@@ -176,7 +176,7 @@ async def test_a_response_is_continued_without_its_instructions():
         await api.responses.delete(first.id)
         await api.responses.create(model="org/toy", input="Three?", previous_response_id=second.id)
         assert len(sent(backend)) == 5
-        with pytest.raises(openai.NotFoundError, match="known only to the gateway that made it"):
+        with pytest.raises(openai.NotFoundError, match="not found"):
             await api.responses.retrieve(first.id)
         with pytest.raises(openai.NotFoundError) as missing:
             await api.responses.create(model="org/toy", input="Four?", previous_response_id=first.id)
