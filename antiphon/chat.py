@@ -71,6 +71,19 @@ class Client:
         with self._readable():
             yield from pieces(resumable.events(ask))
 
+    def stream_text(self, path: str, body: dict[str, Any]) -> Iterator[str]:
+        """Yields the text of a streamed completion. Raises ServerError, also in the middle of the answer."""
+        with self._ask("POST", path, {**body, "stream": True}) as response:
+            for line in response:
+                data = line[5:].strip() if line.startswith(b"data:") else b""
+                if data == b"[DONE]":
+                    return
+                if data:
+                    event = json.loads(data)
+                    if "error" in event:
+                        raise ServerError(readable(data))
+                    yield from (choice["text"] for choice in event["choices"])
+
     @contextlib.contextmanager
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[http.client.HTTPResponse]:
         with self._readable(), self._connected(method, path, body, {}) as response:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from antiphon.backoff import Backoff
@@ -62,7 +62,7 @@ class RestartPolicy:
         return wait_s
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Member:
     spec: ChildSpec
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -76,6 +76,10 @@ class Fleet:
     def __init__(self, sink: Sink) -> None:
         self.killed = False
         self.failed: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
+        self.trials: set[str] = set()
+        """Models whose processes are given up at their first end instead of being started again."""
+        self.on_failure: dict[str, Callable[[Failure], None]] = {}
+        """For models without which the fleet can continue: what to call when one of their processes is given up."""
         self._sink = sink
         self._members: list[_Member] = []
 
@@ -96,7 +100,17 @@ class Fleet:
         Returns when they have ended, or `KILL_WAIT_S` after SIGKILL.
         """
         wanted = set(services)
-        members = [m for m in self._members if m.spec.service in wanted]
+        await self._stop([m for m in self._members if m.spec.service in wanted], grace_s)
+
+    async def stop_model(self, model: str, grace_s: float) -> None:
+        """Stops all children of a model as `stop` does, and forgets them."""
+        members = [m for m in self._members if m.spec.model == model]
+        await self._stop(members, grace_s)
+        self._members = [m for m in self._members if m not in members]
+        self.trials.discard(model)
+        self.on_failure.pop(model, None)
+
+    async def _stop(self, members: list[_Member], grace_s: float) -> None:
         for member in members:
             member.stopping.set()
             _signal(member, signal.SIGTERM)
@@ -125,6 +139,11 @@ class Fleet:
             if member.stopping.is_set():
                 return
             now = time.monotonic()
+            if member.spec.model in self.trials:
+                why = member.child.last_error if member.child else ""
+                told = f"{member.spec.name} ended while it started ({describe(exit_code)}): "
+                self._give_up(member, Failure(told + (why or "its output in the server's log says why"), exit_code))
+                return
             verdict = policy.after(exit_code, now - started, now, member.child.last_error if member.child else "")
             if isinstance(verdict, Failure):
                 self._give_up(member, verdict)
@@ -144,6 +163,10 @@ class Fleet:
 
     def _give_up(self, member: _Member, failure: Failure) -> None:
         service, model = member.spec.service, member.spec.model
+        if (tell := self.on_failure.get(model)) is not None:
+            self._sink("antiphon", failure.message)
+            tell(failure)
+            return
         peers = [m for m in self._members if m.spec.service == service and m.child is not None and m.child.running]
         if peers and failure.exit_code != CONFIGURATION_ERROR:
             same = sum(m.spec.model == model for m in peers)

@@ -26,8 +26,10 @@ from antiphon.run_directory import run_directory
 from antiphon.served_models import models_of
 from antiphon.settings import SERVICES, ServeSettings, check, child_environment, engine_roles, of_role, of_service
 from shared import bus_permissions, limits, parallel
-from shared.config import to_argv
+from shared.config import SettingsError, to_argv
+from shared.errors import ServiceError
 from shared.model_files import located, model_directory, model_name
+from shared.model_versions import version_name
 from shared.picture_models import check_takes_pictures, read_model_fields
 from shared.quantization import Device, choose, read_model_config
 from shared.subjects import model_token, safe_token
@@ -40,6 +42,48 @@ BUS_GRACE_S = 3.0
 BACK_SERVICES = ("tokenizer", "engine", "detokenizer", "vision")
 FORCED = 130
 """Exit code after a second Ctrl-C, which kills the children."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPlan:
+    """What it takes to start another version of a model. `gpus`: as in `make_plan`; `visible`: all that there are."""
+
+    models: list[ServeSettings]
+    environ: Mapping[str, str]
+    place: "Place"
+    gpus: tuple[str, ...] = ()
+    visible: tuple[str, ...] = ()
+
+    @property
+    def keep_s(self) -> float:
+        """Seconds that a former version stays."""
+        return self.models[0].keep_former_version
+
+    def specs(self, name: str, number: int, directory: str) -> list[ChildSpec]:
+        """Returns the processes of a version of a model. Blocks, for a name on the hub for long. Raises SettingsError.
+
+        The version has the settings of the model, except those that name the model's files. It gets GPUs that no model
+        has; if there are none, it shares those of the model.
+        """
+        first = next(model for model in self.models if model_name(model) == name)
+        files = dict.fromkeys(("revision", "tokenizer", "tokenizer_revision", "tokenizer_extension_path"), "")
+        model = located(replace(first, model=directory, model_id="", served_model_name=name, **files))
+        model = replace(model, served_model_name=version_name(name, number))
+        check(model)
+        _check_quantization(model, self.environ)
+        gpus = self._gpus(name, model)
+        return list(_model_specs([model], self.environ, self.place, gpus, self.models))
+
+    def _gpus(self, name: str, model: ServeSettings) -> Sequence[str]:
+        taken = {one for ids in self.gpus for one in ids.split(",")}
+        try:
+            return assign_gpus([model], [one for one in self.visible if one not in taken]).ids
+        except SettingsError:
+            ids = iter(self.gpus)
+            own = {
+                model_name(one): [next(ids) for _ in engine_roles(one) if one.device != "cpu"] for one in self.models
+            }
+            return own[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +102,8 @@ class Plan:
     """Whether gateways serve OpenAI's API."""
     engines: int = 0
     """Number of engines that must be ready before the server is; 0: one of each model is enough."""
+    versions: "VersionPlan | None" = None
+    """How further versions of the models are started; None: they cannot be."""
 
 
 def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
@@ -85,6 +131,8 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
         stack.callback(sockets.close, listeners)
         directory = stack.enter_context(run_directory())
         plan = make_plan(models, environ, listeners, directory, binary, gpus.ids)
+        if plan.versions is not None:
+            plan = replace(plan, versions=replace(plan.versions, visible=tuple(visible)))
         return asyncio.run(run_plan(plan, lambda: sockets.close(listeners)))
 
 
@@ -162,7 +210,8 @@ def make_plan(
     token = own_key or first.api_keys.split(",")[0].strip()
     # With one role alone the server would work, but not as it was asked for.
     engines = sum(len(engine_roles(model)) for model in models) if any(model.prefill for model in models) else 0
-    return Plan(specs, host, port, ordered, token, bool(first.ssl_certfile), first.use_openai, engines)
+    versions = VersionPlan(list(models), environ, place, tuple(gpus))
+    return Plan(specs, host, port, ordered, token, bool(first.ssl_certfile), first.use_openai, engines, versions)
 
 
 def _bus_store(settings: ServeSettings) -> Path | None:
@@ -198,17 +247,22 @@ def _gateway_spec(
 
 
 def _model_specs(
-    models: Sequence[ServeSettings], environ: Mapping[str, str], place: Place, gpus: Sequence[str]
+    models: Sequence[ServeSettings],
+    environ: Mapping[str, str],
+    place: Place,
+    gpus: Sequence[str],
+    beside: Sequence[ServeSettings] = (),
 ) -> Iterator[ChildSpec]:
     """Yields the tokenizers, engines and detokenizers of each model.
 
-    The processes of the first model have plain names (`engine-1`); for other models the model's name comes first.
+    The processes of the first model have plain names (`engine-1`); for other models, and with models `beside` them, the
+    model's name comes first.
     """
     free, port = iter(gpus), models[0].master_port
-    engines = sum(len(engine_roles(model)) for model in models)
+    engines = sum(len(engine_roles(model)) for model in beside or models)
     for number, model in enumerate(models):
         name = model_name(model)
-        prefix = f"{model_token(name)}-" if number else ""
+        prefix = f"{model_token(name)}-" if number or beside else ""
         changes: dict[str, object] = {"threads": engine_threads(model, engines)}
         for service in BACK_SERVICES:
             for child, role in _replicas(service, model):
@@ -287,6 +341,7 @@ async def run_plan(
     fleet = Fleet(print_line)
     stop = asyncio.create_task(signalled(fleet))
     fleet.start(plan.specs)
+    versions = asyncio.create_task(_run_versions(fleet, plan.versions)) if plan.versions is not None else None
     place = ServerAddress(plan.host, plan.port, plan.token, plan.https, plan.openai)
     announcing = asyncio.create_task(announce(place, plan.models, fleet.pids, print_line, plan.engines))
     companion = asyncio.ensure_future(beside()) if beside else asyncio.get_running_loop().create_future()
@@ -294,14 +349,28 @@ async def run_plan(
         await asyncio.wait({stop, fleet.failed, companion}, return_when=asyncio.FIRST_COMPLETED)
         failure = next((each.result() for each in (fleet.failed, companion) if each.done()), None)
         announcing.cancel()
+        if versions is not None:
+            versions.cancel()
         stop_listening()
         await _shut_down(fleet, failure)
         return failure.exit_code if failure else (FORCED if fleet.killed else 0)
     finally:
         fleet.kill()
-        for task in (stop, announcing, companion):
+        tasks = [task for task in (stop, announcing, companion, versions) if task is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(stop, announcing, companion, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run_versions(fleet: Fleet, plan: VersionPlan) -> None:
+    # Imported here so that the children start before the libraries of the bus are loaded.
+    from antiphon.versions.supervisor import run
+
+    try:
+        await run(fleet, plan, plan.place.nats, plan.place.credentials, plan.models[0].namespace, print_line)
+    except Exception as error:  # the server goes on without changes of versions; the user must know
+        told = error if isinstance(error, ServiceError | SettingsError) else repr(error)
+        print_line("antiphon", f"versions of models cannot be changed until the next start: {told}")
 
 
 async def _shut_down(fleet: Fleet, failure: Failure | None) -> None:

@@ -84,6 +84,11 @@ class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, Visi
         group="processes",
     )
     visions: int = flag(1, "image services of each model with --enable-mm", group="processes")
+    keep_former_version: float = flag(
+        60.0,
+        "seconds that the former version of a model stays loaded after `antiphon models set`, for a rollback",
+        group="processes",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +246,8 @@ def check(serve: ServeSettings) -> None:
             raise SettingsError(f"{_COUNTS[name]}: {count} is not between 1 and {REPLICAS_MAX}")
     if not 0 <= serve.port <= 65535:
         raise SettingsError(f"--port: {serve.port} is not between 0 (any free port) and 65535")
+    if serve.keep_former_version < 0:
+        raise SettingsError(f"--keep-former-version: {serve.keep_former_version} is not at least 0")
     _check_roles(serve)
     _check_pictures(serve)
     check_adapters(serve)

@@ -560,6 +560,13 @@ class GatewaySettings(BusSettings, FetchesPictures):
         rule=NOT_NEGATIVE,
         group="http",
     )
+    record_content_mb: int = flag(
+        0,
+        "megabytes of memory for the prompts and tokens of recorded requests, for `antiphon replay` and `fork` "
+        "(0: records have neither)",
+        rule=NOT_NEGATIVE,
+        group="http",
+    )
     usage_sink: str = flag(
         "",
         "where a record of each request's use goes besides the bus: file:PATH (a line of JSON each), or a URL to which "

@@ -22,6 +22,8 @@ is `model_token` of the model's served name.
 | `gw.<id>.<instance_id>.ctl`  | engine, detokenizer  | ProgressReply, OwnershipQuery, SelfTestReply                 |
 |                              | gateway              | StreamTaken                                                  |
 |                              | gateway              | RecordListQuery, RecordQuery (request)                       |
+| `models`                     | launcher             | ModelsChanged                                                |
+| `models.ctl`                 | gateway              | ChangeModel (request)                                        |
 | `hb.<service>.<id>`          | every service        | Heartbeat                                                    |
 | `usage`                      | gateway              | UsageRecord                                                  |
 | `step.<id>`                  | engine               | StepEvents                                                   |
@@ -39,6 +41,7 @@ from shared.limits import MEMBER_ID_CHARS_MAX, MODEL_TOKEN_CHARS_MAX, PROTOCOL_V
 
 TOKENIZER_QUEUE = "tokenizers"
 VISION_QUEUE = "vision"
+LAUNCHER_QUEUE = "launchers"
 _TOKEN = re.compile(rf"[A-Za-z0-9_-]{{1,{MEMBER_ID_CHARS_MAX}}}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 _HASH_CHARS = 8
@@ -98,6 +101,14 @@ class Subjects:
     def all_adapters(self) -> str:
         """Changes of the adapters of any model."""
         return self._join("lora", "*")
+
+    def models(self) -> str:
+        """Changes of the versions of models, to all gateways and launchers."""
+        return self._join("models")
+
+    def models_control(self) -> str:
+        """Orders to the launchers of a deployment, a queue group."""
+        return self._join("models", "ctl")
 
     def detokenizer_control(self, detokenizer_id: str, instance_id: str) -> str:
         """Commands to one detokenizer process."""

@@ -75,6 +75,7 @@ def _scheduler(deployment: Deployment, settings: InstanceSettings, environ: Mapp
                 bus.join("engine", worker.name)
             url = _bus_url(bus.url, deployment)
         plan = launcher.make_plan([replace(model, engines=0)], environ, listeners, directory, binary, (), bus)
+        plan = replace(plan, versions=None)  # the engines are started by other instances
         gathering = Gathering(deployment, ports, key, epoch, url, launcher.print_line)
 
         async def gather() -> Failure:

@@ -1,7 +1,8 @@
 """The flags of the commands for operators. Called by the command line, which passes how it adds a command."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from antiphon.chat import Client
@@ -28,6 +29,61 @@ def add_commands(add: AddCommand) -> None:
         )
     resume = _server(add("resume", "take an engine back into service after `drain` or `move`", _resume))
     resume.add_argument("engine", metavar="ENGINE", help="id of the engine")
+    replay = _server(add("replay", "run a recorded request again and compare the tokens", _replay), ("--url",))
+    replay.add_argument("request", metavar="ID|FILE", help="id of a request, or a file of `antiphon record save`")
+    replay.add_argument("--engine", default="", help="id of the engine that runs it (default: any)")
+    replay.add_argument(
+        "--model", default="", metavar="DIR", help="run it in this process with this model (demo: the demo model)"
+    )
+    _fork_flags(_server(add("fork", "continue a recorded output from a position on", _fork), ("--url",)))
+    _record_flags(add("record", "keep a recorded request in a file", _record_save))
+    _models_flags(add("models", "list and change the versions of the models that are served", _models_list))
+
+
+def _fork_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("request", metavar="ID", help="id of the request, or of its answer")
+    parser.add_argument(
+        "--at", type=int, required=True, metavar="N", help="recorded tokens that the output begins with"
+    )
+    parser.add_argument("--index", type=int, default=0, help="which output of the request (default: the first)")
+    parser.add_argument("--token-id", type=int, default=None, help="token at position N in place of the chosen one")
+    parser.add_argument(
+        "--max-tokens", type=int, default=None, help="length of the whole output (default: as recorded)"
+    )
+    parser.add_argument("--temperature", type=float, default=None, help="another temperature (default: as recorded)")
+    parser.add_argument("--top-p", type=float, default=None, help="another share of likely tokens")
+    parser.add_argument("--seed", type=int, default=None, help="another seed")
+
+
+def _record_flags(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    told = "write what it takes to run a request again to a file, for `antiphon replay FILE`"
+    save = _server(kinds.add_parser("save", help=told, description=told, allow_abbrev=False), ("--url",))
+    save.add_argument("request", metavar="ID", help="id of the request, or of its answer")
+    save.add_argument("file", metavar="FILE", type=Path, help="where to write it")
+
+
+def _models_flags(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+
+    def add(name: str, help: str, run: Run) -> argparse.ArgumentParser:
+        made = _server(kinds.add_parser(name, help=help, description=help, allow_abbrev=False))
+        made.set_defaults(run=run)
+        return made
+
+    add("list", "show the models with their versions", _models_list)
+    new = add("set", "start a new version beside the active one and switch to it when it is ready", _models_set)
+    new.add_argument("pair", metavar="NAME=DIR", help="served name, and the new version's directory or hub name")
+    new.add_argument(
+        "--timeout", type=float, default=600.0, help="seconds to wait until it serves (default: %(default)g)"
+    )
+    shadow = add("shadow", "compute copies of a share of the requests on another version and compare", _models_shadow)
+    shadow.add_argument("pair", metavar="NAME=DIR", help="served name, and the version's directory; with --off NAME")
+    shadow.add_argument("--share", type=float, default=0.05, help="share of the requests (default: %(default)g)")
+    shadow.add_argument("--off", action="store_true", help="end the version that computes copies")
+    shadow.add_argument("--timeout", type=float, default=600.0, help="seconds to wait until it runs")
+    back = add("rollback", "go back to the former version while it still runs", _models_rollback)
+    back.add_argument("name", metavar="NAME", help="served name of the model")
 
 
 def client_of(options: argparse.Namespace) -> Client:
@@ -35,8 +91,10 @@ def client_of(options: argparse.Namespace) -> Client:
     return Client(options.server, options.token)
 
 
-def _server(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("--server", default="http://127.0.0.1:8000", help="where the server is (default: %(default)s)")
+def _server(parser: argparse.ArgumentParser, also: Sequence[str] = ()) -> argparse.ArgumentParser:
+    parser.add_argument(
+        "--server", *also, default="http://127.0.0.1:8000", help="where the server is (default: %(default)s)"
+    )
     parser.add_argument("--token", default=None, help="API key with the scope 'admin' (default: none is sent)")
     return parser
 
@@ -51,3 +109,49 @@ def _resume(options: argparse.Namespace) -> int:
     from antiphon.operate import engines
 
     return engines.resume(client_of(options), options.engine)
+
+
+def _models_list(options: argparse.Namespace) -> int:
+    from antiphon.operate import models
+
+    return models.show(client_of(options))
+
+
+def _models_set(options: argparse.Namespace) -> int:
+    from antiphon.operate import models
+
+    return models.set_version(client_of(options), *models.pair(options.pair), timeout_s=options.timeout)
+
+
+def _models_rollback(options: argparse.Namespace) -> int:
+    from antiphon.operate import models
+
+    return models.roll_back(client_of(options), options.name)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from antiphon.operate import replay
+
+    return replay.run(client_of(options), options.request, engine=options.engine, model=options.model)
+
+
+def _fork(options: argparse.Namespace) -> int:
+    from antiphon.operate import replay
+
+    names = ("index", "token_id", "max_tokens", "temperature", "top_p", "seed")
+    changes = {name: value for name in names if (value := getattr(options, name)) is not None}
+    return replay.fork(client_of(options), options.request, {"position": options.at, **changes})
+
+
+def _record_save(options: argparse.Namespace) -> int:
+    from antiphon.operate import replay
+
+    return replay.save(client_of(options), options.request, options.file)
+
+
+def _models_shadow(options: argparse.Namespace) -> int:
+    from antiphon.operate import models
+
+    if options.off:
+        return models.end_shadow(client_of(options), options.pair.partition("=")[0])
+    return models.shadow(client_of(options), *models.pair(options.pair), options.share, timeout_s=options.timeout)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from services.gateway.adapters.directory import AdapterDirectory
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.model_catalog import RETRY_AFTER_S, SERVICES, VISION, ModelCatalog
+from services.gateway.model_versions import VersionDirectory
 from services.gateway.pictures.remote import RemotePictures
 from services.gateway.pictures.store import PictureStore
 from services.gateway.record import BusRecordDirectory, Recorder
@@ -29,6 +30,7 @@ from services.gateway.requests.request_actor import GatewayParts, RequestActor
 from services.gateway.requests.router import Router, model_of
 from services.gateway.requests.sequence_state import Address
 from services.gateway.requests.service_clients import ServiceClients
+from services.gateway.shadow import ShadowTraffic
 from shared import limits
 from shared.actors.actor import Actor, Envelope, handles, tell_in_parts
 from shared.actors.host import Host
@@ -42,6 +44,7 @@ from shared.messages import (
     DetokenizeRequest,
     GatewayStatus,
     Heartbeat,
+    ModelsChanged,
     OwnershipQuery,
     OwnershipReply,
     PicturePart,
@@ -118,9 +121,11 @@ class GatewayActor(Actor):
         self._num_requests = self._num_ended = 0
         self._num_sequences = 0
         self._adapters = AdapterDirectory(host, self.members)
+        self.versions = VersionDirectory(host)
         self._catalog = ModelCatalog(
-            self.members, host.clock, default_model, self._judging_time, required_engines, self._adapters
+            self.members, host.clock, default_model, self._judging_time, required_engines, self._adapters, self.versions
         )
+        self.shadow = ShadowTraffic(self.versions, self._start, self._catalog.find_on_bus)
         self._draining = False
         self._connected = True
         self._ticked_at, self._was_late = self._now(), False
@@ -137,6 +142,8 @@ class GatewayActor(Actor):
         control = ProgressReply, OwnershipQuery, RecordListQuery, RecordQuery, StreamTaken, SelfTestReply
         await self.bind(subjects.gateway_control(*here), *control)
         await self.bind(subjects.all_adapters(), AdaptersChanged)
+        await self.bind(subjects.models(), ModelsChanged)
+        await self.versions.read()
         await self.bind(subjects.gateway_pictures(*here), ReadPicture)
         for service in (*SERVICES, VISION):
             await self.bind(subjects.heartbeats(service), Heartbeat)
@@ -176,10 +183,20 @@ class GatewayActor(Actor):
             # The version is resolved once, here: the request keeps it, whatever happens to the adapter meanwhile.
             request = replace(request, cache_salt=adapter_salt(request.cache_salt, card.adapter_version))
 
+        return self._start(request, card, copies=True, in_lockstep=in_lockstep)
+
+    def _start(
+        self, request: GenerationRequest, card: ModelCard, *, copies: bool = False, in_lockstep: bool = False
+    ) -> RequestActor:
+        """Starts a request. `copies`: when it has ended, shadow traffic may run a copy of it."""
+        count = request.num_prompts * request.num_sequences
+
         def end() -> None:
             self._num_sequences -= count
             self._num_ended += 1
             self.requests.pop(request.request_id, None)
+            if copies:
+                self.shadow.ended(actor)
 
         self._num_requests += 1
         self._num_sequences += count
@@ -209,7 +226,7 @@ class GatewayActor(Actor):
 
     async def unload_adapter(self, name: str) -> None:
         """See Backend."""
-        await self._adapters.unload(name, [card.name for card in self._catalog.models()])
+        await self._adapters.unload(name, [card.served_by for card in self._catalog.models()])
 
     def ready(self) -> str:
         """See Backend."""
@@ -347,6 +364,13 @@ class GatewayActor(Actor):
         message = envelope.message
         assert isinstance(message, ReadPicture)
         return self.pictures.part(message)
+
+    @handles(ModelsChanged)
+    def on_models_changed(self, envelope: Envelope) -> None:
+        """Gives new requests to the versions of models that are active now."""
+        message = envelope.message
+        assert isinstance(message, ModelsChanged)
+        self.versions.changed(message)
 
     @handles(Heartbeat)
     def on_heartbeat(self, envelope: Envelope) -> None:

@@ -18,6 +18,7 @@ from services.gateway.access.usage import UsageLedger
 from services.gateway.access.usage_metrics import UsageCollector
 from services.gateway.adapters import endpoints as adapters
 from services.gateway.admin import engines as admin_engines
+from services.gateway.admin import models as admin_models
 from services.gateway.anthropic.endpoints import MessageEndpoints
 from services.gateway.batches.batches import Batches
 from services.gateway.batches.endpoints import BatchEndpoints
@@ -43,8 +44,10 @@ from services.gateway.openai.pooling.endpoints import PoolingEndpoints
 from services.gateway.openai.service_endpoints import ServiceEndpoints
 from services.gateway.openai.serving import Serving
 from services.gateway.record import RecordDirectory, Recorder
+from services.gateway.replay import endpoints as replay
 from services.gateway.responses.endpoints import ResponseEndpoints
 from services.gateway.responses.store import ResponseStore
+from services.gateway.shadow import ShadowCollector
 from services.gateway.streams.streams import Streams
 from shared.clock import SystemClock
 from shared.config import GatewaySettings
@@ -69,6 +72,8 @@ BODIES = {
     **batches.BODIES,
     **adapters.BODIES,
     **admin_engines.BODIES,
+    **admin_models.BODIES,
+    **replay.BODIES,
 }
 """The body of each POST route that has one, by its path."""
 ERROR_FORMATS = {**anthropic.ERROR_FORMATS, **ollama.ERROR_FORMATS}
@@ -100,6 +105,8 @@ def create_app(
     streams: Streams | None = None,
     finished_responses: ResponseStore | None = None,
     collectors: Sequence[Collector] = (),
+    versions: admin_models.Versions | None = None,
+    comparisons: admin_models.Comparisons | None = None,
 ) -> FastAPI:
     """Returns the ASGI application.
 
@@ -108,12 +115,15 @@ def create_app(
     of each engine; it is called at each scrape of `/metrics`. `records` keeps and finds the records of requests, by
     default of none. `members` returns the topology. `engine_controls` takes engines out of service.
     `streams` records streams; by default none can be resumed. `finished_responses` keeps the responses of
-    `/v1/responses`, by default in this gateway's memory. `collectors`: further metrics.
+    `/v1/responses`, by default in this gateway's memory. `versions` changes the versions of models, and `comparisons`
+    has what copies of requests gave on others. `collectors`: further metrics.
     """
     usage, records = usage or UsageLedger(), records or RecordDirectory(Recorder(0))
     backend = GuardedBackend(
         backend, quotas or Quotas(SystemClock()), usage, settings.request_timeout, records.recorder
     )
+    compared = {} if comparisons is None else comparisons
+    collectors = [ShadowCollector(compared), *collectors]
     metrics = GatewayMetrics(EngineCollector(heartbeats), MemberCollector(members), UsageCollector(usage), *collectors)
     app = FastAPI(
         title="Antiphon",
@@ -134,6 +144,8 @@ def create_app(
     _add_probes(app, ServiceEndpoints(backend, metrics))
     _add_console(app, RequestEndpoints(records), TopologyEndpoint(members), ConsolePage())
     _add_engines(app, admin_engines.EngineEndpoints(engine_controls))
+    _add_models(app, admin_models.ModelEndpoints(versions, compared))
+    _add_replay(app, replay.ReplayEndpoints(records, serving))
     app.state.batches = _add_apis(app, serving, keys, streams, finished_responses) if settings.use_openai else None
     if not settings.use_openai:
         _refuse_apis(app)
@@ -266,6 +278,20 @@ def _add_engines(app: FastAPI, endpoints: admin_engines.EngineEndpoints) -> None
     _get(app, "/admin/engines/{engine_id}", endpoints.retrieve)
     _post(app, "/admin/engines/{engine_id}/drain", endpoints.drain)
     _post(app, "/admin/engines/{engine_id}/resume", endpoints.resume)
+
+
+def _add_models(app: FastAPI, endpoints: admin_models.ModelEndpoints) -> None:
+    _get(app, "/admin/models", endpoints.list)
+    _post(app, "/admin/models", endpoints.set)
+    _post(app, "/admin/models/rollback", endpoints.roll_back)
+    _post(app, "/admin/models/shadow", endpoints.shadow)
+
+
+def _add_replay(app: FastAPI, endpoints: replay.ReplayEndpoints) -> None:
+    _get(app, "/v1/requests/{request_id}/record", endpoints.record)
+    _post(app, "/v1/requests/{request_id}/replay", endpoints.replay)
+    _post(app, "/v1/requests/{request_id}/fork", endpoints.fork)
+    _post(app, "/v1/replay", endpoints.replay_record)
 
 
 def _refuse_apis(app: FastAPI) -> None:

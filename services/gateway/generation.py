@@ -108,6 +108,10 @@ class GenerationRequest:
     """Takes the events of the request, for its timeline."""
     resumed: ResumedOutput | None = None
     """Where the request goes on, if it was begun by a run that has ended."""
+    begun: tuple[int, ...] = ()
+    """Tokens with which the output of every sequence begins: the engines continue after them, as after a recovery."""
+    engine: str = ""
+    """Id of the only engine that may run the request; empty: any of the model's."""
     prompt_names: tuple[str, ...] = ()
     """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
     pictures: tuple[PictureInput, ...] = ()
@@ -254,10 +258,13 @@ class ModelCard:
     adapter_version: str = ""
     """Of an adapter: the hash of its files."""
 
+    version_name: str = ""
+    """Of a model with several versions: the name on the bus of the active one; else empty."""
+
     @property
     def served_by(self) -> str:
-        """The served name of the model whose services serve requests: the base of an adapter, or the model itself."""
-        return self.base or self.name
+        """The name on the bus of the services that serve requests: the version's, an adapter's base, or the model's."""
+        return self.version_name or self.base or self.name
 
 
 class Backend(Protocol):

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from services.gateway.adapters.directory import AdapterDirectory
 from services.gateway.generation import ModelCard
+from services.gateway.model_versions import VersionDirectory
 from services.gateway.requests.router import model_of, served_configurations, served_models
 from shared import limits
 from shared.actors.presence import Members
@@ -43,8 +44,10 @@ class ModelCatalog:
         judging_time: Callable[[], float] | None = None,
         required_engines: Sequence[str] = (),
         adapters: AdapterDirectory | None = None,
+        versions: VersionDirectory | None = None,
     ) -> None:
         self._members = members
+        self._versions = versions
         self._clock = clock
         self._now = judging_time or clock.monotonic
         self._default = default_model
@@ -78,12 +81,20 @@ class ModelCatalog:
         engines = self._members.alive("engine", self._now())
         served = served_models(engines)
         usable = self._ready(recent=True)
-        names = sorted(served, key=lambda name: (name != self._default, name))
-        return [
+        cards = [
             self._card(name, served[name], served_configurations(engines, name))
-            for name in names
-            if not _missing(name, usable)
+            for name in served
+            if self._public(name) is not None and not _missing(name, usable)
         ]
+        return sorted(cards, key=lambda card: (card.name != self._default, card.name))
+
+    def find_on_bus(self, internal: str) -> ModelCard | None:
+        """Returns the model whose members have this name on the bus, also one that requests cannot name."""
+        engines = self._members.alive("engine", self._now())
+        status = served_models(engines).get(internal)
+        if status is None or _missing(internal, self._ready(recent=True)):
+            return None
+        return self._card(internal, status, served_configurations(engines, internal))
 
     def resolve(self, name: str | None) -> ModelCard:
         """Returns the model or adapter that a request names: a model by served name, path or alias, an adapter by name.
@@ -143,14 +154,20 @@ class ModelCatalog:
         """Returns the names of all models of which a service is alive or was ready in the last QUEUE_WAIT_S."""
         now = self._now()
         alive = {model_of(beat) for service in SERVICES for beat in self._members.alive(service, now)}
-        return sorted(alive | {model for _, model in self._ready_at})
+        known = alive | {model for _, model in self._ready_at}
+        return sorted(name for name in known if self._public(name) is not None)
+
+    def _public(self, name: str) -> str | None:
+        """Returns the name under which requests reach members with this name on the bus; None if they do not."""
+        return name if self._versions is None else self._versions.public(name)
 
     def _refusal(self, wanted: str, cards: list[ModelCard]) -> ServiceError:
         known = self._known()
         if not wanted and len(known) == 1:
-            wanted = known[0]
-        if wanted and (wanted in known or wanted == self._default):
-            lacks = _missing(wanted, self._ready(recent=True))
+            wanted = self._public(known[0]) or ""
+        serving = wanted if self._versions is None else self._versions.serving(wanted)
+        if wanted and (wanted in map(self._public, known) or wanted == self._default):
+            lacks = _missing(serving, self._ready(recent=True))
             told = f"No {' and no '.join(lacks)} is ready for the model {wanted!r}. Try again shortly."
             return ServiceError(f"no_{lacks[0]}", told, retry_after_s=RETRY_AFTER_S)
         return unknown_model(cards, wanted)
@@ -158,20 +175,21 @@ class ModelCatalog:
     def _find_adapter(self, models: Sequence[ModelCard], name: str) -> ModelCard | None:
         for model in models if self._adapters is not None and name else ():
             assert self._adapters is not None
-            record = self._adapters.find(model.name, name)
+            record = self._adapters.find(model.served_by, name)
             if record is not None:
                 return _adapter_card(model, record)
         return None
 
     def _adapter_cards(self, model: ModelCard) -> list[ModelCard]:
-        records = {} if self._adapters is None else self._adapters.of(model.name)
+        records = {} if self._adapters is None else self._adapters.of(model.served_by)
         return [_adapter_card(model, records[name]) for name in sorted(records) if not records[name].removed]
 
     def _card(self, name: str, status: EngineStatus, configuration: tuple[str, ...]) -> ModelCard:
         created = self._created.setdefault(name, self._clock.time_ns() // 1_000_000_000)
         tool_format, reasoning_format = self._formats.get(name, ("", ""))
+        public = self._public(name) or name
         return ModelCard(
-            name,
+            public,
             status.model_path,
             status.max_model_len,
             status.vocab_size,
@@ -182,6 +200,7 @@ class ModelCatalog:
             reasoning_format=reasoning_format,
             embedding_size=status.embedding_size,
             takes_pictures=status.takes_pictures,
+            version_name=name if name != public else "",
         )
 
 

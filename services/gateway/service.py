@@ -53,7 +53,7 @@ class GatewayService:
     async def start(self, host: Host) -> None:
         """See Service."""
         required = [name for name in self._settings.required_engines.split(",") if name]
-        recorder = Recorder(self._settings.record_requests)
+        recorder = Recorder(self._settings.record_requests, content_bytes=self._settings.record_content_mb << 20)
         pictures = RemotePictures(self._settings.allowed_media_domains)
         self._actor = GatewayActor(
             host, self._settings.default_model, required, recorder, pictures, self._settings.lockstep
@@ -82,6 +82,8 @@ class GatewayService:
             streams=self._streams,
             finished_responses=None if self._streams is None else LogResponseStore(host, _storage(self._settings)),
             collectors=[LockstepCollector(self._actor.lockstep, self._actor.engines)],
+            versions=self._actor.versions,
+            comparisons=self._actor.shadow.comparisons,
         )
         self._server = _Server(server_config(self._app, self._settings))
         self._server_task = asyncio.create_task(self._serve(self._actor, listener))

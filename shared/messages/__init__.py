@@ -1,7 +1,7 @@
 """The messages that services exchange on the bus. Contains only data definitions, no logic.
 
-There is one file for each service, one for heartbeats (`presence`), one for adapters, and one for what several messages
-use (`base`). Import messages from this package.
+There is one file for each service, one for heartbeats (`presence`), one for adapters, one for versions of models, and
+one for what several messages use (`base`). Import messages from this package.
 
 A message is a frozen struct that `shared.codec` encodes as one msgpack array whose first item is the name of the type.
 New fields are appended, with a default, so that an older reader skips them. The major version is part of the subject
@@ -84,6 +84,7 @@ from shared.messages.tokenizer import (
     TokenizeReply,
     TokenizeRequest,
 )
+from shared.messages.versions import ChangeModel, ModelsChanged
 from shared.messages.vision import (
     EncodePicture,
     PictureEncoded,
@@ -100,6 +101,7 @@ __all__ = [
     "AdapterLoaded",
     "AdaptersChanged",
     "Cancel",
+    "ChangeModel",
     "ChatMessage",
     "CloseStream",
     "DetokenizeReply",
@@ -116,6 +118,7 @@ __all__ = [
     "KvSource",
     "LoadAdapter",
     "Message",
+    "ModelsChanged",
     "OpenBatch",
     "OpenBatchReply",
     "OpenReply",

@@ -6,9 +6,9 @@
     RecordDirectory                     the records of all gateways
     trace_events_of(timeline)           the same for trace viewers
 
-A record has neither prompts nor tokens nor text. All its times are differences of one process's monotonic clock: the
-gateway's since the arrival of the request, an engine's since the sequence reached that engine. Times of two machines
-are never subtracted from each other.
+A record has no text, and prompts and tokens only with `--record-content-mb` (`requests.content`). All its times are
+differences of one process's monotonic clock: the gateway's since the arrival of the request, an engine's since the
+sequence reached that engine. Times of two machines are never subtracted from each other.
 """
 
 from services.gateway.record.directory import BusRecordDirectory, FoundRecords, RecordDirectory

@@ -22,11 +22,13 @@ def list_records(recorder: Recorder, gateway_id: str, query: RecordListQuery) ->
 
 
 def find_record(recorder: Recorder, gateway_id: str, query: RecordQuery) -> dict[str, Any] | None:
-    """Returns the summary or the timeline of one request; None if there is none that the key may see."""
+    """Returns the summary, the timeline or the content of one request; None if there is none that the key may see."""
     record = recorder.find(query.name)
     # Another key's request is answered like one that does not exist, so that ids cannot be tried.
     if record is None or query.key not in ("", record.facts.key):
         return None
+    if query.form == "content":
+        return {"content": record.data, "content_bytes": recorder.content_bytes}
     convert = timeline_of if query.form == "timeline" else summary_of
     return {**convert(record), "gateway": gateway_id}
 

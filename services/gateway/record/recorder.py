@@ -12,12 +12,18 @@ from shared.messages import StepEvents
 class Recorder:
     """The records of one gateway. `capacity`: number of finished requests that are kept; 0: nothing is recorded.
 
+    `content_bytes`: most bytes of all contents (prompts and tokens) together; 0: records have none. The content of the
+    oldest records goes first.
+
     Besides them, `limits.RECORD_PINNED_MAX` failed requests and as many of the slowest are kept. `now`: the clock, in
     monotonic seconds.
     """
 
-    def __init__(self, capacity: int, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, capacity: int, now: Callable[[], float] = time.monotonic, content_bytes: int = 0) -> None:
         self._capacity = capacity
+        self.content_bytes = content_bytes
+        self._contents: OrderedDict[str, RequestRecord] = OrderedDict()
+        self._num_content_bytes = 0
         self._now = now
         self._running: OrderedDict[str, RequestRecord] = OrderedDict()
         self._latest: deque[RequestRecord] = deque(maxlen=capacity)
@@ -39,7 +45,8 @@ class Recorder:
         if len(self._running) >= limits.RECORD_RUNNING_MAX:
             self.num_unrecorded += 1
             return NOT_RECORDED
-        record = RequestRecord(facts, received_s, self._now, self._end)
+        on_content = self._keep_content if self.content_bytes else None
+        record = RequestRecord(facts, received_s, self._now, self._end, on_content)
         self._running[facts.request_id] = self._by_id[facts.request_id] = record
         return record
 
@@ -85,3 +92,15 @@ class Recorder:
         for one in dropped:
             if not any(one is kept for kept in (*self._latest, *self._failed, *self._slowest)):
                 self._by_id.pop(one.facts.request_id, None)
+                self._drop_content(one)
+
+    def _keep_content(self, record: RequestRecord) -> None:
+        self._contents[record.facts.request_id] = record
+        self._num_content_bytes += len(record.data)
+        while self._num_content_bytes > self.content_bytes:
+            self._drop_content(next(iter(self._contents.values())))
+
+    def _drop_content(self, record: RequestRecord) -> None:
+        if self._contents.pop(record.facts.request_id, None) is not None:
+            self._num_content_bytes -= len(record.data)
+            record.data = b""

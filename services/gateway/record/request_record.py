@@ -35,6 +35,12 @@ class RecordedRequest:
     `index` is the index of a sequence of the request.
     """
 
+    keeps_content = False
+    """Whether `content` is wanted."""
+
+    def content(self, data: bytes) -> None:
+        """Everything that it takes to run the request again (`shared.recorded_request`). Called before `ended`."""
+
     def admitted(self) -> None:
         """The limits of the key let the request pass."""
 
@@ -115,7 +121,9 @@ class RequestRecord(RecordedRequest):
         received_s: float,
         now: Callable[[], float],
         on_end: "Callable[[RequestRecord], None]",
+        on_content: "Callable[[RequestRecord], None] | None" = None,
     ) -> None:
+        """`on_content` is called when the content is known; None: it is not kept."""
         self.facts = facts
         self.created = time.time() - max(0.0, now() - received_s)
         self.sequences: dict[int, SequenceRecord] = {}
@@ -131,7 +139,10 @@ class RequestRecord(RecordedRequest):
         self.num_steps = self.num_pieces = self.num_marks = 0
         """Events so far, those that were not kept included."""
         self._received_s = received_s
-        self._now, self._on_end = now, on_end
+        self._now, self._on_end, self._on_content = now, on_end, on_content
+        self.keeps_content = on_content is not None
+        self.data = b""
+        """The content as JSON; empty if it is not kept, or not any more."""
 
     @property
     def duration_us(self) -> int:
@@ -143,6 +154,12 @@ class RequestRecord(RecordedRequest):
         """Number of events that were not kept because of the limits."""
         found = self.num_steps - limits.RECORD_STEPS_MAX, self.num_pieces - 2 * limits.RECORD_PIECES_MAX
         return sum(max(0, over) for over in (*found, self.num_marks - limits.RECORD_MARKS_MAX))
+
+    def content(self, data: bytes) -> None:
+        """See RecordedRequest."""
+        if self._on_content is not None:
+            self.data = data
+            self._on_content(self)
 
     def admitted(self) -> None:
         """See RecordedRequest."""

@@ -157,6 +157,13 @@ class Dispatcher:
             candidate.client.fail(error)
             return error
         client = candidate.ticket.client.name
+        if wanted := candidate.orders.request.engine:
+            engines = [beat for beat in engines if beat.id == wanted]
+            if not ready_members(engines, model):
+                told = f"No engine {wanted!r} of the model {model!r} takes requests."
+                error = ServiceError("no_engine", told, param="engine")
+                candidate.client.fail(error)
+                return error
         engine = self._router.choose_engine(
             engines,
             model,

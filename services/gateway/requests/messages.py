@@ -30,7 +30,7 @@ class RequestMessages:
         num_reported = self.prompt(index).num_tokens if reports else 0
         name, resumed = sequence_id(self.request.request_id, index), self.request.resumed
         if resumed is None:
-            return SequenceState(name, num_reported)
+            return SequenceState(name, num_reported, token_ids=list(self.request.begun))
         return SequenceState(
             name,
             num_reported,
@@ -83,7 +83,7 @@ class RequestMessages:
         params = sequence_params(request.params, index % request.num_sequences, prompt.num_tokens, self.card)
         params = msgspec.structs.replace(
             params,
-            end_token_ids=prompt.end_token_ids,
+            end_token_ids=prompt.end_token_ids or params.end_token_ids,
             prompt_logprobs=params.prompt_logprobs if sequence.needs_prompt_logprobs else None,
         )
         return Submit(

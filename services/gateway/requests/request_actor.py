@@ -15,6 +15,7 @@ from typing import Any
 from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, TokenCounts
 from services.gateway.pictures.store import PictureStore
 from services.gateway.requests.candidate import Candidate, Failure, candidates_of
+from services.gateway.requests.content import content_of
 from services.gateway.requests.dispatcher import Dispatcher
 from services.gateway.requests.lockstep.coordinator import Lockstep, LockstepRequest
 from services.gateway.requests.messages import RequestMessages
@@ -31,6 +32,7 @@ from shared.actors.presence import Members
 from shared.codec import unpack_ids
 from shared.errors import CODES, ServiceError
 from shared.messages import PictureFile, SequenceMark, TextEvent, TokenEvent
+from shared.sampling import SamplingParams
 
 MOVED = "moved"
 """Why a sequence left an engine that drains, in the request's record."""
@@ -121,7 +123,7 @@ class RequestActor:
             # All choices of a beam search report the work of its one prefill.
             prefilling = choices if self.request.params.beam is None else choices[:1]
             prefilled += sum(choice.num_prefilled_tokens(prompt.num_tokens) for choice in prefilling)
-        generated = sum(len(one.token_ids) for one in self.sequences)
+        generated = sum(len(one.token_ids) - len(self.request.begun) for one in self.sequences)
         if self.sequences and self.request.resumed is not None:
             generated -= self.request.resumed.num_tokens
         return TokenCounts(self.num_prompt_tokens, cached, prefilled + generated, generated)
@@ -151,6 +153,11 @@ class RequestActor:
         if not self._over:
             self._finish(ServiceError("client_closed_request", f"The request was cancelled: {reason}."))
             await self._tell_release_all(self._leave(), reason)
+
+    @property
+    def sent_params(self) -> SamplingParams:
+        """The parameters as they were sent to engines. Valid when `num_prompt_tokens` is."""
+        return self._orders.request.params
 
     # --- the gateway's actor calls these ---
 
@@ -256,11 +263,11 @@ class RequestActor:
     def on_draining(self, member: Address, room: int) -> int:
         """Moves running sequences, at most `room`, away from an engine that takes no more; also streams of text.
 
-        Returns how many sequences have left the engine. Beam searches and pooling sequences stay: moved ones would
-        begin again. The caller must call `Dispatcher.pump` afterwards.
+        Returns how many sequences have left the engine. Beam searches and pooling sequences stay, because moved ones
+        would begin again, and so do requests for this engine alone. The caller must call `Dispatcher.pump` afterwards.
         """
         moved = 0
-        stays = self.request.params.beam is not None or self.request.pooling is not None
+        stays = self.request.params.beam is not None or self.request.pooling is not None or bool(self.request.engine)
         for index, sequence in enumerate(self.sequences):
             if sequence.phase is not Phase.RUNNING:
                 continue
@@ -555,6 +562,9 @@ class RequestActor:
         self._over, self.error = True, error
         if self._lockstep is not None:
             self._lockstep.end()
+        if self._record.keeps_content and self.prompts and self.sequences and self.request.pooling is None:
+            request = replace(self.request, params=self.sent_params)
+            self._record.content(content_of(request, self.card, self.prompts, self.sequences))
         if self._deadline is not None:
             self._deadline.cancel()
         self._parts.pictures.release(self._files)

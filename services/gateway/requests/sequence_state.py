@@ -102,6 +102,8 @@ class SequenceState:
     losses: int = 0
     lost_engines: set[Address] = field(default_factory=set[Address])
     """Engines that ran the sequence and were lost: dead, stalled, silent for a lease, or no longer holding it."""
+    engines: list[str] = field(default_factory=list[str])
+    """Ids of the engines that it was placed on, in order."""
     placed_at: float | None = None
     """Time of the first placement."""
     progress_at: float = 0.0
@@ -116,6 +118,7 @@ class SequenceState:
         self.phase = Phase.PLACING
         self.attempt += 1
         self.engine, self.detokenizer = engine, detokenizer
+        self.engines.append(engine.id)
         self.prefill = prefill
         self.carried_logprob = self.cumulative_logprob
         self.behind_since = None

@@ -192,3 +192,16 @@ def test_a_request_may_take_hours():
     recorder.add_steps(StepEvents("engine-1", "b", (step(2**33, 36_000_000_000, 5_000_000_000, 2**20, 1, 1),)))
     [found] = timeline_of(record)["sequences"][0]["attempts"][0]["steps"]
     assert (found["step"], found["end_s"], found["start_s"]) == (2**33, 36000.0, 31000.0)
+
+
+def test_contents_are_kept_within_their_bytes_and_go_with_their_records():
+    recorder = Recorder(2, content_bytes=10)
+    records = [recorder.begin(RequestFacts(f"r{number}", "m", ""), 0.0) for number in range(3)]
+    for record in records:
+        assert record.keeps_content
+        record.content(b"12345")
+    kept = [record.data for record in records if isinstance(record, RequestRecord)]
+    assert kept == [b"", b"12345", b"12345"]
+    assert not Recorder(2).begin(RequestFacts("r", "m", ""), 0.0).keeps_content
+    recorder.begin(RequestFacts("large", "m", ""), 0.0).content(b"12345678901")
+    assert not any(record.data for record in records if isinstance(record, RequestRecord))

@@ -1,0 +1,115 @@
+"""Runs a recorded request with a model in this process, through `LLM`, and compares the tokens."""
+
+from typing import Any
+
+from antiphon import LLM, SamplingParams
+from shared import limits
+from shared.config import SettingsError
+from shared.model_files import DEMO_DIRECTORY
+from shared.recorded_request import RecordedContent, first_difference
+
+
+def replay(content: RecordedContent, model: str) -> dict[str, Any]:
+    """Returns the comparison in the form of `POST /v1/replay`.
+
+    Raises SettingsError if the model cannot be loaded, or for a request that `LLM` cannot repeat exactly.
+    """
+    _check(content)
+    directory = str(DEMO_DIRECTORY) if model == "demo" else model
+    try:
+        with LLM(directory, swap_space=0) as llm:
+            return _compare(llm, content, directory)
+    except ValueError as error:
+        raise SettingsError(f"--model: {error}") from error
+
+
+def _check(content: RecordedContent) -> None:
+    params = content.params
+    reasons = {
+        "an adapter": bool(content.adapter_version),
+        "a beam search": params.beam is not None,
+        "a structured output": params.grammar is not None,
+        "words that it must not contain": bool(params.bad_words),
+        "log probabilities of the prompt": params.prompt_logprobs is not None,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise SettingsError(f"--model: a request with {reason} runs again only on a server: leave --model out")
+
+
+def _compare(llm: LLM, content: RecordedContent, directory: str) -> dict[str, Any]:
+    tokens = _tokens(llm, content)
+    sequences: list[dict[str, Any]] = []
+    for index, (recorded, now) in enumerate(zip(content.sequences, tokens, strict=True)):
+        position = first_difference(recorded, now)
+        found: dict[str, Any] = {"index": index, "equal": position is None, "num_tokens": len(recorded.token_ids)}
+        if position is not None:
+            found |= _difference(llm, content, index, position, now)
+        sequences.append(found)
+    return {
+        "object": "request.replay",
+        "id": content.request_id,
+        "equal": all(one["equal"] for one in sequences),
+        "model": {"recorded": content.path, "now": directory},
+        "configuration": {"recorded": content.configuration, "now": content.configuration},
+        "engines": ["this process"],
+        "sequences": sequences,
+    }
+
+
+def _tokens(llm: LLM, content: RecordedContent) -> list[list[int]]:
+    """Returns the tokens of each sequence, in the order of the recorded ones."""
+    params, ends = content.params, content.prompts[0].end_token_ids
+    given = params.eos_token_ids
+    # End tokens of a chat end the output like stop tokens, unless all end tokens are ignored or replaced.
+    stops = [*params.stop_token_ids, *([] if params.ignore_eos or given else ends)]
+    wanted = SamplingParams(
+        n=content.num_sequences,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=params.seed,
+        stop=content.stop or None,
+        stop_token_ids=stops or None,
+        eos_token_ids=list(given) or None,
+        include_stop_str_in_output=content.include_stop_str_in_output,
+        ignore_eos=params.ignore_eos,
+        max_tokens=params.max_tokens or None,
+        min_tokens=params.min_tokens,
+        logprobs=params.logprobs,
+        detokenize=content.detokenize,
+        skip_special_tokens=content.skip_special_tokens,
+        spaces_between_special_tokens=content.spaces_between_special_tokens,
+        logit_bias=dict(params.logit_bias) or None,
+        allowed_token_ids=None if params.allowed_token_ids is None else list(params.allowed_token_ids),
+    )
+    prompts = [{"prompt_token_ids": prompt.token_ids} for prompt in content.prompts]
+    answers = llm.generate(prompts, wanted, use_tqdm=False)
+    failed = next((answer for answer in answers if answer.error_msg), None)
+    if failed is not None:
+        raise SettingsError(f"--model: {failed.error_msg}")
+    outputs = [output for answer in answers for output in sorted(answer.outputs, key=lambda one: one.index)]
+    return [list(output.token_ids) for output in outputs]
+
+
+def _difference(llm: LLM, content: RecordedContent, index: int, position: int, now: list[int]) -> dict[str, Any]:
+    recorded = content.sequences[index].token_ids
+    before = [*content.prompts[index // content.num_sequences].token_ids, *recorded[:position]]
+    likeliest = SamplingParams(temperature=0, max_tokens=1, logprobs=limits.LOGPROBS_MAX)
+    [answer] = llm.generate([{"prompt_token_ids": before}], likeliest, use_tqdm=False)
+    [table] = answer.outputs[0].logprobs or [{}]
+    sides: list[dict[str, Any] | None] = []
+    for tokens in (recorded, now):
+        if position >= len(tokens):
+            sides.append(None)
+            continue
+        token_id, known = tokens[position], table.get(tokens[position])
+        text = llm.get_tokenizer().decode([token_id])
+        sides.append({"token_id": token_id, "text": text, "logprob": None if known is None else known.logprob})
+    values = [None if one is None else one["logprob"] for one in sides]
+    gap = abs(values[0] - values[1]) if values[0] is not None and values[1] is not None else None
+    return {"position": position, "recorded": sides[0], "replayed": sides[1], "logprob_gap": gap}

@@ -1,0 +1,343 @@
+"""The launcher's actor on the bus: starts versions of models, switches between them, and ends those without use.
+
+A new version starts beside the active one. When all its processes are ready it becomes active, which the gateways hear
+at once; requests that run stay with the version where they began. The former version stays for a while, for a
+rollback, and is stopped when it has no work. A version whose process ends while it starts has failed: its processes are
+stopped, and nothing else has changed.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from antiphon.fleet import Failure, Fleet
+from antiphon.processes import ChildSpec, Sink
+from antiphon.versions.watch import MemberWatch
+from shared.actors.actor import Actor, Envelope, handles
+from shared.actors.host import Host
+from shared.actors.key_value import StoreUnavailableError
+from shared.actors.nats import NatsTransport
+from shared.clock import SystemClock
+from shared.config import SettingsError
+from shared.errors import ServiceError
+from shared.messages import ChangeModel, ModelsChanged
+from shared.model_files import model_name
+from shared.model_versions import (
+    DECODER,
+    ENCODER,
+    VERSIONS_MAX,
+    ModelState,
+    ModelStates,
+    ModelVersion,
+    VersionStore,
+    version_name,
+)
+from shared.subjects import LAUNCHER_QUEUE, Subjects, new_instance_id
+
+log = logging.getLogger(__name__)
+POLL_S = 0.1
+IDLE_S = 2.0
+"""A version that is not active is stopped when its engines have had no sequence for this long."""
+SYNC_S = 2.0
+"""Interval at which the state is written again if the store has lost it, and changes of other launchers are read."""
+STOP_S = 10.0
+CONNECT_S = 60.0
+
+
+class VersionPlan(Protocol):
+    """What the launcher knows of its models (`launcher.VersionPlan`)."""
+
+    @property
+    def models(self) -> Sequence[Any]:
+        """The settings of each model."""
+        ...
+
+    @property
+    def keep_s(self) -> float:
+        """Seconds that a former version stays."""
+        ...
+
+    def specs(self, name: str, number: int, directory: str) -> list[ChildSpec]:
+        """Returns the processes of a version. Blocks. Raises SettingsError."""
+        ...
+
+
+async def run(fleet: Fleet, plan: VersionPlan, nats: str, credentials: str, namespace: str, sink: Sink) -> None:
+    """Takes orders until it is cancelled. Raises ServiceError or SettingsError if the bus cannot be used."""
+    subjects, name = Subjects(namespace), f"launcher-{os.getpid()}"
+    urls = [url.strip() for url in nats.split(",") if url.strip()]
+    inbox = subjects.inbox(name)
+    transport = await NatsTransport.connect(
+        urls, name=name, inbox_prefix=inbox, credentials=credentials, wait_s=CONNECT_S
+    )
+    actor = ModelSupervisor(Host(transport, subjects, SystemClock(), name, new_instance_id()), fleet, plan, sink)
+    try:
+        await actor.listen()
+        await asyncio.gather(actor.run(), actor.keep_in_sync())
+    finally:
+        await actor.cancel()
+        await transport.close()
+
+
+@dataclass(slots=True)
+class _Running:
+    """A version whose processes this launcher has started, or is starting."""
+
+    services: list[str] = field(default_factory=list[str])
+    task: "asyncio.Task[None] | None" = None
+    """Brings it up, or ends it when it is not used."""
+
+
+class ModelSupervisor(Actor):
+    """The versions of the models of one launcher."""
+
+    def __init__(self, host: Host, fleet: Fleet, plan: VersionPlan, sink: Sink) -> None:
+        super().__init__(f"launcher {host.id}", host.transport)
+        self._host, self._fleet, self._plan, self._sink = host, fleet, plan, sink
+        self._store = VersionStore(host)
+        self._watch = MemberWatch(host)
+        self._states = ModelStates()
+        self._directories = {model_name(model): str(model.model) for model in plan.models}
+        self._running = {(name, 1): _Running() for name in self._directories}
+        self._pending_work: set[asyncio.Task[None]] = set()
+
+    async def listen(self) -> None:
+        """Subscribes to orders, and to what other launchers change."""
+        await self.bind(self._host.subjects.models_control(), ChangeModel, queue=LAUNCHER_QUEUE)
+        await self.bind(self._host.subjects.models(), ModelsChanged)
+
+    async def keep_in_sync(self) -> None:
+        """Follows the store, and writes what it has lost. Runs without end."""
+        warned = False
+        while True:
+            try:
+                states = await self._store.read()
+                if states.changes > self._states.changes:
+                    self._follow(states)
+                elif states.changes < self._states.changes:
+                    await self._store.write(self._states)
+                warned = False
+            except StoreUnavailableError as error:
+                if not warned and self._states.changes:
+                    self._sink("antiphon", f"the versions of models are not stored: {error}")
+                warned = True
+            await asyncio.sleep(SYNC_S)
+
+    async def cancel(self) -> None:
+        """Ends all tasks. The processes are the fleet's to stop."""
+        tasks = [one.task for one in self._running.values() if one.task is not None] + list(self._pending_work)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- orders ---
+
+    @handles(ChangeModel)
+    async def on_change(self, envelope: Envelope) -> ModelsChanged:
+        """Carries out an order, or begins to. Raises ServiceError if it cannot be carried out."""
+        order = envelope.message
+        assert isinstance(order, ChangeModel)
+        if order.model not in self._directories:
+            known = ", ".join(map(repr, self._directories))
+            raise ServiceError("model_not_found", f"No model is called {order.model!r}. Models here: {known}.")
+        if order.action == "rollback":
+            await self._roll_back(order.model)
+        elif order.action == "unshadow":
+            await self._end_shadow(order.model)
+        else:
+            await self._set(order.model, order.directory, order.share)
+        return ModelsChanged(ENCODER.encode(self._states))
+
+    @handles(ModelsChanged)
+    def on_models_changed(self, envelope: Envelope) -> None:
+        """Follows a change that another launcher has made."""
+        message = envelope.message
+        assert isinstance(message, ModelsChanged)
+        states = DECODER.decode(message.states)
+        if states.changes > self._states.changes:
+            self._follow(states)
+
+    async def _set(self, name: str, directory: str, share: float) -> None:
+        state = self._state(name)
+        if (starting := next((one for one in state.versions if one.state == "starting"), None)) is not None:
+            told = f"Version {starting.number} of {name!r} is starting ({starting.directory}): wait for it."
+            raise ServiceError("invalid_value", told, param="model")
+        if share and state.shadow is not None:
+            told = f"{name!r} has a shadow already ({state.shadow.directory}): end it first, with --off."
+            raise ServiceError("invalid_value", told, param="model")
+        there = [one for one in state.versions if one.directory == directory and one.state == "ready"]
+        if there and not share:
+            await self._activate(name, there[-1].number)
+            return
+        number = max(one.number for one in state.versions) + 1
+        version = ModelVersion(number, directory, "starting", int(time.time()), share=share)
+        await self._change(_with(state, version))
+        self._bring_up(name, version, leads=True)
+
+    async def _roll_back(self, name: str) -> None:
+        state = self._state(name)
+        former = state.version(state.former)
+        if former is None or former.state != "ready":
+            told = (
+                f"The former version of {name!r} does not run any more." if former else f"{name!r} has no former one."
+            )
+            raise ServiceError("invalid_value", f"{told} Start one: antiphon models set {name}=DIR", param="model")
+        await self._activate(name, former.number)
+
+    async def _end_shadow(self, name: str) -> None:
+        shadow = self._state(name).shadow
+        if shadow is None:
+            raise ServiceError("invalid_value", f"{name!r} has no shadow.", param="model")
+        await self._end(name, shadow.number, "ended", "by order")
+
+    # --- bringing a version up ---
+
+    def _bring_up(self, name: str, version: ModelVersion, *, leads: bool) -> None:
+        running = self._running[name, version.number] = _Running()
+        running.task = self._track(self._start(name, version, running, leads=leads))
+
+    async def _start(self, name: str, version: ModelVersion, running: _Running, *, leads: bool) -> None:
+        """Starts the processes of a version. `leads`: this launcher has the order, and switches when they are ready."""
+        internal = version_name(name, version.number)
+        failed: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
+        try:
+            specs = await asyncio.to_thread(self._plan.specs, name, version.number, version.directory)
+        except SettingsError as error:
+            await self._end(name, version.number, "failed", str(error), leads=leads)
+            return
+        running.services = [spec.service for spec in specs]
+        self._fleet.trials.add(internal)
+        self._fleet.on_failure[internal] = lambda failure: None if failed.done() else failed.set_result(failure)
+        async with self._watch.watching():
+            self._fleet.start(specs)
+            while not failed.done() and not self._watch.is_ready(internal, running.services):
+                await asyncio.wait({failed}, timeout=POLL_S)
+        self._fleet.trials.discard(internal)
+        running.task = None
+        if failed.done():
+            await self._end(name, version.number, "failed", failed.result().message, leads=leads)
+            return
+        self._fleet.on_failure[internal] = lambda failure: self._lost(name, version.number, failure)
+        self._sink("antiphon", f"version {version.number} of {name} is ready ({version.directory})")
+        if leads and version.share:
+            await self._change(_with(self._state(name), msgspec.structs.replace(version, state="ready")))
+        elif leads:
+            await self._activate(name, version.number)
+
+    async def _activate(self, name: str, number: int) -> None:
+        """Gives new requests to a version that is ready. The one that had them is ended later."""
+        state = self._state(name)
+        version = state.version(number)
+        assert version is not None
+        state = _with(state, msgspec.structs.replace(version, state="ready", share=0.0))
+        if state.active != number:
+            state = msgspec.structs.replace(state, active=number, former=state.active)
+        await self._change(state)
+        self._sink("antiphon", f"{name} is served by version {number} ({version.directory})")
+        self._tend(state)
+
+    def _lost(self, name: str, number: int, failure: Failure) -> None:
+        """A process of a version that is not active was given up."""
+        self._spawn(self._end(name, number, "ended", failure.message))
+
+    # --- ending versions ---
+
+    def _tend(self, state: ModelState) -> None:
+        """Ends the versions of a model that nobody needs, after a while, and keeps the active one."""
+        for (name, number), running in self._running.items():
+            version = state.version(number)
+            if name != state.name or version is None or version.state == "starting":
+                continue
+            internal = version_name(name, number)
+            if number == state.active or version.share:
+                if running.task is not None:
+                    running.task.cancel()
+                    running.task = None
+                if number == state.active:
+                    self._fleet.on_failure.pop(internal, None)
+            elif running.task is None:
+                self._fleet.on_failure[internal] = lambda failure, n=name, k=number: self._lost(n, k, failure)
+                running.task = self._track(self._end_when_unused(name, number))
+
+    async def _end_when_unused(self, name: str, number: int) -> None:
+        internal, idle_since = version_name(name, number), None
+        version = self._state(name).version(number)
+        if version is not None and version.state == "ready":
+            await asyncio.sleep(self._plan.keep_s)
+        async with self._watch.watching():
+            idle_since = time.monotonic()
+            while time.monotonic() - idle_since < IDLE_S:
+                await asyncio.sleep(POLL_S)
+                if not self._watch.is_idle(internal):
+                    idle_since = time.monotonic()
+        self._running[name, number].task = None
+        await self._end(name, number, "ended", "another version has taken its place")
+
+    async def _end(self, name: str, number: int, into: Any, reason: str, *, leads: bool = True) -> None:
+        """Stops the processes of a version, and records why if this launcher `leads`."""
+        state = self._state(name)
+        version = state.version(number)
+        running = self._running.pop((name, number), None)
+        if running is not None and running.task is not None and running.task is not asyncio.current_task():
+            running.task.cancel()
+        if leads and version is not None and version.state in ("starting", "ready"):
+            await self._change(_with(state, msgspec.structs.replace(version, state=into, reason=reason)))
+        self._sink("antiphon", f"version {number} of {name} {into}: {reason}")
+        self._spawn(self._fleet.stop_model(version_name(name, number), STOP_S))
+
+    # --- the state ---
+
+    def _state(self, name: str) -> ModelState:
+        known = self._states.find(name)
+        if known is not None:
+            return known
+        return ModelState(name, 1, (ModelVersion(1, self._directories[name], "ready", int(time.time())),))
+
+    async def _change(self, state: ModelState) -> None:
+        """Tells everybody, then stores the state. A store that does not answer is tried again by `keep_in_sync`."""
+        self._states = self._states.replaced(state)
+        await self.tell(self._host.subjects.models(), ModelsChanged(ENCODER.encode(self._states)))
+        with contextlib.suppress(StoreUnavailableError):
+            await self._store.write(self._states)
+
+    def _follow(self, states: ModelStates) -> None:
+        """Does here what another launcher has begun: starts its versions, and ends those that it has ended."""
+        self._states = states
+        for state in states.models:
+            if state.name not in self._directories:
+                continue
+            for version in state.versions:
+                here = (state.name, version.number) in self._running
+                if version.state in ("starting", "ready") and not here:
+                    self._bring_up(state.name, version, leads=False)
+                elif version.state in ("failed", "ended") and here:
+                    self._spawn(self._end(state.name, version.number, version.state, version.reason, leads=False))
+            self._tend(state)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._pending_work.add(self._track(work))
+
+    def _track(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._reap)
+        return task
+
+    def _reap(self, task: "asyncio.Task[None]") -> None:
+        self._pending_work.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._sink("antiphon", f"a version of a model could not be started or ended: {error!r}")
+
+
+def _with(state: ModelState, version: ModelVersion) -> ModelState:
+    """Returns the state with this version added or changed; the oldest ended ones are dropped beyond VERSIONS_MAX."""
+    versions = [one for one in state.versions if one.number != version.number]
+    versions = sorted([*versions, version], key=lambda one: one.number)
+    over = [one for one in versions if one.state in ("failed", "ended")][: max(0, len(versions) - VERSIONS_MAX)]
+    return msgspec.structs.replace(state, versions=tuple(one for one in versions if one not in over))

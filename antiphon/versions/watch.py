@@ -1,0 +1,67 @@
+"""Which processes of a version are ready, and whether its engines have work, from heartbeats.
+
+Heartbeats are received only while somebody asks, so that an idle launcher is not woken by them.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+
+from shared.actors.host import Host
+from shared.actors.presence import Members
+from shared.actors.transport import Delivery, Subscription
+from shared.codec import Decoder
+from shared.messages import EngineStatus, Heartbeat, Message
+
+SERVICES = ("tokenizer", "engine", "detokenizer")
+
+
+class MemberWatch:
+    """The members of a deployment, while at least one task is inside `watching`."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._members = Members()
+        self._decoder: Decoder[Message] = Decoder([Heartbeat])
+        self._subscriptions: list[Subscription] = []
+        self._num_watching = 0
+
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Receives heartbeats until the end of the context."""
+        self._num_watching += 1
+        try:
+            if self._num_watching == 1:
+                self._members = Members()
+                for service in SERVICES:
+                    subject = self._host.subjects.heartbeats(service)
+                    self._subscriptions.append(await self._host.transport.subscribe(subject, self._receive))
+            yield
+        finally:
+            self._num_watching -= 1
+            if not self._num_watching:
+                for subscription in self._subscriptions:
+                    await subscription.unsubscribe()
+                self._subscriptions.clear()
+
+    def is_ready(self, model: str, services: Iterable[str]) -> bool:
+        """Whether as many members of each service of the model are ready as `services` names, one word for each."""
+        now = self._host.clock.monotonic()
+        ready = Counter(
+            service
+            for service in SERVICES
+            for beat in self._members.alive(service, now)
+            if beat.state == "ready" and getattr(beat.status, "model", "") == model
+        )
+        return not Counter(services) - ready
+
+    def is_idle(self, model: str) -> bool:
+        """Whether no engine of the model has a sequence."""
+        engines = self._members.alive("engine", self._host.clock.monotonic())
+        statuses = [beat.status for beat in engines if isinstance(beat.status, EngineStatus)]
+        return not any(one.num_running + one.num_waiting for one in statuses if one.model == model)
+
+    def _receive(self, delivery: Delivery) -> None:
+        beat = self._decoder.decode(delivery.payload)
+        assert isinstance(beat, Heartbeat)
+        self._members.observe(beat, self._host.clock.monotonic())

@@ -1,0 +1,89 @@
+"""The versions of models as one gateway knows them: which one gets the requests for a name, and orders for launchers.
+
+See `shared.model_versions`. The state is read from the store at the start; afterwards launchers tell of changes.
+"""
+
+import logging
+
+from shared import limits
+from shared.actors.actor import ask
+from shared.actors.host import Host
+from shared.actors.key_value import StoreUnavailableError
+from shared.actors.transport import NoRespondersError, RequestTimeoutError
+from shared.codec import Decoder
+from shared.errors import ServiceError
+from shared.messages import ChangeModel, ErrorReply, ModelsChanged
+from shared.model_versions import DECODER, ModelState, ModelStates, VersionStore, hidden, routed, version_name
+
+log = logging.getLogger(__name__)
+_CHANGED = Decoder([ModelsChanged, ErrorReply])
+ORDER_S = 5.0
+"""Time for a launcher to accept an order, seconds. It carries the order out afterwards."""
+
+
+class VersionDirectory:
+    """The versions of all models of a deployment."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._store = VersionStore(host)
+        self.states = ModelStates()
+        self._use(self.states)
+
+    async def read(self) -> None:
+        """Reads the store. Without an answer the models count as those that their launchers were started with."""
+        try:
+            states = await self._store.read()
+        except StoreUnavailableError as error:
+            log.info("the versions of models are not known: %s", error)
+            return
+        if states.changes > self.states.changes:
+            self._use(states)
+
+    def changed(self, message: ModelsChanged) -> None:
+        """Takes the news of a launcher."""
+        states = DECODER.decode(message.states)
+        if states.changes > self.states.changes:
+            self._use(states)
+
+    def serving(self, name: str) -> str:
+        """Returns the name on the bus of the version that serves a model."""
+        return self._routed.get(name, name)
+
+    def public(self, internal: str) -> str | None:
+        """Returns the model that members with this name on the bus serve; None if requests do not reach them."""
+        return None if internal in self._hidden else self._public.get(internal, internal)
+
+    async def order(self, order: ChangeModel) -> None:
+        """Has a launcher carry out an order. Raises ServiceError if none is there or if it refuses."""
+        try:
+            reply = await ask(
+                self._host.transport, self._host.subjects.models_control(), order, _CHANGED, timeout_s=ORDER_S
+            )
+        except NoRespondersError as error:
+            told = (
+                "The processes of this deployment are not started by `antiphon serve`, which would start another "
+                "version. With Compose or Kubernetes, start the engines, tokenizers and detokenizers of the new one "
+                "beside the old ones with a --served-model-name of their own, and move the clients to that name "
+                "(docs/moving.md)."
+            )
+            raise ServiceError("unsupported_parameter", told) from error
+        except RequestTimeoutError as error:
+            raise ServiceError("timeout", "The launcher does not answer.", retry_after_s=limits.LEASE_S) from error
+        assert isinstance(reply, ModelsChanged)
+        self.changed(reply)
+
+    def shadows(self) -> dict[str, tuple[ModelState, str, float]]:
+        """Returns for each model with a shadow its state, the shadow's name on the bus, and the share of copies."""
+        found = [(one, one.shadow) for one in self.states.models]
+        return {
+            one.name: (one, version_name(one.name, shadow.number), shadow.share)
+            for one, shadow in found
+            if shadow is not None
+        }
+
+    def _use(self, states: ModelStates) -> None:
+        self.states = states
+        self._routed = routed(states)
+        self._public = {internal: name for name, internal in self._routed.items()}
+        self._hidden = hidden(states)

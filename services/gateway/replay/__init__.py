@@ -1,0 +1,6 @@
+"""Recorded requests that run again: compared with what was recorded, or from the middle of their output.
+
+rerun        makes a request from a recorded one
+comparison   runs it and compares the tokens
+endpoints    `GET /v1/requests/{id}/record`, `POST …/replay` and `…/fork`, `POST /v1/replay`
+"""

@@ -1,0 +1,176 @@
+"""The endpoints `GET /v1/requests/{id}/record`, `POST /v1/requests/{id}/replay` and `…/fork`, and `POST /v1/replay`.
+
+A key reaches the requests that it has made, one with the scope `admin` those of all keys. What runs again counts as a
+request of the key that asks for it.
+"""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.access.call import current_call
+from services.gateway.http import request_body
+from services.gateway.http.json_response import NOT_KEPT, encoded_response, json_response
+from services.gateway.openai import unsupported_params
+from services.gateway.openai.body import StreamOptions, read_body, read_fields
+from services.gateway.openai.listing import check_query
+from services.gateway.openai.openapi import Body
+from services.gateway.openai.request_context import Arrival, RequestContext
+from services.gateway.openai.response_runner import StreamedAnswer
+from services.gateway.openai.serving import Serving
+from services.gateway.openai.stream_encoder import OpenAIEncoder
+from services.gateway.record import RecordDirectory
+from services.gateway.replay.comparison import replay
+from services.gateway.replay.rerun import forked
+from shared.errors import ServiceError
+from shared.messages import RecordQuery
+from shared.recorded_request import RecordedContent, decode
+from shared.request.checks import given, refuse
+
+
+class ReplayBody(msgspec.Struct, kw_only=True):
+    """Body of `POST /v1/requests/{id}/replay`."""
+
+    engine: str | None = None
+    """Id of the engine that runs the request. Default: any of the model's."""
+
+
+class RecordBody(msgspec.Struct, kw_only=True):
+    """Body of `POST /v1/replay`."""
+
+    record: msgspec.Raw
+    """A recorded request, as `GET /v1/requests/{id}/record` gave it, perhaps elsewhere."""
+    engine: str | None = None
+
+
+class ForkBody(msgspec.Struct, kw_only=True):
+    """Body of `POST /v1/requests/{id}/fork`. Parameters that are not given are those of the recorded request."""
+
+    position: int
+    """Number of recorded output tokens that the new output begins with."""
+    index: int | None = None
+    """Which output of the recorded request. Default: the first."""
+    token_id: int | None = None
+    """The token at `position`, in place of the one that would be chosen."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    max_tokens: int | None = None
+    """Number of tokens of the whole output, those that it begins with included."""
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+
+
+BODIES = {
+    "/v1/requests/{request_id}/replay": Body(ReplayBody),
+    "/v1/requests/{request_id}/fork": Body(ForkBody),
+    "/v1/replay": Body(RecordBody),
+}
+_PARAMETERS = (
+    "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "ignore_eos",
+)  # fmt: skip
+_REPLAY, _RECORD = msgspec.json.Decoder(ReplayBody), msgspec.json.Decoder(RecordBody)
+_FORK = msgspec.json.Decoder(ForkBody)
+
+
+class ReplayEndpoints:
+    """The endpoints of one gateway, which find the requests of all gateways."""
+
+    def __init__(self, records: RecordDirectory, serving: Serving) -> None:
+        self._records, self._serving = records, serving
+
+    async def record(self, request: Request, request_id: str) -> Response:
+        """Answers with everything that it takes to run a request again."""
+        check_query(request, ())
+        data = await self._find(request_id)
+        name = decode(data).request_id
+        attachment = {"content-disposition": f'attachment; filename="{name}.request.json"'}
+        return encoded_response(data, headers={**NOT_KEPT, **attachment})
+
+    async def replay(self, request: Request, request_id: str) -> Response:
+        """Runs a recorded request again and answers with the comparison of the tokens."""
+        body = read_body(await _checked(request, ReplayBody), _REPLAY)
+        return await self._compare(request, decode(await self._find(request_id)), body.engine)
+
+    async def replay_record(self, request: Request) -> Response:
+        """The same with a recorded request of the body."""
+        body = read_body(await _checked(request, RecordBody), _RECORD)
+        return await self._compare(request, decode(bytes(body.record)), body.engine)
+
+    async def fork(self, request: Request, request_id: str) -> Response:
+        """Continues a recorded output from a position on, whole or streamed. The text begins with the recorded one."""
+        arrival = Arrival.now()
+        body = read_body(await _checked(request, ForkBody), _FORK)
+        if body.stream_options is not None and not body.stream:
+            refuse("stream_options", "needs 'stream' to be true")
+        content = decode(await self._find(request_id))
+        card = self._serving.resolve_model(content.model)
+        changes = {name: value for name in _PARAMETERS if (value := getattr(body, name)) is not None}
+        wanted = forked(
+            content,
+            card,
+            request.state.request_id,
+            index=given(body.index, 0),
+            position=body.position,
+            token_id=body.token_id,
+            changes=changes,
+        )
+        options = body.stream_options or StreamOptions()
+        context = RequestContext(
+            kind="completion",
+            arrival=arrival,
+            card=card,
+            request=wanted,
+            stream=bool(body.stream),
+            include_usage=bool(options.include_usage),
+            echoes=("",),
+            return_token_ids=given(body.return_token_ids, not wanted.detokenize),
+            tokens_as_ids=not wanted.detokenize,
+            continuous_usage=bool(options.continuous_usage_stats),
+        )
+        run = self._serving.runner(request, context, OpenAIEncoder(context))
+        if context.stream:
+            # Not resumable: the recorded request may be lost with its gateway.
+            return StreamedAnswer(run, self._serving.settings.keep_alive_s)
+        return encoded_response(await run.whole(request.receive))
+
+    async def _compare(self, request: Request, content: RecordedContent, engine: str | None) -> Response:
+        card = self._serving.resolve_model(content.model)
+        found = await replay(self._serving.backend, content, request.state.request_id, card, engine or "")
+        key = current_call().key
+        query = RecordQuery(request.state.request_id, "" if "admin" in key.scopes else key.name, "summary")
+        summary = await self._records.find(query)
+        return json_response({**found, "engines": summary["engines"] if summary else []}, headers=NOT_KEPT)
+
+    async def _find(self, request_id: str) -> bytes:
+        key = current_call().key
+        query = RecordQuery(request_id, "" if "admin" in key.scopes else key.name, "content")
+        found: dict[str, Any] | None = await self._records.find(query)
+        if found is None:
+            raise ServiceError("not_found", f"No request '{request_id}' is recorded: see --record-requests.")
+        if not found["content"]:
+            why = (
+                "it has not ended, or newer ones have taken its room: see --record-content-mb"
+                if found["content_bytes"]
+                else "start the server with --record-content-mb=64 (megabytes) before the requests to replay"
+            )
+            raise ServiceError("not_found", f"The prompts and tokens of '{request_id}' are not recorded: {why}.")
+        return found["content"]
+
+
+async def _checked(request: Request, body: type[msgspec.Struct]) -> bytes:
+    check_query(request, ())
+    data = await request_body.read(request.scope["headers"], request.receive) or b"{}"
+    unsupported_params.check(read_fields(data), body)
+    return data

@@ -1,0 +1,99 @@
+"""Makes requests from recorded ones. Pure."""
+
+from typing import Any
+
+import msgspec
+
+from services.gateway.generation import GenerationRequest, ModelCard
+from shared.errors import ServiceError
+from shared.recorded_request import RecordedContent
+from shared.request.checks import refuse
+from shared.request.rules import choice_params
+from shared.sampling import SamplingParams, check
+
+
+def whole(content: RecordedContent, card: ModelCard, request_id: str, engine: str = "") -> GenerationRequest:
+    """Returns the same request. Raises ServiceError if `card` is not what the request ran with."""
+    _check_adapter(content, card)
+    params = content.params
+    if len(content.prompts) == 1 and not params.max_tokens:
+        # As many as fitted then.
+        room = content.max_model_len - len(content.prompts[0].token_ids)
+        params = msgspec.structs.replace(params, max_tokens=max(1, room))
+    return GenerationRequest(
+        **_common(content, card, request_id),
+        params=_with_ends(params, content.prompts[0].end_token_ids),
+        token_ids=tuple(tuple(prompt.token_ids) for prompt in content.prompts),
+        n=content.n,
+        best_of=content.num_sequences,
+        engine=engine,
+    )
+
+
+def forked(
+    content: RecordedContent,
+    card: ModelCard,
+    request_id: str,
+    *,
+    index: int,
+    position: int,
+    token_id: int | None = None,
+    changes: dict[str, Any] | None = None,
+    engine: str = "",
+) -> GenerationRequest:
+    """Returns a request whose output begins with the first `position` tokens of sequence `index`, and `token_id`.
+
+    Without changes it continues exactly as the recorded one did: token positions and seed are the same. Raises
+    ServiceError for an index, a position or parameters that are not possible.
+    """
+    _check_adapter(content, card)
+    if content.params.beam is not None:
+        refuse("position", "cannot be chosen in a beam search, whose sequences depend on each other")
+    if not 0 <= index < len(content.sequences):
+        refuse("index", f"must be between 0 and {len(content.sequences) - 1}")
+    recorded = content.sequences[index].token_ids
+    if not 0 <= position <= len(recorded):
+        refuse("position", f"must be between 0 and {len(recorded)}, the number of tokens that were recorded")
+    begun = tuple(recorded[:position]) + (() if token_id is None else (token_id,))
+    if token_id is not None and not 0 <= token_id < card.vocab_size:
+        refuse("token_id", f"must be between 0 and {card.vocab_size - 1}")
+    prompt = content.prompts[index // content.num_sequences]
+    room = card.max_model_len - len(prompt.token_ids)
+    params = choice_params(content.params, index % content.num_sequences, room)
+    params = msgspec.structs.replace(params, prompt_logprobs=None, **(changes or {}))
+    check(params)
+    if len(begun) >= params.max_tokens:
+        told = f"must be greater than {len(begun)}, the number of tokens that the output begins with"
+        refuse("max_tokens", told)
+    return GenerationRequest(
+        **_common(content, card, request_id),
+        params=_with_ends(params, prompt.end_token_ids),
+        token_ids=(tuple(prompt.token_ids),),
+        begun=begun,
+        engine=engine,
+    )
+
+
+def _common(content: RecordedContent, card: ModelCard, request_id: str) -> dict[str, Any]:
+    return {
+        "request_id": request_id,
+        "model": card.name,
+        "stop": tuple(content.stop),
+        "include_stop_str_in_output": content.include_stop_str_in_output,
+        "skip_special_tokens": content.skip_special_tokens,
+        "spaces_between_special_tokens": content.spaces_between_special_tokens,
+        "detokenize": content.detokenize,
+        "shown_special_tokens": tuple(content.shown_special_tokens),
+    }
+
+
+def _with_ends(params: SamplingParams, end_token_ids: list[int]) -> SamplingParams:
+    return msgspec.structs.replace(params, end_token_ids=tuple(end_token_ids))
+
+
+def _check_adapter(content: RecordedContent, card: ModelCard) -> None:
+    if content.adapter_version != card.adapter_version:
+        told = (
+            f"The adapter {content.model!r} was replaced since the request ran, or is not loaded: it cannot be equal."
+        )
+        raise ServiceError("invalid_value", told, param="model")

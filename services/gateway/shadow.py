@@ -1,0 +1,150 @@
+"""Shadow traffic: copies of a share of the requests run on another version of the model, and their tokens are compared.
+
+A copy begins when its request has ended, with the same token ids, parameters and seed, so what it should give is known.
+Nobody gets its output, it has no record and counts for no key. It runs on engines of its own and delays no request.
+"""
+
+import asyncio
+import logging
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.http.request_id import new_id
+from services.gateway.model_versions import VersionDirectory
+from services.gateway.record import NOT_RECORDED
+from services.gateway.requests.request_actor import RequestActor
+from shared.codec import unpack_ids
+from shared.errors import ServiceError
+
+log = logging.getLogger(__name__)
+RUNNING_MAX = 8
+"""Copies that run at the same time; further ones are skipped."""
+_SHARES = 1_000_000
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What the copies of one version gave. `position`: where the latest different one differed first."""
+
+    equal: int = 0
+    different: int = 0
+    failed: int = 0
+    skipped: int = 0
+    position: int | None = None
+    request_id: str = ""
+    """The request whose copy differed last."""
+
+
+Start = Callable[[GenerationRequest, ModelCard], RequestActor]
+FindCard = Callable[[str], ModelCard | None]
+
+
+class ShadowTraffic:
+    """The copies of one gateway. `start` runs a request, `find_card` returns the model with a name on the bus."""
+
+    def __init__(self, versions: VersionDirectory, start: Start, find_card: FindCard) -> None:
+        self._versions, self._start, self._find_card = versions, start, find_card
+        self.comparisons: dict[tuple[str, int], Comparison] = defaultdict(Comparison)
+        """By model and number of the version."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def ended(self, actor: RequestActor) -> None:
+        """Begins a copy of a request that has ended, if it is one of the share. Not for beams, vectors and adapters."""
+        shadow = self._versions.shadows().get(actor.card.name)
+        request = actor.request
+        if shadow is None or actor.error is not None or request.pooling is not None or request.params.beam is not None:
+            return
+        state, internal, share = shadow
+        # The choice depends on the id alone, so that it is spread evenly and needs no state.
+        if zlib.crc32(request.request_id.encode()) % _SHARES >= share * _SHARES or state.shadow is None:
+            return
+        comparison = self.comparisons[state.name, state.shadow.number]
+        card = self._find_card(internal)
+        if card is None or len(self._tasks) >= RUNNING_MAX:
+            comparison.skipped += 1
+            return
+        task = asyncio.get_running_loop().create_task(self._compare(actor, card, comparison))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _compare(self, actor: RequestActor, card: ModelCard, comparison: Comparison) -> None:
+        expected = [list(sequence.token_ids) for sequence in actor.sequences]
+        found: list[list[int]] = [[] for _ in expected]
+        try:
+            async for batch in self._start(_copy(actor), card).updates():
+                for update in batch:
+                    found[update.index].extend(update.token_ids)
+        except ServiceError as error:
+            comparison.failed += 1
+            log.info("the copy of %s failed: %s", actor.request.request_id, error.message)
+            return
+        position = min(
+            (_first(*pair) for pair in zip(expected, found, strict=True) if pair[0] != pair[1]), default=None
+        )
+        if position is None:
+            comparison.equal += 1
+            return
+        comparison.different += 1
+        comparison.position, comparison.request_id = position, actor.request.request_id
+
+
+class ShadowCollector(Collector):
+    """Exports the comparisons as metrics."""
+
+    def __init__(self, comparisons: Mapping[tuple[str, int], Comparison]) -> None:
+        self._comparisons = comparisons
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector."""
+        labels = ("model_name", "version", "result")
+        copies = CounterMetricFamily("antiphon:shadow_requests", "Copies of requests on another version", labels=labels)
+        for (name, number), one in self._comparisons.items():
+            for result in ("equal", "different", "failed", "skipped"):
+                copies.add_metric([name, str(number), result], getattr(one, result))
+        yield copies
+
+
+def facts(one: Comparison) -> dict[str, Any]:
+    """Returns a comparison for `GET /admin/models`."""
+    return {
+        "equal": one.equal,
+        "different": one.different,
+        "failed": one.failed,
+        "skipped": one.skipped,
+        "last_difference": {"request": one.request_id, "position": one.position} if one.request_id else None,
+    }
+
+
+def _copy(actor: RequestActor) -> GenerationRequest:
+    params = msgspec.structs.replace(actor.sent_params, end_token_ids=actor.prompts[0].end_token_ids)
+    return replace(
+        actor.request,
+        request_id=new_id(),
+        params=params,
+        texts=(),
+        token_ids=tuple(tuple(unpack_ids(prompt.packed)) for prompt in actor.prompts),
+        messages=(),
+        conversations=(),
+        suffix="",
+        bad_word_texts=(),
+        prompt_names=(),
+        truncate_prompt_tokens=0,
+        trace_headers={},
+        record=NOT_RECORDED,
+        timeout_s=0.0,
+        engine="",
+    )
+
+
+def _first(expected: list[int], found: list[int]) -> int:
+    pairs = enumerate(zip(expected, found, strict=False))
+    return next((position for position, (one, other) in pairs if one != other), min(len(expected), len(found)))

@@ -1,0 +1,123 @@
+"""The versions of the models of a deployment: the desired state, in a store that the services share.
+
+A version is a set of processes with a name of its own on the bus (`version_name`), so that its requests, their streams
+and their recovery never meet another version. Clients know only the model's name; gateways send new requests to the
+active version. The launcher that starts the processes is the only writer of a model's state.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from shared import limits
+from shared.actors.host import Host
+from shared.actors.key_value import KeyValueStore
+from shared.subjects import bucket_name
+
+STATE_TTL_S = 365 * 24 * 3600.0
+"""How long the store keeps an entry that nobody writes, seconds. The launcher writes it again if it is lost."""
+VERSIONS_MAX = 16
+"""Versions of a model that are listed; the oldest that have ended are dropped."""
+_KEY = "models"
+VersionState = Literal["starting", "ready", "failed", "ended"]
+"""`ready`: its processes run, whether it is active or not. `ended`: they were stopped."""
+
+
+class ModelVersion(msgspec.Struct, frozen=True, array_like=True):
+    """One version of a model. `number` counts from 1, which is what the launcher was started with."""
+
+    number: int
+    directory: str
+    state: VersionState
+    created: int
+    """Unix time in seconds."""
+    reason: str = ""
+    """Why it failed or ended."""
+    share: float = 0.0
+    """Of a version that computes copies: the share of the requests, above 0. Such a version is never active."""
+
+
+class ModelState(msgspec.Struct, frozen=True, array_like=True):
+    """The versions of one model. `active`: number of the version that gets new requests. `former`: of that before."""
+
+    name: str
+    active: int
+    versions: tuple[ModelVersion, ...]
+    former: int = 0
+
+    def version(self, number: int) -> ModelVersion | None:
+        """Returns a version by its number."""
+        return next((one for one in self.versions if one.number == number), None)
+
+    @property
+    def shadow(self) -> ModelVersion | None:
+        """The version that computes copies, if one is ready."""
+        return next((one for one in self.versions if one.share > 0 and one.state == "ready"), None)
+
+
+class ModelStates(msgspec.Struct, frozen=True, array_like=True):
+    """The states of all models with more than one version. `changes` grows with every change."""
+
+    changes: int = 0
+    models: tuple[ModelState, ...] = ()
+
+    def find(self, name: str) -> ModelState | None:
+        """Returns the state of a model; None if it has only the version that it was started with."""
+        return next((one for one in self.models if one.name == name), None)
+
+    def replaced(self, model: ModelState) -> "ModelStates":
+        """Returns the states after a change of one model."""
+        others = tuple(one for one in self.models if one.name != model.name)
+        return ModelStates(self.changes + 1, (*others, model))
+
+
+ENCODER, DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ModelStates)
+
+
+def version_name(name: str, number: int) -> str:
+    """Returns the served name of a version's processes on the bus; that of the first is the model's name itself."""
+    return name if number == 1 else f"{name}@{number}"
+
+
+def routed(states: ModelStates) -> Mapping[str, str]:
+    """Returns for each versioned model its name on the bus: that of its active version."""
+    return {one.name: version_name(one.name, one.active) for one in states.models}
+
+
+def hidden(states: ModelStates) -> frozenset[str]:
+    """Returns the names on the bus of all versions that are not active: no request can name them."""
+    every = {version_name(one.name, version.number) for one in states.models for version in one.versions}
+    return frozenset(every - set(routed(states).values()))
+
+
+@dataclass(slots=True)
+class VersionStore:
+    """The entry of all models in the store."""
+
+    host: Host
+    _store: KeyValueStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._store = self.host.transport.key_value_store(
+            bucket_name(self.host.subjects.namespace, "models"),
+            ttl_s=STATE_TTL_S,
+            timeout_s=limits.ADAPTER_STORE_TIMEOUT_S,
+        )
+
+    async def read(self) -> ModelStates:
+        """Returns the states; empty ones if there is no entry. Raises StoreUnavailableError."""
+        entry = await self._store.get(_KEY)
+        return DECODER.decode(entry.value) if entry is not None and entry.value else ModelStates()
+
+    async def write(self, states: ModelStates) -> None:
+        """Writes the states unless the store has later ones. Raises StoreUnavailableError."""
+        while True:
+            entry = await self._store.get(_KEY)
+            known = DECODER.decode(entry.value) if entry is not None and entry.value else ModelStates()
+            if known.changes >= states.changes:
+                return
+            revision = 0 if entry is None else entry.revision
+            if await self._store.replace(_KEY, ENCODER.encode(states), revision) is not None:
+                return
