@@ -19,6 +19,7 @@ from shared.allowed_values import (
     TOOL_CALL_PARSERS,
     USAGE_SINK,
 )
+from shared.bus_settings import BusSettings
 from shared.flags import (
     AT_LEAST_1,
     FRACTION,
@@ -59,54 +60,6 @@ __all__ = [
     "to_argv",
     "validated",
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BusSettings:
-    """Settings of every service: the bus, the service's own id, logging and tracing."""
-
-    nats: str = flag(
-        "",
-        "URL of a NATS server that is already there (several: separated by commas)",
-        env="ANTIPHON_NATS",
-        group="bus",
-    )
-    nats_credentials: str = flag(
-        "",
-        "file with 'user:password' for the bus, readable by its owner only",
-        env="ANTIPHON_NATS_CREDENTIALS",
-        group="bus",
-    )
-    nats_tls_ca: str = flag(
-        "",
-        "PEM file of the authorities that the bus's certificate must come from; the connection then uses TLS only",
-        env="ANTIPHON_NATS_TLS_CA",
-        group="bus",
-    )
-    nats_tls_cert: str = flag(
-        "",
-        "PEM file of this client's own certificate, for a bus that asks for one (mutual TLS)",
-        env="ANTIPHON_NATS_TLS_CERT",
-        group="bus",
-    )
-    nats_tls_key: str = flag(
-        "",
-        "PEM file of the private key of --nats-tls-cert, if it is not in the same file",
-        env="ANTIPHON_NATS_TLS_KEY",
-        group="bus",
-    )
-    namespace: str = flag(
-        "antiphon", "deployments sharing a NATS server differ in it", env="ANTIPHON_NAMESPACE", group="bus"
-    )
-    service_id: str = flag("", "name of this replica on the bus (default: host name and process id)", group="bus")
-    log_level: str = flag(
-        "info", "least severe message to print", choices=("debug", "info", "warning", "error"), group="bus"
-    )
-    otlp_traces_endpoint: str = flag(
-        "",
-        "URL of an OpenTelemetry collector that takes OTLP over HTTP (default: OTEL_EXPORTER_OTLP_ENDPOINT, or none)",
-        group="bus",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
