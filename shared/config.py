@@ -40,6 +40,7 @@ from shared.flags import (
     validated,
 )
 from shared.picture_flags import FetchesPictures, TakesPictures
+from shared.self_test_settings import SelfTestSettings
 
 __all__ = [
     "AT_LEAST_1",
@@ -132,7 +133,7 @@ class ModelSettings(BusSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineSettings(ModelSettings, TakesPictures):
+class EngineSettings(ModelSettings, SelfTestSettings, TakesPictures):
     """Settings of an engine."""
 
     max_model_len: int | None = flag(
@@ -354,19 +355,6 @@ class EngineSettings(ModelSettings, TakesPictures):
     max_prompt_adapter_token: int = flag(
         128, "most virtual tokens of a prompt adapter", rule=AT_LEAST_1, group="adapters"
     )
-    canary_interval: float = flag(
-        2.0,
-        "seconds between two runs of the hidden test sequence by which an engine finds that it computes wrong results; "
-        "for large models longer, so that it takes 1 percent of the time (0: none, and no checks of the weights)",
-        rule=NOT_NEGATIVE,
-        group="engine: execution",
-    )
-    deterministic: bool = flag(
-        False,
-        "start only if the tokens of a request cannot depend on other requests (the CPU backend); a request that moves "
-        "to another engine continues only on one with the same numerics",
-        group="engine: execution",
-    )
     use_warmup: bool = flag(False, "run made-up requests before the engine counts as ready", group="engine: execution")
     enforce_eager: bool = flag(
         False,
@@ -501,8 +489,7 @@ class GatewaySettings(BusSettings, FetchesPictures):
     )
     lockstep: float = flag(
         0.0,
-        "share of the requests, 0 to 1, that two engines compute, of which only tokens on which both agree are shown; "
-        "a request can ask for it with the header X-Antiphon-Lockstep: 1",
+        "share of requests, 0 to 1, that two engines compute and must agree on (header: X-Antiphon-Lockstep: 1)",
         rule=FRACTION,
         group="http",
     )

@@ -1,0 +1,24 @@
+"""The settings by which engines test themselves, a part of `config.EngineSettings`."""
+
+from dataclasses import dataclass
+
+from shared.flags import NOT_NEGATIVE, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfTestSettings:
+    """See `docs/second-opinion.md`."""
+
+    canary_interval: float = flag(
+        2.0,
+        "seconds between two runs of the hidden test sequence by which an engine finds that it computes wrong results; "
+        "for large models longer, so that it takes 1 percent of the time (0: none, and no checks of the weights)",
+        rule=NOT_NEGATIVE,
+        group="engine: execution",
+    )
+    deterministic: bool = flag(
+        False,
+        "start only if the tokens of a request cannot depend on other requests (the CPU backend); a request that moves "
+        "to another engine continues only on one with the same numerics",
+        group="engine: execution",
+    )
