@@ -133,7 +133,7 @@ class ModelSettings(BusSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineSettings(ModelSettings, SelfTestSettings, TakesPictures):
+class EngineSettings(SelfTestSettings, ModelSettings, TakesPictures):
     """Settings of an engine."""
 
     max_model_len: int | None = flag(
