@@ -40,6 +40,7 @@ from shared.flags import (
     validated,
 )
 from shared.picture_flags import FetchesPictures, TakesPictures
+from shared.record_flags import KeepsRecords
 from shared.self_test_settings import SelfTestSettings
 
 __all__ = [
@@ -453,7 +454,7 @@ class DetokenizerSettings(ModelSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewaySettings(BusSettings, FetchesPictures):
+class GatewaySettings(BusSettings, FetchesPictures, KeepsRecords):
     """Settings of a gateway. They name no models: the gateway learns of models from heartbeats."""
 
     host: str = flag("0.0.0.0", "address to listen on", group="http")
@@ -491,20 +492,6 @@ class GatewaySettings(BusSettings, FetchesPictures):
         0.0,
         "share of requests, 0 to 1, that two engines compute and must agree on (header: X-Antiphon-Lockstep: 1)",
         rule=FRACTION,
-        group="http",
-    )
-    record_requests: int = flag(
-        256,
-        "finished requests whose record (times of each step and token, no text) is kept for the console and "
-        "GET /v1/requests (0: none, and engines report no steps)",
-        rule=NOT_NEGATIVE,
-        group="http",
-    )
-    record_content_mb: int = flag(
-        0,
-        "megabytes of memory for the prompts and tokens of recorded requests, for `antiphon replay` and `fork` "
-        "(0: records have neither)",
-        rule=NOT_NEGATIVE,
         group="http",
     )
     usage_sink: str = flag(
@@ -570,20 +557,6 @@ class GatewaySettings(BusSettings, FetchesPictures):
     )
     required_engines: str = flag(
         "", "ids of engines that must have been there before the server counts as ready, by commas", group="http"
-    )
-    stream_store: str = flag(
-        "memory",
-        "where the bus keeps records of streams and finished responses, for all gateways: memory, file (they survive a "
-        "restart of the bus), off (streams cannot be resumed, and a response is known to its gateway alone)",
-        choices=("memory", "file", "off"),
-        group="http",
-    )
-    stream_grace: float = flag(
-        30.0,
-        "how long a stream runs on after its client has disconnected, seconds, if the client sent "
-        "'X-Antiphon-Resumable: 1' (0: it is cancelled at once)",
-        rule=NOT_NEGATIVE,
-        group="http",
     )
     keep_alive_s: float = flag(15.0, "seconds between comments on a silent stream", group="http")
     root_path: str = flag(

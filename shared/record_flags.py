@@ -1,0 +1,39 @@
+"""Settings about what gateways keep of requests and streams. Part of `shared.config`, from which others import them."""
+
+from dataclasses import dataclass
+
+from shared.flags import NOT_NEGATIVE, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepsRecords:
+    """Records of requests for the console, and records of streams that other gateways can continue."""
+
+    record_requests: int = flag(
+        256,
+        "finished requests whose record (times of each step and token, no text) is kept for the console and "
+        "GET /v1/requests (0: none, and engines report no steps)",
+        rule=NOT_NEGATIVE,
+        group="http",
+    )
+    record_content_mb: int = flag(
+        0,
+        "megabytes of memory for the prompts and tokens of recorded requests, for `antiphon replay` and `fork` "
+        "(0: records have neither)",
+        rule=NOT_NEGATIVE,
+        group="http",
+    )
+    stream_store: str = flag(
+        "memory",
+        "where the bus keeps records of streams and finished responses, for all gateways: memory, file (they survive a "
+        "restart of the bus), off (streams cannot be resumed, and a response is known to its gateway alone)",
+        choices=("memory", "file", "off"),
+        group="http",
+    )
+    stream_grace: float = flag(
+        30.0,
+        "how long a stream runs on after its client has disconnected, seconds, if the client sent "
+        "'X-Antiphon-Resumable: 1' (0: it is cancelled at once)",
+        rule=NOT_NEGATIVE,
+        group="http",
+    )
