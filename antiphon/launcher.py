@@ -72,7 +72,10 @@ class VersionPlan:
         check(model)
         _check_quantization(model, self.environ)
         gpus = self._gpus(name, model)
-        return list(_model_specs([model], self.environ, self.place, gpus, self.models))
+        specs = list(_model_specs([model], self.environ, self.place, gpus, self.models))
+        if self.place.bus:
+            self.place.bus.write()
+        return specs
 
     def _gpus(self, name: str, model: ServeSettings) -> Sequence[str]:
         taken = {one for ids in self.gpus for one in ids.split(",")}
@@ -364,10 +367,13 @@ async def run_plan(
 
 async def _run_versions(fleet: Fleet, plan: VersionPlan) -> None:
     # Imported here so that the children start before the libraries of the bus are loaded.
-    from antiphon.versions.supervisor import run
+    from antiphon.versions.supervisor import BusAddress, run
 
+    bus, credentials, name = plan.place.bus, plan.place.credentials, f"launcher-{os.getpid()}"
+    if bus is not None:
+        credentials, name = str(bus.launcher_credentials), nats_server.LAUNCHER
     try:
-        await run(fleet, plan, plan.place.nats, plan.place.credentials, plan.models[0].namespace, print_line)
+        await run(fleet, plan, BusAddress(plan.place.nats, credentials, name), plan.models[0].namespace, print_line)
     except Exception as error:  # the server goes on without changes of versions; the user must know
         told = error if isinstance(error, ServiceError | SettingsError) else repr(error)
         print_line("antiphon", f"versions of models cannot be changed until the next start: {told}")

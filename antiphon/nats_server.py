@@ -37,6 +37,8 @@ _KNOWN = ("Plaintext passwords detected", "Maximum payloads over")
 """Warnings that are not shown. The random password in a private file need not be hashed; large messages are rare."""
 
 
+LAUNCHER = "launcher"
+"""The user of the launcher itself."""
 OBSERVER = "observer"
 """The user that may read everything: for `antiphon tap` and other tools of the operator."""
 
@@ -62,6 +64,11 @@ class Bus:
         """The configuration file of the server."""
         return self.directory / "nats.conf"
 
+    @property
+    def launcher_credentials(self) -> Path:
+        """The credentials of the launcher, written by `write`."""
+        return self.directory / f"{LAUNCHER}.credentials"
+
     def join(self, role: Role, member: str) -> str:
         """Adds the user of a process and returns the path of its credentials."""
         self.users[member] = role
@@ -70,6 +77,7 @@ class Bus:
     def write(self) -> None:
         """Writes the configuration with all users."""
         self.join("observer", OBSERVER)
+        self.join("launcher", LAUNCHER)
         subjects = Subjects(self.namespace)
         users = [
             render_user(name, f'"{password(self.secret, name)}"', permissions(role, subjects, name))

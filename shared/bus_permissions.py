@@ -14,13 +14,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from shared.subjects import TOKENIZER_QUEUE, Subjects, bucket_name
+from shared.subjects import LAUNCHER_QUEUE, TOKENIZER_QUEUE, VISION_QUEUE, Subjects, bucket_name
 
-Role = Literal["gateway", "tokenizer", "engine", "detokenizer", "observer"]
+Role = Literal["gateway", "tokenizer", "engine", "detokenizer", "vision", "launcher", "observer"]
 ROLES: tuple[Role, ...] = get_args(Role)
+CONTAINER_ROLES: tuple[Role, ...] = tuple(role for role in ROLES if role != "launcher")
+"""Roles where each service is started by itself: no launcher runs there."""
 RESPONSES = 'allow_responses: { max: 1, expires: "1m" }'
 """A service may answer a request once, on its reply subject, within this time."""
-BUCKETS: dict[str, tuple[Role, ...]] = {"limits": ("gateway",), "adapters": ("gateway", "engine")}
+BUCKETS: dict[str, tuple[Role, ...]] = {
+    "limits": ("gateway",),
+    "adapters": ("gateway", "engine"),
+    "models": ("gateway", "launcher"),
+}
 """Key-value stores, and the roles that read and write them."""
 LOGS = ("streams", "stream-tokens", "responses")
 """Logs on JetStream that gateways write and read: the records of streams, their tokens, and finished responses."""
@@ -61,6 +67,8 @@ def _gateway(subjects: Subjects, member: str) -> Permissions:
             subjects.all_adapters(),
             subjects.detokenizer_control("*", "*"),
             subjects.gateway_control("*", "*"),
+            subjects.any_vision(),
+            subjects.models_control(),
             subjects.usage(),
             subjects.stream_record("*"),
             subjects.stream_journal(member, "*"),
@@ -72,7 +80,9 @@ def _gateway(subjects: Subjects, member: str) -> Permissions:
             subjects.gateway_text(member, "*"),
             subjects.gateway_tokens(member, "*"),
             subjects.gateway_control(member, "*"),
+            subjects.gateway_pictures(member, "*"),
             subjects.all_adapters(),
+            subjects.models(),
             subjects.heartbeats(),
             subjects.steps(),
             *_own_subscribe("gateway", subjects, member),
@@ -98,6 +108,8 @@ def _engine(subjects: Subjects, member: str) -> Permissions:
             subjects.gateway_tokens("*", "*"),
             subjects.gateway_control("*", "*"),
             subjects.all_adapters(),
+            subjects.any_vision(),
+            subjects.vision_direct("*", "*"),
             subjects.steps(member),
             *_own_publish("engine", subjects, member),
         ),
@@ -124,6 +136,30 @@ def _detokenizer(subjects: Subjects, member: str) -> Permissions:
             subjects.detokenizer_tokens(member, "*"),
             subjects.heartbeats("gateway"),
             *_own_subscribe("detokenizer", subjects, member),
+        ),
+    )
+
+
+def _vision(subjects: Subjects, member: str) -> Permissions:
+    return Permissions(
+        publish=(subjects.gateway_pictures("*", "*"), *_own_publish("vision", subjects, member)),
+        subscribe=(
+            f"{subjects.any_vision()} {VISION_QUEUE}",
+            subjects.vision_direct(member, "*"),
+            *_own_subscribe("vision", subjects, member),
+        ),
+    )
+
+
+def _launcher(subjects: Subjects, member: str) -> Permissions:
+    """For `antiphon serve` itself, which changes the versions of models and watches their processes."""
+    return Permissions(
+        publish=(subjects.models(), *_own_publish("launcher", subjects, member)),
+        subscribe=(
+            f"{subjects.models_control()} {LAUNCHER_QUEUE}",
+            subjects.models(),
+            subjects.heartbeats(),
+            *_own_subscribe("launcher", subjects, member),
         ),
     )
 
@@ -182,6 +218,8 @@ _BY_ROLE: dict[Role, Callable[[Subjects, str], Permissions]] = {
     "tokenizer": _tokenizer,
     "engine": _engine,
     "detokenizer": _detokenizer,
+    "vision": _vision,
+    "launcher": _launcher,
     "observer": _observer,
 }
 

@@ -78,6 +78,10 @@ class Subjects:
         """Requests to the image services of a model, a queue group. `model` is the unchanged served name."""
         return self._join("vis", model_token(model), "req")
 
+    def any_vision(self) -> str:
+        """Requests to the image services of all models."""
+        return self._join("vis", "*", "req")
+
     def vision_direct(self, vision_id: str, instance_id: str) -> str:
         """Requests to one image service, which has the embeddings."""
         return self._join("vis", vision_id, instance_id, "req")

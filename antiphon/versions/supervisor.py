@@ -9,7 +9,7 @@ stopped, and nothing else has changed.
 import asyncio
 import contextlib
 import logging
-import os
+import signal
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -69,9 +69,18 @@ class VersionPlan(Protocol):
         ...
 
 
-async def run(fleet: Fleet, plan: VersionPlan, nats: str, credentials: str, namespace: str, sink: Sink) -> None:
+@dataclass(frozen=True, slots=True)
+class BusAddress:
+    """How the launcher reaches the bus. `name`: its id there; with credentials of its own, their user."""
+
+    url: str
+    credentials: str
+    name: str
+
+
+async def run(fleet: Fleet, plan: VersionPlan, where: BusAddress, namespace: str, sink: Sink) -> None:
     """Takes orders until it is cancelled. Raises ServiceError or SettingsError if the bus cannot be used."""
-    subjects, name = Subjects(namespace), f"launcher-{os.getpid()}"
+    subjects, name, nats, credentials = Subjects(namespace), where.name, where.url, where.credentials
     urls = [url.strip() for url in nats.split(",") if url.strip()]
     inbox = subjects.inbox(name)
     transport = await NatsTransport.connect(
@@ -212,6 +221,7 @@ class ModelSupervisor(Actor):
         except SettingsError as error:
             await self._end(name, version.number, "failed", str(error), leads=leads)
             return
+        self._fleet.signal("nats", signal.SIGHUP)  # a bus of our own reads the users of the new processes
         running.services = [spec.service for spec in specs]
         self._fleet.trials.add(internal)
         self._fleet.on_failure[internal] = lambda failure: None if failed.done() else failed.set_result(failure)

@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from shared.bus_permissions import ROLES, permissions, render_user
+from shared.bus_permissions import CONTAINER_ROLES, permissions, render_user
 from shared.subjects import Subjects
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,7 @@ HEAD = """\
 def render(passwords: str, namespace: str = "antiphon") -> str:
     """Returns the text of the file. `passwords`: the path of the file that it includes."""
     subjects = Subjects(namespace)
-    users = (f"  {render_user(role, f'${role}_password', permissions(role, subjects))}\n" for role in ROLES)
+    users = (f"  {render_user(role, f'${role}_password', permissions(role, subjects))}\n" for role in CONTAINER_ROLES)
     return f"{HEAD}include {passwords}\nauthorization {{ users: [\n{''.join(users)}] }}\n"
 
 

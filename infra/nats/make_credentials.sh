@@ -10,7 +10,7 @@ set -eu
 umask 077
 directory=${1:-/secrets}
 owner=${OWNER-10001}
-roles="gateway tokenizer engine detokenizer observer"
+roles="gateway tokenizer engine detokenizer vision observer"
 complete() { for role in $roles; do [ -s "$directory/$role/credentials" ] || return 1; done; }
 complete && exit 0
 mkdir -p "$directory/server"

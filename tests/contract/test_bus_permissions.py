@@ -29,6 +29,8 @@ USERS: dict[str, Role] = {
     "e1": "engine",
     "e2": "engine",
     "d1": "detokenizer",
+    "v1": "vision",
+    "launcher": "launcher",
     OBSERVER: "observer",
 }
 SAMPLES = [
@@ -36,6 +38,8 @@ SAMPLES = [
     S.engine_adapters("e1", "i"), S.adapters("m"), S.detokenizer_control("d1", "i"), S.detokenizer_tokens("d1", "i"),
     S.gateway_text("g1", "i"), S.gateway_tokens("g1", "i"), S.gateway_control("g1", "i"), S.gateway_text("g2", "i"),
     S.heartbeat("gateway", "g1"), S.heartbeat("engine", "e1"), S.heartbeat("engine", "e2"),
+    S.vision("m"), S.vision_direct("v1", "i"), S.gateway_pictures("g1", "i"), S.models(), S.models_control(),
+    S.heartbeat("vision", "v1"), "$KV.antiphon-v2-models.k",
     S.heartbeat("tokenizer", "t1"), S.heartbeat("detokenizer", "d1"), S.usage(),
     S.stream_record("r"), S.stream_journal("g1", "i"), S.stream_journal("g2", "i"), S.steps("e1"), S.steps("e2"),
     *(f"{S.inbox(name)}.probe" for name in USERS), f"{S.inbox('g1')}.x", "other.v2.hb.engine.e1",

@@ -56,7 +56,7 @@ SMALL_MODEL_BYTES = 64 * 2**20
 class TorchWorker(StepWorker):
     """A `ModelWorker` that computes with plain torch operations."""
 
-    def __init__(
+    def __init__(  # long: parts of the worker, in the order in which they need each other
         self,
         settings: EngineSettings,
         model_dir: Path,
