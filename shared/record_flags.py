@@ -30,6 +30,13 @@ class KeepsRecords:
         choices=("memory", "file", "off"),
         group="http",
     )
+    record_streams: str = flag(
+        "asked",
+        "streams that are recorded, so that they can be resumed: those whose request has the header "
+        "'X-Antiphon-Resumable: 1' (asked), or all of them, which then have the ids of events",
+        choices=("asked", "all"),
+        group="http",
+    )
     stream_grace: float = flag(
         30.0,
         "how long a stream runs on after its client has disconnected, seconds, if the client sent "

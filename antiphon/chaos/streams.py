@@ -244,6 +244,7 @@ async def _chunks(server: ServerAddress, body: dict[str, Any], answer: Answer) -
         key = f"Authorization: Bearer {server.token}\r\n" if server.token else ""
         # With HTTP/1.0 the body is not chunked and ends with the connection.
         head = f"POST /v1/completions HTTP/1.0\r\nHost: {server.host}\r\nContent-Type: application/json\r\n{key}"
+        head += "X-Antiphon-Resumable: 1\r\n"
         head += f"Last-Event-ID: {answer.last_id}\r\n" if answer.last_id else ""
         writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         status, headers = await _head(reader)

@@ -137,7 +137,8 @@ class GatewayService:
 def _make_streams(host: Host, settings: GatewaySettings) -> Streams | None:
     if settings.stream_store == "off":
         return None
-    return Streams(host, StreamStore(host, _storage(settings)), settings.stream_grace)
+    records_all = settings.record_streams == "all"
+    return Streams(host, StreamStore(host, _storage(settings)), settings.stream_grace, records_all=records_all)
 
 
 def _storage(settings: GatewaySettings) -> Storage:

@@ -40,7 +40,7 @@ async def gateway(
     transport: Any, subjects: Any, backend: ScriptedBackend, name: str = "gateway-1", **options: Any
 ) -> AsyncIterator[tuple[int, Streams]]:
     host = Host(transport, subjects, SystemClock(), name, "boot")
-    streams = Streams(host, StreamStore(host, "memory"), options.pop("grace_s", 30.0))
+    streams = Streams(host, StreamStore(host, "memory"), options.pop("grace_s", 30.0), records_all=True)
     running = asyncio.create_task(streams.journal.run())
     async with serving(backend, streams=streams, **options) as port:
         async with asyncio.timeout(10):

@@ -19,7 +19,7 @@ from tests.system.served import Served, fetch, serve_tiny, until_the_end, wait_u
 
 pytestmark = [pytest.mark.system, pytest.mark.nats]
 
-FLAGS = ("--dtype=float32", "--block-size=16", "--max-num-seqs=16")
+FLAGS = ("--dtype=float32", "--block-size=16", "--max-num-seqs=16", "--record-streams=all")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 NUM_TOKENS = 300
 SCHEMA = {

@@ -56,13 +56,18 @@ class Claim:
 
 
 class Streams:
-    """Implements `serving.StreamBook`. `grace_s`: how long a resumable stream runs on without its client."""
+    """Implements `serving.StreamBook`.
 
-    def __init__(self, host: Host, store: StreamStore, grace_s: float) -> None:
+    `grace_s`: how long a stream runs on without its client, if the client has asked for a resumable one. `records_all`:
+    streams are recorded whose clients have not asked, too.
+    """
+
+    def __init__(self, host: Host, store: StreamStore, grace_s: float, *, records_all: bool = False) -> None:
         self.journal = Journal(store)
         self._host = host
         self._store = store
         self._grace_s = grace_s
+        self._records_all = records_all
         self._endpoints: dict[str, Endpoint] = {}
         self._running: dict[str, RunningStream] = {}
 
@@ -94,7 +99,10 @@ class Streams:
         path: str | None = getattr(request.state, "records", None)
         if claim is not None:
             return self._resumed(claim, context)
-        if path is None or not self.journal.is_open or not _is_recordable(context):
+        asked = request.headers.get(RESUMABLE, "0") not in ("0", "false")
+        if path is None or not (asked or self._records_all):
+            return None
+        if not self.journal.is_open or not _is_recordable(context):
             return None
         body: bytes = request.state.body
         if len(body) > limits.STREAM_BODY_BYTES_MAX:
@@ -113,7 +121,7 @@ class Streams:
             self._host.instance_id,
             1,
             now,
-            request.headers.get(RESUMABLE, "0") not in ("0", "false"),
+            asked,
             self.journal.position + 1,
         )
         await self._store.create(record)
