@@ -92,7 +92,7 @@ async def scripted_system(directory: Path, tokenizer: Tokenizer, say: Say, **set
         gateway,
         TokenizerService(TokenizerSettings(**files)),
         DetokenizerService(DetokenizerSettings(**files)),
-        EngineService(EngineSettings(**files), lambda _: worker),
+        EngineService(EngineSettings(**files, canary_interval=0.0), lambda _: worker),
     ]
     ends = [await _started(service, bus, subjects) for service in services]
     actor: GatewayActor = gateway.actor

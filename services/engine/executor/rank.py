@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from services.engine.executor.channel import Channel, ChannelClosed, CompileGrammar, Computed, Loaded, Start, digest_of
@@ -94,6 +94,9 @@ def main(argv: list[str], key: bytes | None = None) -> int:
     add_flags(parser, RankSettings)
     settings = parse(RankSettings, parser.parse_args(normalise(argv)))
     configure_logging(settings.log_level, f"rank-{settings.rank}")
+    if settings.channel < 0 and not settings.head and settings.has_hidden_row:
+        # Started by `antiphon serve` on another machine: its settings are the user's, not those of the engine's worker.
+        settings = replace(settings, max_num_seqs=settings.max_num_seqs + 1)
     try:
         channel = _channel(settings, key)
     except (SettingsError, JoinRefused) as error:

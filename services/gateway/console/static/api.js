@@ -46,8 +46,9 @@ export async function* streamed(path, body, signal) {
     const events = (rest + value).split("\n\n");
     rest = events.pop();
     for (const event of events) {
-      if (!event.startsWith("data: ") || event === "data: [DONE]") continue;
-      const data = JSON.parse(event.slice(6));
+      const line = event.split("\n").find((one) => one.startsWith("data: "));
+      if (!line || line === "data: [DONE]") continue;
+      const data = JSON.parse(line.slice(6));
       if (data.error) throw new ApiError(500, data.error.message);
       yield data;
     }
