@@ -137,7 +137,8 @@ async def test_the_topology_lists_every_member_with_its_load():
         "state": "ready",
         "heartbeat_age_s": 0.25,
         "heartbeat_interval_s": 0.3,
+        "heartbeat_sequence": 3,
         "messages_received": 40,
         "messages_sent": 50,
-        "load": {"num_requests": 2, "num_waiting": 1},
+        "load": {"num_requests": 2, "num_waiting": 1, "accepted_requests": 0, "ended_requests": 0},
     }
