@@ -8,12 +8,23 @@ import openai
 import pytest
 
 from services.gateway.generation import GenerationRequest, SequenceUpdate
+from services.gateway.http.auth import ApiKeys
+from shared.api_keys import keys_of_text
 from shared.errors import ServiceError
 from shared.grammar import Grammar
 from shared.messages import PositionLogprobs, TokenText
 from tests.integration.edge import ScriptedBackend, call, serving, text_batches
 from tests.integration.test_openai_client import client
 
+KEYS = """
+[[keys]]
+name = "one"
+key = "sk-one"
+
+[[keys]]
+name = "two"
+key = "sk-two"
+"""
 EVENTS = [
     "response.created",
     "response.in_progress",
@@ -368,3 +379,31 @@ async def test_query_parameters_are_checked(query: str, param: str):
         made = await call(port, "POST", "/v1/responses", {"input": "Hi"})
         reply = await call(port, "GET", f"/v1/responses/{made.json['id']}{query}")
     assert (reply.status, reply.error["param"]) == (400, param)
+
+
+async def test_only_the_key_that_made_a_response_is_told_of_it():
+    keys = ApiKeys("", keys_of_text(KEYS, is_json=False, source=""))
+    backend = ScriptedBackend(manual=True)
+    async with serving(backend, keys=keys) as port:
+
+        async def ask(key: str, method: str, path: str, body: dict[str, Any] | None = None) -> int:
+            return (await call(port, method, path, body, {"authorization": f"Bearer {key}"})).status
+
+        async def statuses(key: str, name: str) -> list[int]:
+            path = f"/v1/responses/{name}"
+            more = {"input": "And?", "previous_response_id": name, "background": True}
+            asked = [("GET", path), ("GET", f"{path}?stream=true"), ("GET", f"{path}/input_items")]
+            found = [await ask(key, *one) for one in asked]
+            return [*found, await ask(key, "POST", "/v1/responses", more), await ask(key, "DELETE", path)]
+
+        header = {"authorization": "Bearer sk-one"}
+        body = {"input": "Hi", "background": True}
+        name = (await call(port, "POST", "/v1/responses", body, header)).json["id"]
+        assert await statuses("sk-two", name) == [404] * 5, "while it runs"
+        (await backend.generations.get()).put(*text_batches("Good ", "day"), None)
+        async with asyncio.timeout(10):
+            while (await call(port, "GET", f"/v1/responses/{name}", None, header)).json["status"] != "completed":
+                await asyncio.sleep(0.01)
+        assert await statuses("sk-two", name) == [404] * 5, "and when it is stored"
+        assert await ask("sk-one", "GET", f"/v1/responses/{name}") == 200
+        assert await ask("sk-one", "DELETE", f"/v1/responses/{name}") == 200

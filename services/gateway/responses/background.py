@@ -17,9 +17,10 @@ _RETRY_AFTER_S = 5.0
 class BackgroundResponse:
     """One response that runs."""
 
-    def __init__(self, run: ResponseRunner, encoder: ResponseEncoder, input_items: list[Item]) -> None:
+    def __init__(self, run: ResponseRunner, encoder: ResponseEncoder, input_items: list[Item], key_name: str) -> None:
         self.encoder = encoder
         self.input_items = input_items
+        self.key_name = key_name
         self.events = EventLog()
         self._run = run
         self._task: asyncio.Task[None] | None = None

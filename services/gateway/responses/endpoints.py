@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.gateway.access.call import current_call
+from services.gateway.access.call import current_call, may_see
 from services.gateway.http import request_body, sse
 from services.gateway.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.http.json_response import json_response
@@ -41,7 +41,7 @@ class ResponseEndpoints:
 
     async def create(self, request: Request) -> Response:
         """Makes a response: whole, as a stream, or in the background."""
-        arrival = Arrival.now()
+        arrival, key_name = Arrival.now(), current_call().key.name
         data = await request_body.read(request.scope["headers"], request.receive)
         unsupported_params.check(read_fields(data), ResponsesBody, rules=schemas.RULES)
         body = read_body(data, schemas.RESPONSES_DECODER)
@@ -55,7 +55,7 @@ class ResponseEndpoints:
         encoder = ResponseEncoder(ResponseObject(body, context), context)
 
         async def store() -> None:
-            await self._put(encoder, given, turns, len(data))
+            await self._put(encoder, given, turns, len(data), key_name)
 
         if body.background:
             return await self._start(request, context, encoder, given, turns, len(data))
@@ -73,13 +73,13 @@ class ResponseEndpoints:
         if stream:
             first = 0 if starting_after is None else starting_after + 1
             return LoggedAnswer(await self._events(response_id), first, self._serving.settings.keep_alive_s)
-        if running := self._background.get(response_id):
+        if running := self._running(response_id):
             return json_response(running.encoder.snapshot())
         return json_response((await self._stored(response_id)).response)
 
     async def cancel(self, response_id: str) -> Response:
         """Cancels a background response. Does nothing if it has ended."""
-        if running := self._background.get(response_id):
+        if running := self._running(response_id):
             await running.cancel()
             return json_response(running.encoder.response)
         response = (await self._stored(response_id)).response
@@ -89,8 +89,9 @@ class ResponseEndpoints:
 
     async def delete(self, response_id: str) -> Response:
         """Removes a response from the store. A response that runs in the background is cancelled first."""
-        if running := self._background.get(response_id):
+        if running := self._running(response_id):
             await running.cancel()
+        await self._stored(response_id)
         if not await self._store.delete(response_id):
             raise unknown_response(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
@@ -100,7 +101,7 @@ class ResponseEndpoints:
     ) -> Response:
         """Lists the input items of a response, without those of the responses that it continues."""
         check_query(request, ("limit", "order", "after"))
-        if running := self._background.get(response_id):
+        if running := self._running(response_id):
             items = running.input_items
         else:
             items = (await self._stored(response_id)).input_items
@@ -113,11 +114,9 @@ class ResponseEndpoints:
         param = "previous_response_id"
         if response_id is None:
             return []
-        if self._background.get(response_id):
+        if self._running(response_id):
             refuse(param, f"names the response '{response_id}', which is in progress")
-        record = await self._store.get(response_id)
-        if record is None:
-            raise unknown_response(response_id, param)
+        record = await self._stored(response_id, param)
         if record.response["status"] not in _CONTINUED:
             refuse(param, f"names the response '{response_id}', which is {record.response['status']}")
         return record.turns
@@ -151,11 +150,12 @@ class ResponseEndpoints:
         num_bytes: int,
     ) -> Response:
         async def store(ended: BackgroundResponse) -> None:
-            await self._put(encoder, given, turns, num_bytes, ended.events.events)
+            await self._put(encoder, given, turns, num_bytes, key_name, ended.events.events)
 
+        key_name = current_call().key.name
         self._background.check_room()
         run = self._serving.runner(request, context, encoder)
-        running = await self._background.start(BackgroundResponse(run, encoder, given.items), store)
+        running = await self._background.start(BackgroundResponse(run, encoder, given.items, key_name), store)
         if context.stream:
             return LoggedAnswer(running.events, 0, self._serving.settings.keep_alive_s)
         return json_response(encoder.snapshot())
@@ -166,26 +166,34 @@ class ResponseEndpoints:
         given: Input,
         turns: list[Turn],
         num_bytes: int,
+        key_name: str,
         events: list[bytes] | None = None,
     ) -> None:
-        """Stores a response that has ended. `num_bytes`: size of the request's body."""
+        """Stores a response that has ended. `num_bytes`: size of the request's body; `key_name`: of its API key."""
         record = StoredResponse(
             response=encoder.response,
             input_items=given.items,
             turns=[*turns, encoder.output_turn()],
             encoded_bytes=num_bytes + encoder.num_bytes,
             events=events or [],
+            key_name=key_name,
         )
         await self._store.put(record)
 
-    async def _stored(self, response_id: str) -> StoredResponse:
+    async def _stored(self, response_id: str, param: str = "response_id") -> StoredResponse:
+        """Returns a stored response. One of another key is answered like one that does not exist."""
         record = await self._store.get(response_id)
-        if record is None:
-            raise unknown_response(response_id)
+        if record is None or not may_see(record.key_name):
+            raise unknown_response(response_id, param)
         return record
 
+    def _running(self, response_id: str) -> BackgroundResponse | None:
+        """Returns a response that runs in the background, if the current call's key made it."""
+        found = self._background.get(response_id)
+        return found if found is not None and may_see(found.key_name) else None
+
     async def _events(self, response_id: str) -> EventLog:
-        if running := self._background.get(response_id):
+        if running := self._running(response_id):
             return running.events
         record = await self._stored(response_id)
         if not record.response["background"]:

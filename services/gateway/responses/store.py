@@ -13,6 +13,7 @@ import msgspec
 
 from services.gateway.responses.input_items import Item
 from shared import limits
+from shared.api_keys import ANONYMOUS
 from shared.errors import ServiceError
 from shared.request.conversation import Turn
 
@@ -25,7 +26,8 @@ class StoredResponse:
     """One finished response. `turns`: the whole conversation with the output, without instructions.
 
     `encoded_bytes`: size of the request's body and of the encoded response together. `events`: the events of a
-    background response, which can be streamed again; empty for other responses.
+    background response, which can be streamed again; empty for other responses. `key_name`: name of the API key that
+    made the response; no other key is told of it.
     """
 
     response: dict[str, Any]
@@ -33,6 +35,7 @@ class StoredResponse:
     turns: list[Turn]
     encoded_bytes: int
     events: list[bytes] = field(default_factory=list[bytes])
+    key_name: str = ANONYMOUS.name
 
     @property
     def id(self) -> str:
