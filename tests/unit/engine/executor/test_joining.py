@@ -18,7 +18,7 @@ from shared.config import EngineSettings, SettingsError
 from shared.parallel import AGAIN, rank_key
 
 KEY = b"the key of this test"
-SETTINGS = EngineSettings(nnode=2, pod_ips="127.0.0.1,127.0.0.2", tensor_parallel_size=2)
+SETTINGS = EngineSettings(canary_interval=0.0, nnode=2, pod_ips="127.0.0.1,127.0.0.2", tensor_parallel_size=2)
 HEAD = "127.0.0.1"
 
 
@@ -71,7 +71,9 @@ def test_a_rank_with_the_key_joins_and_gets_messages(listener: Listener, gatheri
         (0, SETTINGS, KEY, "rank 0 is not one of another machine; check --pod-ips and NODE_RANK"),
         (
             1,
-            EngineSettings(nnode=2, pod_ips=SETTINGS.pod_ips, tensor_parallel_size=2, block_size=128),
+            EngineSettings(
+                canary_interval=0.0, nnode=2, pod_ips=SETTINGS.pod_ips, tensor_parallel_size=2, block_size=128
+            ),
             KEY,
             "--block-size is 128 there and 16 at the first machine; start the same command on each",
         ),
@@ -126,6 +128,7 @@ def test_the_program_of_a_rank_says_how_it_ended(
     listener: Listener, gathering: Gathering, threads: ThreadPoolExecutor
 ) -> None:
     words = ["--nnode=2", f"--pod-ips={SETTINGS.pod_ips}", f"--master-port={listener.port}", "-tp=2", "--rank=1"]
+    words.append("--canary-interval=0")
     assert rank_program.main([*words, "--dtype=float32"], KEY) == 78
     # The first rank ends before it says where the ranks meet.
     ended = threads.submit(rank_program.main, words, KEY)
