@@ -99,7 +99,6 @@ def hosts() -> Iterator[tuple[Host, Host]]:
         yield made
 
 
-@pytest.mark.spec("S-SRV-073", "S-SRV-074", "S-DEP-025")
 def test_two_network_namespaces_are_two_machines(
     hosts: tuple[Host, Host], model: Path, tmp_path: Path, expected: list[str]
 ) -> None:
