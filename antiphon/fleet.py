@@ -94,12 +94,6 @@ class Fleet:
         """Returns the process ids of the running children by name."""
         return {m.spec.name: m.child.pid for m in self._members if m.child is not None and m.child.running}
 
-    def signal(self, service: str, number: signal.Signals) -> None:
-        """Sends a signal to the running children of a service."""
-        for member in self._members:
-            if member.spec.service == service:
-                _signal(member, number)
-
     async def stop(self, services: Iterable[str], grace_s: float) -> None:
         """Stops the children of these services with SIGTERM, and with SIGKILL after `grace_s` seconds.
 

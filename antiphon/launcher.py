@@ -72,10 +72,7 @@ class VersionPlan:
         check(model)
         _check_quantization(model, self.environ)
         gpus = self._gpus(name, model)
-        specs = list(_model_specs([model], self.environ, self.place, gpus, self.models))
-        if self.place.bus:
-            self.place.bus.write()
-        return specs
+        return list(_model_specs([model], self.environ, self.place, gpus, self.models))
 
     def _gpus(self, name: str, model: ServeSettings) -> Sequence[str]:
         taken = {one for ids in self.gpus for one in ids.split(",")}

@@ -43,9 +43,16 @@ OBSERVER = "observer"
 """The user that may read everything: for `antiphon tap` and other tools of the operator."""
 
 
+LATER: tuple[Role, ...] = ("tokenizer", "engine", "detokenizer", "vision")
+"""Services whose processes may be added after the server has started. Those of one service then share a user."""
+
+
 @dataclass(slots=True)
 class Bus:
     """A nats-server to start. Each process gets a user of its own, with the permissions of its role, from `join`.
+
+    Processes that join after `write` share one user for each role: a server that reads its users again forgets which
+    requests it let others answer.
 
     `secret` gives all passwords; whoever has it can compute them. `url` is for clients on this machine, `host` the
     address to listen on, `store` where the server keeps files. After the last `join`, `write` writes the configuration.
@@ -58,6 +65,7 @@ class Bus:
     namespace: str
     store: Path
     users: dict[str, Role] = field(default_factory=dict[str, Role])
+    is_written: bool = False
 
     @property
     def config(self) -> Path:
@@ -71,6 +79,8 @@ class Bus:
 
     def join(self, role: Role, member: str) -> str:
         """Adds the user of a process and returns the path of its credentials."""
+        if self.is_written:
+            return str(self.directory / f"{_later(role)}.credentials")
         self.users[member] = role
         return str(write_credentials(self.directory, self.secret, member))
 
@@ -83,7 +93,12 @@ class Bus:
             render_user(name, f'"{password(self.secret, name)}"', permissions(role, subjects, name))
             for name, role in self.users.items()
         ]
+        for role in LATER:
+            name = _later(role)
+            write_credentials(self.directory, self.secret, name)
+            users.append(render_user(name, f'"{password(self.secret, name)}"', permissions(role, subjects)))
         port = int(self.url.rpartition(":")[2])
+        self.is_written = True
         _write_private(self.config, render(port, self.store, self.host, users))
 
 
@@ -162,6 +177,10 @@ def _candidates() -> Iterator[Path]:
     except importlib.metadata.PackageNotFoundError:
         return
     yield from (Path(str(file.locate())) for file in files if file.name == "nats-server")
+
+
+def _later(role: Role) -> str:
+    return f"later-{role}"
 
 
 def _free_port() -> int:

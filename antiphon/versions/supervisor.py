@@ -9,7 +9,6 @@ stopped, and nothing else has changed.
 import asyncio
 import contextlib
 import logging
-import signal
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -221,7 +220,6 @@ class ModelSupervisor(Actor):
         except SettingsError as error:
             await self._end(name, version.number, "failed", str(error), leads=leads)
             return
-        self._fleet.signal("nats", signal.SIGHUP)  # a bus of our own reads the users of the new processes
         running.services = [spec.service for spec in specs]
         self._fleet.trials.add(internal)
         self._fleet.on_failure[internal] = lambda failure: None if failed.done() else failed.set_result(failure)

@@ -132,7 +132,7 @@ async def test_streams_have_the_same_tokens_whatever_fails(served: Served, fault
 @pytest.mark.matrix("S-14")
 def test_no_key_and_no_password_is_in_a_command_line_or_a_log(served: Served):
     files = list(Path(_run_directory(served)).glob("*.credentials"))
-    assert len(files) == 10
+    assert len(files) == 14
     secrets = [KEY, *(file.read_text().split(":")[1] for file in files)]
     for key in (KEY, "sk-wrong"):
         answer = fetch(served, "POST", "/v1/completions", {"prompt": "x", "nonsense": 1}, Authorization=f"Bearer {key}")

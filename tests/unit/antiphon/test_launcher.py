@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from antiphon import launcher
+from antiphon import launcher, nats_server
 from antiphon.launcher import Plan, assign_gpus, engine_threads, make_plan, serve
 from antiphon.processes import ChildSpec
 from antiphon.served_models import models_of
@@ -86,7 +86,8 @@ def test_keys_and_passwords_are_on_no_command_line(planned, tmp_path: Path) -> N
     assert settings_of(elsewhere.specs[1]).nats == "nats://user:secret@bus"
     assert not any("secret" in word for spec in elsewhere.specs for word in spec.argv)
     passwords = {path.stem: path.read_text().split(":")[1] for path in tmp_path.glob("*.credentials")}
-    assert set(passwords) == {"launcher", "observer", *(spec.name for spec in plan.specs[1:])}
+    later = {f"later-{role}" for role in nats_server.LATER}
+    assert set(passwords) == {"launcher", "observer", *later, *(spec.name for spec in plan.specs[1:])}
     assert len(set(passwords.values())) == len(passwords)
     for spec in plan.specs:
         assert not any("secret" in word or word in passwords.values() for word in spec.argv)
@@ -111,7 +112,7 @@ def test_with_a_key_file_alone_the_launcher_has_a_key_of_its_own(planned) -> Non
 def test_credentials_and_configuration_are_private_files(planned, tmp_path: Path) -> None:
     planned(ServeSettings())
     files = [tmp_path / "nats.conf", *tmp_path.glob("*.credentials")]
-    assert len(files) == 7
+    assert len(files) == 11
     assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
 
 
