@@ -22,8 +22,3 @@ class SelfTestSettings:
         "to another engine continues only on one with the same numerics",
         group="engine: execution",
     )
-
-    @property
-    def has_hidden_row(self) -> bool:
-        """Whether the worker of an engine that is a service has a row more, for the engine's own test sequence."""
-        return self.canary_interval > 0 or self.deterministic

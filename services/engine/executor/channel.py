@@ -23,9 +23,10 @@ T = TypeVar("T")
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Meet the other ranks and load the model."""
+    """Meet the other ranks and load the model with room for `max_num_seqs` sequences, hidden ones included."""
 
     meeting: Meeting
+    max_num_seqs: int
 
 
 class RunPlan(msgspec.Struct, frozen=True, tag=True):

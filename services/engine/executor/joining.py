@@ -37,9 +37,9 @@ _UNANSWERED_MS = 8_000
 """A machine that answers nothing for about this long is dead."""
 _OWN = frozenset({item.name for item in fields(BusSettings)}) | {
     "model", "tokenizer", "download_dir", "threads", "node_rank", "master_port", "cluster_key_file", "kv_host",
-    "kv_bind",
+    "kv_bind", "max_num_seqs",
 }  # fmt: skip
-"""Settings that may differ between machines: places of files, and what only the first rank reads."""
+"""Settings that may differ between machines: places of files, and what the first rank alone reads or tells the others."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 

@@ -94,9 +94,6 @@ def main(argv: list[str], key: bytes | None = None) -> int:
     add_flags(parser, RankSettings)
     settings = parse(RankSettings, parser.parse_args(normalise(argv)))
     configure_logging(settings.log_level, f"rank-{settings.rank}")
-    if settings.channel < 0 and not settings.head and settings.has_hidden_row:
-        # Started by `antiphon serve` on another machine: its settings are the user's, not those of the engine's worker.
-        settings = replace(settings, max_num_seqs=settings.max_num_seqs + 1)
     try:
         channel = _channel(settings, key)
     except (SettingsError, JoinRefused) as error:
@@ -113,7 +110,7 @@ def main(argv: list[str], key: bytes | None = None) -> int:
             return AGAIN
         assert isinstance(start, Start), "the first command says where the ranks meet"
         threading.Thread(target=_leave_with, args=(channel,), name="rank-watch", daemon=True).start()
-        return _computed(settings, channel, start.meeting)
+        return _computed(replace(settings, max_num_seqs=start.max_num_seqs), channel, start.meeting)
 
 
 def _computed(settings: RankSettings, channel: Channel, meeting: Meeting) -> int:

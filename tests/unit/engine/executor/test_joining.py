@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from shared.config import EngineSettings, SettingsError
 from shared.parallel import AGAIN, rank_key
 
 KEY = b"the key of this test"
-SETTINGS = EngineSettings(canary_interval=0.0, nnode=2, pod_ips="127.0.0.1,127.0.0.2", tensor_parallel_size=2)
+SETTINGS = EngineSettings(nnode=2, pod_ips="127.0.0.1,127.0.0.2", tensor_parallel_size=2)
 HEAD = "127.0.0.1"
 
 
@@ -56,10 +57,11 @@ Gathering = Future[dict[int, socket.socket]]
 
 
 def test_a_rank_with_the_key_joins_and_gets_messages(listener: Listener, gathering: Gathering) -> None:
-    with join(HEAD, listener.port, 1, SETTINGS, KEY) as end:
+    # The first rank says for how many sequences there is room, whatever the setting here.
+    with join(HEAD, listener.port, 1, replace(SETTINGS, max_num_seqs=7), KEY) as end:
         first, other = Channel(gathering.result(10)[1]), Channel(end)
-        first.send(Start(Meeting(host=HEAD, port=1)))
-        assert other.command() == Start(Meeting(host=HEAD, port=1))
+        first.send(Start(Meeting(host=HEAD, port=1), 8))
+        assert other.command() == Start(Meeting(host=HEAD, port=1), 8)
         other.send(Loaded(3, "c", "w"))
         assert first.reply() == Loaded(3, "c", "w")
 
@@ -71,9 +73,7 @@ def test_a_rank_with_the_key_joins_and_gets_messages(listener: Listener, gatheri
         (0, SETTINGS, KEY, "rank 0 is not one of another machine; check --pod-ips and NODE_RANK"),
         (
             1,
-            EngineSettings(
-                canary_interval=0.0, nnode=2, pod_ips=SETTINGS.pod_ips, tensor_parallel_size=2, block_size=128
-            ),
+            EngineSettings(nnode=2, pod_ips=SETTINGS.pod_ips, tensor_parallel_size=2, block_size=128),
             KEY,
             "--block-size is 128 there and 16 at the first machine; start the same command on each",
         ),
@@ -118,8 +118,8 @@ def test_a_rank_that_joins_again_replaces_its_former_self(listener: Listener, th
     join(HEAD, listener.port, 1, SETTINGS, KEY).close()
     with join(HEAD, listener.port, 1, SETTINGS, KEY) as again, join(HEAD, listener.port, 2, SETTINGS, KEY):
         ends = found.result(10)
-        Channel(ends[1]).send(Start(Meeting()))
-        assert Channel(again).command() == Start(Meeting())
+        Channel(ends[1]).send(Start(Meeting(), 8))
+        assert Channel(again).command() == Start(Meeting(), 8)
         for end in ends.values():
             end.close()
 
@@ -128,7 +128,6 @@ def test_the_program_of_a_rank_says_how_it_ended(
     listener: Listener, gathering: Gathering, threads: ThreadPoolExecutor
 ) -> None:
     words = ["--nnode=2", f"--pod-ips={SETTINGS.pod_ips}", f"--master-port={listener.port}", "-tp=2", "--rank=1"]
-    words.append("--canary-interval=0")
     assert rank_program.main([*words, "--dtype=float32"], KEY) == 78
     # The first rank ends before it says where the ranks meet.
     ended = threads.submit(rank_program.main, words, KEY)
