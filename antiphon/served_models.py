@@ -19,11 +19,11 @@ from shared.config import (
     EngineSettings,
     SettingsError,
     TokenizerSettings,
+    VisionSettings,
     parse_words,
 )
 from shared.limits import MODELS_MAX
 from shared.model_files import described, model_aliases, model_name
-from shared.picture_settings import VisionSettings
 
 S = TypeVar("S", bound=ServeSettings)
 OF_ONE_MODEL = (

@@ -20,13 +20,13 @@ from shared.config import (
     ModelSettings,
     SettingsError,
     TokenizerSettings,
+    VisionSettings,
     changed,
     check_engine,
     flag,
 )
 from shared.other_options import VARIABLES
 from shared.picture_models import processor_kwargs
-from shared.picture_settings import VisionSettings
 
 T = TypeVar("T", bound=BusSettings)
 S = TypeVar("S", bound="ServeSettings")

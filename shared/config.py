@@ -4,7 +4,7 @@ Each field is a flag: `max_num_seqs` is `--max-num-seqs` (or `--max_num_seqs`). 
 variable; a flag has precedence over the variable, and an empty variable counts as unset. A service reads settings from
 the environment only here. Values that follow from the model or the machine are not settings: they are determined at
 start-up. `shared.flags` turns fields into flags; its names are re-exported here, so that users of settings need one
-import.
+import. Groups of settings about one subject are in `shared.settings`.
 """
 
 from dataclasses import dataclass
@@ -19,13 +19,11 @@ from shared.allowed_values import (
     TOOL_CALL_PARSERS,
     USAGE_SINK,
 )
-from shared.bus_settings import BusSettings
 from shared.flags import (
     AT_LEAST_1,
     FRACTION,
     JSON_WORDS,
     NOT_NEGATIVE,
-    PORT,
     POSITIVE,
     POWER_OF_TWO,
     SHARE,
@@ -39,9 +37,11 @@ from shared.flags import (
     to_argv,
     validated,
 )
-from shared.picture_flags import FetchesPictures, TakesPictures
-from shared.record_flags import KeepsRecords
-from shared.self_test_settings import SelfTestSettings
+from shared.settings.bus import BusSettings
+from shared.settings.parallel import ParallelSettings
+from shared.settings.pictures import EnginePictureSettings, GatewayPictureSettings
+from shared.settings.records import RecordSettings
+from shared.settings.self_test import SelfTestSettings
 
 __all__ = [
     "AT_LEAST_1",
@@ -52,6 +52,7 @@ __all__ = [
     "ModelSettings",
     "SettingsError",
     "TokenizerSettings",
+    "VisionSettings",
     "add_flags",
     "changed",
     "check_engine",
@@ -134,7 +135,7 @@ class ModelSettings(BusSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineSettings(SelfTestSettings, ModelSettings, TakesPictures):
+class EngineSettings(ParallelSettings, SelfTestSettings, ModelSettings, EnginePictureSettings):
     """Settings of an engine."""
 
     max_model_len: int | None = flag(
@@ -372,62 +373,6 @@ class EngineSettings(SelfTestSettings, ModelSettings, TakesPictures):
     max_context_len_to_capture: int | None = flag(
         None, "former name of --max-seq-len-to-capture", rule=AT_LEAST_1, group="engine: execution"
     )
-    tensor_parallel_size: int = flag(
-        1,
-        "devices that share each layer of the model; it must divide the number of attention heads",
-        env="TP",
-        rule=AT_LEAST_1,
-        alias=("-tp", "--num-gpus"),
-        group="engine: parallel",
-    )
-    pipeline_parallel_size: int = flag(
-        1,
-        "groups of devices that have a part of the layers each",
-        rule=AT_LEAST_1,
-        alias=("-pp",),
-        group="engine: parallel",
-    )
-    distributed_executor_backend: str = flag(
-        "auto",
-        "what starts the processes of several devices: mp (the engine itself) or ray; auto: ray if RAY_ADDRESS is set "
-        "and ray is installed, else mp",
-        choices=("auto", "ray", "mp"),
-        group="engine: parallel",
-    )
-    nnode: int = flag(
-        1,
-        "machines that compute the model together; the same command runs on each of them",
-        rule=AT_LEAST_1,
-        group="engine: parallel",
-    )
-    pod_ips: str = flag(
-        "", "addresses of these machines, by commas; the first one has the server", group="engine: parallel"
-    )
-    node_rank: int | None = flag(
-        None,
-        "place of this machine in --pod-ips, from 0 (default: by its addresses)",
-        env="NODE_RANK",
-        rule=NOT_NEGATIVE,
-        group="engine: parallel",
-    )
-    master_port: int = flag(
-        29500,
-        "port at the first machine where the processes of the other ones join; a second engine uses the next port",
-        rule=PORT,
-        group="engine: parallel",
-    )
-    cluster_key_file: str = flag(
-        "",
-        "file with a secret that is the same on each of several machines, or for each instance of rank tables; needed "
-        "with several machines (default: one of this user)",
-        env="ANTIPHON_CLUSTER_KEY_FILE",
-        group="engine: parallel",
-    )
-    disable_custom_all_reduce: bool = flag(
-        False,
-        "has no effect: sums between devices are those of torch.distributed",
-        group="engine: parallel",
-    )
 
 
 def check_engine(settings: EngineSettings) -> None:
@@ -454,7 +399,17 @@ class DetokenizerSettings(ModelSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewaySettings(BusSettings, FetchesPictures, KeepsRecords):
+class VisionSettings(ModelSettings):
+    """Settings of an image service."""
+
+    mm_processor_kwargs: str = flag(
+        "", 'arguments of the image processor, JSON such as {"max_pixels": 501760}', group="pictures", metavar="JSON"
+    )
+    vision_device: str = flag("cpu", "where pictures are encoded", choices=("cpu", "cuda"), group="pictures")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewaySettings(BusSettings, GatewayPictureSettings, RecordSettings):
     """Settings of a gateway. They name no models: the gateway learns of models from heartbeats."""
 
     host: str = flag("0.0.0.0", "address to listen on", group="http")

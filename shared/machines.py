@@ -11,32 +11,13 @@ import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from shared.flags import SettingsError
+from shared.settings.parallel import ParallelSettings
 
 _SIOCGIFCONF, _ROOM = 0x8912, 64 * 1024
 _IFREQ = struct.Struct("16s16s8x")
 _IF_INET6 = Path("/proc/net/if_inet6")
-
-
-class MachineSettings(Protocol):
-    """The settings that this module reads."""
-
-    @property
-    def nnode(self) -> int:
-        """Number of machines."""
-        ...
-
-    @property
-    def pod_ips(self) -> str:
-        """Addresses of the machines, separated by commas."""
-        ...
-
-    @property
-    def node_rank(self) -> int | None:
-        """Number of this machine; None: found by its addresses."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +48,7 @@ def addresses(pod_ips: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in pod_ips.split(",")) if pod_ips else ()
 
 
-def find_machines(settings: MachineSettings) -> Machines:
+def find_machines(settings: ParallelSettings) -> Machines:
     """Returns the machines and this one's place, by `--node-rank` or by its addresses. Raises SettingsError."""
     every = addresses(settings.pod_ips)
     if settings.node_rank is not None:

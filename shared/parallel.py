@@ -8,55 +8,16 @@ import importlib.util
 import ipaddress
 import os
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from shared.cluster_key import read_key
 from shared.flags import SettingsError
 from shared.machines import addresses
+from shared.settings.parallel import ParallelSettings
 
 AGAIN = 75
 """Exit code of a process of another machine whose engine has ended: it is to be started again and waits for it."""
 RAY_ADDRESS = "RAY_ADDRESS"
 NO_KV = "engines whose processes are on several machines, or started by Ray, exchange no KV"
-
-
-class ParallelSettings(Protocol):
-    """The settings that this module reads, part of the engine's."""
-
-    @property
-    def tensor_parallel_size(self) -> int:
-        """Devices that share each layer."""
-        ...
-
-    @property
-    def pipeline_parallel_size(self) -> int:
-        """Devices that have a part of the layers each."""
-        ...
-
-    @property
-    def distributed_executor_backend(self) -> str:
-        """What starts the processes of several devices: auto, ray or mp."""
-        ...
-
-    @property
-    def nnode(self) -> int:
-        """Number of machines."""
-        ...
-
-    @property
-    def pod_ips(self) -> str:
-        """Addresses of the machines, separated by commas."""
-        ...
-
-    @property
-    def cluster_key_file(self) -> str:
-        """File with the secret that the machines share."""
-        ...
-
-    @property
-    def disable_custom_all_reduce(self) -> bool:
-        """Whether devices do without an own all-reduce."""
-        ...
 
 
 Spelling = Callable[[str], str]

@@ -4,7 +4,7 @@ import sys
 
 from services.vision.service import VisionService
 from shared.actors.service import main
-from shared.picture_settings import VisionSettings
+from shared.config import VisionSettings
 
 if __name__ == "__main__":
     sys.exit(main("vision", VisionSettings, VisionService))

@@ -4,10 +4,10 @@ import asyncio
 
 from services.vision.actor import FileEncoder, VisionActor
 from shared.actors.host import Host
+from shared.config import VisionSettings
 from shared.messages import ServiceName, VisionStatus
 from shared.model_files import located, model_directory, model_name
 from shared.picture_models import check_takes_pictures, processor_kwargs, read_model_fields
-from shared.picture_settings import VisionSettings
 
 
 class VisionService:

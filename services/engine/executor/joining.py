@@ -39,7 +39,7 @@ _OWN = frozenset({item.name for item in fields(BusSettings)}) | {
     "model", "tokenizer", "download_dir", "threads", "node_rank", "master_port", "cluster_key_file", "kv_host",
     "kv_bind", "max_num_seqs",
 }  # fmt: skip
-"""Settings that may differ between machines: places of files, and what the first rank alone reads or tells the others."""
+"""Settings that may differ between machines: places of files, and what the first rank alone reads, or tells."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 

@@ -1,4 +1,4 @@
-"""The settings that every service has. `shared.config` builds the settings of each service on them."""
+"""The settings that every service has."""
 
 from dataclasses import dataclass
 

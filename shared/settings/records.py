@@ -1,4 +1,4 @@
-"""Settings about what gateways keep of requests and streams. Part of `shared.config`, from which others import them."""
+"""Settings about what gateways keep of requests and streams."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from shared.flags import NOT_NEGATIVE, flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeepsRecords:
+class RecordSettings:
     """Records of requests for the console, and records of streams that other gateways can continue."""
 
     record_requests: int = flag(

@@ -1,4 +1,4 @@
-"""Settings about pictures that engines and gateways have among others. See `shared.config`."""
+"""Settings about pictures, of engines, gateways and image services."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from shared.flags import flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class TakesPictures:
+class EnginePictureSettings:
     """Of an engine."""
 
     enable_mm: bool = flag(
@@ -18,7 +18,7 @@ class TakesPictures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FetchesPictures:
+class GatewayPictureSettings:
     """Of a gateway."""
 
     allowed_media_domains: str = flag(

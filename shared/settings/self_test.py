@@ -1,4 +1,4 @@
-"""The settings by which engines test themselves, a part of `config.EngineSettings`."""
+"""The settings by which engines test themselves."""
 
 from dataclasses import dataclass
 
