@@ -155,9 +155,8 @@ class EngineService:
         """Runs the canary and checks all weights at once, and publishes what is wrong. See `SelfTest`."""
         canary, guard = self.engine.canary, self.engine.guard
         parts = [part.run_now() for part in (canary, guard) if part is not None]
-        await asyncio.wait(
-            [asyncio.wrap_future(part) for part in parts], timeout=limits.SELF_TEST_S / 2
-        ) if parts else 0
+        if parts:
+            await asyncio.wait([asyncio.wrap_future(part) for part in parts], timeout=limits.SELF_TEST_S / 2)
         await self.actor.answer(message, self.fault)
         if message.ends and not self.fault:
             self._on_fault("a comparison with other engines has shown that it computes other tokens than they do")

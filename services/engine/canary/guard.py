@@ -44,10 +44,12 @@ class WeightGuard:
         while not self._closing.is_set():
             asked, self._asked = self._asked, []
             fault = self._check(whole=bool(asked))
+            if fault:
+                # Before the answers: who gets one may read the engine's fault at once.
+                self._on_fault(f"the weights have changed in memory: {fault}")
             for answer in asked:
                 answer.set_result(fault)
             if fault:
-                self._on_fault(f"the weights have changed in memory: {fault}")
                 return
             self._woken.wait(BEAT_S)
             self._woken.clear()

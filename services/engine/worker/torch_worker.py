@@ -46,6 +46,7 @@ from services.engine.worker.weight_memory import host_weights
 from services.engine.worker.weights import load_weights
 from shared.config import EngineSettings, SettingsError
 from shared.messages import PromptLogprobs
+from shared.picture_models import check_takes_pictures
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ SMALL_MODEL_BYTES = 64 * 2**20
 class TorchWorker(StepWorker):
     """A `ModelWorker` that computes with plain torch operations."""
 
-    def __init__(  # long: parts of the worker, in the order in which they need each other
+    def __init__(
         self,
         settings: EngineSettings,
         model_dir: Path,
@@ -75,7 +76,8 @@ class TorchWorker(StepWorker):
         self._dtype = choose_torch_dtype(settings.dtype, weight_dtype(config), self._device, model_dir)
         form = weight_form(settings, model_dir, config, self._device, native=False)
         check_adapters_possible(settings, config)
-        check_pictures_possible(settings, config)
+        if settings.enable_mm:
+            check_takes_pictures(config)
         self._adapter_step = AdapterStep(settings.max_loras or 0, self._dtype, self._device)
         self._model, self._description = load_model(
             model_dir,
@@ -93,28 +95,7 @@ class TorchWorker(StepWorker):
         bytes_per_slot = self._description.kv_size * cache_dtype.itemsize
         slopes = scaled_slopes(self._description, self._device, ranks.shard)
         self._shape = AttentionShape(settings.block_size, bytes_per_slot, self._dtype, self._device, slopes)
-        eos = eos_token_ids(model_dir, self._description)
-        backend = f"{torch_backend(self._device)} {form.name} {ranks.shard.tp_size}x{ranks.shard.pp_size}"
-        configuration = configuration_hash(model_dir, backend, self._dtype, cache_dtype)
-        self._prepare_state(
-            StateSpec(
-                settings,
-                self._description,
-                cache_dtype,
-                self._device,
-                eos,
-                configuration,
-                content_hash(model_dir, form.name, self._dtype),
-                embedding_size=self._model.embedding_size,
-                pooling_kind=pooling_kind(model_dir),
-                ranks=ranks,
-                weights_bytes=self._model.weights_bytes,
-                adapter_bytes=kept_adapter_bytes(settings, self._description, self._dtype),
-                model_dtype=self._dtype,
-                takes_pictures=settings.enable_mm,
-                variant_because="PyTorch's operations order their sums by the number of tokens of a step",
-            )
-        )
+        self._prepare_state(self._state_spec(settings, model_dir, cache_dtype, form, ranks))
         if self._device.type == "cuda":
             # Makes the allocator return cached memory to the device instead of exceeding the share.
             torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_utilization, self._device)
@@ -124,6 +105,34 @@ class TorchWorker(StepWorker):
         result = self._run(plan)
         self._after_step()
         return result
+
+    def _state_spec(
+        self,
+        settings: EngineSettings,
+        model_dir: Path,
+        cache_dtype: torch.dtype,
+        form: WeightForm,
+        ranks: Communicator,
+    ) -> StateSpec:
+        """Returns what the state depends on. The model must be loaded."""
+        backend = f"{torch_backend(self._device)} {form.name} {ranks.shard.tp_size}x{ranks.shard.pp_size}"
+        return StateSpec(
+            settings,
+            self._description,
+            cache_dtype,
+            self._device,
+            eos_token_ids(model_dir, self._description),
+            configuration_hash(model_dir, backend, self._dtype, cache_dtype),
+            content_hash(model_dir, form.name, self._dtype),
+            embedding_size=self._model.embedding_size,
+            pooling_kind=pooling_kind(model_dir),
+            ranks=ranks,
+            weights_bytes=self._model.weights_bytes,
+            adapter_bytes=kept_adapter_bytes(settings, self._description, self._dtype),
+            model_dtype=self._dtype,
+            takes_pictures=settings.enable_mm,
+            variant_because="PyTorch's operations order their sums by the number of tokens of a step",
+        )
 
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> StepResult:
@@ -264,13 +273,6 @@ def check_adapters_possible(settings: EngineSettings, config: Mapping[str, Any])
             "--enable-prompt-adapter: this model scales its embeddings, and how virtual tokens are scaled differs "
             "between versions of transformers; prompt adapters are not served with it"
         )
-
-
-def check_pictures_possible(settings: EngineSettings, config: Mapping[str, Any]) -> None:
-    """Raises `SettingsError` if pictures are to be served with a model that takes none."""
-    rope = find_family(config).describe(config).rope if settings.enable_mm and has_family(config) else None
-    if settings.enable_mm and (rope is None or not rope.sections):
-        raise SettingsError("--enable-mm: this model takes text only")
 
 
 def make_library(

@@ -2,6 +2,7 @@
 
 import ctypes
 import random
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -217,11 +218,17 @@ def test_one_changed_bit_changes_the_sum_wherever_it_is(num_bytes: int) -> None:
 def test_the_guard_finds_a_changed_weight_when_asked() -> None:
     memory = (ctypes.c_uint8 * 1024)()
     faults: list[str] = []
-    guard = WeightGuard(Checksums([WeightMemory("w", ctypes.addressof(memory), 1024)]), faults.append)
+
+    def on_fault(fault: str) -> None:
+        time.sleep(0.05)
+        faults.append(fault)
+
+    guard = WeightGuard(Checksums([WeightMemory("w", ctypes.addressof(memory), 1024)]), on_fault)
     guard.start()
     assert guard.run_now().result(5) == ""
     memory[100] ^= 1
     assert guard.run_now().result(5)
+    assert len(faults) == 1, "the fault is known to the engine before the answer"
     guard.close()
     assert len(faults) == 1
     assert "the weights have changed in memory: w, bytes 0 to 1024" in faults[0]
