@@ -321,10 +321,8 @@ ORPHAN_S = 5.0
 gateway about a stream after this time without tokens."""
 LOCKSTEP_VOTE_S = 10.0
 """Time in which an engine must compute a single token with which it votes on a difference between two others."""
-
 SELF_TEST_S = 10.0
 """Time in which an engine must answer a gateway that asks it to test itself."""
-
 STEP_STALL_S = 1.5
 """A step on the host's processors counts as hanging only when it has run for longer than this, see `STEP_STALL_FACTOR`.
 For a step of a few milliseconds a delay by more than that factor is normal on a busy host."""

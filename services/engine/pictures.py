@@ -6,7 +6,6 @@ read lately are kept, so that the choices of a prompt and the next turns of a co
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from services.engine.core.plan import PlacedPicture
@@ -14,6 +13,7 @@ from shared import limits
 from shared.actors.actor import ask
 from shared.actors.host import Host
 from shared.actors.transport import NoRespondersError, RequestTimeoutError
+from shared.byte_cache import ByteCache
 from shared.codec import Decoder
 from shared.errors import ServiceError
 from shared.messages import EncodePicture, ErrorReply, PictureEncoded, PromptPicture, ReadEmbeddings
@@ -29,9 +29,8 @@ class PictureLoader:
     """The pictures of one engine. `model`: the served name of its model."""
 
     def __init__(self, host: Host, model: str, bytes_kept: int = limits.ENGINE_IMAGE_CACHE_BYTES) -> None:
-        self._host, self._model, self._bytes_kept = host, model, bytes_kept
-        self._kept: OrderedDict[bytes, bytes] = OrderedDict()
-        self._num_bytes = 0
+        self._host, self._model = host, model
+        self._kept = ByteCache[bytes](bytes_kept)
         self._reading: dict[bytes, asyncio.Task[bytes]] = {}
 
     async def load(self, pictures: Sequence[PromptPicture]) -> tuple[PlacedPicture, ...]:
@@ -40,7 +39,7 @@ class PictureLoader:
 
     async def _placed(self, picture: PromptPicture) -> PlacedPicture:
         told = picture.encoded
-        embeddings = self._find(told.key)
+        embeddings = self._kept.get(told.key)
         if embeddings is None:
             task = self._reading.get(told.key)
             if task is None:
@@ -57,7 +56,7 @@ class PictureLoader:
         while True:
             try:
                 found = await self._parts(told)
-                self._keep(told.key, found)
+                self._kept.put(told.key, found, len(found))
                 return found
             except (NoRespondersError, RequestTimeoutError):
                 pass
@@ -92,20 +91,6 @@ class PictureLoader:
                 told = "The image services of this model differ in their settings: give all of them the same."
                 raise ServiceError("engine_failure", told)
             return found
-
-    def _find(self, key: bytes) -> bytes | None:
-        found = self._kept.get(key)
-        if found is not None:
-            self._kept.move_to_end(key)
-        return found
-
-    def _keep(self, key: bytes, embeddings: bytes) -> None:
-        if key not in self._kept:
-            self._kept[key] = embeddings
-            self._num_bytes += len(embeddings)
-        while self._num_bytes > self._bytes_kept and self._kept:
-            _, dropped = self._kept.popitem(last=False)
-            self._num_bytes -= len(dropped)
 
     def _now(self) -> float:
         return self._host.clock.monotonic()

@@ -10,7 +10,6 @@ If a replica dies, nothing is lost: gateways and engines ask another one, which 
 import asyncio
 import hashlib
 import logging
-from collections import OrderedDict
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from shared import limits
 from shared.actors.actor import Actor, Envelope, error_reply, handles
 from shared.actors.host import Host
 from shared.actors.transport import NoRespondersError, RequestTimeoutError
+from shared.byte_cache import ByteCache
 from shared.codec import encode
 from shared.errors import ServiceError
 from shared.messages import EncodePicture, PictureEncoded, PictureFile, PicturePart, ReadEmbeddings, ReadPicture
@@ -51,32 +51,6 @@ class FileEncoder(Protocol):
         ...
 
 
-class EmbeddingCache:
-    """The embeddings used last, by their keys, up to a number of bytes."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._kept: OrderedDict[bytes, EncodedPicture] = OrderedDict()
-        self._bytes_max = bytes_max
-        self.num_bytes = 0
-
-    def get(self, key: bytes) -> EncodedPicture | None:
-        """Returns the embeddings with this key; None if they are not kept."""
-        found = self._kept.get(key)
-        if found is not None:
-            self._kept.move_to_end(key)
-        return found
-
-    def put(self, key: bytes, picture: EncodedPicture) -> None:
-        """Keeps embeddings, and forgets those that were not used for the longest time."""
-        if key in self._kept:
-            return
-        self._kept[key] = picture
-        self.num_bytes += len(picture.embeddings)
-        while self.num_bytes > self._bytes_max and len(self._kept) > 1:
-            _, dropped = self._kept.popitem(last=False)
-            self.num_bytes -= len(dropped.embeddings)
-
-
 class VisionActor(Actor):
     """One replica. Its counters: pictures asked for, those found in the cache, and the tokens of the encoded ones."""
 
@@ -85,7 +59,7 @@ class VisionActor(Actor):
     ) -> None:
         super().__init__(f"vision {host.id}", host.transport)
         self.num_requests = self.num_hits = self.num_tokens = 0
-        self.cache = EmbeddingCache(cache_bytes)
+        self.cache = ByteCache[EncodedPicture](cache_bytes)
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with the exception of the first job that found a broken invariant."""
         self._host, self._encoder, self._model = host, encoder, model
@@ -159,7 +133,7 @@ class VisionActor(Actor):
                 raise ServiceError("engine_failure", "The picture was damaged on its way to the image service.")
             found = await asyncio.get_running_loop().run_in_executor(self._thread, self._encoder.encode_file, data)
         self.num_tokens += found.num_tokens
-        self.cache.put(key, found)
+        self.cache.put(key, found, len(found.embeddings))
         return found
 
     async def _answer(self, reply: str, key: bytes, job: "asyncio.Task[EncodedPicture]") -> None:

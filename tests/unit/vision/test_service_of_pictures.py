@@ -12,12 +12,13 @@ from services.gateway.pictures.remote import RemotePictures
 from services.gateway.pictures.store import PictureStore
 from services.gateway.requests.pictures import encoded
 from services.gateway.requests.service_clients import ServiceClients
-from services.vision.actor import EmbeddingCache, VisionActor
+from services.vision.actor import VisionActor
 from services.vision.encoder import EncodedPicture
 from shared import limits
 from shared.actors.actor import Actor, Envelope, handles
 from shared.actors.host import Host
 from shared.actors.presence import Members
+from shared.byte_cache import ByteCache
 from shared.clock import SystemClock
 from shared.errors import ServiceError
 from shared.messages import PicturePart, ReadPicture
@@ -125,7 +126,7 @@ def test_embeddings_reach_the_engine_and_another_service_takes_over() -> None:
         assert placed[0].embeddings == hashlib.sha256(FILE).digest() * 40_000
         assert placed[0].embeddings is placed[2].embeddings
         # The service forgets, then dies: each time the picture is encoded again from the gateway's file.
-        system.visions["v1"].cache = EmbeddingCache(1)
+        system.visions["v1"].cache = ByteCache(1)
         fresh = PictureLoader(system._host("engine-2"), MODEL)
         assert (await fresh.load(places[:1]))[0].embeddings == placed[0].embeddings
         await system.stop(system.visions["v1"])
@@ -196,10 +197,13 @@ def test_a_gateway_keeps_a_bounded_number_of_bytes() -> None:
 
 
 def test_the_cache_forgets_what_was_not_used_for_the_longest_time() -> None:
-    cache = EmbeddingCache(10)
+    cache = ByteCache[str](10)
     for name in (b"a", b"b", b"c"):
-        cache.put(name, EncodedPicture(1, 1, b"1234", "float32"))
+        cache.put(name, "value", 4)
         cache.get(b"a")
     assert cache.get(b"a") is not None
     assert cache.get(b"b") is None
     assert cache.num_bytes == 8
+    cache.put(b"large", "value", 11)
+    assert cache.get(b"large") is not None
+    assert cache.num_bytes == 11

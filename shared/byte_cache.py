@@ -1,0 +1,33 @@
+"""A cache of values that were used last, of a bounded size in bytes."""
+
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class ByteCache(Generic[T]):
+    """Values by their keys, up to `bytes_max` bytes; the newest one is kept whatever its size."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._kept: OrderedDict[bytes, tuple[T, int]] = OrderedDict()
+        self._bytes_max = bytes_max
+        self.num_bytes = 0
+
+    def get(self, key: bytes) -> T | None:
+        """Returns the value with this key; None if it is not kept."""
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        self._kept.move_to_end(key)
+        return found[0]
+
+    def put(self, key: bytes, value: T, num_bytes: int) -> None:
+        """Keeps a value of this size, and forgets those that were not used for the longest time."""
+        if key in self._kept:
+            return
+        self._kept[key] = value, num_bytes
+        self.num_bytes += num_bytes
+        while self.num_bytes > self._bytes_max and len(self._kept) > 1:
+            _, (_, dropped) = self._kept.popitem(last=False)
+            self.num_bytes -= dropped
