@@ -19,6 +19,7 @@ class WeightGuard:
         self._sums, self._on_fault = sums, on_fault
         self._closing = threading.Event()
         self._woken = threading.Event()
+        self._lock = threading.Lock()
         self._asked: list[Future[str]] = []
         self._thread = threading.Thread(target=self._run, name="weight-checks", daemon=True)
 
@@ -29,7 +30,8 @@ class WeightGuard:
     def run_now(self) -> "Future[str]":
         """Has all weights checked at once. The result is where they have changed, or empty. From any thread."""
         answer: Future[str] = Future()
-        self._asked.append(answer)
+        with self._lock:
+            self._asked.append(answer)
         self._woken.set()
         return answer
 
@@ -42,7 +44,8 @@ class WeightGuard:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            asked, self._asked = self._asked, []
+            with self._lock:
+                asked, self._asked = self._asked, []
             fault = self._check(whole=bool(asked))
             if fault:
                 # Before the answers: who gets one may read the engine's fault at once.
