@@ -6,6 +6,7 @@ from typing import Any, cast
 import msgspec
 
 from shared import codec, limits
+from shared.errors import ServiceError
 from shared.messages import ChatMessage
 from shared.request.checks import check_nesting, check_token_ids, missing, refuse, unsupported
 from shared.request.pictures import ImageUrl, PictureInput, read_image_url
@@ -58,6 +59,10 @@ _ROLES = {
     "tool": "tool",
     "function": "tool",
 }
+_NO_PICTURES = (
+    "Content of type 'image_url' is taken only at /v1/chat/completions, of a server that was started with --enable-mm "
+    "and a model that has a vision encoder, such as Qwen2-VL."
+)
 _ONLY_ASSISTANT = ("tool_calls", "function_call", "reasoning", "reasoning_content")
 
 
@@ -207,6 +212,8 @@ def _text(content: Sequence[int | ContentPart], path: str) -> str:
 def _part(part: Any, path: str) -> str:
     if not isinstance(part, ContentPart):
         refuse(path, "must not mix token ids and content parts")
+    if part.type == "image_url":
+        raise ServiceError("unsupported_parameter", _NO_PICTURES, param=f"{path}.type")
     if part.type != "text":
         unsupported(f"{path}.type", f"Content of type '{part.type}' is")
     if part.text is None:

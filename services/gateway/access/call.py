@@ -52,6 +52,12 @@ def may_see(owner: str) -> bool:
     return key is ANONYMOUS or key.name == owner
 
 
+def reachable_key() -> str:
+    """Returns the name of the key whose recorded requests the current call reaches; empty: those of all keys."""
+    key = current_call().key
+    return "" if "admin" in key.scopes else key.name
+
+
 @contextlib.contextmanager
 def serving(call: Call) -> Iterator[None]:
     """Makes `call` the current call of this task, and of the tasks that it starts, inside the block."""

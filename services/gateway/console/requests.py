@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.access.call import current_call
+from services.gateway.access.call import current_call, reachable_key
 from services.gateway.http.json_response import NOT_KEPT, json_response
 from services.gateway.openai.listing import check_query, page
 from services.gateway.record import RecordDirectory, trace_events_of
@@ -62,7 +62,7 @@ class RequestEndpoints:
         """Answers with the facts of one request."""
         check_query(request, ())
         self._check_recording()
-        return json_response(await self._find(RecordQuery(request_id, _visible_key(), "summary")), headers=NOT_KEPT)
+        return json_response(await self._find(RecordQuery(request_id, reachable_key(), "summary")), headers=NOT_KEPT)
 
     async def timeline(self, request: Request, request_id: str, format: str = "timeline") -> Response:
         """Answers with the timeline of one request, down to the token; `format=trace_events`: for trace viewers."""
@@ -70,7 +70,7 @@ class RequestEndpoints:
         if format not in _FORMATS:
             refuse("format", f"must be one of {', '.join(map(repr, _FORMATS))}")
         self._check_recording()
-        found = await self._find(RecordQuery(request_id, _visible_key(), "timeline"))
+        found = await self._find(RecordQuery(request_id, reachable_key(), "timeline"))
         if format == "timeline":
             return json_response(found, headers=NOT_KEPT)
         attachment = {"content-disposition": f'attachment; filename="{found["id"]}.trace.json"'}
@@ -100,8 +100,3 @@ def _whose_requests(wants_all: bool) -> str:
             f"The API key {key.name!r} may not see the requests of other keys: it lacks the scope 'admin'.",
         )
     return "" if wants_all or key is ANONYMOUS else key.name
-
-
-def _visible_key() -> str:
-    key = current_call().key
-    return "" if "admin" in key.scopes else key.name

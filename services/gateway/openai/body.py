@@ -39,8 +39,8 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """Whether every chunk has the token counts so far."""
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """How the tokens of a sequence are chosen, where it ends, and how it becomes text. None means the default."""
+class TokenFields(msgspec.Struct, kw_only=True):
+    """How each token of a sequence is chosen, and how many there are. None means the default."""
 
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -52,6 +52,12 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
+    ignore_eos: bool | None = None
+
+
+class SamplingFields(TokenFields, kw_only=True):
+    """How the tokens of a sequence are chosen, where it ends, and how it becomes text. None means the default."""
+
     n: int | None = None
     best_of: int | None = None
     use_beam_search: bool | None = None
@@ -61,7 +67,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     eos_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     detokenize: bool | None = None

@@ -10,11 +10,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.access.call import current_call
+from services.gateway.access.call import reachable_key
 from services.gateway.http import request_body
 from services.gateway.http.json_response import NOT_KEPT, encoded_response, json_response
 from services.gateway.openai import unsupported_params
-from services.gateway.openai.body import StreamOptions, read_body, read_fields
+from services.gateway.openai.body import StreamOptions, TokenFields, read_body, read_fields
 from services.gateway.openai.listing import check_query
 from services.gateway.openai.openapi import Body
 from services.gateway.openai.request_context import Arrival, RequestContext
@@ -45,8 +45,11 @@ class RecordBody(msgspec.Struct, kw_only=True):
     engine: str | None = None
 
 
-class ForkBody(msgspec.Struct, kw_only=True):
-    """Body of `POST /v1/requests/{id}/fork`. Parameters that are not given are those of the recorded request."""
+class ForkBody(TokenFields, kw_only=True):
+    """Body of `POST /v1/requests/{id}/fork`. Parameters that are not given are those of the recorded request.
+
+    `max_tokens` counts the whole output, with the tokens that it begins with.
+    """
 
     position: int
     """Number of recorded output tokens that the new output begins with."""
@@ -57,18 +60,6 @@ class ForkBody(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    max_tokens: int | None = None
-    """Number of tokens of the whole output, those that it begins with included."""
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    ignore_eos: bool | None = None
 
 
 BODIES = {
@@ -76,10 +67,6 @@ BODIES = {
     "/v1/requests/{request_id}/fork": Body(ForkBody),
     "/v1/replay": Body(RecordBody),
 }
-_PARAMETERS = (
-    "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "seed", "ignore_eos",
-)  # fmt: skip
 _REPLAY, _RECORD = msgspec.json.Decoder(ReplayBody), msgspec.json.Decoder(RecordBody)
 _FORK = msgspec.json.Decoder(ForkBody)
 
@@ -116,7 +103,7 @@ class ReplayEndpoints:
             refuse("stream_options", "needs 'stream' to be true")
         content = decode(await self._find(request_id))
         card = self._serving.resolve_model(content.model)
-        changes = {name: value for name in _PARAMETERS if (value := getattr(body, name)) is not None}
+        changes = {name: value for name in TokenFields.__struct_fields__ if (value := getattr(body, name)) is not None}
         wanted = forked(
             content,
             card,
@@ -148,15 +135,11 @@ class ReplayEndpoints:
     async def _compare(self, request: Request, content: RecordedContent, engine: str | None) -> Response:
         card = self._serving.resolve_model(content.model)
         found = await replay(self._serving.backend, content, request.state.request_id, card, engine or "")
-        key = current_call().key
-        query = RecordQuery(request.state.request_id, "" if "admin" in key.scopes else key.name, "summary")
-        summary = await self._records.find(query)
+        summary = await self._records.find(RecordQuery(request.state.request_id, reachable_key(), "summary"))
         return json_response({**found, "engines": summary["engines"] if summary else []}, headers=NOT_KEPT)
 
     async def _find(self, request_id: str) -> bytes:
-        key = current_call().key
-        query = RecordQuery(request_id, "" if "admin" in key.scopes else key.name, "content")
-        found: dict[str, Any] | None = await self._records.find(query)
+        found: dict[str, Any] | None = await self._records.find(RecordQuery(request_id, reachable_key(), "content"))
         if found is None:
             raise ServiceError("not_found", f"No request '{request_id}' is recorded: see --record-requests.")
         if not found["content"]:

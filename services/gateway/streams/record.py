@@ -115,11 +115,10 @@ class Accepted:
         return Progress(index, first, packed, self.cumulative_logprob, self.num_cached, self.ended, *last)
 
 
-def accepted_of(record: StreamRecord, entries: list[JournalEntry], num_sequences: int | None = None) -> list[Accepted]:
+def accepted_of(record: StreamRecord, entries: list[JournalEntry]) -> list[Accepted]:
     """Returns what is known of each sequence, from a record and the journal of its owner, in order."""
     found: dict[int, Accepted] = {}
     journal = (entry for entry in entries if (entry.request_id, entry.token) == (record.request_id, record.token))
     for progress in (*record.progress, *(one for entry in journal for one in entry.progress)):
         found.setdefault(progress.index, Accepted()).add(progress)
-    count = max(found, default=-1) + 1 if num_sequences is None else num_sequences
-    return [found.get(index) or Accepted() for index in range(count)]
+    return [found.get(index) or Accepted() for index in range(max(found, default=-1) + 1)]
