@@ -58,10 +58,14 @@ class ShadowTraffic:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ended(self, actor: RequestActor) -> None:
-        """Begins a copy of a request that has ended, if it is one of the share. Not for beams, vectors and adapters."""
+        """Begins a copy of a request that has ended, if it is one of the share.
+
+        Not for beams, vectors, adapters and requests with pictures, whose files are gone.
+        """
         shadow = self._versions.shadows().get(actor.card.name)
         request = actor.request
-        if shadow is None or actor.error is not None or request.pooling is not None or request.params.beam is not None:
+        other_kind = request.pooling is not None or request.params.beam is not None or bool(request.pictures)
+        if shadow is None or actor.error is not None or other_kind:
             return
         state, internal, share = shadow
         # The choice depends on the id alone, so that it is spread evenly and needs no state.
@@ -77,19 +81,17 @@ class ShadowTraffic:
         task.add_done_callback(self._tasks.discard)
 
     async def _compare(self, actor: RequestActor, card: ModelCard, comparison: Comparison) -> None:
-        expected = [list(sequence.token_ids) for sequence in actor.sequences]
-        found: list[list[int]] = [[] for _ in expected]
+        copy = self._start(_copy(actor), card)
         try:
-            async for batch in self._start(_copy(actor), card).updates():
-                for update in batch:
-                    found[update.index].extend(update.token_ids)
+            async for _ in copy.updates():
+                pass
         except ServiceError as error:
             comparison.failed += 1
             log.info("the copy of %s failed: %s", actor.request.request_id, error.message)
             return
-        position = min(
-            (_first(*pair) for pair in zip(expected, found, strict=True) if pair[0] != pair[1]), default=None
-        )
+        # Of the sequences, not of the updates, which lack the tokens that a fork begins with.
+        tokens = [(one.token_ids, other.token_ids) for one, other in zip(actor.sequences, copy.sequences, strict=True)]
+        position = min((_first(*pair) for pair in tokens if pair[0] != pair[1]), default=None)
         if position is None:
             comparison.equal += 1
             return
@@ -139,6 +141,7 @@ def _copy(actor: RequestActor) -> GenerationRequest:
         prompt_names=(),
         truncate_prompt_tokens=0,
         trace_headers={},
+        resumed=None,
         record=NOT_RECORDED,
         timeout_s=0.0,
         engine="",

@@ -1,0 +1,79 @@
+"""Copies of requests on another version, in virtual time: what is equal counts as equal, however the output began."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from services.gateway.generation import GenerationRequest, ResumedOutput
+from services.gateway.shadow import Comparison, ShadowTraffic
+from shared import limits
+from shared.model_versions import ModelState, ModelStates, ModelVersion
+from shared.request.pictures import PictureInput
+from shared.sampling import SamplingParams
+from tests.sim.society import Society
+from tests.sim.test_society import expected, model_dir, simulate
+
+__all__ = ["model_dir"]
+PROMPT, COUNT = "one of many", 20
+PLAIN = GenerationRequest(
+    "plain", "", SamplingParams(max_tokens=COUNT, temperature=0.0), token_ids=(tuple(PROMPT.encode()),)
+)
+
+
+async def compared(society: Society, request: GenerationRequest) -> Comparison | None:
+    """Returns what the copy of a request gave, on the only version there is; None if there was no copy."""
+    actor = society.members["gateway0"].service.actor
+    card = actor.resolve_model("")
+    versions = tuple(ModelVersion(number, "", "ready", 0, share=number - 1.0) for number in (1, 2))
+    actor.versions._use(ModelStates(1, (ModelState(card.name, 1, versions),)))
+    actor.shadow = ShadowTraffic(actor.versions, actor._start, lambda _: card)
+    answer = await society.ask(request)
+    assert answer.error is None, answer.error
+    await asyncio.sleep(5)
+    return actor.shadow.comparisons.get((card.name, 2))
+
+
+def resumed(tokens: list[int]) -> ResumedOutput:
+    return ResumedOutput((tuple(tokens),), (0.0,), (None,), 1)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        PLAIN,
+        replace(PLAIN, begun=(65, 66, 67)),
+        replace(PLAIN, resumed=resumed(expected(PROMPT, 7))),
+    ],
+    ids=["plain", "forked", "resumed"],
+)
+def test_a_copy_of_the_same_model_is_equal(model_dir, request_):
+    async def scenario(society: Society) -> None:
+        found = await compared(society, request_)
+        assert found == Comparison(equal=1)
+
+    simulate(model_dir, scenario)
+
+
+def test_a_resumed_request_is_computed_from_its_beginning(model_dir):
+    async def scenario(society: Society) -> None:
+        wrong = [*expected(PROMPT, 6), 65]
+        found = await compared(society, replace(PLAIN, resumed=resumed(wrong)))
+        assert found == Comparison(different=1, position=6, request_id="plain")
+
+    simulate(model_dir, scenario)
+
+
+def test_a_request_with_pictures_has_no_copy(model_dir):
+    async def scenario(society: Society) -> None:
+        actor = society.members["gateway0"].service.actor
+        await compared(society, PLAIN)
+        ended = actor._start(replace(PLAIN, request_id="other"), actor.resolve_model(""))
+        async for _ in ended.updates():
+            pass
+        ended.request = replace(ended.request, pictures=(PictureInput("messages[0]", b"x"),))
+        actor.shadow.ended(ended)
+        await asyncio.sleep(2 * limits.IMAGE_ENCODE_S)
+        assert list(actor.shadow.comparisons.values()) == [Comparison(equal=1)]
+
+    simulate(model_dir, scenario)
