@@ -60,6 +60,10 @@ class RecordedContent(msgspec.Struct, frozen=True, kw_only=True):
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
     shown_special_tokens: list[str] = []
+    begun: list[int] = []
+    """Of a fork: the tokens that its outputs began with. They are in `sequences`, too."""
+    num_pictures: int = 0
+    """Number of pictures in the prompts. Their files are not recorded, so such a request cannot run again."""
     prompts: list[RecordedPrompt]
     sequences: list[RecordedSequence]
 

@@ -25,12 +25,15 @@ def replay(content: RecordedContent, model: str) -> dict[str, Any]:
 
 def _check(content: RecordedContent) -> None:
     params = content.params
+    if content.num_pictures:
+        raise SettingsError("the request has pictures, whose files are not recorded: it cannot run again")
     reasons = {
         "an adapter": bool(content.adapter_version),
         "a beam search": params.beam is not None,
         "a structured output": params.grammar is not None,
         "words that it must not contain": bool(params.bad_words),
         "log probabilities of the prompt": params.prompt_logprobs is not None,
+        "an output that begins with given tokens (a fork)": bool(content.begun),
     }
     for reason, applies in reasons.items():
         if applies:

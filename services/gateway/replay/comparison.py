@@ -38,8 +38,8 @@ async def replay(
 
 
 async def _tokens(backend: Backend, request: GenerationRequest, count: int) -> list[list[int]]:
-    """Returns the tokens of each sequence."""
-    found: list[list[int]] = [[] for _ in range(count)]
+    """Returns the tokens of each sequence, with those that it begins with."""
+    found = [list(request.begun) for _ in range(count)]
     for update in await _updates(backend, request):
         found[update.index].extend(update.token_ids)
     return found

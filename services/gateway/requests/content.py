@@ -32,6 +32,8 @@ def content_of(
             spaces_between_special_tokens=request.spaces_between_special_tokens,
             detokenize=request.detokenize,
             shown_special_tokens=list(request.shown_special_tokens),
+            begun=list(request.begun),
+            num_pictures=len(request.pictures),
             prompts=[RecordedPrompt(unpack_ids(one.packed), list(one.end_token_ids)) for one in prompts],
             sequences=[
                 RecordedSequence(list(one.token_ids), one.finish_reason, one.stop_reason, list(one.engines))

@@ -1,0 +1,67 @@
+"""Recorded requests run again, in virtual time."""
+
+from dataclasses import replace
+
+import pytest
+
+from antiphon.operate import offline_replay
+from services.gateway.generation import GenerationRequest
+from services.gateway.record import Recorder
+from services.gateway.record.request_record import RequestFacts, RequestRecord
+from services.gateway.replay.comparison import replay
+from services.gateway.replay.rerun import forked, whole
+from services.gateway.requests.content import content_of
+from services.gateway.requests.prompts import Prompt
+from services.gateway.requests.sequence_state import SequenceState
+from shared.codec import pack_ids
+from shared.config import SettingsError
+from shared.errors import ServiceError
+from shared.recorded_request import RecordedContent, decode
+from shared.request.pictures import PictureInput
+from shared.sampling import SamplingParams
+from tests.sim.society import Society
+from tests.sim.test_society import model_dir, simulate
+from tests.unit.gateway.bodies import CARD
+
+__all__ = ["model_dir"]
+REQUEST = GenerationRequest("r", "", SamplingParams(max_tokens=20, temperature=0.0), token_ids=((65, 66),))
+
+
+def record() -> RequestRecord:
+    begun = Recorder(4, content_bytes=1 << 20).begin(RequestFacts("r", "", ""), 0.0)
+    assert isinstance(begun, RequestRecord)
+    return begun
+
+
+@pytest.mark.parametrize("begun", [(), (70, 71)], ids=["whole", "forked"])
+def test_what_was_recorded_is_equal_when_it_runs_again(model_dir, begun):
+    async def scenario(society: Society) -> None:
+        kept = record()
+        answer = await society.ask(replace(REQUEST, begun=begun, record=kept))
+        assert answer.error is None, answer.error
+        actor, content = society.members["gateway0"].service.actor, decode(kept.data)
+        assert content.sequences[0].token_ids == [*begun, *answer.token_ids[0]]
+        found = await replay(actor, content, "again", actor.resolve_model(""))
+        assert found["equal"], found
+        assert found["sequences"] == [{"index": 0, "equal": True, "num_tokens": 20}]
+
+    simulate(model_dir, scenario)
+
+
+def recorded(**fields) -> RecordedContent:
+    prompt = Prompt(pack_ids([65, 66]), b"")
+    return decode(content_of(replace(REQUEST, **fields), CARD, [prompt], [SequenceState("r", 0)]))
+
+
+def test_a_request_with_pictures_cannot_run_again():
+    content = recorded(pictures=(PictureInput("messages[0].content[0].image_url", b"x"),))
+    for run in (lambda: whole(content, CARD, "again"), lambda: forked(content, CARD, "again", index=0, position=0)):
+        with pytest.raises(ServiceError, match="has pictures, whose files are not recorded"):
+            run()
+    with pytest.raises(SettingsError, match="has pictures"):
+        offline_replay.replay(content, "demo")
+
+
+def test_a_fork_does_not_run_again_without_a_server():
+    with pytest.raises(SettingsError, match="leave --model out"):
+        offline_replay.replay(recorded(begun=(70,)), "demo")
