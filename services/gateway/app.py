@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from prometheus_client.registry import Collector
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from services.gateway import anthropic, batches, native, ollama, responses
 from services.gateway.access.guard import GuardedBackend
@@ -262,7 +263,7 @@ def _add_probes(app: FastAPI, endpoints: ServiceEndpoints) -> None:
     _get(app, "/health", endpoints.readyz)
     _get(app, "/readyz", endpoints.readyz)
     _get(app, "/livez", endpoints.livez)
-    _get(app, "/metrics", endpoints.metrics)
+    _get(app, "/metrics", endpoints.metrics, PlainTextResponse)
 
 
 def _add_console(app: FastAPI, requests: RequestEndpoints, topology: TopologyEndpoint, page: ConsolePage) -> None:
@@ -322,8 +323,16 @@ def _post(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
     )
 
 
-def _get(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
-    app.add_api_route(path, endpoint, methods=["GET"], responses=_error_responses(path), response_model=None)
+def _get(app: FastAPI, path: str, endpoint: Callable[..., object], answer: type[Response] = JSONResponse) -> None:
+    """Adds a route. `answer`: a class of responses with the media type that the route is described with."""
+    app.add_api_route(
+        path,
+        endpoint,
+        methods=["GET"],
+        responses=_error_responses(path),
+        response_class=answer,
+        response_model=None,
+    )
     app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)
 
 

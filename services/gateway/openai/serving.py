@@ -78,13 +78,12 @@ class Serving:
         self, request: Request, context: RequestContext, encoder: AnswerEncoder, before_end: BeforeEnd = nothing
     ) -> Response:
         """Runs a generation and returns its answer, whole or as a stream. Raises ServiceError."""
+        recorded: RecordedStream | None = None
         if context.stream and self._streams is not None:
             recorded = await self._streams.begin(request, context)
-            if recorded is not None and recorded.resumed is not None:
-                context = replace(context, request=replace(context.request, resumed=recorded.resumed))
-            run = self.runner(request, context, encoder, before_end, recorded)
-            return StreamedAnswer(run, self.settings.keep_alive_s, recorded)
-        run = self.runner(request, context, encoder, before_end)
+        if recorded is not None and recorded.resumed is not None:
+            context = replace(context, request=replace(context.request, resumed=recorded.resumed))
+        run = self.runner(request, context, encoder, before_end, recorded)
         if context.stream:
-            return StreamedAnswer(run, self.settings.keep_alive_s)
+            return StreamedAnswer(run, self.settings.keep_alive_s, recorded)
         return encoded_response(await run.whole(request.receive))
