@@ -20,13 +20,14 @@ from services.gateway.pictures.store import PictureStore
 from services.gateway.record import BusRecordDirectory, Recorder
 from services.gateway.requests.dispatcher import Dispatcher
 from services.gateway.requests.engine_controls import EngineControls
+from services.gateway.requests.gateway_parts import GatewayParts
 from services.gateway.requests.lockstep.coordinator import Lockstep
 from services.gateway.requests.lockstep.trust import Trust
 from services.gateway.requests.messages import split_sequence_id
 from services.gateway.requests.moves import Moves
 from services.gateway.requests.progress_watch import ProgressWatch
 from services.gateway.requests.prompts import tokenize_message
-from services.gateway.requests.request_actor import GatewayParts, RequestActor
+from services.gateway.requests.request_actor import RequestActor
 from services.gateway.requests.router import Router, model_of
 from services.gateway.requests.sequence_state import Address
 from services.gateway.requests.service_clients import ServiceClients

@@ -10,4 +10,5 @@ A placement is the assignment of one sequence to an engine and a detokenizer. Ea
 | 4    | `messages`                   | builds the messages to the engine and the detokenizer                     |
 | 5    | `sequence_state`             | applies text events; ignores those of older attempts                      |
 | 6    | `progress_watch`             | lists the sequences without text, about which the engine is asked         |
+| 7    | `places`                     | has the engine and the detokenizer release a sequence                     |
 """

@@ -1,34 +1,30 @@
 """The request actor: runs one generation request, which ends exactly once.
 
 The request actor has the prompts tokenized, queues the sequences for placement (`dispatcher`), applies text events,
-repairs lost streams and placements, and tells engines and detokenizers when a sequence has ended. The state machine of
-a sequence is `SequenceState`; this module performs its effects. The gateway's actor passes events and ticks to the
-request actor; the HTTP edge reads its updates.
+repairs lost streams and placements, and has engines and detokenizers release ended sequences (`places`). The state
+machine of a sequence is `SequenceState`; this module performs its effects. The gateway's actor passes events and ticks
+to the request actor; the HTTP edge reads its updates.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, TokenCounts
-from services.gateway.pictures.store import PictureStore
 from services.gateway.requests.candidate import Candidate, Failure, candidates_of
 from services.gateway.requests.content import content_of
-from services.gateway.requests.dispatcher import Dispatcher
-from services.gateway.requests.lockstep.coordinator import Lockstep, LockstepRequest
+from services.gateway.requests.gateway_parts import GatewayParts
+from services.gateway.requests.lockstep.coordinator import LockstepRequest
 from services.gateway.requests.messages import RequestMessages
-from services.gateway.requests.moves import Moves
 from services.gateway.requests.pictures import RequestPicture, encoded
-from services.gateway.requests.progress_watch import ProgressWatch
+from services.gateway.requests.places import Places
 from services.gateway.requests.prompts import Prompt, prepare
-from services.gateway.requests.router import Router, model_of
+from services.gateway.requests.router import model_of
 from services.gateway.requests.sequence_state import Address, ApplyResult, Delta, Phase, SequenceState
-from services.gateway.requests.service_clients import PeerUnavailableError, ServiceClients
+from services.gateway.requests.service_clients import PeerUnavailableError
 from shared import limits
-from shared.actors.host import Host
-from shared.actors.presence import Members
 from shared.codec import unpack_ids
 from shared.errors import CODES, ServiceError
 from shared.messages import PictureFile, SequenceMark, TextEvent, TokenEvent
@@ -36,21 +32,6 @@ from shared.sampling import SamplingParams
 
 MOVED = "moved"
 """Why a sequence left an engine that drains, in the request's record."""
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayParts:
-    """The objects that all requests of a gateway share."""
-
-    host: Host
-    members: Members
-    router: Router
-    peers: ServiceClients
-    dispatcher: Dispatcher
-    watch: ProgressWatch
-    moves: Moves
-    pictures: PictureStore
-    lockstep: Lockstep
 
 
 class RequestActor:
@@ -72,6 +53,7 @@ class RequestActor:
         self.prompts: list[Prompt] = []
         self.error: ServiceError | None = None
         self._parts, self._peers = parts, parts.peers
+        self._places = Places(parts, card.served_by, self._spawn)
         self._number, self._on_end = number, on_end
         self._record = request.record
         self._started_at = self._now()
@@ -152,7 +134,7 @@ class RequestActor:
         """See Generation."""
         if not self._over:
             self._finish(ServiceError("client_closed_request", f"The request was cancelled: {reason}."))
-            await self._tell_release_all(self._leave(), reason)
+            await self._places.tell_release_all(self._leave(), reason)
 
     @property
     def sent_params(self) -> SamplingParams:
@@ -195,7 +177,7 @@ class RequestActor:
             self.fail(ServiceError("engine_failure", "The engine contradicted its own output."))
         elif delta is not None:
             if delta.token_ids:
-                self._release_prefill(sequence)
+                self._places.release_prefill(sequence)
             if sequence.phase is Phase.RUNNING:
                 self._parts.watch.touch(engine, sequence.sequence_id, now)
             if event.finish_reason == "error":
@@ -256,7 +238,7 @@ class RequestActor:
         """
         for index, sequence in enumerate(self.sequences):
             if sequence.prefill is not None and sequence.prefill.engine == engine:
-                self._release_prefill(sequence)
+                self._places.release_prefill(sequence)
             if sequence.phase is Phase.RUNNING and sequence.engine == engine:
                 self._place_again(index, release="the engine stands still")
 
@@ -273,7 +255,7 @@ class RequestActor:
                 continue
             if sequence.engine == member and not stays and moved < room:
                 moved += self._place_again(index, release=MOVED, planned=True)
-            elif sequence.detokenizer == member and self._detokenizer_for(sequence, {member}) is not None:
+            elif sequence.detokenizer == member and self._places.detokenizer_for(sequence, {member}) is not None:
                 self._repair(index, {member})
         return moved
 
@@ -310,7 +292,7 @@ class RequestActor:
         """Ends the request with an error. Does nothing if the request has already ended."""
         if not self._over:
             self._finish(error)
-            self._spawn(self._tell_release_all(self._leave(), error.code))
+            self._spawn(self._places.tell_release_all(self._leave(), error.code))
 
     # --- conducting ---
 
@@ -343,6 +325,14 @@ class RequestActor:
         self._files = store.hold(fetched)
         return await encoded(self._peers, self.card.served_by, fetched, self._files)
 
+    def _block_size(self) -> int:
+        alive = self._parts.members.alive("engine", self._now())
+        for engine in (member for member in alive if model_of(member) == self.card.served_by):
+            block_size = getattr(engine.status, "block_size", 0)
+            if block_size:
+                return block_size
+        return 0
+
     def prefer(self, index: int, engine: Address) -> None:
         """See `lockstep.Owner`."""
         self._candidates[index].preferred = engine
@@ -373,8 +363,8 @@ class RequestActor:
             return
         sequence.unplaced()
         self._record.lost(index, attempt, "not accepted")
-        self._forget_place(sequence, engine, detokenizer)
-        self._spawn(self._tell_release(sequence.sequence_id, attempt, engine, detokenizer, "no place"))
+        self._places.forget(sequence, engine, detokenizer)
+        self._spawn(self._places.tell_release(sequence.sequence_id, attempt, engine, detokenizer, "no place"))
         self._parts.dispatcher.requeue(self._candidates[index])
 
     def _place_again(self, index: int, release: str = "", *, planned: bool = False) -> bool:
@@ -395,9 +385,9 @@ class RequestActor:
         self._record.lost(index, attempt, release or "the engine is gone")
         self._behind.discard(index)
         self._streamless.pop(index, None)
-        self._forget_place(sequence, engine, detokenizer)
+        self._places.forget(sequence, engine, detokenizer)
         told = engine if release else None
-        self._spawn(self._tell_release(sequence.sequence_id, attempt, told, detokenizer, release))
+        self._spawn(self._places.tell_release(sequence.sequence_id, attempt, told, detokenizer, release))
         self._parts.dispatcher.requeue(self._candidates[index])
         return True
 
@@ -418,7 +408,7 @@ class RequestActor:
             await self._retarget(index)
             return
         while not self._over and sequence.phase is Phase.RUNNING:
-            detokenizer = self._detokenizer_for(sequence, refused)
+            detokenizer = self._places.detokenizer_for(sequence, refused)
             if detokenizer is None:
                 self._streamless.setdefault(index, self._now())  # the next tick tries again
                 return
@@ -432,7 +422,8 @@ class RequestActor:
                 return
             self._streamless.pop(index, None)
             former, attempt = sequence.detokenizer, sequence.attempt
-            self._move_stream(sequence, detokenizer)
+            self._places.move_stream(sequence, detokenizer)
+            self._record.stream_moved(index, detokenizer.id)
             await self._retarget(index)
             if former is not None and former != detokenizer:
                 # A detokenizer that drains waits for the end of its streams.
@@ -450,42 +441,7 @@ class RequestActor:
                 self._place_again(index)
                 self._parts.dispatcher.pump()
 
-    def _move_stream(self, sequence: SequenceState, detokenizer: Address) -> None:
-        if sequence.detokenizer is not None:
-            self._parts.router.stream_closed(sequence.detokenizer, sequence.sequence_id)
-        self._parts.router.stream_opened(detokenizer, sequence.sequence_id)
-        sequence.moved(detokenizer, self._now())
-        self._record.stream_moved(self.sequences.index(sequence), detokenizer.id)
-
-    def _detokenizer_for(self, sequence: SequenceState, refused: set[Address]) -> Address | None:
-        alive = self._parts.members.alive("detokenizer", self._now())
-        here = sequence.detokenizer
-        if here not in refused and any((d.id, d.instance_id) == here for d in alive):
-            return here
-        chosen = self._parts.router.choose_detokenizer(alive, self.card.served_by, refused)
-        address = Address(chosen.id, chosen.instance_id) if chosen is not None else None
-        return None if address in refused else address
-
-    # --- releasing sequences at engines and detokenizers ---
-
-    def _forget_place(self, sequence: SequenceState, engine: Address | None, detokenizer: Address | None) -> None:
-        """Removes a placement from this gateway's records (progress watch and router).
-
-        The engine that computes the prompt is told, too.
-        """
-        self._release_prefill(sequence)
-        if engine is not None:
-            self._parts.watch.drop(engine, sequence.sequence_id)
-            self._parts.router.record_end(engine, sequence.sequence_id)
-        if detokenizer is not None:
-            self._parts.router.stream_closed(detokenizer, sequence.sequence_id)
-
-    def _release_prefill(self, sequence: SequenceState) -> None:
-        """Tells the engine that computes the prompt for another one that it may forget or end that."""
-        prefill, sequence.prefill = sequence.prefill, None
-        if prefill is not None and prefill.leads:
-            self._parts.router.record_end(prefill.engine, sequence.sequence_id)
-            self._spawn(self._peers.done(prefill.engine, sequence.sequence_id, sequence.attempt))
+    # --- the end ---
 
     def _leave(self) -> list[SequenceState]:
         """Takes all sequences out of the queue and removes the placements of the unfinished ones from the records.
@@ -498,40 +454,9 @@ class RequestActor:
             if candidate.sequence.attempt and candidate.sequence.phase is not Phase.DONE:
                 self._parts.dispatcher.ended(candidate)
         for sequence in unfinished:
-            self._forget_place(sequence, sequence.engine, sequence.detokenizer)
+            self._places.forget(sequence, sequence.engine, sequence.detokenizer)
         self._parts.dispatcher.pump()
         return unfinished
-
-    async def _tell_release_all(self, sequences: Sequence[SequenceState], reason: str) -> None:
-        """Tells engines and detokenizers to drop the sequences."""
-        for sequence in sequences:
-            place = sequence.engine, sequence.detokenizer
-            await self._tell_release(sequence.sequence_id, sequence.attempt, *place, reason)
-
-    async def _tell_release(
-        self, name: str, attempt: int, engine: Address | None, detokenizer: Address | None, reason: str
-    ) -> None:
-        if engine is not None:
-            await self._peers.cancel(engine, name, attempt, reason)
-        if detokenizer is not None:
-            await self._peers.close_stream(detokenizer, name, attempt)
-
-    async def _settle(self, sequence: SequenceState) -> None:
-        """Tells the engine and the detokenizer of a finished sequence that they may forget it."""
-        if sequence.engine is not None:
-            await self._peers.done(sequence.engine, sequence.sequence_id, sequence.attempt)
-        if sequence.detokenizer is not None:
-            await self._peers.close_stream(sequence.detokenizer, sequence.sequence_id, sequence.attempt)
-
-    def _block_size(self) -> int:
-        alive = self._parts.members.alive("engine", self._now())
-        for engine in (member for member in alive if model_of(member) == self.card.served_by):
-            block_size = getattr(engine.status, "block_size", 0)
-            if block_size:
-                return block_size
-        return 0
-
-    # --- the end ---
 
     def _emit(self, index: int, sequence: SequenceState, event: TextEvent, delta: Delta) -> None:
         self._push(
@@ -548,9 +473,9 @@ class RequestActor:
             self._record.arrived(update.index, len(update.token_ids))
         if update.finish_reason is not None:
             self._left -= 1
-            self._forget_place(sequence, sequence.engine, sequence.detokenizer)
+            self._places.forget(sequence, sequence.engine, sequence.detokenizer)
             self._parts.dispatcher.ended(self._candidates[update.index])
-            self._spawn(self._settle(sequence))
+            self._spawn(self._places.tell_done(sequence))
         if self._left == 0:
             self._finish(None)
         elif len(self._updates) > limits.SLOW_CLIENT_EVENTS_MAX:

@@ -1,0 +1,80 @@
+"""The places of a request's sequences: the gateway's records of them, and the messages that release them.
+
+A place is an engine, a detokenizer with the stream of the text, and perhaps an engine that computes the prompt.
+"""
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from services.gateway.requests.gateway_parts import GatewayParts
+from services.gateway.requests.sequence_state import Address, SequenceState
+
+
+class Places:
+    """The places of one request's sequences. `model`: its name on the bus. `spawn` runs a coroutine that tells members.
+
+    Methods whose names begin with `tell` send messages and change no record of this gateway.
+    """
+
+    def __init__(self, parts: GatewayParts, model: str, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        self._members, self._router, self._watch = parts.members, parts.router, parts.watch
+        self._peers, self._clock = parts.peers, parts.host.clock
+        self._model, self._spawn = model, spawn
+
+    def forget(self, sequence: SequenceState, engine: Address | None, detokenizer: Address | None) -> None:
+        """Removes a placement from this gateway's records (progress watch and router).
+
+        The engine that computes the prompt is told, too.
+        """
+        self.release_prefill(sequence)
+        if engine is not None:
+            self._watch.drop(engine, sequence.sequence_id)
+            self._router.record_end(engine, sequence.sequence_id)
+        if detokenizer is not None:
+            self._router.stream_closed(detokenizer, sequence.sequence_id)
+
+    def release_prefill(self, sequence: SequenceState) -> None:
+        """Tells the engine that computes the prompt for another one that it may forget or end that."""
+        prefill, sequence.prefill = sequence.prefill, None
+        if prefill is not None and prefill.leads:
+            self._router.record_end(prefill.engine, sequence.sequence_id)
+            self._spawn(self._peers.done(prefill.engine, sequence.sequence_id, sequence.attempt))
+
+    def move_stream(self, sequence: SequenceState, detokenizer: Address) -> None:
+        """Records that the stream of a sequence was rebuilt on a detokenizer."""
+        if sequence.detokenizer is not None:
+            self._router.stream_closed(sequence.detokenizer, sequence.sequence_id)
+        self._router.stream_opened(detokenizer, sequence.sequence_id)
+        sequence.moved(detokenizer, self._clock.monotonic())
+
+    def detokenizer_for(self, sequence: SequenceState, refused: set[Address]) -> Address | None:
+        """Returns the detokenizer for a sequence's stream, if possible the one that it has; None: all are refused."""
+        alive = self._members.alive("detokenizer", self._clock.monotonic())
+        here = sequence.detokenizer
+        if here not in refused and any((d.id, d.instance_id) == here for d in alive):
+            return here
+        chosen = self._router.choose_detokenizer(alive, self._model, refused)
+        address = Address(chosen.id, chosen.instance_id) if chosen is not None else None
+        return None if address in refused else address
+
+    async def tell_release_all(self, sequences: Sequence[SequenceState], reason: str) -> None:
+        """Tells engines and detokenizers to drop the sequences."""
+        for sequence in sequences:
+            place = sequence.engine, sequence.detokenizer
+            await self.tell_release(sequence.sequence_id, sequence.attempt, *place, reason)
+
+    async def tell_release(
+        self, name: str, attempt: int, engine: Address | None, detokenizer: Address | None, reason: str
+    ) -> None:
+        """Tells an engine and a detokenizer to drop the sequence `name`. None: that one is not told."""
+        if engine is not None:
+            await self._peers.cancel(engine, name, attempt, reason)
+        if detokenizer is not None:
+            await self._peers.close_stream(detokenizer, name, attempt)
+
+    async def tell_done(self, sequence: SequenceState) -> None:
+        """Tells the engine and the detokenizer of a finished sequence that they may forget it."""
+        if sequence.engine is not None:
+            await self._peers.done(sequence.engine, sequence.sequence_id, sequence.attempt)
+        if sequence.detokenizer is not None:
+            await self._peers.close_stream(sequence.detokenizer, sequence.sequence_id, sequence.attempt)
