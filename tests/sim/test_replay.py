@@ -48,6 +48,21 @@ def test_what_was_recorded_is_equal_when_it_runs_again(model_dir, begun):
     simulate(model_dir, scenario)
 
 
+def test_a_request_for_one_engine_runs_there_or_not_at_all(model_dir):
+    async def scenario(society: Society) -> None:
+        for number in range(3):
+            kept = record()
+            answer = await society.ask(replace(REQUEST, request_id=f"r{number}", engine="engine1", record=kept))
+            assert answer.error is None, answer.error
+            assert decode(kept.data).sequences[0].engines == ["engine1"]
+        error = (await society.ask(replace(REQUEST, engine="engine9"))).error
+        assert error is not None
+        assert (error.code, error.param) == ("no_engine", "engine")
+        assert error.message == "No engine 'engine9' of the model '' takes requests."
+
+    simulate(model_dir, scenario, engine=2)
+
+
 def recorded(**fields) -> RecordedContent:
     prompt = Prompt(pack_ids([65, 66]), b"")
     return decode(content_of(replace(REQUEST, **fields), CARD, [prompt], [SequenceState("r", 0)]))

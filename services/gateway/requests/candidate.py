@@ -70,7 +70,8 @@ class Candidate:
     def fitting(self, engines: Sequence[Heartbeat]) -> list[Heartbeat]:
         """Returns the engines on which the sequence may run.
 
-        Raises ServiceError if the model has ready engines, but none with the numerics that the output began with.
+        Raises ServiceError if the model has ready engines, but none with the numerics that the output began with, and
+        if the only engine that may run the request takes none.
         """
         model = self.ticket.model
         found = list(engines)
@@ -80,7 +81,14 @@ class Candidate:
             if ready and not found:
                 told = "No engine with the numerics that this output began with is left, and no other may continue it."
                 raise ServiceError("engine_failure", f"{told} Send the request again.")
-        return (with_twins(found, model) or found) if self.needs_twin else found
+        if self.needs_twin:
+            found = with_twins(found, model) or found
+        if wanted := self.orders.request.engine:
+            found = [engine for engine in found if engine.id == wanted]
+            if not ready_members(found, model):
+                told = f"No engine {wanted!r} of the model {model!r} takes requests."
+                raise ServiceError("no_engine", told, param="engine")
+        return found
 
     def placed_on(self, engine: Heartbeat) -> None:
         """Records the engine of a placement."""

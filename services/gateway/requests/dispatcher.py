@@ -145,25 +145,12 @@ class Dispatcher:
     ) -> "Placement | ServiceError | None":
         """Takes the candidate out of the queue and starts a placement, or fails its request. None if it has to wait."""
         sequence, model = candidate.sequence, candidate.ticket.model
-        if sequence.retry_limit_reached({Address(beat.id, beat.instance_id) for beat in engines}):
-            error = ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
-        else:
-            error = self._overdue(candidate.ticket, now)
         try:
-            engines = candidate.fitting(engines)
-        except ServiceError as unfit:
-            error = error or unfit
-        if error is not None:
+            engines = self._fitting(candidate, engines, now)
+        except ServiceError as error:
             candidate.client.fail(error)
             return error
         client = candidate.ticket.client.name
-        if wanted := candidate.orders.request.engine:
-            engines = [beat for beat in engines if beat.id == wanted]
-            if not ready_members(engines, model):
-                told = f"No engine {wanted!r} of the model {model!r} takes requests."
-                error = ServiceError("no_engine", told, param="engine")
-                candidate.client.fail(error)
-                return error
         engine = self._router.choose_engine(
             engines,
             model,
@@ -199,6 +186,14 @@ class Dispatcher:
         num_tokens = candidate.num_tokens if prefill is None else 1
         self._router.record_dispatch(engine, sequence.sequence_id, num_tokens, candidate.hashes, client)
         return Placement(candidate, to_engine, to_detokenizer, sequence.attempt, self._settled)
+
+    def _fitting(self, candidate: Candidate, engines: Sequence[Heartbeat], now: float) -> list[Heartbeat]:
+        """Returns the engines on which a sequence may run. Raises ServiceError if its request cannot go on."""
+        if candidate.sequence.retry_limit_reached({Address(beat.id, beat.instance_id) for beat in engines}):
+            raise ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
+        if (overdue := self._overdue(candidate.ticket, now)) is not None:
+            raise overdue
+        return candidate.fitting(engines)
 
     def _prefill(self, candidate: Candidate, engine: Heartbeat, engines: Sequence[Heartbeat]) -> "Prefill | None":
         """Chooses the engine that computes the prompt for `engine`, and records that it does.
