@@ -1,4 +1,4 @@
-"""`antiphon serve`: the bus, the gateways and three services for each model as child processes of one command.
+"""`antiphon serve`: the bus, the gateways and the services of each model as child processes of one command.
 
 Starts all processes at once, prints a message when the server is ready, restarts processes that end
 (`antiphon.fleet`), and stops them in order: gateways first, so that no new requests arrive; then the other services,
@@ -25,7 +25,7 @@ from antiphon.readiness import ServerAddress, announce
 from antiphon.run_directory import run_directory
 from antiphon.served_models import models_of
 from antiphon.settings import SERVICES, ServeSettings, check, child_environment, engine_roles, of_role, of_service
-from shared import bus_permissions, limits, parallel
+from shared import bus_permissions, limits, parallel, tls
 from shared.config import SettingsError, to_argv
 from shared.errors import ServiceError
 from shared.model_files import located, model_directory, model_name
@@ -253,7 +253,7 @@ def _model_specs(
     gpus: Sequence[str],
     beside: Sequence[ServeSettings] = (),
 ) -> Iterator[ChildSpec]:
-    """Yields the tokenizers, engines and detokenizers of each model.
+    """Yields the processes of each model: tokenizers, engines, detokenizers, and image services with `--enable-mm`.
 
     The processes of the first model have plain names (`engine-1`); for other models, and with models `beside` them, the
     model's name comes first.
@@ -369,8 +369,10 @@ async def _run_versions(fleet: Fleet, plan: VersionPlan) -> None:
     bus, credentials, name = plan.place.bus, plan.place.credentials, f"launcher-{os.getpid()}"
     if bus is not None:
         credentials, name = str(bus.launcher_credentials), nats_server.LAUNCHER
+    first = plan.models[0]
+    where = BusAddress(plan.place.nats, credentials, name, tls.bus_context(first))
     try:
-        await run(fleet, plan, BusAddress(plan.place.nats, credentials, name), plan.models[0].namespace, print_line)
+        await run(fleet, plan, where, first.namespace, print_line)
     except Exception as error:  # the server goes on without changes of versions; the user must know
         told = error if isinstance(error, ServiceError | SettingsError) else repr(error)
         print_line("antiphon", f"versions of models cannot be changed until the next start: {told}")

@@ -1,9 +1,9 @@
 """How the scheduler gathers its instances: a small exchange over HTTP, at the ports of NODE_PORTS.
 
 The scheduler starts the bus, whose address no table has, and posts it to `/join` of each instance until all have
-joined. Both sides have a key; each message is authenticated with it (HMAC-SHA256), and the bus's password is derived
-from it, so that no secret is sent. An instance answers who it is by its own tables, so that the scheduler notices ports
-in the wrong order.
+joined. Both sides have a key; each message is authenticated with it (HMAC-SHA256), and the passwords of the bus are
+derived from it, so that no secret is sent. An instance answers who it is by its own tables, so that the scheduler
+notices ports in the wrong order.
 """
 
 import hashlib
@@ -39,9 +39,9 @@ class Joined(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refused: str = ""
 
 
-def bus_password(key: bytes, epoch: int) -> str:
-    """Returns the password of the bus that the scheduler with this epoch starts."""
-    return hmac.new(key, f"bus {epoch}".encode(), hashlib.sha256).hexdigest()
+def bus_secret(key: bytes, epoch: int) -> bytes:
+    """Returns the secret of the bus that the scheduler with this epoch starts; all its passwords follow from it."""
+    return hmac.new(key, f"bus {epoch}".encode(), hashlib.sha256).hexdigest().encode()
 
 
 def sign(key: bytes, kind: str, body: bytes) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from antiphon import devices, launcher, nats_server, sockets
 from antiphon.disaggregation.instance import Deployment, check_lengths, check_ports, check_worker, read_deployment
-from antiphon.disaggregation.join import bus_password
+from antiphon.disaggregation.join import bus_secret
 from antiphon.disaggregation.scheduler import Gathering, new_epoch
 from antiphon.disaggregation.worker import Worker
 from antiphon.fleet import Failure
@@ -69,7 +69,7 @@ def _scheduler(deployment: Deployment, settings: InstanceSettings, environ: Mapp
         bus, url = None, ""
         if binary:
             everywhere = "127.0.0.1" if deployment.has_one_host else "0.0.0.0"
-            secret = bus_password(key, epoch).encode()
+            secret = bus_secret(key, epoch)
             bus = nats_server.prepare(directory, host=everywhere, secret=secret, namespace=settings.namespace)
             for worker in deployment.workers():
                 bus.join("engine", worker.name)

@@ -16,7 +16,7 @@ import msgspec
 from antiphon import launcher, nats_server
 from antiphon.disaggregation.instance import Deployment
 from antiphon.disaggregation.instance_server import Request, Response, json_response, not_here, serve
-from antiphon.disaggregation.join import HEADER, Join, Joined, bus_password, is_signed, sign
+from antiphon.disaggregation.join import HEADER, Join, Joined, bus_secret, is_signed, sign
 from antiphon.fleet import Fleet
 from antiphon.processes import ChildSpec
 from antiphon.settings import InstanceSettings
@@ -111,7 +111,7 @@ class Worker:
     def _follow(self, join: Join) -> None:
         self._joined = join
         if join.bus:
-            secret = bus_password(self._key, join.epoch).encode()
+            secret = bus_secret(self._key, join.epoch)
             credentials = nats_server.write_credentials(self._directory, secret, self._own.name)
             self._wanted.put_nowait(launcher.Place(join.bus, str(credentials), ""))
 

@@ -9,6 +9,7 @@ stopped, and nothing else has changed.
 import asyncio
 import contextlib
 import logging
+import ssl
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -70,20 +71,24 @@ class VersionPlan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BusAddress:
-    """How the launcher reaches the bus. `name`: its id there; with credentials of its own, their user."""
+    """How the launcher reaches the bus. `name`: its id there, on its own bus also its user. `tls`: None without TLS."""
 
     url: str
     credentials: str
     name: str
+    tls: ssl.SSLContext | None = None
 
 
 async def run(fleet: Fleet, plan: VersionPlan, where: BusAddress, namespace: str, sink: Sink) -> None:
     """Takes orders until it is cancelled. Raises ServiceError or SettingsError if the bus cannot be used."""
-    subjects, name, nats, credentials = Subjects(namespace), where.name, where.url, where.credentials
-    urls = [url.strip() for url in nats.split(",") if url.strip()]
-    inbox = subjects.inbox(name)
+    subjects, name = Subjects(namespace), where.name
     transport = await NatsTransport.connect(
-        urls, name=name, inbox_prefix=inbox, credentials=credentials, wait_s=CONNECT_S
+        [url.strip() for url in where.url.split(",") if url.strip()],
+        name=name,
+        inbox_prefix=subjects.inbox(name),
+        credentials=where.credentials,
+        tls=where.tls,
+        wait_s=CONNECT_S,
     )
     actor = ModelSupervisor(Host(transport, subjects, SystemClock(), name, new_instance_id()), fleet, plan, sink)
     try:

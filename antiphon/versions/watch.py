@@ -13,7 +13,7 @@ from shared.actors.transport import Delivery, Subscription
 from shared.codec import Decoder
 from shared.messages import EngineStatus, Heartbeat, Message
 
-SERVICES = ("tokenizer", "engine", "detokenizer")
+SERVICES = ("tokenizer", "engine", "detokenizer", "vision")
 
 
 class MemberWatch:

@@ -1,5 +1,6 @@
 """The bus over TLS: with the right authority, without it, with a client's certificate, and no way around it."""
 
+import asyncio
 import contextlib
 import socket
 import subprocess
@@ -10,10 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.fleet import Fleet
+from antiphon.launcher import Place, VersionPlan
 from antiphon.nats_server import find_binary
+from antiphon.settings import ServeSettings
+from antiphon.versions.supervisor import BusAddress, run
 from shared.actors.nats import NatsTransport
 from shared.actors.transport import Delivery
+from shared.codec import encode
 from shared.config import BusSettings, SettingsError
+from shared.errors import ServiceError
+from shared.messages import ChangeModel
+from shared.subjects import Subjects
 from shared.tls import bus_context
 from tests.conftest import NatsServer, free_port
 
@@ -73,6 +82,30 @@ async def test_messages_pass_with_the_right_certificates(server: str, credential
     await transport.barrier()
     await transport.close()
     assert [one.payload for one in heard] == [b"x"]
+
+
+@pytest.mark.parametrize("mutual", [True], indirect=True)
+async def test_the_launcher_takes_orders_about_versions_over_tls(server: str, credentials: str):
+    context = bus_context(replace(TRUSTING, nats_tls_cert=CERTIFICATE, nats_tls_key=KEY))
+    fleet, where = Fleet(lambda *_: None), BusAddress(server, credentials, "launcher-1", context)
+    plan = VersionPlan([ServeSettings(served_model_name="tiny")], {}, Place(server, credentials, ""))
+    launcher = asyncio.create_task(run(fleet, plan, where, "antiphon", lambda *_: None))
+    client = await NatsTransport.connect([server], name="c", inbox_prefix="i", credentials=credentials, tls=context)
+    try:
+        subject, order = Subjects("antiphon").models_control(), encode(ChangeModel("rollback", "tiny"))
+        deadline = time.monotonic() + 10
+        while True:
+            with contextlib.suppress(ServiceError):
+                answer = await client.request(subject, order, timeout_s=1)
+                break
+            assert time.monotonic() < deadline
+            assert not launcher.done()
+            await asyncio.sleep(0.05)
+        assert b"has no former one" in answer.payload
+    finally:
+        launcher.cancel()
+        await asyncio.gather(launcher, return_exceptions=True)
+        await client.close()
 
 
 async def test_an_unknown_authority_is_refused_at_once(server: str, credentials: str):

@@ -12,7 +12,7 @@ import pytest
 from antiphon.disaggregation import scheduler
 from antiphon.disaggregation.instance import Deployment, read_deployment
 from antiphon.disaggregation.instance_server import Answer, Request, Response, json_response, serve
-from antiphon.disaggregation.join import HEADER, Join, Joined, bus_password, is_signed, sign
+from antiphon.disaggregation.join import HEADER, Join, Joined, bus_secret, is_signed, sign
 from antiphon.disaggregation.scheduler import Gathering
 from antiphon.disaggregation.table_tool import generate
 from antiphon.disaggregation.worker import Worker
@@ -60,13 +60,13 @@ async def test_an_instance_follows_the_latest_scheduler_that_has_its_key_and_mea
     for _ in range(2):  # the scheduler repeats itself
         assert join(worker, tmp_path) == (200, Joined(2, "prefill-1", digest, "4"))
     credentials = tmp_path / "prefill-1.credentials"
-    assert credentials.read_text() == f"prefill-1:{password(bus_password(KEY, 2).encode(), 'prefill-1')}"
+    assert credentials.read_text() == f"prefill-1:{password(bus_secret(KEY, 2), 'prefill-1')}"
     assert credentials.stat().st_mode & 0o077 == 0
     assert join(worker, tmp_path, epoch=1)[1] == Joined(
         1, "prefill-1", digest, "4", "it follows a scheduler that was started later"
     )
     assert join(worker, tmp_path, epoch=3)[0] == 200
-    assert credentials.read_text() == f"prefill-1:{password(bus_password(KEY, 3).encode(), 'prefill-1')}"
+    assert credentials.read_text() == f"prefill-1:{password(bus_secret(KEY, 3), 'prefill-1')}"
 
 
 async def test_an_instance_with_a_bus_of_its_own_only_says_who_it_is(tmp_path: Path) -> None:
