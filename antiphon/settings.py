@@ -27,6 +27,7 @@ from shared.config import (
 )
 from shared.other_options import VARIABLES
 from shared.picture_models import processor_kwargs
+from shared.settings.records import check_records
 
 T = TypeVar("T", bound=BusSettings)
 S = TypeVar("S", bound="ServeSettings")
@@ -254,6 +255,7 @@ def check(serve: ServeSettings) -> None:
     if serve.nats_credentials and not serve.nats:
         raise SettingsError("--nats-credentials needs --nats: the server that is started here has its own")
     _check_bus_directory(serve)
+    check_records(serve)
     if (serve.nats_tls_ca or serve.nats_tls_cert or serve.nats_tls_key) and not serve.nats:
         raise SettingsError("--nats-tls-ca, --nats-tls-cert, --nats-tls-key need --nats: a bus started here has none")
     tls.bus_context(serve)

@@ -127,7 +127,7 @@ class Subjects:
         return self._join("gw", gateway_id, instance_id, "txt")
 
     def gateway_tokens(self, gateway_id: str, instance_id: str) -> str:
-        """Vectors of pooling sequences, to one gateway process."""
+        """Vectors of pooling sequences and tokens of copies in lockstep, to one gateway process."""
         return self._join("gw", gateway_id, instance_id, "tok")
 
     def gateway_control(self, gateway_id: str, instance_id: str) -> str:

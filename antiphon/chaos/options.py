@@ -76,5 +76,7 @@ def _check(options: ChaosOptions) -> None:
             )
     if bool(options.url) != bool(options.run_directory):
         raise SettingsError("--url and --run-directory belong together: the address of a server, and its processes")
+    if options.token and not options.url:
+        raise SettingsError("--token is for the server at --url: leave it out for one that is started here")
     if options.url and options.model:
         raise SettingsError("--model is for a server that is started; the one at --url has its model")

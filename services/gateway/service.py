@@ -28,6 +28,7 @@ from shared.actors.durable_log import Storage
 from shared.actors.host import Host
 from shared.config import GatewaySettings, SettingsError
 from shared.messages import GatewayStatus, ServiceName
+from shared.settings.records import check_records
 from shared.subjects import bucket_name
 
 BACKLOG = 2048
@@ -36,12 +37,13 @@ TICKS_A_SECOND = 10
 
 
 class GatewayService:
-    """One gateway. Raises SettingsError if the files for HTTPS or the file of API keys cannot be used."""
+    """One gateway. Raises SettingsError if the files for HTTPS or of API keys or the settings cannot be used."""
 
     name: ServiceName = "gateway"
 
     def __init__(self, settings: GatewaySettings) -> None:
         tls.check(settings)
+        check_records(settings)
         self._settings = settings
         self._actor: GatewayActor | None = None
         self._key_file = KeyFile(settings.api_keys_file) if settings.api_keys_file else None

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shared.flags import NOT_NEGATIVE, flag
+from shared.flags import NOT_NEGATIVE, SettingsError, flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,3 +44,11 @@ class RecordSettings:
         rule=NOT_NEGATIVE,
         group="http",
     )
+
+
+def check_records(settings: RecordSettings) -> None:
+    """Raises SettingsError if streams are to be recorded that nothing keeps."""
+    if settings.record_streams == "all" and settings.stream_store == "off":
+        raise SettingsError(
+            "--record-streams=all needs a store for the records: leave out one of it and --stream-store=off"
+        )
