@@ -24,7 +24,16 @@ from antiphon.processes import ChildSpec
 from antiphon.readiness import ServerAddress, announce
 from antiphon.run_directory import run_directory
 from antiphon.served_models import models_of
-from antiphon.settings import SERVICES, ServeSettings, check, child_environment, engine_roles, of_role, of_service
+from antiphon.settings import (
+    MODEL_SERVICES,
+    SERVICES,
+    ServeSettings,
+    check,
+    child_environment,
+    engine_roles,
+    of_role,
+    of_service,
+)
 from shared import bus_permissions, limits, parallel, tls
 from shared.config import SettingsError, to_argv
 from shared.errors import ServiceError
@@ -39,7 +48,6 @@ GRACE_S = limits.DRAIN_S + 5.0
 FAILURE_GRACE_S = 5.0
 """The same limit in seconds after a failure of the fleet, when running requests cannot be completed any more."""
 BUS_GRACE_S = 3.0
-BACK_SERVICES = ("tokenizer", "engine", "detokenizer", "vision")
 FORCED = 130
 """Exit code after a second Ctrl-C, which kills the children."""
 
@@ -264,7 +272,7 @@ def _model_specs(
         name = model_name(model)
         prefix = f"{model_token(name)}-" if number or beside else ""
         changes: dict[str, object] = {"threads": engine_threads(model, engines)}
-        for service in BACK_SERVICES:
+        for service in MODEL_SERVICES:
             for child, role in _replicas(service, model):
                 on_gpu = service == "engine" and gpus and model.device != "cpu"
                 own = {devices.VARIABLE: next(free)} if on_gpu else {}
@@ -382,7 +390,7 @@ async def _shut_down(fleet: Fleet, failure: Failure | None) -> None:
     grace_s = FAILURE_GRACE_S if failure else GRACE_S
     print_line("antiphon", f"stopping: {failure.message}" if failure else "stopping (Ctrl-C again: at once)")
     await fleet.stop(("gateway",), grace_s)
-    await fleet.stop(BACK_SERVICES, grace_s)
+    await fleet.stop(MODEL_SERVICES, grace_s)
     await fleet.stop(("nats",), BUS_GRACE_S)
     print_line("antiphon", f"stopped: {failure.message}" if failure else "stopped")
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from antiphon.settings import MODEL_SERVICES
 from shared.bus_permissions import Role, password, permissions, render_user
 from shared.config import SettingsError
 from shared.subjects import Subjects
@@ -41,10 +42,6 @@ LAUNCHER = "launcher"
 """The user of the launcher itself."""
 OBSERVER = "observer"
 """The user that may read everything: for `antiphon tap` and other tools of the operator."""
-
-
-LATER: tuple[Role, ...] = ("tokenizer", "engine", "detokenizer", "vision")
-"""Services whose processes may be added after the server has started. Those of one service then share a user."""
 
 
 @dataclass(slots=True)
@@ -93,7 +90,7 @@ class Bus:
             render_user(name, f'"{password(self.secret, name)}"', permissions(role, subjects, name))
             for name, role in self.users.items()
         ]
-        for role in LATER:
+        for role in MODEL_SERVICES:  # whose processes may be added after the server has started
             name = _later(role)
             write_credentials(self.directory, self.secret, name)
             users.append(render_user(name, f'"{password(self.secret, name)}"', permissions(role, subjects)))

@@ -1,4 +1,4 @@
-"""The settings of `antiphon serve`: the settings of all four services, plus the number of processes of each service.
+"""The settings of `antiphon serve`: the settings of all services, plus the number of processes of each service.
 
 Each service parses its own flags; `of_service` extracts the settings of one service from those of the whole server.
 The two other ways to start everything, `antiphon run` and the entry point `antiphon.entrypoints.openai.api_server`,
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from shared import tls
 from shared.adapters import check_adapters
+from shared.bus_permissions import Role
 from shared.config import (
     BusSettings,
     DetokenizerSettings,
@@ -40,6 +41,8 @@ SERVICES: dict[str, type[BusSettings]] = {
     "detokenizer": DetokenizerSettings,
     "vision": VisionSettings,
 }
+MODEL_SERVICES: tuple[Role, ...] = ("tokenizer", "engine", "detokenizer", "vision")
+"""Services of which each model has processes of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,12 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 
+from antiphon.settings import MODEL_SERVICES
 from shared.actors.host import Host
 from shared.actors.presence import Members
 from shared.actors.transport import Delivery, Subscription
 from shared.codec import Decoder
 from shared.messages import EngineStatus, Heartbeat, Message
-
-SERVICES = ("tokenizer", "engine", "detokenizer", "vision")
 
 
 class MemberWatch:
@@ -33,7 +32,7 @@ class MemberWatch:
         try:
             if self._num_watching == 1:
                 self._members = Members()
-                for service in SERVICES:
+                for service in MODEL_SERVICES:
                     subject = self._host.subjects.heartbeats(service)
                     self._subscriptions.append(await self._host.transport.subscribe(subject, self._receive))
             yield
@@ -49,7 +48,7 @@ class MemberWatch:
         now = self._host.clock.monotonic()
         ready = Counter(
             service
-            for service in SERVICES
+            for service in MODEL_SERVICES
             for beat in self._members.alive(service, now)
             if beat.state == "ready" and getattr(beat.status, "model", "") == model
         )

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from antiphon import launcher, nats_server
+from antiphon import launcher
 from antiphon.launcher import Plan, assign_gpus, engine_threads, make_plan, serve
 from antiphon.processes import ChildSpec
 from antiphon.served_models import models_of
-from antiphon.settings import SERVICES, ServeSettings, check, child_environment, of_service
+from antiphon.settings import MODEL_SERVICES, SERVICES, ServeSettings, check, child_environment, of_service
 from shared.config import DetokenizerSettings, EngineSettings, SettingsError, add_flags, parse
 from shared.subjects import model_token
 
@@ -86,7 +86,7 @@ def test_keys_and_passwords_are_on_no_command_line(planned, tmp_path: Path) -> N
     assert settings_of(elsewhere.specs[1]).nats == "nats://user:secret@bus"
     assert not any("secret" in word for spec in elsewhere.specs for word in spec.argv)
     passwords = {path.stem: path.read_text().split(":")[1] for path in tmp_path.glob("*.credentials")}
-    later = {f"later-{role}" for role in nats_server.LATER}
+    later = {f"later-{role}" for role in MODEL_SERVICES}
     assert set(passwords) == {"launcher", "observer", *later, *(spec.name for spec in plan.specs[1:])}
     assert len(set(passwords.values())) == len(passwords)
     for spec in plan.specs:
