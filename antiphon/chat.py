@@ -64,25 +64,20 @@ class Client:
 
     def stream(self, body: dict[str, Any]) -> Iterator[Piece]:
         """Yields the pieces of one answer. Raises ServerError, also in the middle of the answer."""
-
-        def ask(more: Mapping[str, str]) -> contextlib.AbstractContextManager[http.client.HTTPResponse]:
-            return self._connected("POST", "/v1/chat/completions", {**body, "stream": True}, more)
-
         with self._readable():
-            yield from pieces(resumable.events(ask))
+            yield from pieces(self._events("/v1/chat/completions", body))
 
     def stream_text(self, path: str, body: dict[str, Any]) -> Iterator[str]:
         """Yields the text of a streamed completion. Raises ServerError, also in the middle of the answer."""
-        with self._ask("POST", path, {**body, "stream": True}) as response:
-            for line in response:
-                data = line[5:].strip() if line.startswith(b"data:") else b""
-                if data == b"[DONE]":
-                    return
-                if data:
-                    event = json.loads(data)
-                    if "error" in event:
-                        raise ServerError(readable(data))
-                    yield from (choice["text"] for choice in event["choices"])
+        with self._readable():
+            for event in decoded(self._events(path, body)):
+                yield from (choice["text"] for choice in event["choices"])
+
+    def _events(self, path: str, body: dict[str, Any]) -> Iterator[bytes]:
+        def ask(more: Mapping[str, str]) -> contextlib.AbstractContextManager[http.client.HTTPResponse]:
+            return self._connected("POST", path, {**body, "stream": True}, more)
+
+        return resumable.events(ask)
 
     @contextlib.contextmanager
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[http.client.HTTPResponse]:
@@ -118,18 +113,24 @@ class Client:
 
 def pieces(events: Iterator[bytes]) -> Iterator[Piece]:
     """Yields the pieces of text in the events of a stream until `[DONE]`. Raises ServerError for an error event."""
-    for data in events:
-        if data == resumable.DONE:
-            return
-        event = json.loads(data)
-        if "error" in event:
-            raise ServerError(readable(data))
+    for event in decoded(events):
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}
             if text := delta.get("reasoning") or delta.get("reasoning_content"):
                 yield Piece(text, is_reasoning=True)
             if text := delta.get("content"):
                 yield Piece(text)
+
+
+def decoded(events: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+    """Yields the events of a stream as objects until `[DONE]`. Raises ServerError for an error event."""
+    for data in events:
+        if data == resumable.DONE:
+            return
+        event = json.loads(data)
+        if "error" in event:
+            raise ServerError(readable(data))
+        yield event
 
 
 def readable(body: bytes) -> str:

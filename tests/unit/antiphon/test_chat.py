@@ -140,6 +140,19 @@ def test_an_error_in_the_middle_of_a_stream_is_an_error() -> None:
         next(got)
 
 
+def test_a_completion_that_breaks_off_is_an_error_and_no_shorter_text(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = b'data: {"choices": [{"text": "Hel"}]}\n\n'
+    monkeypatch.setattr(sys.modules[__name__], "STREAM", begun + b"data: [DONE]\n\n")
+    assert list(Client(server).stream_text("/v1/requests/r/fork", {})) == ["Hel"]
+    monkeypatch.setattr(sys.modules[__name__], "STREAM", begun)
+    got = Client(server).stream_text("/v1/requests/r/fork", {})
+    assert next(got) == "Hel"
+    with pytest.raises(ServerError, match="the stream ended before its end"):
+        next(got)
+
+
 def test_a_server_that_is_no_url_is_refused() -> None:
     with pytest.raises(SettingsError, match="--server"):
         Client("ftp://host")
