@@ -144,9 +144,9 @@ def test_a_completion_that_breaks_off_is_an_error_and_no_shorter_text(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = b'data: {"choices": [{"text": "Hel"}]}\n\n'
-    monkeypatch.setattr(sys.modules[__name__], "STREAM", begun + b"data: [DONE]\n\n")
+    monkeypatch.setitem(globals(), "STREAM", begun + b"data: [DONE]\n\n")
     assert list(Client(server).stream_text("/v1/requests/r/fork", {})) == ["Hel"]
-    monkeypatch.setattr(sys.modules[__name__], "STREAM", begun)
+    monkeypatch.setitem(globals(), "STREAM", begun)
     got = Client(server).stream_text("/v1/requests/r/fork", {})
     assert next(got) == "Hel"
     with pytest.raises(ServerError, match="the stream ended before its end"):
