@@ -1,10 +1,11 @@
 """Anthropic's client. Prints what it got as one JSON object. Run by `test_clients`."""
 
+import json
 import sys
 
 from anthropic import Anthropic
+from asked import QUESTION
 
-QUESTION = [{"role": "user", "content": "What is 12 + 7?"}]
 TOOL = {
     "name": "get_weather",
     "input_schema": {
@@ -27,7 +28,7 @@ def main(url: str, model: str) -> None:
         tools=[TOOL], tool_choice={"type": "any", "disable_parallel_tool_use": True}, **common
     )
     call = next(block for block in called.content if block.type == "tool_use")
-    {
+    found = {
         "whole": whole.content[0].text,
         "usage": whole.usage.output_tokens,
         "streamed": streamed,
@@ -37,6 +38,7 @@ def main(url: str, model: str) -> None:
         "counted": client.messages.count_tokens(model=model, messages=QUESTION).input_tokens
         == whole.usage.input_tokens,
     }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

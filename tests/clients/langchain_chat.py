@@ -1,18 +1,13 @@
 """LangChain's ChatOpenAI. Prints what it got as one JSON object. Run by `test_clients`."""
 
+import json
 import sys
-from typing import Annotated, Literal
+from typing import Annotated
 
+from asked import Answer
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-from pydantic import BaseModel, Field
-
-
-class Answer(BaseModel):
-    """What the model is asked for."""
-
-    kind: bool
-    mood: Literal["good", "bad"]
+from pydantic import Field
 
 
 @tool
@@ -33,7 +28,7 @@ def main(url: str, model: str) -> None:
     embeddings = OpenAIEmbeddings(
         base_url=url, api_key="none", model=model, check_embedding_ctx_length=False, max_retries=0
     )
-    {
+    found = {
         "whole": whole.content,
         "usage": whole.usage_metadata["output_tokens"],
         "streamed": "".join(one.content for one in chat.stream(question)),
@@ -47,6 +42,7 @@ def main(url: str, model: str) -> None:
         "batch": [one.content for one in chat.batch([question, question])],
         "embedding": len(embeddings.embed_query("hello")) > 0,
     }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

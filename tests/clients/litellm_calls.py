@@ -2,31 +2,9 @@
 
 import json
 import sys
-from typing import Literal
 
 import litellm
-from pydantic import BaseModel
-
-QUESTION = [{"role": "user", "content": "What is 12 + 7?"}]
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 12}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-    },
-}
-
-
-class Answer(BaseModel):
-    """What the model is asked for."""
-
-    kind: bool
-    mood: Literal["good", "bad"]
+from asked import QUESTION, TOOL, Answer
 
 
 def main(url: str, model: str) -> None:
@@ -53,7 +31,10 @@ def main(url: str, model: str) -> None:
             "call": call.name,
             "arguments": sorted(json.loads(call.arguments)),
         }
-    litellm.responses(model=f"openai/{model}", input="What is 12 + 7?", api_base=url, api_key="none", temperature=0)
+    response = litellm.responses(
+        model=f"openai/{model}", input="What is 12 + 7?", api_base=url, api_key="none", temperature=0
+    )
+    print(json.dumps({**found, "response": response.output_text}))
 
 
 if __name__ == "__main__":

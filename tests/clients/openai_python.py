@@ -2,32 +2,9 @@
 
 import json
 import sys
-from typing import Literal
 
+from asked import QUESTION, TOOL, Answer
 from openai import OpenAI
-from pydantic import BaseModel
-
-QUESTION = [{"role": "user", "content": "What is 12 + 7?"}]
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "strict": True,
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 12}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-    },
-}
-
-
-class Answer(BaseModel):
-    """What the model is asked for."""
-
-    kind: bool
-    mood: Literal["good", "bad"]
 
 
 def main(url: str, model: str) -> None:
@@ -62,7 +39,7 @@ def main(url: str, model: str) -> None:
     structured = client.responses.parse(
         model=model, input="A number?", temperature=0, text_format=Answer, max_output_tokens=240
     )
-    {
+    found = {
         "whole": whole.choices[0].message.content,
         "usage": whole.usage.completion_tokens,
         "streamed": "".join(one.choices[0].delta.content or "" for one in chunks if one.choices),
@@ -76,6 +53,7 @@ def main(url: str, model: str) -> None:
         "last_event": events[-1].type,
         "response_parsed": isinstance(structured.output_parsed, Answer),
     }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

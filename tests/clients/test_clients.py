@@ -90,7 +90,7 @@ def test_langchains_chat_model(served: Served) -> None:
 
 def test_litellm(served: Served) -> None:
     found = run(served, "litellm_calls.py")
-    for one in (found, found["hosted_vllm"]):
+    for one in (found["openai"], found["hosted_vllm"]):
         assert_chat(one)
         assert one["parsed"]
     assert found["response"] == ANSWER
