@@ -3,7 +3,6 @@
 import asyncio
 import os
 import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,15 +212,14 @@ async def test_requests_are_answered_once_and_unasked_replies_are_refused(connec
     answers: list[asyncio.Future[None]] = []
     await tokenizer.transport.subscribe(S.tokenize("m"), receive, queue=TOKENIZER_QUEUE)
     await tokenizer.transport.barrier()
-    began = time.monotonic()
     reply = await gateway.transport.request(S.tokenize("m"), b"text", timeout_s=5)
-    assert (reply.payload, time.monotonic() - began < 5) == (b"tokens", True)
+    assert reply.payload == b"tokens"
     await asyncio.gather(*answers)
     assert await tokenizer.refuses(asked[0].reply, publish=True), "a second answer is not allowed"
     assert await tokenizer.refuses(f"{S.inbox('g1')}.guess", publish=True)
 
 
-async def test_stores_work_for_those_who_have_them_and_nobody_deletes_them(connect):
+async def test_stores_work_for_those_who_have_them(connect):
     for name, bucket in (("g1", "limits"), ("g1", "adapters"), ("e1", "adapters")):
         user = await connect(name)
         store = user.transport.key_value_store(f"antiphon-v2-{bucket}", ttl_s=60, timeout_s=2)

@@ -52,6 +52,7 @@ def server(tmp_path: Path, mutual: bool) -> Iterator[str]:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as probe:
             if probe.recv(4) == b"INFO":
                 break
+        time.sleep(0.02)
     yield f"nats://127.0.0.1:{port}"
     process.terminate()
     process.wait()

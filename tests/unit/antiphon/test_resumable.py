@@ -1,5 +1,6 @@
 """The helpers that resume streams, in Python and in JavaScript, against a server whose connections break."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -36,7 +37,10 @@ class Server:
 
     def _serve(self) -> None:
         for answer in self._answers:
-            connection, _ = self._listener.accept()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # closed before all answers were asked for
+                return
             with connection, connection.makefile("rb") as lines:
                 head = iter(lines.readline, b"\r\n")
                 headers = b"".join(head).decode().lower()
@@ -50,6 +54,8 @@ class Server:
                 connection.sendall(start.encode() + body.encode())
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):  # wakes the thread; an error if it is not waiting
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join()
 
