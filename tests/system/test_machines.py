@@ -1,7 +1,5 @@
 """One model on two machines: the same command on both, the same text as one process, and a machine that dies."""
 
-import http.client
-import json
 import os
 import re
 import signal
@@ -9,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import openai
 import pytest
 
 from antiphon import LLM, SamplingParams
@@ -40,19 +39,18 @@ def texts(served: Served) -> list[str]:
 
 def streamed(served: Served, then: Callable[[], None]) -> str:
     """The text of a long stream; calls `then` after its first event."""
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
-    body = {**BODY, "prompt": PROMPTS[0], "max_tokens": LONG, "stream": True}
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    response, text = connection.getresponse(), ""
-    for line in iter(response.readline, b""):
-        if line.startswith(b"data: {"):
-            event = json.loads(line[6:])
-            assert "error" not in event, event
-            text += event["choices"][0]["text"]
-            then()
-            then = type(None)
-    connection.close()
-    return text
+    with openai.OpenAI(base_url=served.url, api_key="EMPTY", max_retries=0, timeout=60) as client:
+        chunks = client.completions.create(
+            model="m",
+            prompt=PROMPTS[0],
+            max_tokens=LONG,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        text = next(chunks).choices[0].text
+        then()
+        return text + "".join(chunk.choices[0].text for chunk in chunks)
 
 
 def rank_of(other: Served) -> int:

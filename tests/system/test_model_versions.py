@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from tests.models import make_model
 from tests.system.served import Served, fetch, until_the_end, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
-STREAMS, SWAPS, TOKENS = 16, 3, 100
+STREAMS, SWAPS, TOKENS = 8, 2, 100
 ASK = {"model": "tiny", "prompt": "Once", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
 
 
@@ -57,10 +56,10 @@ def test_rollback_is_at_once_while_the_former_version_runs(
     served: Served, texts: dict[str, str], directories: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert text(served) == texts[str(directories[1])]
-    began = time.monotonic()
+    running = served.pids()
     assert models(served, "rollback", "tiny") == 0
     assert text(served) == texts[str(directories[0])]
-    assert time.monotonic() - began < 1.0
+    assert served.pids() == running, "no engine had to be started"
     assert models(served, "rollback", "tiny") == 0
     [card] = fetch(served, "GET", "/v1/models").json["data"]
     assert (card["id"], card["root"]) == ("tiny", str(directories[1]))

@@ -239,8 +239,9 @@ def test_the_hidden_sequence_ends_whatever_requests_do_and_takes_nothing_from_th
     """Few blocks, so that sequences are preempted and swapped out; drafts, aborts, and clients with weights."""
     chance = random.Random(seed)
     facts = replace(FACTS, num_blocks=24, num_host_blocks=8 * (seed % 2))
-    limits = replace(LIMITS, max_num_seqs=4, max_num_batched_tokens=chance.choice((4, 8, 64)))
-    limits = replace(limits, num_speculative_tokens=3 * (seed % 3 == 0), enable_chunked_prefill=limits.max_num_batched_tokens < 64)
+    budget = chance.choice((4, 8, 64))
+    limits = replace(LIMITS, max_num_seqs=4, max_num_batched_tokens=budget, enable_chunked_prefill=budget < 64)
+    limits = replace(limits, num_speculative_tokens=3 * (seed % 3 == 0))
     core, worker = Core(limits, facts), CountingWorker(facts)
     golden: list[int] | None = None
     number = runs = 0
