@@ -21,12 +21,20 @@ SERVICES = ("gateway", "tokenizer", "detokenizer", "engine")
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Two processes of each service, with a model of a long context; each test leaves all of them in service."""
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Two processes of each service, with a model of a long context."""
     model = make_model(tmp_path_factory.mktemp("long"), max_position_embeddings=4096)
     flags = [f"--{service}s=2" for service in SERVICES]
     with until_the_end(serve_tiny(model, "--threads=1", *flags)) as started:
         yield started
+
+
+@pytest.fixture
+def two(served: Served) -> Iterator[Served]:
+    """The same; all of them are in service again at the end, also if the test fails."""
+    yield served
+    for name in ("engine-1", "engine-2"):
+        fetch(served, "POST", f"/admin/engines/{name}/resume")
 
 
 def command(served: Served, *words: str) -> subprocess.CompletedProcess[str]:
@@ -63,6 +71,12 @@ async def all_ready(served: Served) -> None:
     await asyncio.to_thread(wait_until, ready, 60, lambda: served.output)
 
 
+def busy_engine(served: Served) -> str:
+    """An engine that computes one of the streams that run now."""
+    running = fetch(served, "GET", "/v1/requests?state=running").json["data"]
+    return next(request["engines"][-1] for request in running if request["engines"])
+
+
 async def moved_streams(served: Served, move: Callable[[], object]) -> list[str]:
     """Runs streams undisturbed and then with `move` in their midst, and compares. Returns why attempts ended."""
     async with openai.AsyncOpenAI(base_url=served.url, api_key="EMPTY", max_retries=0, timeout=90) as client:
@@ -79,22 +93,28 @@ async def moved_streams(served: Served, move: Callable[[], object]) -> list[str]
 
 async def test_a_drained_engine_gives_its_streams_away_and_takes_none_until_it_is_resumed(two: Served) -> None:
     await all_ready(two)
-    pid = two.pids()["engine-1"]
-    why = await moved_streams(two, lambda: fetch(two, "POST", "/admin/engines/engine-1/drain"))
+    pids, drained = two.pids(), list[str]()
+
+    def drain() -> None:
+        drained.append(busy_engine(two))
+        fetch(two, "POST", f"/admin/engines/{drained[0]}/drain")
+
+    why = await moved_streams(two, drain)
+    name, other = drained[0], "engine-1" if drained[0] == "engine-2" else "engine-2"
     assert why, "no stream was moved"
-    printed = command(two, "drain", "engine-1")
+    printed = command(two, "drain", name)
     assert printed.returncode == 0, printed
-    assert "engine-1 is out of service until `antiphon resume engine-1`" in printed.stdout
+    assert f"{name} is out of service until `antiphon resume {name}`" in printed.stdout
     assert set(why) == {"moved"}
-    assert two.pids()["engine-1"] == pid
+    assert two.pids()[name] == pids[name]
     again = await moved_streams(two, lambda: None)
     assert not again
-    view = fetch(two, "GET", "/admin/engines/engine-1").json
-    assert (view["state"], view["sequences"], view["others"]) == ("draining", 0, ["engine-2"])
-    last = command(two, "move", "engine-2")
+    view = fetch(two, "GET", f"/admin/engines/{name}").json
+    assert (view["state"], view["sequences"], view["others"]) == ("draining", 0, [other])
+    last = command(two, "move", other)
     assert last.returncode == 78
     assert "is the only engine of the model 'tiny'" in last.stderr
-    assert command(two, "resume", "engine-1").stdout == "engine-1 takes requests again\n"
+    assert command(two, "resume", name).stdout == f"{name} takes requests again\n"
     await all_ready(two)
     unknown = command(two, "drain", "engine-9")
     assert (unknown.returncode, "Engines that are alive: engine-1, engine-2" in unknown.stderr) == (78, True)
@@ -102,10 +122,16 @@ async def test_a_drained_engine_gives_its_streams_away_and_takes_none_until_it_i
 
 async def test_an_engine_that_is_told_to_end_hands_its_streams_over_without_the_wait_for_a_lease(two: Served) -> None:
     await all_ready(two)
-    pid = two.pids()["engine-2"]
-    why = await moved_streams(two, lambda: os.kill(pid, signal.SIGTERM))
+    pids, ended = two.pids(), list[str]()
+
+    def end() -> None:
+        ended.append(busy_engine(two))
+        os.kill(pids[ended[0]], signal.SIGTERM)
+
+    why = await moved_streams(two, end)
     assert set(why) == {"moved"}
-    await asyncio.to_thread(wait_until, lambda: two.pids().get("engine-2", pid) != pid, 30)
+    [name] = ended
+    await asyncio.to_thread(wait_until, lambda: two.pids().get(name, pids[name]) != pids[name], 30)
 
 
 async def test_a_detokenizer_that_is_told_to_end_hands_its_streams_over(two: Served) -> None:
