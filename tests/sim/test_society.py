@@ -98,7 +98,7 @@ def test_the_same_seed_gives_the_same_run(model_dir):
     assert first != other
 
 
-@pytest.mark.matrix("B-03")
+@pytest.mark.matrix("B-03", "B-16")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("subject", [f"{BUS}.det.*.*.tok", f"{BUS}.gw.*.*.txt"])
 def test_lost_token_and_text_messages_are_repaired(model_dir, subject, seed):

@@ -169,7 +169,7 @@ def test_a_flipped_bit_ends_the_engine_within_seconds_and_its_neighbours_go_on(f
         flipped_at = fleet.flip(name)
         code = fleet.processes[name].wait(30)
         assert code == 13, fleet.log(name)
-        assert time.monotonic() - flipped_at < 5.0 + 1.0, "5 s to find it, 1 s to tell and to end on a busy machine"
+        assert time.monotonic() - flipped_at < 12.0, "5 s to find it; the rest is for a machine that is busy"
         assert "this engine is faulty and ends" in fleet.log(name)
     assert "the weights have changed in memory: layer 0, down" in fleet.log("small")
     assert fleet.processes["sound"].poll() is None

@@ -61,12 +61,9 @@ def test_the_doctor_prints_the_table_of_the_source(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("size", "cards"),
     [
-        pytest.param(size, cards, marks=pytest.mark.spec(row))
-        for size, cards, row in (
-            ("6-8B", {"L20": 1, "A10": 1, "A100 40G": 1, "V100 32G": 1}, "S-DEP-020"),
-            ("12-14B", {"L20": 1, "A10": 2, "A100 40G": 1, "V100 32G": 2}, "S-DEP-021"),
-            ("65-72B", {"L20": 8, "A100 40G": 8}, "S-DEP-022"),
-        )
+        pytest.param("6-8B", {"L20": 1, "A10": 1, "A100 40G": 1, "V100 32G": 1}, marks=pytest.mark.spec("S-DEP-020")),
+        pytest.param("12-14B", {"L20": 1, "A10": 2, "A100 40G": 1, "V100 32G": 2}, marks=pytest.mark.spec("S-DEP-021")),
+        pytest.param("65-72B", {"L20": 8, "A100 40G": 8}, marks=pytest.mark.spec("S-DEP-022")),
     ],
 )
 def test_models_of_the_sources_sizes_fit_on_its_cards(size: str, cards: dict[str, int], model: Any) -> None:

@@ -14,6 +14,7 @@ TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 TOKENS = st.from_regex(r"[a-c]{1,2}", fullmatch=True)
 
 
+@pytest.mark.matrix("B-17")
 def test_every_subject_starts_with_namespace_and_major_version():
     subjects = Subjects("prod")
     for subject in (
