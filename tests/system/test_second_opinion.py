@@ -21,7 +21,7 @@ import pytest
 
 from tests.conftest import NatsServer, free_port
 
-pytestmark = pytest.mark.nats
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(240)]
 START_S = 60.0
 PROMPT = "Once upon a time there was a small house at the edge of the forest"
 
