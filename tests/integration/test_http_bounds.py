@@ -1,7 +1,12 @@
 """What a client can make the HTTP server hold: headers, bodies and connections that never end; names of all kinds."""
 
 import asyncio
+import builtins
+import io
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -81,14 +86,17 @@ async def test_what_is_no_http_gets_an_error_object():
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
 async def test_names_of_models_and_files_reach_no_file(name: str, monkeypatch: pytest.MonkeyPatch):
     touched: list[str] = []
-    real = Path.open
 
-    def spy(self: Path, *args: object, **kwargs: object) -> object:
-        touched.append(str(self))
-        return real(self, *args, **kwargs)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    def spy(real: Callable[..., Any]) -> Callable[..., Any]:
+        def opened(path: object, *args: Any, **kwargs: Any) -> Any:
+            touched.append(str(path))
+            return real(path, *args, **kwargs)
+
+        return opened
 
     async with serving(ScriptedBackend()) as port:
-        monkeypatch.setattr(Path, "open", spy)
+        for module, function in ((builtins, "open"), (io, "open"), (os, "open")):
+            monkeypatch.setattr(module, function, spy(getattr(module, function)))
         for path in ("/v1/models/", "/console/", "/v1/requests/", "/v1/responses/"):
             reply = await call(port, "GET", path + quote(name, safe=""))
             assert reply.status in (400, 404), (path, reply.status)
@@ -100,3 +108,5 @@ async def test_names_of_models_and_files_reach_no_file(name: str, monkeypatch: p
             assert reply.status in (400, 404), (path, reply.status)
             assert len(reply.body) < 2000 + 2 * len(name)
     assert not touched
+    await asyncio.to_thread(Path(__file__).read_bytes)
+    assert touched == [__file__], "files that are opened are seen"
