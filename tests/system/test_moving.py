@@ -22,8 +22,8 @@ SERVICES = ("gateway", "tokenizer", "detokenizer", "engine")
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Two processes of each service, with a model of a long context."""
-    model = make_model(tmp_path_factory.mktemp("long"), max_position_embeddings=4096)
+    """Two processes of each service. The context is long and the layers are many, so that streams take seconds."""
+    model = make_model(tmp_path_factory.mktemp("long"), max_position_embeddings=4096, num_hidden_layers=6)
     flags = [f"--{service}s=2" for service in SERVICES]
     with until_the_end(serve_tiny(model, "--threads=1", *flags)) as started:
         yield started
