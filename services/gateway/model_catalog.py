@@ -1,8 +1,8 @@
 """Determines from heartbeats which models can be used, what other models lack, and which model a request means.
 
-A model can be used if it has an engine, a tokenizer and a detokenizer that are ready. A model whose last tokenizer or
-detokenizer was lost less than `QUEUE_WAIT_S` ago can still be used: its requests wait for a new one. Called by the
-gateway's actor.
+A model can be used if it has an engine, a tokenizer and a detokenizer that are ready. A model that lost the last member
+of a service less than `QUEUE_WAIT_S` ago can still be used: its requests wait for a new one. Called by the gateway's
+actor.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -54,6 +54,8 @@ class ModelCatalog:
         self._required = dict.fromkeys(required_engines)
         self._adapters = adapters
         self._ready_at: dict[tuple[str, str], float] = {}
+        self._last_engine: dict[str, Heartbeat] = {}
+        """Of each model, the last heartbeat of a ready engine. Kept as long as the entry of `_ready_at`."""
         self._created: dict[str, int] = {}
         self._sees: set[str] = set()
         """Models that take pictures and whose image service has been ready."""
@@ -69,6 +71,7 @@ class ModelCatalog:
         elif beat.state == "ready":
             if beat.service == "engine":
                 self._required.pop(beat.id, None)
+                self._last_engine[model_of(beat)] = beat
             self._ready_at[beat.service, model_of(beat)] = self._now()
 
     def cards(self) -> list[ModelCard]:
@@ -78,9 +81,9 @@ class ModelCatalog:
 
     def models(self) -> list[ModelCard]:
         """Returns the models that can be used, without their adapters, in the order of `cards`."""
-        engines = self._members.alive("engine", self._now())
-        served = served_models(engines)
         usable = self._ready(recent=True)
+        engines = self._engines()
+        served = served_models(engines)
         cards = [
             self._card(name, served[name], served_configurations(engines, name))
             for name in served
@@ -90,9 +93,10 @@ class ModelCatalog:
 
     def find_on_bus(self, internal: str) -> ModelCard | None:
         """Returns the model whose members have this name on the bus, also one that requests cannot name."""
-        engines = self._members.alive("engine", self._now())
+        usable = self._ready(recent=True)
+        engines = self._engines()
         status = served_models(engines).get(internal)
-        if status is None or _missing(internal, self._ready(recent=True)):
+        if status is None or _missing(internal, usable):
             return None
         return self._card(internal, status, served_configurations(engines, internal))
 
@@ -137,18 +141,29 @@ class ModelCatalog:
     def _ready(self, *, recent: bool) -> dict[str, set[str]]:
         """Returns, by service, the models that have a ready member.
 
-        `recent`: also models that had a ready tokenizer or detokenizer in the last QUEUE_WAIT_S.
+        `recent`: also models that had a ready member in the last QUEUE_WAIT_S.
         """
         now = self._now()
-        self._ready_at = {key: at for key, at in self._ready_at.items() if now - at <= limits.QUEUE_WAIT_S}
+        self._forget(now)
         ready = {
             service: {model_of(beat) for beat in self._members.alive(service, now) if beat.state == "ready"}
             for service in SERVICES
         }
         for service, model in self._ready_at if recent else ():
-            if service != "engine":
-                ready[service].add(model)
+            ready[service].add(model)
         return ready
+
+    def _engines(self) -> list[Heartbeat]:
+        """Returns the engines that are alive and, of each model without a ready one, the one that was ready last."""
+        alive = self._members.alive("engine", self._now())
+        served = served_models(alive)
+        return [*alive, *(engine for model, engine in self._last_engine.items() if model not in served)]
+
+    def _forget(self, now: float) -> None:
+        self._ready_at = {key: at for key, at in self._ready_at.items() if now - at <= limits.QUEUE_WAIT_S}
+        gone = [model for model in self._last_engine if ("engine", model) not in self._ready_at]
+        for model in gone:
+            del self._last_engine[model]
 
     def _known(self) -> list[str]:
         """Returns the names of all models of which a service is alive or was ready in the last QUEUE_WAIT_S."""

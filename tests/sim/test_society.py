@@ -184,14 +184,17 @@ def test_a_frozen_replica_costs_nobody_a_token(model_dir, victim):
 
 
 @pytest.mark.matrix("R-05")
-def test_the_only_engine_comes_back_and_the_streams_go_on(model_dir):
+def test_the_only_engine_comes_back_and_old_and_new_streams_go_on(model_dir):
     async def scenario(society: Society) -> None:
         asked = asyncio.create_task(many(society, 4))
         await asyncio.sleep(0.1)
         society.kill("engine0")
         await asyncio.sleep(2.0)
+        late = asyncio.create_task(society.ask(greedy(9)))
+        await asyncio.sleep(0.1)
         await society.start("engine", "engine0")
         await asked
+        assert (await late).error is None
 
     simulate(model_dir, scenario)
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from antiphon import cli
-from tests.system.served import Answer, Served, fetch, serve_tiny, until_the_end
+from tests.system.served import Answer, Served, fetch, serve_tiny, until_the_end, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
+ENGINES = ("engine-1", "engine-2")
 KEYS = {"alice": "secret-of-alice", "bob": "secret-of-bob", "root": "secret-of-root"}
 SAMPLED = {"prompt": "Once", "max_tokens": 40, "temperature": 1.2, "ignore_eos": True}
 
@@ -24,7 +25,13 @@ def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     path.chmod(0o600)
     flags = ("--engines=2", "--gateways=2", "--threads=1", "--record-content-mb=8", f"--api-keys-file={path}")
     with until_the_end(serve_tiny(model, *flags)) as started:
+        wait_until(lambda: all(engine_state(started, name) == "ready" for name in ENGINES), 60, lambda: started.output)
         yield started
+
+
+def engine_state(served: Served, name: str) -> str | None:
+    reply = fetch(served, "GET", f"/admin/engines/{name}", Authorization=f"Bearer {KEYS['root']}")
+    return reply.json.get("state")
 
 
 def ask(served: Served, path: str, body: dict[str, Any], key: str = "alice") -> Answer:
@@ -57,7 +64,7 @@ def test_a_recorded_request_runs_again_bit_for_bit(
 ) -> None:
     name = complete(served, **fields)["id"]
     capsys.readouterr()
-    for engine in ("engine-1", "engine-2"):
+    for engine in ENGINES:
         assert antiphon(served, "replay", name, "--engine", engine) == 0, capsys.readouterr().out
         assert capsys.readouterr().out.splitlines()[0].endswith(f" is equal on {engine}")
 

@@ -125,11 +125,19 @@ def test_requests_wait_for_a_tokenizer_or_detokenizer_that_was_lost_a_moment_ago
     assert world.refusal("a")[0] == "no_tokenizer"
 
 
-def test_a_lost_engine_is_missed_at_once_and_its_model_is_not_forgotten_at_once() -> None:
+def test_requests_wait_for_an_engine_that_was_lost_a_moment_ago_but_not_for_ever() -> None:
     world = World()
     world.hear("a")
-    world.now += 2 * limits.LEASE_S
+    world.now += limits.QUEUE_WAIT_S / 2
+    world.members.expire(world.now)
     world.hear("b")
+    world.hear("a", "tokenizer")
+    assert world.meant("a") == "a"
+    assert world.names() == ["a", "b"]
+    world.now += limits.QUEUE_WAIT_S
+    world.members.expire(world.now)
+    world.hear("b")
+    world.hear("a", "tokenizer")
     assert world.refusal("a")[0] == "no_engine"
     world.now += 2 * limits.QUEUE_WAIT_S
     world.members.expire(world.now)
