@@ -215,11 +215,18 @@ class GatewayActor(Actor):
 
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
         """See Backend."""
+        return (await self._detokenized(model, token_ids, return_tokens=False)).text
+
+    async def token_texts(self, model: str, token_ids: tuple[int, ...]) -> tuple[str, ...]:
+        """See Backend."""
+        return (await self._detokenized(model, token_ids, return_tokens=True)).tokens
+
+    async def _detokenized(self, model: str, token_ids: tuple[int, ...], *, return_tokens: bool) -> DetokenizeReply:
         card = self.resolve_model(model)
-        message = DetokenizeRequest("detokenize", card.served_by, pack_ids(token_ids))
+        message = DetokenizeRequest("detokenize", card.served_by, pack_ids(token_ids), return_tokens)
         reply = await self._peers.tokenizer(message, len(token_ids), None)
         assert isinstance(reply, DetokenizeReply)
-        return reply.text
+        return reply
 
     async def load_adapter(self, name: str, path: str, base_model: str | None, *, in_place: bool) -> None:
         """See Backend."""

@@ -290,6 +290,7 @@ def _add_models(app: FastAPI, endpoints: admin_models.ModelEndpoints) -> None:
 
 def _add_replay(app: FastAPI, endpoints: replay.ReplayEndpoints) -> None:
     _get(app, "/v1/requests/{request_id}/record", endpoints.record)
+    _get(app, "/v1/requests/{request_id}/output", endpoints.output)
     _post(app, "/v1/requests/{request_id}/replay", endpoints.replay)
     _post(app, "/v1/requests/{request_id}/fork", endpoints.fork)
     _post(app, "/v1/replay", endpoints.replay_record)

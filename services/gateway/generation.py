@@ -294,6 +294,10 @@ class Backend(Protocol):
         """Returns the text of token ids."""
         ...
 
+    async def token_texts(self, model: str, token_ids: tuple[int, ...]) -> tuple[str, ...]:
+        """Returns the text of each token inside a longer text; U+FFFD for a part of a character."""
+        ...
+
     async def load_adapter(self, name: str, path: str, base_model: str | None, *, in_place: bool) -> None:
         """Loads a LoRA adapter on all engines of a model, see `AdapterDirectory.load`.
 

@@ -107,7 +107,7 @@ class TokenizerActor(Actor):
             self._start_job(envelope, lambda: self._detokenize_long(request))
             return None
         self.num_requests += 1
-        return DetokenizeReply(request.request_id, detokenize(self._codec, request))
+        return detokenize(self._codec, request)
 
     async def on_stop(self) -> None:
         """Finishes the jobs, then ends the threads and the template workers."""
@@ -156,9 +156,9 @@ class TokenizerActor(Actor):
 
     async def _detokenize_long(self, request: DetokenizeRequest) -> DetokenizeReply:
         loop = asyncio.get_running_loop()
-        text = await loop.run_in_executor(self._threads, detokenize, self._codec, request)
+        reply = await loop.run_in_executor(self._threads, detokenize, self._codec, request)
         self.num_requests += 1
-        return DetokenizeReply(request.request_id, text)
+        return reply
 
     async def _on_thread(self, request: TokenizeRequest, texts: tuple[str, ...]) -> TokenizeReply:
         return await asyncio.get_running_loop().run_in_executor(self._threads, tokenize, self._codec, request, texts)

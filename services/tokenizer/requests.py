@@ -7,7 +7,14 @@ from shared.blocks import chain_hashes
 from shared.codec import pack_ids
 from shared.context import check_context, truncated
 from shared.errors import ServiceError
-from shared.messages import DetokenizeRequest, PictureTokens, TokenizedPrompt, TokenizeReply, TokenizeRequest
+from shared.messages import (
+    DetokenizeReply,
+    DetokenizeRequest,
+    PictureTokens,
+    TokenizedPrompt,
+    TokenizeReply,
+    TokenizeRequest,
+)
 from shared.text.bad_words import bad_word_ids
 from shared.text.codec import Codec
 from shared.text.turns import known_ids
@@ -92,12 +99,14 @@ def with_pictures(token_ids: list[int], pictures: Sequence[PictureTokens]) -> tu
     return found + token_ids[done:], tuple(starts)
 
 
-def detokenize(codec: Codec, request: DetokenizeRequest) -> str:
-    """Returns the text of the request's tokens, including special tokens.
+def detokenize(codec: Codec, request: DetokenizeRequest) -> DetokenizeReply:
+    """Returns the text of the request's tokens, including special tokens, and of each of them if that is wanted.
 
     Raises ServiceError for ids outside the vocabulary.
     """
-    return codec.decode(known_ids(codec, request.token_ids, "tokens"))
+    token_ids = known_ids(codec, request.token_ids, "tokens")
+    texts = tuple(map(codec.token_text, token_ids)) if request.return_tokens else ()
+    return DetokenizeReply(request.request_id, codec.decode(token_ids), texts)
 
 
 def num_tokens(reply: TokenizeReply) -> int:

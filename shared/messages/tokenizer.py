@@ -89,6 +89,8 @@ class DetokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     request_id: str
     model: str
     token_ids: bytes
+    return_tokens: bool = False
+    """Whether the reply has the text of each token, too."""
 
 
 class DetokenizeReply(Message, frozen=True, array_like=True, tag=True):
@@ -96,3 +98,5 @@ class DetokenizeReply(Message, frozen=True, array_like=True, tag=True):
 
     request_id: str
     text: str
+    tokens: tuple[str, ...] = ()
+    """The text of each token inside a longer text, if wanted; U+FFFD for a part of a character."""

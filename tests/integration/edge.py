@@ -144,6 +144,9 @@ class ScriptedBackend:
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
         return bytes(one % 128 for one in token_ids).decode()
 
+    async def token_texts(self, model: str, token_ids: tuple[int, ...]) -> tuple[str, ...]:
+        return tuple(bytes([one % 128]).decode() for one in token_ids)
+
     def ready(self) -> str:
         return self.missing
 

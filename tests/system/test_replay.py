@@ -123,6 +123,25 @@ def test_a_fork_goes_on_as_the_request_did_until_something_is_changed(
         assert (refused.status, refused.json["error"]["param"]) == (400, param)
 
 
+def test_the_output_has_each_token_with_its_text(served: Served) -> None:
+    original = complete(served, n=2, temperature=0.5, seed=3, return_token_ids=True)
+
+    def output(key: str) -> Answer:
+        return fetch(served, "GET", f"/v1/requests/{original['id']}/output", Authorization=f"Bearer {KEYS[key]}")
+
+    found = output("alice").json
+    assert (found["temperature"], found["max_tokens"], found["refusal"]) == (0.5, 40, None)
+    for one, choice in zip(found["sequences"], original["choices"], strict=True):
+        assert one["token_ids"] == choice["token_ids"]
+        assert one["engines"][0] in ("engine-1", "engine-2")
+        assert len(one["texts"]) == 40
+        # A token may be a part of a character; what ends an output is not in its text.
+        whole = [text for text in one["texts"] if "\ufffd" not in text and not text.startswith("<")]
+        assert whole
+        assert all(text in choice["text"] for text in whole)
+    assert output("bob").status == 404
+
+
 def test_only_the_key_of_a_request_and_operators_reach_it(
     served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,10 @@ class GuardedBackend:
         """See Backend."""
         return await self._backend.detokenize(model, token_ids)
 
+    async def token_texts(self, model: str, token_ids: tuple[int, ...]) -> tuple[str, ...]:
+        """See Backend."""
+        return await self._backend.token_texts(model, token_ids)
+
     async def load_adapter(self, name: str, path: str, base_model: str | None, *, in_place: bool) -> None:
         """See Backend."""
         await self._backend.load_adapter(name, path, self.resolve_model(base_model).name, in_place=in_place)

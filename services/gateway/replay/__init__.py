@@ -2,5 +2,6 @@
 
 rerun        makes a request from a recorded one
 comparison   runs it and compares the tokens
-endpoints    `GET /v1/requests/{id}/record`, `POST …/replay` and `…/fork`, `POST /v1/replay`
+output       the recorded tokens with their texts
+endpoints    `GET /v1/requests/{id}/record` and `…/output`, `POST …/replay` and `…/fork`, `POST /v1/replay`
 """

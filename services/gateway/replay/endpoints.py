@@ -1,4 +1,4 @@
-"""The endpoints `GET /v1/requests/{id}/record`, `POST /v1/requests/{id}/replay` and `…/fork`, and `POST /v1/replay`.
+"""The endpoints `GET /v1/requests/{id}/record` and `…/output`, `POST …/replay` and `…/fork`, and `POST /v1/replay`.
 
 A key reaches the requests that it has made, one with the scope `admin` those of all keys. What runs again counts as a
 request of the key that asks for it.
@@ -23,6 +23,7 @@ from services.gateway.openai.serving import Serving
 from services.gateway.openai.stream_encoder import OpenAIEncoder
 from services.gateway.record import RecordDirectory
 from services.gateway.replay.comparison import replay
+from services.gateway.replay.output import output_of
 from services.gateway.replay.rerun import forked
 from shared.errors import ServiceError
 from shared.messages import RecordQuery
@@ -84,6 +85,13 @@ class ReplayEndpoints:
         name = decode(data).request_id
         attachment = {"content-disposition": f'attachment; filename="{name}.request.json"'}
         return encoded_response(data, headers={**NOT_KEPT, **attachment})
+
+    async def output(self, request: Request, request_id: str) -> Response:
+        """Answers with the recorded outputs: each token with its text, and the parameters that a fork may change."""
+        check_query(request, ())
+        content = decode(await self._find(request_id))
+        card = self._serving.resolve_model(content.model)
+        return json_response(await output_of(self._serving.backend, content, card), headers=NOT_KEPT)
 
     async def replay(self, request: Request, request_id: str) -> Response:
         """Runs a recorded request again and answers with the comparison of the tokens."""

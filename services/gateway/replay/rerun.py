@@ -14,7 +14,7 @@ from shared.sampling import SamplingParams, check
 
 def whole(content: RecordedContent, card: ModelCard, request_id: str, engine: str = "") -> GenerationRequest:
     """Returns the same request. Raises ServiceError if it cannot run again, or if `card` is not what it ran with."""
-    _check_repeatable(content, card)
+    check_repeatable(content, card)
     params = content.params
     if len(content.prompts) == 1 and not params.max_tokens:
         # As many as fitted then.
@@ -47,7 +47,7 @@ def forked(
     Without changes it continues exactly as the recorded one did: token positions and seed are the same. Raises
     ServiceError for an index, a position or parameters that are not possible.
     """
-    _check_repeatable(content, card)
+    check_repeatable(content, card)
     if content.params.beam is not None:
         refuse("position", "cannot be chosen in a beam search, whose sequences depend on each other")
     if not 0 <= index < len(content.sequences):
@@ -92,7 +92,8 @@ def _with_ends(params: SamplingParams, end_token_ids: list[int]) -> SamplingPara
     return msgspec.structs.replace(params, end_token_ids=tuple(end_token_ids))
 
 
-def _check_repeatable(content: RecordedContent, card: ModelCard) -> None:
+def check_repeatable(content: RecordedContent, card: ModelCard) -> None:
+    """Raises ServiceError if the request cannot run again: it has pictures, or its adapter was replaced."""
     if content.num_pictures:
         told = (
             "The request has pictures, whose files are not recorded: it cannot run again. Send it as it was sent then."

@@ -3,18 +3,14 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.system.console.browser import Browser, find_chromium
+from tests.system.console.browser import Browser
+from tests.system.console.pages import address
 from tests.system.served import Served, fetch, until_the_end, wait_until
 
 pytestmark = pytest.mark.system
-BINARY = find_chromium()
-if BINARY is None and not os.environ.get("CI"):
-    pytest.skip("no Chromium here (Debian: apt-get install chromium-headless-shell)", allow_module_level=True)
 QUESTION = "What is 12 + 7?"
 HAS_MODEL = "[...document.querySelectorAll('option')].some((one) => one.value === 'antiphon-demo')"
 LISTS_ONE = "document.querySelectorAll('tbody tr').length === 1"
@@ -23,28 +19,6 @@ const complete = (body, id) => fetch('v1/completions', {
   method: 'POST', headers: {'content-type': 'application/json', 'x-request-id': id}, body: JSON.stringify(body),
 }).then((reply) => reply.text());
 """
-
-
-@pytest.fixture(scope="module")
-def console() -> Iterator[Served]:
-    """A system with two engines and the demo model."""
-    with until_the_end(Served("--engines=2")) as started:
-        yield started
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    assert BINARY is not None, "no Chromium: .ci/run installs Debian's chromium-headless-shell"
-    started = Browser(BINARY, tmp_path / "profile")
-    try:
-        yield started
-        assert started.errors == [], "the page's own errors, and violations of its security policy"
-    finally:
-        started.close()
-
-
-def address(served: Served, view: str = "") -> str:
-    return f"http://127.0.0.1:{served.port}/{view and '#/' + view}"
 
 
 def ask(browser: Browser, text: str) -> None:
@@ -265,6 +239,11 @@ def test_it_asks_for_a_key_where_keys_are_on(browser: Browser):
         finished(browser)
         assert browser.js("sessionStorage.getItem('antiphon-key')") == "sk-test-1"
         assert browser.js("Object.values(localStorage).every((one) => !one.includes('sk-test'))")
+        # This server keeps no prompts and tokens: the buttons tell how to start one that does.
+        browser.click(".message.assistant .facts a")
+        for name in ("replay", "fork"):
+            browser.click(f"button[name={name}]")
+            browser.wait("document.querySelector('main').innerText.includes('antiphon serve --record-content-mb')")
 
 
 def test_the_files_have_a_strict_policy_and_name_no_other_host(console: Served):
@@ -287,6 +266,7 @@ def test_the_files_have_a_strict_policy_and_name_no_other_host(console: Served):
         "charts.js",
         "chart.js",
         "engine.js",
+        "rerun.js",
     ):
         reply = fetch(console, "GET", f"/console/{name}")
         assert reply.status == 200

@@ -5,7 +5,7 @@ from shared import limits
 from shared.blocks import chain_hashes, split_hashes
 from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
-from shared.messages import ChatMessage, DetokenizeRequest, PictureTokens, TokenizeRequest
+from shared.messages import ChatMessage, DetokenizeReply, DetokenizeRequest, PictureTokens, TokenizeRequest
 from shared.text.codec import TextCodec
 from shared.text.turns import plain_messages
 from tests.tokenizer_files import byte_level
@@ -112,7 +112,8 @@ def test_ids_outside_the_vocabulary_are_refused_by_name(packed: bytes) -> None:
 
 def test_detokenizing_keeps_special_tokens() -> None:
     packed = pack_ids([*ids_of("é"), byte_level().token_to_id("<|end|>")])
-    assert detokenize(CODEC, DetokenizeRequest("r", "m", packed)) == "é<|end|>"
+    assert detokenize(CODEC, DetokenizeRequest("r", "m", packed)) == DetokenizeReply("r", "é<|end|>")
+    assert detokenize(CODEC, DetokenizeRequest("r", "m", packed, True)).tokens[-1] == "<|end|>"
 
 
 @pytest.mark.parametrize(("keep", "kept"), [(0, None), (2, 2), (-1, 4), (100, None)])

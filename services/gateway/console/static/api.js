@@ -26,6 +26,9 @@ async function send(path, options = {}) {
 export const getJson = async (path, signal) => (await send(path, { signal })).json();
 export const getText = async (path, signal) => (await send(path, { signal })).text();
 
+export const postJson = async (path, body) => (await send(path, { method: "POST", body: JSON.stringify(body),
+  headers: { "content-type": "application/json" } })).json();
+
 // Saves an answer as a file of the browser's user.
 export async function save(path, name) {
   const address = URL.createObjectURL(await (await send(path)).blob());

@@ -2,6 +2,7 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { every, getJson, save, seconds } from "./api.js";
+import { Rerun } from "./rerun.js";
 
 const ABOUT = {
   admission: "reading and checking the request, and waiting for the limits of its key",
@@ -39,6 +40,7 @@ export function Timeline({ name }) {
     <div class="bar"><button onClick=${() => save(`v1/requests/${encodeURIComponent(found.id)}/timeline?format=trace_events`,
       `${found.id}.trace.json`).catch((failure) => setError(failure.message))}>Save for Perfetto or speedscope</button></div>
     <${Lanes} found=${found} chosen=${chosen} choose=${setChosen} />
+    <${Rerun} name=${found.id} isRunning=${found.state === "running"} steps=${stepsOf(found)} step=${chosen} chooseStep=${setChosen} />
     <${Slowest} found=${found} choose=${setChosen} />
     <${Facts} found=${found} />`;
 }
