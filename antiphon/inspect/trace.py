@@ -42,6 +42,8 @@ def lines(found: dict[str, Any], *, steps: bool) -> Iterator[str]:
         f"prompt {found['prompt_tokens']} tokens ({found['cached_tokens']} cached), output "
         f"{found['completion_tokens']}, first token {_ms(found['time_to_first_token_s'])}"
     )
+    if found["explanation"]:
+        yield " ".join(found["explanation"])
     yield ""
     total = sum(found["phases"].values()) or 1.0
     for name, seconds in found["phases"].items():

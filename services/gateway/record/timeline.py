@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
+from services.gateway.record.explanation import explain
 from services.gateway.record.request_record import (
     PIECE_COLUMNS,
     STEP_COLUMNS,
@@ -49,8 +50,8 @@ def summary_of(record: RequestRecord) -> dict[str, Any]:
 
 
 def timeline_of(record: RequestRecord) -> dict[str, Any]:
-    """Returns the timeline of one request: its summary, phases, placements, steps and pieces of output."""
-    return {
+    """Returns the timeline of one request: its summary, phases, placements, steps, pieces of output, explanation."""
+    found: dict[str, Any] = {
         **summary_of(record),
         "object": "request.timeline",
         "admitted_s": _s(record.admitted_us),
@@ -67,6 +68,7 @@ def timeline_of(record: RequestRecord) -> dict[str, Any]:
         ],
         "dropped_events": record.num_dropped,
     }
+    return {**found, **explain(found)}
 
 
 def phases_of(record: RequestRecord) -> dict[str, float]:
@@ -85,7 +87,7 @@ def phases_of(record: RequestRecord) -> dict[str, float]:
         ("admission", record.admitted_us),
         ("tokenization", record.tokenized_us),
         ("gateway_queue", placed),
-        ("engine_queue", None if placed is None or queued is None else placed + queued),
+        ("engine_queue", queued),
         ("prefill", first),
         ("decode", last),
         ("delivery", record.ended_us),
@@ -165,13 +167,17 @@ def _written_by_position(sequence: SequenceRecord) -> Iterator[tuple[int, int]]:
 
 
 def _engine_queue_us(record: RequestRecord) -> int | None:
-    """Returns the wait of the first sequence in its first engine: from its arrival to the start of its first step."""
-    waits = [
-        max(0, one.attempts[0].steps[1] - one.attempts[0].steps[2])
-        for one in record.sequences.values()
-        if one.attempts and one.attempts[0].steps
+    """Returns when the first step of a sequence began. A placement that was lost before its first step does not count.
+
+    None if that is not known: an engine that was killed has not told of its last steps.
+    """
+    began = [
+        one.placed_us + max(0, one.steps[1] - one.steps[2])
+        for sequence in record.sequences.values()
+        if (one := next((each for each in sequence.attempts if each.steps), None)) is not None
     ]
-    return min(waits, default=None)
+    first, queued = _first_token_us(record), min(began, default=None)
+    return None if queued is not None and first is not None and queued > first else queued
 
 
 def _first_token_us(record: RequestRecord) -> int | None:

@@ -20,9 +20,9 @@ def _chromium() -> str:
 
 @pytest.fixture(scope="package")
 def console() -> Iterator[Served]:
-    """A system with two engines and the demo model, which keeps what requests need to run again."""
+    """A system with the demo model and two engines of two places, which keeps what requests need to run again."""
     _chromium()
-    with until_the_end(Served("--engines=2", "--record-content-mb=8")) as started:
+    with until_the_end(Served("--engines=2", "--max-num-seqs=2", "--record-content-mb=8")) as started:
         yield started
 
 

@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
 import signal
+from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -104,7 +107,8 @@ def test_a_request_is_found_and_its_move_to_another_engine_shows(console: Served
     browser.wait(f"{LISTS_ONE} && document.querySelector('tbody').innerText.includes('completed')")
     assert "moved 1×" in browser.text("tbody")
     browser.click("tbody a")
-    browser.wait("document.querySelector('.verdict')?.innerText.includes('moved to another engine')")
+    browser.wait("document.querySelector('.verdict')")
+    assert re.search(r"[Mm]oving from engine-\d to engine-\d \(the engine is gone\)", browser.text(".verdict"))
     browser.wait("document.querySelectorAll('svg .step').length > 100")
     assert "the engine is gone" in browser.text("svg.timeline") or "the engine is gone" in browser.text("main")
     # Zoom and choose by keyboard, from the request to one step.
@@ -118,6 +122,35 @@ def test_a_request_is_found_and_its_move_to_another_engine_shows(console: Served
     browser.key("0", "0")
     browser.wait(f"document.querySelector('.bar .note').innerText.slice(0, 4) === {json.dumps(whole[:4])}")
     assert browser.js("document.querySelectorAll('[aria-label=\"Longest gaps\"] tbody tr').length") == 10
+
+
+def test_why_a_request_was_slow_is_read_at_a_glance(console: Served, browser: Browser):
+    def complete(name: str, **body: Any) -> int:
+        body = {"prompt": "x", "ignore_eos": True, **body}
+        return fetch(console, "POST", "/v1/completions", body, **{"X-Request-Id": name}).status
+
+    def first_sentence(name: str) -> str:
+        browser.open("about:blank")
+        browser.open(address(console, f"requests/{name}"))
+        browser.wait("document.querySelector('.verdict strong')")
+        return browser.text(".verdict strong")
+
+    def running() -> list[Any]:
+        return fetch(console, "GET", "/v1/requests?q=ahead-&state=running").json["data"]
+
+    threads = [Thread(target=complete, args=(f"ahead-{n}",), kwargs={"max_tokens": 400}) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    # The engines have four places together; the fifth sequence waits.
+    wait_until(lambda: len(running()) > 4, 20)
+    assert complete("planted-queue", max_tokens=2) == 200
+    for thread in threads:
+        thread.join()
+    assert re.match("Most of the time: waiting in the (queue of engine-|gateway for)", first_sentence("planted-queue"))
+    assert complete("planted-prompt", prompt="word " * 1700, max_tokens=1) == 200
+    assert re.match(
+        r"Most of the time: computing the prompt of 1\d\d\d tokens on engine-", first_sentence("planted-prompt")
+    )
 
 
 def test_an_engine_shows_its_batch_blocks_and_requests(console: Served, browser: Browser):

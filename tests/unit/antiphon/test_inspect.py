@@ -79,6 +79,7 @@ TIMELINE = {
     "time_to_first_token_s": 0.2,
     "phases": {"gateway_queue": 1.0, "prefill": 0.25, "decode": 0.25},
     "longest_phase": "gateway_queue",
+    "explanation": ["Most of the time: waiting (1.0 s of 1.5 s)."],
     "sequences": [
         {
             "index": 0,
@@ -102,6 +103,7 @@ def test_a_trace_names_the_longest_phase_and_the_longest_gaps():
     text = "\n".join(trace.lines(TIMELINE, steps=False))
     [longest] = [line for line in text.splitlines() if "<- longest" in line]
     assert longest.split()[:3] == ["gateway_queue", "1000.0", "ms"]
+    assert "Most of the time: waiting (1.0 s of 1.5 s)." in text
     assert text.count("prefill  ") == 6  # the phase, and five steps
     assert "--steps" in text
     assert "2 events were not kept" in text

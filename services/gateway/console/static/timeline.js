@@ -47,13 +47,8 @@ export function Timeline({ name }) {
 
 function Verdict({ found }) {
   const total = Object.values(found.phases).reduce((sum, each) => sum + each, 0) || 1;
-  const phase = found.longest_phase;
   return html`
-    ${phase && html`<p class="verdict" role="status"><strong>${Math.round(100 * found.phases[phase] / total)} % of
-      ${" "}${seconds(total)} was ${phase.replace("_", " ")}</strong> (${seconds(found.phases[phase])}): ${ABOUT[phase]}.
-      ${found.moves > 0 && ` It was moved to another engine ${found.moves} time(s).`}
-      ${found.preemptions > 0 && ` It was preempted ${found.preemptions} time(s).`}
-      ${found.error_code && ` It failed: ${found.error_code}.`}</p>`}
+    ${found.explanation.length > 0 && html`<p class="verdict" role="status"><strong>${found.explanation[0]}</strong>${" "}${found.explanation.slice(1).join(" ")}</p>`}
     <div class="phases" aria-hidden="true">
       ${Object.entries(found.phases).map(([one, value]) => html`<div title="${one} ${seconds(value)}"
         style=${{ flexGrow: value / total, background: `var(--${one})` }}></div>`)}

@@ -1,0 +1,214 @@
+"""Tells in plain words what a request has spent its time on. Pure.
+
+The phases of a request (`timeline.phases_of`) follow its first placement. Here the time from its arrival to its end is
+divided among causes, so that the time of a move or a preemption, which lies within the phase `decode`, is seen for
+itself. Of several sequences, the one that ended last counts: the request waited for it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST, ALSO = 0.5, 0.2
+"""Shares of the whole time: of a cause that took most of it, and of a second one that is named too."""
+
+
+@dataclass(slots=True)
+class _Cause:
+    """One cause. `where`: the engine; of a move: both. `num_tokens`: of `decode`: tokens that came meanwhile."""
+
+    name: str
+    where: str = ""
+    duration_s: float = 0.0
+    num_tokens: int = 0
+    why: str = ""
+    steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+
+class _Division:
+    """Divides the time up to now among causes. `until` gives the time since the last call to a cause."""
+
+    def __init__(self) -> None:
+        self.causes: list[_Cause] = []
+        self._at_s = 0.0
+
+    def until(self, time_s: float | None, name: str, where: str = "", why: str = "") -> _Cause | None:
+        """Returns the cause, of which there is one for each name and place; None if `time_s` is None: not yet."""
+        if time_s is None:
+            return None
+        found = next((one for one in self.causes if (one.name, one.where) == (name, where)), None)
+        if found is None:
+            found = _Cause(name, where)
+            self.causes.append(found)
+        found.why = found.why or why
+        found.duration_s += max(0.0, time_s - self._at_s)
+        self._at_s = max(self._at_s, time_s)
+        return found
+
+
+def explain(timeline: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a timeline that tell where the time went.
+
+    `explanation`: sentences, the most important one first. `causes`: the parts of the time, in their order, with
+    `cause`, `where`, `text` and `duration_s` in seconds; they add up to `duration_s` of the timeline.
+    """
+    sequence = max(timeline["sequences"], key=_last_moment, default=None)
+    causes = [one for one in _divided(timeline, sequence) if one.duration_s > 0]
+    return {
+        "explanation": list(_sentences(timeline, sequence, causes)),
+        "causes": [
+            {
+                "cause": one.name,
+                "where": one.where or None,
+                "text": _text(one, timeline),
+                "duration_s": round(one.duration_s, 6),
+            }
+            for one in causes
+        ],
+    }
+
+
+def _last_moment(sequence: dict[str, Any]) -> float:
+    pieces, attempts = sequence["pieces"], sequence["attempts"]
+    return pieces[-1]["arrived_s"] if pieces else attempts[-1]["placed_s"] if attempts else 0.0
+
+
+def _divided(timeline: dict[str, Any], sequence: dict[str, Any] | None) -> list[_Cause]:
+    division, total = _Division(), timeline["duration_s"]
+    has_ended = timeline["state"] != "running"
+    for name in ("admission", "tokenization"):
+        if division.until(timeline["admitted_s" if name == "admission" else "tokenized_s"], name) is None:
+            division.until(total, name)
+            return division.causes
+    before: dict[str, Any] | None = None
+    for attempt in sequence["attempts"] if sequence else ():
+        _divide_attempt(division, attempt, before, sequence["pieces"] if sequence else [], total, has_ended)
+        before = attempt
+    if before is None or (before["lost_s"] is not None and not has_ended):
+        division.until(total, "gateway_queue")
+    division.until(total, "delivery")
+    return division.causes
+
+
+def _divide_attempt(
+    division: _Division,
+    attempt: dict[str, Any],
+    before: dict[str, Any] | None,
+    pieces: list[dict[str, Any]],
+    total: float,
+    has_ended: bool,
+) -> None:
+    engine, placed, lost = attempt["engine"], attempt["placed_s"], attempt["lost_s"]
+    end = total if lost is None else lost
+    arrived = [one for one in pieces if placed <= one["arrived_s"] <= end]
+    first = arrived[0]["arrived_s"] if arrived else None
+    steps = attempt["steps"]
+    if before is not None and any(one["arrived_s"] < placed for one in pieces):
+        # The client waits from the last token on one engine to the first on the other.
+        where = f"{before['engine']} to {engine}"
+        division.until(placed, "move", where, before["reason"] or "")
+        division.until(end if first is None else first, "move", where)
+    else:
+        division.until(placed, "gateway_queue")
+        if steps:
+            cause = division.until(min(steps[0]["start_s"], end if first is None else first), "engine_queue", engine)
+            assert cause is not None
+            cause.steps = steps[:1]
+        began = bool(steps) or first is not None
+        cause = division.until(end if first is None else first, "prefill" if began else "engine_queue", engine)
+        if cause is not None and began:
+            cause.steps = [one for one in steps if first is None or one["start_s"] < first]
+    if first is None:
+        return
+    _divide_output(division, engine, steps, arrived)
+    if lost is None and not has_ended:
+        division.until(total, "decode", engine)
+
+
+def _divide_output(
+    division: _Division, engine: str, steps: list[dict[str, Any]], arrived: list[dict[str, Any]]
+) -> None:
+    """Divides the time from the first to the last output of one placement."""
+    first, last = arrived[0]["arrived_s"], arrived[-1]["arrived_s"]
+    preempted = sum(one["gap_s"] for one in steps if one["preempted_before"] and one["start_s"] > first)
+    if preempted:
+        division.until(min(last, first + preempted), "preemption", engine)
+    decode = division.until(last, "decode", engine)
+    assert decode is not None
+    decode.num_tokens += sum(one["num_tokens"] for one in arrived[1:])
+    decode.steps = [one for one in steps if one["end_s"] > first]
+
+
+def _sentences(timeline: dict[str, Any], sequence: dict[str, Any] | None, causes: list[_Cause]) -> Iterator[str]:
+    total = timeline["duration_s"]
+    by_time = sorted(causes, key=lambda one: one.duration_s, reverse=True)
+    if by_time:
+        first = by_time[0]
+        begin = "Most of the time" if first.duration_s >= MOST * total else "The longest part of the time"
+        if timeline["state"] == "running":
+            begin = f"So far, {begin[0].lower()}{begin[1:]}"
+        yield f"{begin}: {_text(first, timeline)} ({_s(first.duration_s)} of {_s(total)})."
+        yield from _detail(first)
+    named = [one for at, one in enumerate(by_time) if at and (one.duration_s >= ALSO * total or _is_event(one))]
+    for one in named:
+        text = _text(one, timeline)
+        yield f"{text[0].upper()}{text[1:]} took {_s(one.duration_s)}."
+    if timeline["error_code"]:
+        yield f"It failed: {timeline['error_code']}."
+    if sequence is not None and len(timeline["sequences"]) > 1:
+        yield f"These are the times of output {sequence['index']}, which ended last."
+
+
+def _is_event(cause: _Cause) -> bool:
+    """Whether something happened that a reader should know of, however short it was."""
+    return cause.name in ("move", "preemption")
+
+
+def _text(cause: _Cause, timeline: dict[str, Any]) -> str:
+    name, where = cause.name, cause.where
+    if name == "prefill":
+        cached = timeline["cached_tokens"]
+        known = f", {cached} of them from the cache," if cached else ""
+        return f"computing the prompt of {_count(timeline['prompt_tokens'], 'token')}{known} on {where}"
+    if name == "move":
+        return f"moving from {where}" + (f" ({cause.why})" if cause.why else "")
+    return {
+        "admission": "reading and checking the request, and waiting for the limits of its key",
+        "tokenization": "turning the text into tokens",
+        "gateway_queue": "waiting in the gateway for an engine with room",
+        "engine_queue": f"waiting in the queue of {where}",
+        "decode": f"generating {_count(cause.num_tokens, 'token')} on {where}",
+        "preemption": f"waiting on {where}, which needed the KV blocks for others",
+        "delivery": "writing the rest of the answer to the client",
+    }[name]
+
+
+def _detail(cause: _Cause) -> Iterator[str]:
+    """Yields what makes a cause that took most of the time understandable."""
+    if cause.name == "engine_queue":
+        behind = sum(one["num_waiting"] for one in cause.steps)
+        yield "Its batch had no place, or too few KV blocks were free." + (
+            f" {behind} more waited then." if behind else ""
+        )
+    if cause.name == "prefill":
+        others = sum(one["batch_tokens"] - one["num_tokens"] for one in cause.steps)
+        if others > sum(one["num_tokens"] for one in cause.steps):
+            yield f"The same steps computed {_count(others, 'token')} of other sequences."
+    if cause.name == "gateway_queue":
+        yield "All engines of the model had as many sequences as they take: more engines shorten this."
+    if cause.name == "decode" and cause.num_tokens and cause.steps:
+        sizes = sum(one["batch_size"] for one in cause.steps) / len(cause.steps)
+        shared = "alone in its batch" if sizes < 1.5 else f"in batches of about {sizes:.0f} sequences"
+        yield f"That is {_s(cause.duration_s / cause.num_tokens)} for each token, {shared}."
+    if cause.name == "move":
+        yield "What had been computed was computed again there."
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _s(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 else f"{1000 * seconds:.1f} ms"

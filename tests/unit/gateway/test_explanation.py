@@ -1,0 +1,177 @@
+"""What a timeline says in plain words of where a request's time went."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from services.gateway.record import Recorder, RequestFacts, RequestRecord, timeline_of
+from shared.messages import SequenceRef, SequenceStep, StepEvent, StepEvents
+
+
+class Story:
+    """One request, told in seconds since its arrival."""
+
+    def __init__(self) -> None:
+        self.now, self._numbers = 100.0, itertools.count(1)
+        self._recorder = Recorder(4, lambda: self.now)
+        record = self._recorder.begin(RequestFacts("r", "toy", "k"), self.now)
+        assert isinstance(record, RequestRecord)
+        self.record = record
+
+    def at(self, seconds: float) -> RequestRecord:
+        self.now = 100.0 + seconds
+        return self.record
+
+    def begins(self, prompt_tokens: int = 5) -> None:
+        self.at(0.01).admitted()
+        self.at(0.02).tokenized(prompt_tokens)
+
+    def step(
+        self, engine: str, attempt: int, began_s: float, ended_s: float, size: int = 1, waiting: int = 0, **more: Any
+    ) -> None:
+        """Times since the sequence was with the engine."""
+        kind = more.get("kind", (0, 5, 1))
+        share = SequenceStep("r-0", attempt, *kind, round(ended_s * 1e6))
+        gone = (SequenceRef("r-0", attempt),) if more.get("preempted") else ()
+        event = StepEvent(
+            next(self._numbers), round((ended_s - began_s) * 1e6), 9, size, waiting, 40, size, (share,), gone
+        )
+        self._recorder.add_steps(StepEvents(engine, "b", (event,)))
+
+    def ends(self, seconds: float, outcome: Any = "completed", code: str = "") -> None:
+        self.at(seconds).ended(outcome, code, 5, 0, 2, ("length",))
+        self.record.closed()
+
+    def told(self) -> dict[str, Any]:
+        found = timeline_of(self.record)
+        assert sum(one["duration_s"] for one in found["causes"]) == pytest.approx(found["duration_s"])
+        return found
+
+
+def test_a_wait_in_the_queue_of_an_engine():
+    story = Story()
+    story.begins()
+    story.at(0.02).placed(0, 1, "engine-1", "d")
+    story.step("engine-1", 1, 2.3, 2.4, size=5, waiting=3)
+    story.at(2.5).arrived(0, 1)
+    story.at(2.9).arrived(0, 4)
+    story.ends(2.9)
+    first, *more = story.told()["explanation"]
+    assert first == "Most of the time: waiting in the queue of engine-1 (2.3 s of 2.9 s)."
+    assert more == ["Its batch had no place, or too few KV blocks were free. 3 more waited then."]
+
+
+def test_a_wait_in_the_gateway():
+    story = Story()
+    story.begins()
+    story.at(3.0).placed(0, 1, "engine-1", "d")
+    story.step("engine-1", 1, 0.0, 0.1)
+    story.at(3.1).arrived(0, 1)
+    story.ends(3.2)
+    told = story.told()["explanation"]
+    assert told[0] == "Most of the time: waiting in the gateway for an engine with room (3.0 s of 3.2 s)."
+    assert "more engines shorten this" in told[1]
+
+
+def test_a_long_prompt():
+    story = Story()
+    story.begins(1800)
+    story.at(0.02).placed(0, 1, "engine-2", "d")
+    story.step("engine-2", 1, 0.0, 0.9, kind=(0, 1024, 0))
+    story.step("engine-2", 1, 0.9, 1.7, kind=(1024, 776, 1))
+    story.at(1.75).arrived(0, 1)
+    story.at(1.9).arrived(0, 3)
+    story.ends(1.9)
+    assert story.told()["explanation"] == [
+        "Most of the time: computing the prompt of 1800 tokens on engine-2 (1.7 s of 1.9 s)."
+    ]
+
+
+def test_a_move_counts_from_the_last_token_on_one_engine_to_the_first_on_the_other():
+    story = Story()
+    story.begins()
+    story.at(0.02).placed(0, 1, "engine-1", "d")
+    story.step("engine-1", 1, 0.0, 0.05)
+    story.at(0.1).arrived(0, 1)
+    story.at(0.5).arrived(0, 10)
+    story.at(1.5).lost(0, 1, "the engine is gone")
+    story.at(1.6).placed(0, 2, "engine-2", "d")
+    story.at(2.0).arrived(0, 1)
+    story.at(2.4).arrived(0, 10)
+    story.ends(2.4)
+    found = story.told()
+    assert found["explanation"][0] == (
+        "Most of the time: moving from engine-1 to engine-2 (the engine is gone) (1.5 s of 2.4 s)."
+    )
+    assert {(one["cause"], one["where"]): one["duration_s"] for one in found["causes"]}[
+        "decode", "engine-2"
+    ] == pytest.approx(0.4)
+    # A short move among long output is told, too.
+    story.at(12.4).arrived(0, 90)
+    story.ends(12.4)
+    told = story.told()["explanation"]
+    assert told[0].startswith("Most of the time: generating 100 tokens on engine-2 (10.4 s of 12.4 s)")
+    assert "Moving from engine-1 to engine-2 (the engine is gone) took 1.5 s." in told
+
+
+def test_an_engine_that_is_lost_before_the_first_token_leaves_its_queue_as_the_cause():
+    story = Story()
+    story.begins()
+    story.at(0.02).placed(0, 1, "engine-1", "d")
+    story.at(2.0).lost(0, 1, "the engine is gone")
+    story.at(2.1).placed(0, 2, "engine-2", "d")
+    story.step("engine-2", 2, 0.1, 0.2)
+    story.at(2.4).arrived(0, 1)
+    story.ends(2.5)
+    found = story.told()
+    assert found["explanation"][0] == "Most of the time: waiting in the queue of engine-1 (2.0 s of 2.5 s)."
+    assert found["longest_phase"] == "engine_queue"
+
+
+def test_a_preemption_is_told_apart_from_generating():
+    story = Story()
+    story.begins()
+    story.at(0.02).placed(0, 1, "engine-1", "d")
+    story.step("engine-1", 1, 0.0, 0.1)
+    story.at(0.15).arrived(0, 1)
+    story.step("engine-1", 1, 1.9, 2.1, kind=(0, 6, 1), preempted=True)
+    story.at(2.2).arrived(0, 1)
+    story.ends(2.2)
+    told = story.told()["explanation"]
+    assert told[0] == "Most of the time: waiting on engine-1, which needed the KV blocks for others (2.0 s of 2.2 s)."
+
+
+def test_a_request_in_progress_a_failed_one_and_one_without_a_dominant_cause():
+    story = Story()
+    story.at(1.0)
+    assert story.told()["explanation"][0].startswith("So far, most of the time: reading and checking the request")
+    story.begins()
+    story.at(0.1).placed(0, 1, "engine-1", "d")
+    story.at(4.0)
+    assert story.told()["explanation"][0].startswith(
+        "So far, most of the time: waiting in the queue of engine-1 (3.9 s"
+    )
+    story.ends(5.0, "failed", "request_timeout")
+    assert story.told()["explanation"][-1] == "It failed: request_timeout."
+    even = Story()
+    even.at(0.4).admitted()
+    even.at(0.8).tokenized(3)
+    even.at(1.1).placed(0, 1, "engine-1", "d")
+    even.ends(1.2, "cancelled")
+    told = even.told()["explanation"]
+    assert told[0].startswith("The longest part of the time: ")
+    assert any(one.endswith(" took 300 ms.") for one in told)
+
+
+def test_the_output_that_ended_last_counts():
+    story = Story()
+    story.begins()
+    for index in (0, 1):
+        story.at(0.02).placed(index, 1, f"engine-{index + 1}", "d")
+    story.at(0.1).arrived(0, 1)
+    story.at(3.0).arrived(1, 1)
+    story.ends(3.0)
+    told = story.told()["explanation"]
+    assert "engine-2" in told[0]
+    assert told[-1] == "These are the times of output 1, which ended last."
