@@ -99,7 +99,16 @@ class Browser:
 
     def key(self, name: str, text: str = "", *, shift: bool = False) -> None:
         """Presses a key, by its name (`Enter`, `Tab`, `ArrowRight`)."""
-        codes = {"Enter": 13, "Tab": 9, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+        codes = {
+            "Enter": 13,
+            "Tab": 9,
+            "Escape": 27,
+            "Home": 36,
+            "ArrowLeft": 37,
+            "ArrowUp": 38,
+            "ArrowRight": 39,
+            "ArrowDown": 40,
+        }
         more: dict[str, Any] = {"windowsVirtualKeyCode": codes[name]} if name in codes else {}
         more |= {"text": text} if text else {}
         modifiers = 8 if shift else 0

@@ -51,6 +51,12 @@ def test_a_chat_streams_and_shows_the_probabilities_of_tokens(console: Served, b
     browser.hover(".message.assistant .token")
     browser.wait("document.querySelector('.probabilities')?.innerText.includes('%')")
     assert browser.js("document.querySelectorAll('.probabilities span').length") == 5
+    # By keyboard, too: the tokens are one stop of the Tab key, and the arrow keys go along.
+    assert browser.js("document.querySelectorAll('.token[tabindex=\"0\"]').length") == 1
+    browser.js("document.querySelector('.token[tabindex=\"0\"]').focus()")
+    browser.key("Home")
+    browser.key("ArrowRight")
+    assert browser.js("[...document.querySelectorAll('.token')].indexOf(document.activeElement)") == 1
     assert "first token" in browser.text(".message.assistant .facts")
     # The answer is generated anew, with the same words at temperature 0, and the conversation is no longer.
     before = browser.text(".message.assistant")

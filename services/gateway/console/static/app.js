@@ -60,7 +60,12 @@ function Theme() {
 function KeyDialog({ message, done }) {
   const dialog = useRef(null);
   const [key, setKey] = useState(storedKey());
-  useEffect(() => { dialog.current.showModal(); }, []);
+  useEffect(() => {
+    const shown = dialog.current;
+    shown.showModal();
+    // Closing gives the focus back to where it was.
+    return () => shown.close();
+  }, []);
   return html`<dialog ref=${dialog} aria-labelledby="key-title" onCancel=${() => done(null)}>
     <h1 id="key-title">API key</h1>
     <p>${message}</p>

@@ -28,12 +28,10 @@ export function Message({ message, show, reply }) {
   // The token that ends the answer is not part of its text; those of a tool call are shown as the call.
   const shown = tokens && message.finish && !content.endsWith(tokens.at(-1)?.token) ? tokens.slice(0, -1) : tokens;
   const marked = shown && shown.length > 0 && !calls?.length;
-  const kind = (one) => (one.logprob < Math.log(0.2) ? "token unlikely" : one.logprob < Math.log(0.6) ? "token unsure" : "token");
   return html`<div class="message ${role}">
     ${role === "tool" && html`<div class="facts">result of ${message.name}</div>`}
     ${images?.map((url, number) => html`<img src=${url} alt=${`Picture ${number + 1}`} />`)}
-    ${marked ? shown.map((one) => html`<span class=${kind(one)} tabindex="0" title=${percent(one.logprob)}
-        onMouseEnter=${() => show(one)} onFocus=${() => show(one)}>${one.token}</span>`) : content}
+    ${marked ? html`<${Tokens} tokens=${shown} show=${show} />` : content}
     ${calls?.map((one) => html`<div class="call"><strong>${one.name}</strong> <code>${one.text}</code></div>`)}
     ${reply && calls?.length > 0 && html`<${Results} calls=${calls} reply=${reply} />`}
     ${message.seconds !== undefined && html`<div class="facts">
@@ -42,6 +40,21 @@ export function Message({ message, show, reply }) {
       ${id && html` · <a href="#/requests/${encodeURIComponent(id)}">timeline</a>`}
     </div>`}
   </div>`;
+}
+
+// The tokens are one stop of the Tab key: the arrow keys go from one to the next.
+function Tokens({ tokens, show }) {
+  const [at, setAt] = useState(0);
+  const kind = (one) => (one.logprob < Math.log(0.2) ? "token unlikely" : one.logprob < Math.log(0.6) ? "token unsure" : "token");
+  const onKey = (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -tokens.length, End: tokens.length }[event.key];
+    if (by === undefined) return;
+    event.preventDefault();
+    event.currentTarget.children[Math.min(tokens.length - 1, Math.max(0, at + by))].focus();
+  };
+  return html`<span role="group" aria-label="Tokens; the arrow keys show their probabilities" onKeyDown=${onKey}>${tokens.map((one, index) => html`<span class=${kind(one)}
+    tabindex=${index === at ? "0" : "-1"} title=${percent(one.logprob)} onMouseEnter=${() => show(one)}
+    onFocus=${() => { setAt(index); show(one); }}>${one.token}</span>`)}</span>`;
 }
 
 // Asks for the result of each call. The person at the console stands in for the program that would run the tools.

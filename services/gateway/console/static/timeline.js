@@ -13,7 +13,7 @@ const ABOUT = {
   decode: "generating, from the first token to the last",
   delivery: "writing the rest of the answer to the client",
 };
-const WIDTH = 1000, LEFT = 90, LANE = 26;
+const LEFT = 90, LANE = 26;
 
 export function Timeline({ name }) {
   const [found, setFound] = useState(null);
@@ -66,12 +66,19 @@ function Lanes({ found, chosen, choose }) {
   const [range, setRange] = useState(null);
   const [from, to] = range || [0, whole];
   const svg = useRef(null);
+  // One unit of the drawing is one pixel, so that its text can be read at every width.
+  const [width, setWidth] = useState(1000);
+  useEffect(() => {
+    const observer = new ResizeObserver(([entry]) => setWidth(Math.max(240, Math.round(entry.contentRect.width))));
+    observer.observe(svg.current);
+    return () => observer.disconnect();
+  }, []);
   const drag = useRef(null);
   const lanes = useMemo(() => found.sequences.flatMap((one) => [
     ...one.attempts.map((attempt) => ({ title: attempt.engine, attempt, index: one.index })),
     { title: "arrived", pieces: one.pieces, at: "arrived_s" }, { title: "written", pieces: one.pieces, at: "written_s" },
   ]), [found]);
-  const x = (time) => LEFT + (WIDTH - LEFT) * (time - from) / (to - from);
+  const x = (time) => LEFT + (width - LEFT) * (time - from) / (to - from);
   const view = (low, high) => {
     const span = Math.min(whole, Math.max(high - low, whole / 20000));
     const start = Math.min(Math.max(0, low), whole - span);
@@ -81,7 +88,7 @@ function Lanes({ found, chosen, choose }) {
   const pan = (share) => view(from + share * (to - from), to + share * (to - from));
   const timeAt = (event) => {
     const box = svg.current.getBoundingClientRect();
-    return from + (to - from) * ((event.clientX - box.left) / box.width * WIDTH - LEFT) / (WIDTH - LEFT);
+    return from + (to - from) * ((event.clientX - box.left) / box.width * width - LEFT) / (width - LEFT);
   };
   useEffect(() => {
     const turn = (event) => { if (event.ctrlKey || event.shiftKey || event.altKey) { event.preventDefault(); zoom(event.deltaY + event.deltaX > 0 ? 1.25 : 0.8, timeAt(event)); } };
@@ -107,7 +114,7 @@ function Lanes({ found, chosen, choose }) {
       <button onClick=${() => pan(-0.5)}>←</button><button onClick=${() => pan(0.5)}>→</button>
       <button onClick=${() => setRange(null)}>Whole</button>
       <span class="note">${seconds(from)} to ${seconds(to)} · keys + − 0, arrows choose a step, Shift+arrows move, Ctrl+wheel zooms</span></div>
-    <svg ref=${svg} class="timeline" viewBox="0 0 ${WIDTH} ${height}" tabindex="0" role="application" aria-label="Timeline" onKeyDown=${onKey}
+    <svg ref=${svg} class="timeline" viewBox="0 0 ${width} ${height}" tabindex="0" role="application" aria-label="Timeline" onKeyDown=${onKey}
       onPointerDown=${(e) => { drag.current = [e.clientX, from, to]; }}
       onPointerMove=${(e) => {
         if (!drag.current || !(e.buttons & 1)) return;
@@ -115,7 +122,7 @@ function Lanes({ found, chosen, choose }) {
         const by = (start - e.clientX) / svg.current.getBoundingClientRect().width * (high - low);
         view(low + by, high + by);
       }} onPointerUp=${() => { drag.current = null; }}>
-      ${ticks(from, to).map((time) => html`<g><line class="axis" x1=${x(time)} x2=${x(time)} y1="16" y2=${height} />
+      ${ticks(from, to, width).map((time) => html`<g><line class="axis" x1=${x(time)} x2=${x(time)} y1="16" y2=${height} />
         <text x=${x(time) + 2} y="12">${seconds(time)}</text></g>`)}
       ${lanes.map((lane, row) => html`<g transform="translate(0 ${24 + LANE * row})">
         ${lane.attempt ? steps(lane, x, from, to, chosen, choose) : pieces(lane, x, from, to)}
@@ -124,10 +131,10 @@ function Lanes({ found, chosen, choose }) {
     <p role="status" class="chosen">${chosen ? describe(chosen) : html`<span class="note">Choose a step to see what it computed.</span>`}</p>`;
 }
 
-function ticks(from, to) {
-  const raw = (to - from) / 8, power = 10 ** Math.floor(Math.log10(raw));
+function ticks(from, to, width) {
+  const raw = (to - from) / Math.max(2, width / 120), power = 10 ** Math.floor(Math.log10(raw));
   const step = power * ([1, 2, 5, 10].find((one) => one * power >= raw) || 10);
-  return Array.from({ length: 10 }, (_, number) => (Math.ceil(from / step) + number) * step).filter((time) => time <= to);
+  return Array.from({ length: Math.ceil((to - from) / step) + 1 }, (_, number) => (Math.ceil(from / step) + number) * step).filter((time) => time <= to);
 }
 
 function steps({ attempt, index }, x, from, to, chosen, choose) {
