@@ -6,7 +6,8 @@ Without a directory: the demo model, and the models that `make bench-models` has
 machine's limits are measured, the load runs through the gateway and then, with other prompts of the same length, on the
 engine alone (or in the other order), and the limits are measured again. Both runs are paused at intervals to measure
 the limits in their own moments (`bench.moments`). The bus tax is the share of the engine's rate that is lost in the
-whole system, within a round. Results go to bench/results/MODEL.json; docs/performance.md shows published ones.
+whole system, within a round. For the demo model, `bench.recorder_cost` compares the system with and without the record
+of requests. Results go to bench/results/MODEL.json; docs/performance.md shows published ones.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import books, bus_tax, cold_start, loads, machine, measure, processes, report, roofline
+from bench import books, bus_tax, cold_start, loads, machine, measure, processes, recorder_cost, report, roofline
 from bench.engine_stream import EngineAlone, Work
 from bench.moments import Moments
 from bench.sample import Sample, rounded
@@ -53,9 +54,11 @@ def parse() -> argparse.Namespace:
         "models", nargs="*", type=Path, help="model directories (default: the demo model and bench/models)"
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--short", action="store_true", help="a rehearsal: one wave of each load, one try, no bus_tax")
+    parser.add_argument("--short", action="store_true", help="a rehearsal: one wave of each load, one try, no pairs")
     parser.add_argument("--threads", type=int, default=0, help="of the engine (default: as it decides)")
-    parser.add_argument("--pairs", type=int, default=9, help="of bench.bus_tax, which runs for the demo model")
+    parser.add_argument(
+        "--pairs", type=int, default=9, help="of bench.bus_tax and bench.recorder_cost, which run for the demo model"
+    )
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results", help="directory")
     options = parser.parse_args()
     options.models = [model.resolve() for model in options.models] or present()
@@ -88,7 +91,9 @@ def measured(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     results["bus_tax"] = {load: rounded(tax(samples, load)) for load in names}
     results["samples"] = [sample.record() for sample in samples]
     if model == DEMO and not options.short:
-        results["bus_tax_mixed_lengths"] = bus_tax.measure(bus_tax.parse(["--pairs", str(options.pairs)]))
+        pairs = bus_tax.parse(["--pairs", str(options.pairs)])
+        results["bus_tax_mixed_lengths"] = bus_tax.measure(pairs)
+        results["recorder_cost"] = recorder_cost.measure(pairs)
     return results
 
 
@@ -172,7 +177,7 @@ def text(results: dict[str, Any]) -> str:
     lines += [report.table(HEADS, rows), "", report.limits_table(results["limits"]), ""]
     lines += [
         f"{name}: {listed(results[name])}"
-        for name in ("cold_start", "memory_mib", "bus_tax_mixed_lengths")
+        for name in ("cold_start", "memory_mib", "bus_tax_mixed_lengths", "recorder_cost")
         if name in results
     ]
     return "\n".join(lines)

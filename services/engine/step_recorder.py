@@ -15,26 +15,27 @@ _MICROSECONDS = 1e6
 
 
 class StepRecorder:
-    """The arrival times of live recorded sequences, by the core's id, and the steps that have not been sent."""
+    """The arrival times of live recorded sequences, and the steps that have not been sent."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._arrived_s: dict[str, float] = {}
+        self._arrived: dict[str, tuple[float, str, int]] = {}
+        """Of each live recorded sequence, by the core's id: its arrival in seconds, its id on the bus, its attempt."""
         self._steps: list[StepEvent] = []
         self._oldest_s = 0.0
 
     @property
     def is_needed(self) -> bool:
         """Whether any live sequence is recorded."""
-        return bool(self._arrived_s)
+        return bool(self._arrived)
 
     def submitted(self, sequence: str) -> None:
         """Records the arrival of a sequence whose steps are recorded."""
-        self._arrived_s[sequence] = self._clock.monotonic()
+        self._arrived[sequence] = (self._clock.monotonic(), *_split(sequence))
 
     def ended(self, sequence: str) -> None:
         """Forgets a sequence that has ended. Does nothing for one that is not recorded."""
-        self._arrived_s.pop(sequence, None)
+        self._arrived.pop(sequence, None)
 
     def add(self, report: StepReport) -> bool:
         """Adds the steps of a report. Returns whether it is time to send what has been collected.
@@ -64,16 +65,17 @@ class StepRecorder:
             detail.num_free_blocks,
             len(detail.scheduled),
             tuple(self._shares(detail, num_output)),
-            tuple(SequenceRef(*_split(name)) for name in map(_member, detail.preempted) if name in self._arrived_s),
+            tuple(SequenceRef(*_split(name)) for name in map(_member, detail.preempted) if name in self._arrived),
         )
 
     def _shares(self, detail: StepDetail, num_output: dict[str, int]) -> Iterator[SequenceStep]:
         for beam, start, num_tokens in detail.scheduled:
             name = _member(beam)
-            arrived_s = self._arrived_s.get(name)
-            if arrived_s is not None:
+            found = self._arrived.get(name)
+            if found is not None:
+                arrived_s, sequence_id, attempt = found
                 age_us = _microseconds(detail.ended_s - arrived_s)
-                yield SequenceStep(*_split(name), start, num_tokens, num_output.pop(name, 0), age_us)
+                yield SequenceStep(sequence_id, attempt, start, num_tokens, num_output.pop(name, 0), age_us)
 
 
 def _member(core_sequence_id: str) -> str:

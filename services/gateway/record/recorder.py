@@ -63,16 +63,26 @@ class Recorder:
 
     def add_steps(self, message: StepEvents) -> None:
         """Adds an engine's steps to the records of the requests that they computed."""
-        records = self._by_id
+        # The steps of one message are of the same few sequences.
+        known: dict[str, tuple[RequestRecord | None, int]] = {}
         for event in message.steps:
             for ref in event.preempted:
-                request_id, _, index = ref.sequence_id.rpartition("-")
-                if (record := records.get(request_id)) is not None:
-                    record.preempted(int(index), ref.attempt, event.step)
+                record, index = known.get(ref.sequence_id) or self._place(ref.sequence_id, known)
+                if record is not None:
+                    record.preempted(index, ref.attempt, event.step)
             for share in event.sequences:
-                request_id, _, index = share.sequence_id.rpartition("-")
-                if (record := records.get(request_id)) is not None:
-                    record.step(int(index), share, event)
+                record, index = known.get(share.sequence_id) or self._place(share.sequence_id, known)
+                if record is not None:
+                    record.step(index, share, event)
+
+    def _place(
+        self, sequence_id: str, known: dict[str, tuple[RequestRecord | None, int]]
+    ) -> tuple[RequestRecord | None, int]:
+        """Returns the record of a sequence and its index in it, and adds them to `known`."""
+        request_id, _, index = sequence_id.rpartition("-")
+        record = self._by_id.get(request_id)
+        found = known[sequence_id] = record, 0 if record is None else int(index)
+        return found
 
     def _end(self, record: RequestRecord) -> None:
         """Moves a record to the finished ones, and forgets those that nothing keeps any more."""

@@ -10,9 +10,10 @@ from shared import limits
 from shared.messages import SequenceStep, StepEvent, UsageOutcome
 
 _MICROSECONDS = 1e6
-STEP_COLUMNS = 7
+STEP_COLUMNS = 10
 """Numbers of one step in `Attempt.steps`: step, microseconds from the arrival at the engine to the end of the step, its
-duration in microseconds, first position, computed tokens, output tokens, sequences in the step."""
+duration in microseconds, first position, computed tokens, output tokens, sequences in the step, tokens of all of them,
+sequences that waited, free blocks."""
 PIECE_COLUMNS = 2
 """Numbers of one piece of output: microseconds since the arrival of the request, number of tokens."""
 MarkKind = Literal["placed", "accepted", "lost", "stream_moved", "preempted"]
@@ -93,8 +94,6 @@ class Attempt:
     reason: str = ""
     steps: "array[int]" = field(default_factory=lambda: array("Q"))
     """STEP_COLUMNS numbers for each step."""
-    loads: "array[int]" = field(default_factory=lambda: array("Q"))
-    """Three numbers for each step: tokens of all its sequences, sequences that waited, free blocks."""
     preempted_before: set[int] = field(default_factory=set[int])
     """Numbers of the steps before which the sequence was preempted."""
 
@@ -109,6 +108,8 @@ class SequenceRecord:
 
     def attempt(self, number: int) -> Attempt | None:
         """Returns the attempt with this number; None if it is not recorded."""
+        if self.attempts and self.attempts[-1].number == number:
+            return self.attempts[-1]  # what nearly all events of a token belong to
         return next((one for one in reversed(self.attempts) if one.number == number), None)
 
 
@@ -222,14 +223,15 @@ class RequestRecord(RecordedRequest):
     def step(self, index: int, share: SequenceStep, event: StepEvent) -> None:
         """Adds what an engine's step did for a sequence."""
         self.num_steps += 1
-        found = self._attempt(index, share.attempt)
-        if found is None or self.num_steps > limits.RECORD_STEPS_MAX:
+        one = self.sequences.get(index)
+        if one is None or self.num_steps > limits.RECORD_STEPS_MAX or (found := one.attempt(share.attempt)) is None:
             return
-        batch_size = event.num_sequences
         found.steps.extend(
-            (event.step, share.age_us, event.duration_us, share.start, share.num_tokens, share.num_output, batch_size)
-        )
-        found.loads.extend((event.num_tokens, event.num_waiting, event.num_free_blocks))
+            (
+                event.step, share.age_us, event.duration_us, share.start, share.num_tokens, share.num_output,
+                event.num_sequences, event.num_tokens, event.num_waiting, event.num_free_blocks,
+            )
+        )  # fmt: skip
 
     def preempted(self, index: int, attempt: int, before_step: int) -> None:
         """An engine has taken the blocks of a sequence for others, and computes it again later."""
@@ -250,4 +252,5 @@ class RequestRecord(RecordedRequest):
         return self.num_marks <= limits.RECORD_MARKS_MAX
 
     def _elapsed_us(self) -> int:
-        return max(0, round((self._now() - self._received_s) * _MICROSECONDS))
+        elapsed = int((self._now() - self._received_s) * _MICROSECONDS + 0.5)
+        return elapsed if elapsed > 0 else 0

@@ -19,8 +19,6 @@ from services.gateway.record.request_record import (
     SequenceRecord,
 )
 
-_LOAD_COLUMNS = 3
-
 
 def summary_of(record: RequestRecord) -> dict[str, Any]:
     """Returns the facts of one request for a list of requests."""
@@ -118,8 +116,8 @@ def _attempt(one: Attempt) -> dict[str, Any]:
 
 def _steps(one: Attempt) -> Iterator[dict[str, Any]]:
     ended_before: int | None = None
-    rows = zip(_rows(one.steps, STEP_COLUMNS), _rows(one.loads, _LOAD_COLUMNS), strict=True)
-    for (step, age, duration, start, num_tokens, num_output, batch_size), (batch_tokens, waiting, free) in rows:
+    for row in _rows(one.steps, STEP_COLUMNS):
+        step, age, duration, start, num_tokens, num_output, batch_size, batch_tokens, waiting, free = row
         ended = one.placed_us + age
         yield {
             "step": step,
