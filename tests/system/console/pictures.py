@@ -24,13 +24,16 @@ def main() -> int:
     if binary is None:
         return 78
     FOLDER.mkdir(exist_ok=True)
-    with until_the_end(Served("--engines=2", "--gateways=1")) as served, tempfile.TemporaryDirectory() as profile:
+    # Chromium's own children still write to its profile for a moment after its end.
+    profiles = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with until_the_end(Served("--engines=2", "--gateways=1", "--record-content-mb=8")) as served, profiles as profile:
         browser = Browser(binary, Path(profile))
         try:
             browser.size(1200, 760)
             browser.scheme("light")
             _chat(browser, served)
             _under_load(browser, served)
+            _fork(browser, served)
         finally:
             browser.close()
     return 0
@@ -62,6 +65,20 @@ def _under_load(browser: Browser, served: Served) -> None:
     _open(browser, served, "requests/story-0")
     browser.wait("document.querySelectorAll('svg .step').length > 100")
     browser.screenshot(FOLDER / "timeline.png")
+
+
+def _fork(browser: Browser, served: Served) -> None:
+    body = {"prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": True, "temperature": 0.8, "seed": 7}
+    fetch(served, "POST", "/v1/completions", body, **{"X-Request-Id": "once"})
+    _open(browser, served, "requests/once")
+    browser.click("[name=replay]")
+    browser.wait("document.querySelector('.comparison .equal')")
+    browser.click("#token-12")
+    browser.fill("form.fork [name=seed]", "8")
+    browser.click("[name=fork]")
+    browser.wait("document.querySelector('.pane .facts')?.innerText.includes('length')")
+    browser.js("[...document.querySelectorAll('h2')].find((one) => one.innerText === 'Output').scrollIntoView()")
+    browser.screenshot(FOLDER / "fork.png")
 
 
 def _open(browser: Browser, served: Served, view: str) -> None:
