@@ -42,7 +42,7 @@ def lines(found: dict[str, Any], *, steps: bool) -> Iterator[str]:
         f"prompt {found['prompt_tokens']} tokens ({found['cached_tokens']} cached), output "
         f"{found['completion_tokens']}, first token {_ms(found['time_to_first_token_s'])}"
     )
-    if found["explanation"]:
+    if found.get("explanation"):  # an older server has none
         yield " ".join(found["explanation"])
     yield ""
     total = sum(found["phases"].values()) or 1.0

@@ -48,7 +48,7 @@ export function Timeline({ name }) {
 function Verdict({ found }) {
   const total = Object.values(found.phases).reduce((sum, each) => sum + each, 0) || 1;
   return html`
-    ${found.explanation.length > 0 && html`<p class="verdict" role="status"><strong>${found.explanation[0]}</strong>${" "}${found.explanation.slice(1).join(" ")}</p>`}
+    ${found.explanation?.length > 0 && html`<p class="verdict" role="status"><strong>${found.explanation[0]}</strong>${" "}${found.explanation.slice(1).join(" ")}</p>`}
     <div class="phases" aria-hidden="true">
       ${Object.entries(found.phases).map(([one, value]) => html`<div title="${one} ${seconds(value)}"
         style=${{ flexGrow: value / total, background: `var(--${one})` }}></div>`)}
