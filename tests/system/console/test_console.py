@@ -115,6 +115,7 @@ def test_a_request_is_found_and_its_move_to_another_engine_shows(console: Served
     browser.click("tbody a")
     browser.wait("document.querySelector('.verdict')")
     assert re.search(r"[Mm]oving from engine-\d to engine-\d \(the engine is gone\)", browser.text(".verdict"))
+    assert re.search(r"move engine-\d to engine-\d \d", browser.text(".legend"))
     browser.wait("document.querySelectorAll('svg .step').length > 100")
     assert "the engine is gone" in browser.text("svg.timeline") or "the engine is gone" in browser.text("main")
     # Zoom and choose by keyboard, from the request to one step.

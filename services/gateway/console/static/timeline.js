@@ -4,15 +4,6 @@ import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { every, getJson, save, seconds } from "./api.js";
 import { Rerun } from "./rerun.js";
 
-const ABOUT = {
-  admission: "reading and checking the request, and waiting for the limits of its key",
-  tokenization: "turning the text into tokens",
-  gateway_queue: "waiting in the gateway until an engine takes another sequence: the engines are full",
-  engine_queue: "waiting in the engine for a place in the batch or for free KV blocks",
-  prefill: "computing the prompt, up to the first token",
-  decode: "generating, from the first token to the last",
-  delivery: "writing the rest of the answer to the client",
-};
 const LEFT = 90, LANE = 26;
 
 export function Timeline({ name }) {
@@ -45,16 +36,18 @@ export function Timeline({ name }) {
     <${Facts} found=${found} />`;
 }
 
-function Verdict({ found }) {
-  const total = Object.values(found.phases).reduce((sum, each) => sum + each, 0) || 1;
+// A gateway of an older version gives neither an explanation nor causes.
+function Verdict({ found: { explanation = [], causes = [], ...found } }) {
+  const total = found.duration_s || 1;
+  const label = ({ cause, where }) => `${cause.replace("_", " ")}${where ? ` ${cause === "move" ? "" : "on "}${where}` : ""}`;
   return html`
-    ${found.explanation?.length > 0 && html`<p class="verdict" role="status"><strong>${found.explanation[0]}</strong>${" "}${found.explanation.slice(1).join(" ")}</p>`}
+    ${explanation.length > 0 && html`<p class="verdict" role="status"><strong>${explanation[0]}</strong>${" "}${explanation.slice(1).join(" ")}</p>`}
     <div class="phases" aria-hidden="true">
-      ${Object.entries(found.phases).map(([one, value]) => html`<div title="${one} ${seconds(value)}"
-        style=${{ flexGrow: value / total, background: `var(--${one})` }}></div>`)}
+      ${causes.map((one) => html`<div title="${label(one)} ${seconds(one.duration_s)}"
+        style=${{ flexGrow: one.duration_s / total, background: `var(--${one.cause})` }}></div>`)}
     </div>
-    <ul class="legend">${Object.entries(found.phases).map(([one, value]) => html`<li title=${ABOUT[one]}>
-      <span class="swatch" style=${{ background: `var(--${one})` }}></span>${one.replace("_", " ")} ${seconds(value)}</li>`)}</ul>`;
+    <ul class="legend">${causes.map((one) => html`<li title=${one.text}>
+      <span class="swatch" style=${{ background: `var(--${one.cause})` }}></span>${label(one)} ${seconds(one.duration_s)}</li>`)}</ul>`;
 }
 
 // All steps of a request in one list, each with its attempt.
