@@ -21,13 +21,20 @@ if TYPE_CHECKING:
     from antiphon.offline.guided import GuidedDecodingRequest, LLMGuidedOptions
     from antiphon.offline.inputs import PromptInput
     from antiphon.offline.llm import LLM
-    from antiphon.offline.pooling import EmbeddingRequestOutput, PoolingParams, ScoringRequestOutput
+    from antiphon.offline.pooling import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingParams,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
     from antiphon.offline.sampling_params import SamplingParams
     from shared.request.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
 __all__ = [
     "LLM",
     "AsyncLLMEngine",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingRequestOutput",
     "EngineArgs",
@@ -36,6 +43,7 @@ __all__ = [
     "LoRARequest",
     "Logprob",
     "PoolingParams",
+    "PoolingRequestOutput",
     "PromptAdapterRequest",
     "PromptInput",
     "RequestMetrics",
@@ -49,6 +57,7 @@ _HOMES = {
     "LLM": "antiphon.offline.llm",
     "AsyncLLMEngine": "antiphon.offline.async_engine",
     "CompletionOutput": "shared.request.outputs",
+    "ClassificationRequestOutput": "antiphon.offline.pooling",
     "EmbeddingRequestOutput": "antiphon.offline.pooling",
     "EngineArgs": "antiphon.offline.engine_args",
     "GuidedDecodingRequest": "antiphon.offline.guided",
@@ -56,6 +65,7 @@ _HOMES = {
     "LoRARequest": "antiphon.offline.adapters",
     "Logprob": "shared.request.outputs",
     "PoolingParams": "antiphon.offline.pooling",
+    "PoolingRequestOutput": "antiphon.offline.pooling",
     "PromptAdapterRequest": "antiphon.offline.adapters",
     "PromptInput": "antiphon.offline.inputs",
     "RequestMetrics": "shared.request.outputs",

@@ -57,7 +57,7 @@ _LORA_SPACE = "an adapter takes the room of its own rank, in the model's type, a
 _TOKENIZERS = "tokenizers are processes of their own; their number is --tokenizers"
 _PREFILLS = "prompts are computed in their order, as many as a step has tokens for"
 _RAY = "nothing runs on Ray"
-_TASKS = "every model generates text and gives embeddings, without an option, and none classifies"
+_TASKS = "what a model can do follows from its files: it generates text, gives embeddings or classifies"
 
 OPTIONS: tuple[Other, ...] = (
     # accepted

@@ -27,19 +27,48 @@ class PoolingParams(msgspec.Struct, frozen=True, array_like=True):
     """Whether the vector is scaled to length one."""
     dimensions: int | None = None
     """Number of leading components to keep; the vector is scaled afterwards. None: all."""
+    classify: bool = False
+    """Whether the vector is what the model's classification head gives, one number for each label. `kind`, `normalize`
+    and `dimensions` then have no effect."""
+    activate: bool = True
+    """Whether these numbers pass through the model's activation (softmax, for example). False: the head's own."""
+    num_first_tokens: int = 0
+    """If the sequence is a pair of texts that the model's tokenizer numbers: tokens of the first, with the special
+    tokens around it. 0: a single text, or a tokenizer that does not tell the two apart."""
 
 
-def check(params: PoolingParams, embedding_size: int) -> None:
+def check(params: PoolingParams, embedding_size: int, num_labels: int = 0) -> None:
     """Raises ServiceError if the model cannot give such a vector.
 
-    `embedding_size`: number of components of the model's vectors; 0 if its engine computes none.
+    `embedding_size`: number of components of the model's vectors; 0 if its engine computes none. `num_labels`: number
+    of labels of its classification head; 0 if it has none.
     """
+    if params.classify:
+        if not num_labels:
+            message = "This model classifies nothing: it has no classification head. It gives embeddings."
+            raise ServiceError("unsupported_parameter", message, param="model")
+        return
+    if num_labels:
+        message = "This model gives no embeddings: it has a classification head. Send texts to /classify"
+        message += " or, as pairs, to /v1/score or /v1/rerank." if num_labels == 1 else "."
+        raise ServiceError("unsupported_parameter", message, param="model")
     if not embedding_size:
         message = "This model gives no embeddings: its engine runs it in a way that does not expose hidden states."
         raise ServiceError("unsupported_parameter", message, param="model")
     if params.dimensions is not None and not 1 <= params.dimensions <= embedding_size:
         message = f"'dimensions' must be between 1 and {embedding_size}, the size of this model's embeddings."
         raise ServiceError("invalid_value", message, param="dimensions")
+
+
+def generates_nothing(num_labels: int) -> ServiceError:
+    """Returns the error for a request for text to a model that generates none; it says what the model does."""
+    if not num_labels:
+        can = "it gives embeddings (/v1/embeddings, /v1/score, /v1/rerank)"
+    elif num_labels == 1:
+        can = "it scores texts and pairs of texts (/v1/score, /v1/rerank, /classify)"
+    else:
+        can = "it classifies texts (/classify)"
+    return ServiceError("unsupported_parameter", f"This model generates no text: {can}.", param="model")
 
 
 def unpack_vector(data: bytes) -> "array.array[float]":

@@ -6,7 +6,7 @@
 | `async_engine`    | `AsyncLLMEngine`: concurrent requests in asyncio                 |
 | `runner`          | used by both: an engine and its running requests                 |
 | `request`         | one running request: a prompt and its `n` sequences              |
-| `pooling`         | parameters and results of `embed` and `score`                    |
+| `pooling`         | parameters and results of `embed`, `classify` and `score`        |
 | `prompt_text`     | tokenizer, chat template and vocabulary                          |
 | `adapters`        | `LoRARequest`, `PromptAdapterRequest`: adapters of a call        |
 | `inputs`          | prompts and parameters of a call, converted to one form          |

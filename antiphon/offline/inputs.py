@@ -22,6 +22,8 @@ class Prompt:
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     end_token_ids: tuple[int, ...] = ()
+    second_text: str | None = None
+    """The second text of a pair, which becomes one prompt with `text`."""
 
 
 def prompts_of(

@@ -10,7 +10,18 @@ from antiphon.offline.adapters import LoRARequests, PromptAdapterRequests
 from antiphon.offline.engine_args import engine_args
 from antiphon.offline.guided import GuidedDecodingRequest, LLMGuidedOptions, with_guidance
 from antiphon.offline.inputs import Prompt, PromptInput, TokenIds, paired, prompts_of
-from antiphon.offline.pooling import EmbeddingRequestOutput, PoolingParams, ScoringRequestOutput, pairs, scored
+from antiphon.offline.pooling import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingParams,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+    classification_output,
+    embedding_output,
+    pairs,
+    scored,
+    scoring_output,
+)
 from antiphon.offline.progress import progress_bar
 from antiphon.offline.prompt_text import Message, TemplateOptions
 from antiphon.offline.runner import Runner
@@ -166,26 +177,53 @@ class LLM:
         `PoolingParams()`: vectors of length one, pooled as the model's own files say. Raises ValueError or TypeError
         for invalid arguments, and RuntimeError if the engine fails.
         """
-        found = prompts_of(prompts, None)
-        params = paired(pooling_params, PoolingParams, len(found), "pooling_params")
-        adapters = self._runner.adapters(lora_request, None, len(found))
-        ids = [str(next(self._ids)) for _ in found]
-        ended: dict[str, EmbeddingRequestOutput] = {}
-        with progress_bar(len(found), shown=use_tqdm) as bar:
-            for output in self._runner.embeddings(ids, found, params, adapters):
-                ended[output.request_id] = output
-                bar.embedded(output)
-        return [ended[request_id] for request_id in ids]
+        return list(
+            map(embedding_output, self._pool(prompts_of(prompts, None), pooling_params, use_tqdm, lora_request))
+        )
+
+    def encode(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool = True,
+        lora_request: LoRARequests = None,
+    ) -> list[PoolingRequestOutput]:
+        """Returns what the model gives for each prompt: a vector, or a number for each label of a classification head.
+
+        All else is as in `embed`. None for `pooling_params` means what the model can give.
+        """
+        if pooling_params is None:
+            pooling_params = PoolingParams(classify=bool(self._runner.engine.facts.labels))
+        return self._pool(prompts_of(prompts, None), pooling_params, use_tqdm, lora_request)
+
+    def classify(
+        self, prompts: PromptInput | Sequence[PromptInput], use_tqdm: bool = True
+    ) -> list[ClassificationRequestOutput]:
+        """Returns the label of each prompt, and the number that the model's classification head gives for each label.
+
+        Raises the same errors as `embed`; ValueError for a model without such a head.
+        """
+        found = self._pool(prompts_of(prompts, None), PoolingParams(classify=True), use_tqdm)
+        return [classification_output(output, self._runner.engine.facts.labels) for output in found]
 
     def score(
         self, text_1: str | Sequence[str], text_2: str | Sequence[str], use_tqdm: bool = True
     ) -> list[ScoringRequestOutput]:
-        """Returns the similarity of each pair of texts: the cosine of their vectors.
+        """Returns the similarity of each pair of texts: the cosine of their vectors, or the number of a cross-encoder.
 
-        A single `text_1` is paired with each `text_2`; lists of the same length are paired item by item. Raises the
-        same errors as `embed`.
+        A model with a classification head must have one label. A single `text_1` is paired with each `text_2`; lists of
+        the same length are paired item by item. Raises the same errors as `embed`.
         """
         first, second = pairs(text_1, text_2)
+        labels = self._runner.engine.facts.labels
+        if labels:
+            if len(labels) > 1:
+                raise ValueError(
+                    f"Scores need a classification head with one label, not {len(labels)}: use classify()."
+                )
+            both = zip(first * (len(second) // len(first)), second, strict=True)
+            prompts = [Prompt(one, second_text=other) for one, other in both]
+            return list(map(scoring_output, self._pool(prompts, PoolingParams(classify=True), use_tqdm)))
         found = self.embed([*first, *second], use_tqdm=use_tqdm)
         return list(scored(found[: len(first)], found[len(first) :]))
 
@@ -196,6 +234,23 @@ class LLM:
     def close(self) -> None:
         """Frees the model's memory. This LLM cannot be used afterwards."""
         self._runner.close()
+
+    def _pool(
+        self,
+        prompts: list[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+        use_tqdm: bool,
+        lora_request: LoRARequests = None,
+    ) -> list[PoolingRequestOutput]:
+        params = paired(pooling_params, PoolingParams, len(prompts), "pooling_params")
+        adapters = self._runner.adapters(lora_request, None, len(prompts))
+        ids = [str(next(self._ids)) for _ in prompts]
+        ended: dict[str, PoolingRequestOutput] = {}
+        with progress_bar(len(prompts), shown=use_tqdm) as bar:
+            for output in self._runner.pooled(ids, prompts, params, adapters):
+                ended[output.request_id] = output
+                bar.pooled(output)
+        return [ended[request_id] for request_id in ids]
 
     def _run(
         self,

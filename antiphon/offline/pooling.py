@@ -1,4 +1,4 @@
-"""Embeddings and scores of the offline API: their parameters, their results, and one call's run through the engine."""
+"""Embeddings, labels and scores of the offline API: their parameters, their results, and the sequences they need."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,60 @@ from shared.errors import ServiceError
 from shared.pooling import PoolingParams, check, unpack_vector
 from shared.sampling import SamplingParams
 
-__all__ = ["EmbeddingOutput", "EmbeddingRequestOutput", "PoolingParams", "ScoringOutput", "ScoringRequestOutput"]
+__all__ = [
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+]
+
+
+@dataclass(frozen=True)
+class PoolingOutput:
+    """What the model gives for one prompt: a vector, or a number for each label of its classification head."""
+
+    data: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingRequestOutput:
+    """The result of `encode` for one prompt."""
+
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    """Prompt tokens that were taken from the prefix cache."""
+    finished: bool = True
+
+
+@dataclass(frozen=True)
+class ClassificationOutput:
+    """The numbers that a classification head gives for one prompt, and the label with the highest."""
+
+    probs: list[float]
+    label: str
+
+    @property
+    def num_classes(self) -> int:
+        """Number of labels."""
+        return len(self.probs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationRequestOutput:
+    """The result of `classify` for one prompt."""
+
+    request_id: str
+    outputs: ClassificationOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
 
 
 @dataclass(frozen=True)
@@ -39,7 +92,7 @@ class EmbeddingRequestOutput:
 
 @dataclass(frozen=True)
 class ScoringOutput:
-    """The similarity of two texts: the cosine of their vectors, between -1 and 1."""
+    """The similarity of two texts: the cosine of their vectors (-1 to 1), or what a classification head gives."""
 
     score: float
 
@@ -55,12 +108,12 @@ class ScoringRequestOutput:
     finished: bool = True
 
 
-def checked(params: Sequence[PoolingParams | None], embedding_size: int) -> list[PoolingParams]:
+def checked(params: Sequence[PoolingParams | None], embedding_size: int, num_labels: int) -> list[PoolingParams]:
     """Returns the parameters, with defaults for None. Raises ValueError for a vector that the model cannot give."""
     found = [each or PoolingParams() for each in params]
     for each in found:
         try:
-            check(each, embedding_size)
+            check(each, embedding_size, num_labels)
         except ServiceError as error:
             raise ValueError(error.message) from None
     return found
@@ -80,13 +133,44 @@ def pooling_spec(
     return with_adapters(spec, adapters)
 
 
-def embedding_output(spec: SequenceSpec, vector: bytes, num_cached_tokens: int) -> EmbeddingRequestOutput:
+def pooling_output(spec: SequenceSpec, vector: bytes, num_cached_tokens: int) -> PoolingRequestOutput:
     """Returns the result of one prompt. `vector` is that of its outcome."""
-    return EmbeddingRequestOutput(
+    return PoolingRequestOutput(
         request_id=spec.sequence_id,
-        outputs=EmbeddingOutput(unpack_vector(vector).tolist()),
+        outputs=PoolingOutput(unpack_vector(vector).tolist()),
         prompt_token_ids=list(spec.prompt_token_ids),
         num_cached_tokens=num_cached_tokens,
+    )
+
+
+def embedding_output(output: PoolingRequestOutput) -> EmbeddingRequestOutput:
+    """Returns the result of one prompt as `embed` gives it."""
+    return EmbeddingRequestOutput(
+        request_id=output.request_id,
+        outputs=EmbeddingOutput(output.outputs.data),
+        prompt_token_ids=output.prompt_token_ids,
+        num_cached_tokens=output.num_cached_tokens,
+    )
+
+
+def classification_output(output: PoolingRequestOutput, labels: Sequence[str]) -> ClassificationRequestOutput:
+    """Returns the result of one prompt as `classify` gives it."""
+    numbers = output.outputs.data
+    return ClassificationRequestOutput(
+        request_id=output.request_id,
+        outputs=ClassificationOutput(numbers, labels[max(range(len(numbers)), key=numbers.__getitem__)]),
+        prompt_token_ids=output.prompt_token_ids,
+        num_cached_tokens=output.num_cached_tokens,
+    )
+
+
+def scoring_output(output: PoolingRequestOutput) -> ScoringRequestOutput:
+    """Returns the result of one pair that a classification head with one label has scored."""
+    return ScoringRequestOutput(
+        request_id=output.request_id,
+        outputs=ScoringOutput(output.outputs.data[0]),
+        prompt_token_ids=output.prompt_token_ids,
+        num_cached_tokens=output.num_cached_tokens,
     )
 
 

@@ -4,7 +4,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from antiphon.offline.pooling import EmbeddingRequestOutput
+from antiphon.offline.pooling import PoolingRequestOutput
 from shared.request.outputs import RequestOutput
 
 
@@ -33,7 +33,7 @@ class ProgressBar:
         """Counts a finished prompt and updates the token rates."""
         self._count(len(output.prompt_token_ids or ()), sum(len(one.token_ids) for one in output.outputs))
 
-    def embedded(self, output: EmbeddingRequestOutput) -> None:
+    def pooled(self, output: PoolingRequestOutput) -> None:
         """Counts an embedded prompt and updates the token rates."""
         self._count(len(output.prompt_token_ids), 0)
 

@@ -89,6 +89,15 @@ class PromptText:
         _as_value_error(check_context, len(ids), max_tokens, self._max_model_len, "prompt", generates=generates)
         return ids
 
+    def pair_ids(self, prompt: Prompt) -> tuple[tuple[int, ...], int]:
+        """Returns the token ids of a pair of texts, and `PoolingParams.num_first_tokens`. Raises ValueError."""
+        assert prompt.text is not None
+        assert prompt.second_text is not None
+        encode: Any = self._codec.encode_pairs
+        [pair] = _as_value_error(encode, [(prompt.text, prompt.second_text)], add_special_tokens=True)
+        _as_value_error(check_context, len(pair.token_ids), 0, self._max_model_len, "prompt", generates=False)
+        return tuple(pair.token_ids), pair.num_first
+
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Returns the token ids of words that an output must not contain. Raises ValueError."""
         if words and not self._has_tokenizer:

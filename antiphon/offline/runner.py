@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
+import msgspec
+
 from antiphon.offline.adapters import Adapters, LoRARequests, PromptAdapterRequests, loaded_adapters
 from antiphon.offline.engine_args import EngineArgs
 from antiphon.offline.inputs import Prompt
-from antiphon.offline.pooling import EmbeddingRequestOutput, PoolingParams, checked, embedding_output, pooling_spec
+from antiphon.offline.pooling import PoolingParams, PoolingRequestOutput, checked, pooling_output, pooling_spec
 from antiphon.offline.prompt_text import Message, PromptText, TemplateOptions
 from antiphon.offline.request import LiveRequest, Submitted, Times, choice_of
 from antiphon.offline.sampling_params import SamplingParams
@@ -20,6 +22,7 @@ from services.engine.engine import Engine
 from services.engine.loop import StepReport
 from shared.errors import ServiceError
 from shared.model_files import located
+from shared.pooling import generates_nothing
 from shared.request import rules
 from shared.request.outputs import RequestOutput
 from shared.request.seed_source import seeds_of
@@ -69,6 +72,9 @@ class Runner:
 
         With a `seed` from `draw_seed` this method may be called on any thread.
         """
+        facts = self.engine.facts
+        if not facts.generates:
+            raise ValueError(generates_nothing(len(facts.labels)).message)
         arrived = arrived or now()
         preprocessing = time.monotonic()
         token_ids = self.text.token_ids(
@@ -162,19 +168,20 @@ class Runner:
             self.engine.add(spec)
         self._num_sequences += len(request.sequence_ids)
 
-    def embeddings(
+    def pooled(
         self,
         request_ids: Sequence[str],
         prompts: Sequence[Prompt],
         params: Sequence[PoolingParams | None],
         adapters: Sequence[Adapters],
-    ) -> Iterator[EmbeddingRequestOutput]:
+    ) -> Iterator[PoolingRequestOutput]:
         """Tokenizes the prompts and yields their results as they are computed, in any order.
 
         No other request may run meanwhile. Raises ValueError before anything runs if a prompt or a parameter is
         invalid, and RuntimeError if the engine fails. If the caller stops early, the rest of the sequences is ended.
         """
-        params = checked(params, self.engine.facts.embedding_size)
+        facts = self.engine.facts
+        params = checked(params, facts.embedding_size, len(facts.labels))
         specs = self._pooling_specs(request_ids, prompts, params, adapters)
         if self.failure is not None:
             raise RuntimeError("The engine has failed; make a new one.") from self.failure
@@ -183,7 +190,7 @@ class Runner:
             for spec in specs:
                 self.engine.add(spec)
             while waiting:
-                yield from self._embedded(waiting)
+                yield from self._vectors(waiting)
         finally:
             for sequence_id in waiting:
                 self.engine.abort(sequence_id)
@@ -238,16 +245,21 @@ class Runner:
     ) -> list[SequenceSpec]:
         specs: list[SequenceSpec] = []
         for index, prompt in enumerate(prompts):
+            one = params[index]
             try:
-                token_ids = self.text.token_ids(prompt, 0, generates=False)
+                if prompt.second_text is None:
+                    token_ids = self.text.token_ids(prompt, 0, generates=False)
+                else:
+                    token_ids, num_first = self.text.pair_ids(prompt)
+                    one = msgspec.structs.replace(one, num_first_tokens=num_first)
             except ValueError as error:
                 raise ValueError(f"prompts[{index}]: {error}" if len(prompts) > 1 else str(error)) from None
             number = self._num_sequences + index
-            specs.append(pooling_spec(request_ids[index], token_ids, params[index], number, adapters[index]))
+            specs.append(pooling_spec(request_ids[index], token_ids, one, number, adapters[index]))
         self._num_sequences += len(specs)
         return specs
 
-    def _embedded(self, waiting: dict[str, SequenceSpec]) -> Iterator[EmbeddingRequestOutput]:
+    def _vectors(self, waiting: dict[str, SequenceSpec]) -> Iterator[PoolingRequestOutput]:
         """Runs one step of the engine, and yields the results of the sequences that end and takes them out."""
         try:
             if not self.engine.step():
@@ -262,7 +274,7 @@ class Runner:
                 raise ValueError(refusal.message)
             for outcome in report.outcomes:
                 if (spec := waiting.pop(outcome.sequence_id, None)) is not None:
-                    yield embedding_output(spec, outcome.vector, outcome.num_cached_tokens)
+                    yield pooling_output(spec, outcome.vector, outcome.num_cached_tokens)
 
     def _take(self, report: StepReport, changed: dict[str, LiveRequest]) -> None:
         at = now()

@@ -208,9 +208,10 @@ def _make_executor(settings: EngineSettings, make_worker: MakeWorker | None) -> 
 
 def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
     """Returns the scheduler's limits, with defaults filled in. Raises SettingsError if they contradict each other."""
-    chunked = settings.enable_chunked_prefill
+    chunked = settings.enable_chunked_prefill and not facts.computes_whole
     rows = min(settings.max_num_seqs, settings.limit_worker_concurrency or settings.max_num_seqs)
-    least = max(rows, 1 if chunked else facts.max_model_len)
+    # A text that is longer than the budget is computed alone.
+    least = max(rows, 1 if chunked or facts.computes_whole else facts.max_model_len)
     budget, prompts = settings.max_num_batched_tokens, None
     if budget is None:
         budget, prompts = max(facts.step_tokens, least), facts.step_prompt_tokens if chunked else None
@@ -224,7 +225,7 @@ def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
     return CoreLimits(
         rows,
         budget,
-        settings.enable_prefix_caching,
+        settings.enable_prefix_caching and not facts.computes_whole,
         chunked,
         settings.kv_cache_ratio,
         settings.scheduler_delay_factor,

@@ -259,4 +259,6 @@ class EngineService:
             canary_runs=0 if canary is None else canary.num_runs,
             batch_invariant=not facts.variant_because,
             deterministic=settings.deterministic,
+            generates=facts.generates,
+            labels=facts.labels,
         )

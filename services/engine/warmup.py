@@ -17,13 +17,14 @@ DECODE_STEPS = 2
 
 def warm_up(executor: Executor, limits: CoreLimits) -> int:
     """Prefills a prompt that fills a step if possible, then decodes `max_num_seqs` sequences. Returns the steps run."""
-    # This core gets no clock, so a batch that gathers would never time out. A model without a head can be warmed up
+    # This core gets no clock, so a batch that gathers would never time out. A decoder without a head can be warmed up
     # like any other, because the worker computes the same.
     facts = executor.facts()
-    core = Core(replace(limits, max_batch_size=None), replace(facts, generates=True))
+    pooling = facts.own_pooling() if facts.computes_whole else None
+    core = Core(replace(limits, max_batch_size=None), replace(facts, generates=pooling is None))
     for index, length in enumerate(_lengths(limits, facts)):
         params = SamplingParams(max_tokens=1 + DECODE_STEPS, temperature=float(index % 2), ignore_eos=True)
-        core.add(SequenceSpec(f"warm-up {index}", (index % facts.vocab_size,) * length, params))
+        core.add(SequenceSpec(f"warm-up {index}", (index % facts.vocab_size,) * length, params, pooling=pooling))
     steps = 0
     while not (plan := core.schedule()).empty:
         executor.launch(plan)

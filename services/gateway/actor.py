@@ -63,6 +63,7 @@ from shared.messages import (
     TokenEvents,
     TokenizeReply,
 )
+from shared.pooling import generates_nothing
 
 log = logging.getLogger(__name__)
 TICK_S = limits.HEARTBEAT_INTERVAL_S
@@ -179,6 +180,8 @@ class GatewayActor(Actor):
                 "bus_unavailable", "The bus cannot be reached. Try again shortly.", retry_after_s=RETRY_AFTER_S
             )
         card = self.resolve_model(request.model)
+        if request.pooling is None and not card.generates:
+            raise generates_nothing(len(card.labels))
         in_lockstep = self.lockstep.admits(request, card.served_by)
         if card.adapter_version:
             # The version is resolved once, here: the request keeps it, whatever happens to the adapter meanwhile.

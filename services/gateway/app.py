@@ -203,6 +203,8 @@ def _add_generation(app: FastAPI, endpoints: GenerationEndpoints, streams: Strea
 def _add_pooling(app: FastAPI, endpoints: PoolingEndpoints) -> None:
     # Servers disagree about the paths of score and rerank, and clients have one of them built in.
     _post(app, "/v1/embeddings", endpoints.embeddings)
+    for path in ("/v1/classify", "/classify"):
+        _post(app, path, endpoints.classify)
     for path in ("/v1/score", "/score"):
         _post(app, path, endpoints.score)
     for path in ("/v1/rerank", "/rerank", "/v2/rerank"):

@@ -116,6 +116,8 @@ class GenerationRequest:
     """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
     pictures: tuple[PictureInput, ...] = ()
     """The pictures of `messages`, in order."""
+    second_texts: tuple[str, ...] = ()
+    """For each of `texts`, the second text of a pair, which becomes one prompt with it; empty: there are no pairs."""
 
     @property
     def num_prompts(self) -> int:
@@ -134,7 +136,8 @@ class GenerationRequest:
         messages = [message for conversation in conversations for message in conversation]
         told = sum(len(message.content) + len(message.fields) for message in messages)
         variables = len(self.template_variables) * len(conversations)
-        return sum(map(len, self.texts)) + len(self.suffix) * len(self.texts) + told + variables
+        texts = sum(map(len, (*self.texts, *self.second_texts)))
+        return texts + len(self.suffix) * len(self.texts) + told + variables
 
     @property
     def num_given_tokens(self) -> int:
@@ -253,6 +256,10 @@ class ModelCard:
     """See `EngineStatus.embedding_size`."""
     takes_pictures: bool = False
     """Whether conversations may have pictures."""
+    generates: bool = True
+    """Whether the model can generate text."""
+    labels: tuple[str, ...] = ()
+    """See `EngineStatus.labels`."""
     base: str = ""
     """Of an adapter: the served name of the model that it belongs to; empty for a model."""
     adapter_version: str = ""

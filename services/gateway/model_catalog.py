@@ -215,6 +215,8 @@ class ModelCatalog:
             reasoning_format=reasoning_format,
             embedding_size=status.embedding_size,
             takes_pictures=status.takes_pictures,
+            generates=status.generates,
+            labels=status.labels,
             version_name=name if name != public else "",
         )
 

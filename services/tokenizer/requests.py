@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import pack_ids
@@ -31,6 +33,8 @@ def check_request(request: TokenizeRequest) -> None:
     needs_no_text = bool(request.bad_words) or request.grammar is not None
     if bool(request.prompts) == bool(request.messages) and (request.messages or not needs_no_text):
         raise ServiceError("missing_required_parameter", "Give either a prompt or messages.", param=field(request))
+    if request.second_prompts and len(request.second_prompts) != len(request.prompts):
+        raise ServiceError("invalid_value", "A pair of texts has two texts.", param=field(request))
     if len(request.prompts) > limits.PROMPTS_MAX or len(request.messages) > limits.MESSAGES_MAX:
         count = max(len(request.prompts), len(request.messages))
         raise ServiceError("request_too_large", f"'{field(request)}' has {count} items.", param=field(request))
@@ -48,7 +52,8 @@ def field(request: TokenizeRequest) -> str:
 def num_characters(request: TokenizeRequest) -> int:
     """Returns the number of characters to tokenize, with the fields and variables that a chat template may write."""
     conversation = sum(len(message.content) + len(message.fields) for message in request.messages)
-    texts = sum(map(len, (*request.prompts, *request.bad_words))) + len(request.suffix) * len(request.prompts)
+    texts = sum(map(len, (*request.prompts, *request.second_prompts, *request.bad_words)))
+    texts += len(request.suffix) * len(request.prompts)
     return texts + conversation + len(request.template_variables)
 
 
@@ -59,6 +64,8 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
     """
     keep = request.truncate_prompt_tokens, request.max_tokens, request.max_model_len
     special = request.add_special_tokens
+    if request.second_prompts:
+        return _pairs(codec, request)
     if request.suffix:
         encoded = codec.encode_infill(texts, request.suffix, add_special_tokens=special)
     else:
@@ -74,6 +81,21 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
     prompts = [_tokenized(codec, request, token_ids, tail, starts) for token_ids in token_lists]
     bad_words = tuple(map(pack_ids, bad_word_ids(codec, request.bad_words)))
     return TokenizeReply(request.request_id, tuple(prompts), bad_words, codec.infill_end_ids if request.suffix else ())
+
+
+def _pairs(codec: Codec, request: TokenizeRequest) -> TokenizeReply:
+    """Returns the reply for pairs of texts, which only pooling requests have.
+
+    Raises ServiceError('context_length_exceeded').
+    """
+    pairs = tuple(zip(request.prompts, request.second_prompts, strict=True))
+    prompts: list[TokenizedPrompt] = []
+    for index, pair in enumerate(codec.encode_pairs(pairs, add_special_tokens=request.add_special_tokens)):
+        name = request.prompt_names[index] if request.prompt_names else field(request)
+        check_context(len(pair.token_ids), 0, request.max_model_len, name, generates=False)
+        prompt = _tokenized(codec, request, pair.token_ids, "", ())
+        prompts.append(msgspec.structs.replace(prompt, num_first_tokens=pair.num_first))
+    return TokenizeReply(request.request_id, tuple(prompts))
 
 
 def with_pictures(token_ids: list[int], pictures: Sequence[PictureTokens]) -> tuple[list[int], tuple[int, ...]]:

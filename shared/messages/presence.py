@@ -96,6 +96,10 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     """Whether a sequence's tokens cannot depend on other sequences, so that two engines can be compared."""
     deterministic: bool = False
     """Whether the engine was started with `--deterministic` and has checked that it is batch invariant."""
+    generates: bool = True
+    """Whether the model can generate text. False for a model without a language model head."""
+    labels: tuple[str, ...] = ()
+    """Names of the labels of the model's classification head; empty: it has none."""
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):

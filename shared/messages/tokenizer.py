@@ -58,6 +58,8 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
     pictures: tuple[PictureTokens, ...] = ()
     """The pictures of the conversation, in order. The token that stands for each is repeated as often as it counts."""
+    second_prompts: tuple[str, ...] = ()
+    """For each of `prompts`, the second text of a pair, which becomes one prompt with it; empty: there are no pairs."""
 
 
 class TokenizedPrompt(Part, frozen=True, array_like=True):
@@ -70,6 +72,8 @@ class TokenizedPrompt(Part, frozen=True, array_like=True):
     """The last `limits.PROMPT_TAIL_CHARS` characters of a rendered conversation; empty for other prompts."""
     picture_starts: tuple[int, ...] = ()
     """Index of the first token of each picture."""
+    num_first_tokens: int = 0
+    """Of a pair of texts: see `PoolingParams`."""
 
 
 class TokenizeReply(Message, frozen=True, array_like=True, tag=True):

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from tokenizers import Tokenizer
 
@@ -45,11 +45,25 @@ class TextFacts:
         return self.tool_template if with_tools and self.tool_template is not None else self.chat_template
 
 
+class EncodedPair(NamedTuple):
+    """A pair of texts as one prompt. `num_first`: see `PoolingParams.num_first_tokens`."""
+
+    token_ids: list[int]
+    num_first: int
+
+
 class Codec(Protocol):
     """Converts text to token ids and back. All methods raise ServiceError on a server without a tokenizer."""
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Returns the token ids of each text."""
+        ...
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], *, add_special_tokens: bool) -> list[EncodedPair]:
+        """Returns each pair of texts as the tokenizer puts them together.
+
+        Raises ServiceError('unsupported_parameter') for a tokenizer that has no pairs.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -85,6 +99,10 @@ class NoCodec:
     """The codec of a server without a tokenizer (`--skip-tokenizer-init`): every method raises ServiceError."""
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """See Codec."""
+        raise _no_tokenizer()
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], *, add_special_tokens: bool) -> list[EncodedPair]:
         """See Codec."""
         raise _no_tokenizer()
 
@@ -128,6 +146,14 @@ class TextCodec:
         """See Codec. The `tokenizers` library releases the interpreter lock meanwhile."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], *, add_special_tokens: bool) -> list[EncodedPair]:
+        """See Codec."""
+        if not isinstance(self._tokenizer, Tokenizer):
+            told = "Pairs of texts need a tokenizer with a tokenizer.json; this model's tokenizer takes single texts."
+            raise ServiceError("unsupported_parameter", told, param="model")
+        encodings = self._tokenizer.encode_batch(list(pairs), add_special_tokens=add_special_tokens)
+        return [EncodedPair(one.ids, one.type_ids.index(1) if 1 in one.type_ids else 0) for one in encodings]
 
     def encode_infill(self, prefixes: Sequence[str], suffix: str, *, add_special_tokens: bool) -> list[list[int]]:
         """See Codec."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from services.engine.core.plan import EngineFacts
 from services.engine.core.request import Outcome, SequenceSpec
-from shared.pooling import PoolingParams
 from shared.sampling import SamplingParams
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 16, 4
@@ -51,7 +50,7 @@ def probe_spec(facts: EngineFacts, number: int, max_model_len: int) -> SequenceS
     params = SamplingParams(
         max_tokens=num_output, temperature=0.0, ignore_eos=True, logprobs=2 if facts.variant_because else 0
     )
-    pooling = None if facts.generates else PoolingParams(kind=facts.pooling_kind)
+    pooling = None if facts.generates else facts.own_pooling()
     return SequenceSpec(f"{HIDDEN_ID}-{number}", prompt, params, cache_salt=SALT, pooling=pooling, hidden=True)
 
 

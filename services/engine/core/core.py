@@ -39,7 +39,7 @@ from shared.blocks import HASH_BYTES, is_salt_of
 from shared.codec import pack_ids
 from shared.errors import ServiceError
 from shared.messages import FinishReason, PromptLogprobs
-from shared.pooling import PoolingParams
+from shared.pooling import PoolingParams, generates_nothing
 from shared.pooling import check as check_pooling
 from shared.sampling import check_vocabulary
 
@@ -468,7 +468,7 @@ class Core:
 
     def _check_pooling(self, spec: SequenceSpec, pooling: PoolingParams) -> None:
         _require(not spec.output_token_ids, "prompt", "A pooling sequence has no output that it could continue.")
-        check_pooling(pooling, self.facts.embedding_size)
+        check_pooling(pooling, self.facts.embedding_size, len(self.facts.labels))
         if spec.num_prompt_tokens > self.max_prompt_len:
             message = (
                 f"{self._what_is_short()} takes at most {self.max_prompt_len} tokens, and the input has "
@@ -478,8 +478,7 @@ class Core:
 
     def _check_output(self, spec: SequenceSpec) -> None:
         if not self.facts.generates:
-            message = "This model gives embeddings only: its checkpoint has no language model head."
-            raise ServiceError("unsupported_parameter", message, param="model")
+            raise generates_nothing(len(self.facts.labels))
         num_prompt, num_output = spec.num_prompt_tokens, len(spec.output_token_ids)
         if num_prompt + num_output >= self.max_model_len:
             raise ServiceError("context_length_exceeded", self._too_long(num_prompt + num_output), param="prompt")

@@ -197,11 +197,19 @@ class EngineFacts:
     """Kind of pooling sequences that name none."""
     generates: bool = True
     """Whether the model can generate tokens. False for a model without a language model head."""
+    labels: tuple[str, ...] = ()
+    """Names of the labels of the model's classification head, in the order of its outputs; empty: it has none."""
+    computes_whole: bool = False
+    """Whether every sequence is computed in a single step, without KV: tokens of a text attend to later ones."""
     takes_pictures: bool = False
     """Whether prompts may have pictures."""
     variant_because: str = ""
     """Why the last bits of a sequence's log probabilities may depend on what else a step computes; empty: they do not
     (the backend is batch invariant)."""
+
+    def own_pooling(self) -> PoolingParams:
+        """Returns the parameters of a pooling sequence that any model without generation can compute."""
+        return PoolingParams(kind=self.pooling_kind, classify=bool(self.labels))
 
 
 @dataclass(frozen=True, slots=True)

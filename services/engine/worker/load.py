@@ -12,6 +12,7 @@ from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.worker.model_files import read_config
 from services.engine.worker.seam import ModelWorker
 from services.engine.worker.torch_worker import TorchWorker, serves_adapters
+from services.engine.worker.whole_text import computes_whole
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
 from shared.memory_advice import measures
@@ -41,6 +42,15 @@ def load_worker(settings: EngineSettings, ranks: Communicator = ALONE_RANK) -> M
 
 
 def _load(settings: EngineSettings, model_dir: Path, device: torch.device, ranks: Communicator) -> ModelWorker:
+    if computes_whole(read_config(model_dir)):
+        if ranks.shard.size > 1:
+            raise SettingsError(
+                "--tensor-parallel-size, --pipeline-parallel-size: encoders and classifiers run on one device"
+            )
+        # Imported here because importing transformers takes seconds, and most models do not need it.
+        from services.engine.worker.whole_text_worker import WholeTextWorker
+
+        return WholeTextWorker(settings, model_dir, device)
     if ranks.shard.size > 1:
         return _load_rank(settings, model_dir, device, ranks)
     for notice in cpu_notices(settings) if device.type == "cpu" else ():

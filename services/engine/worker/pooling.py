@@ -33,6 +33,7 @@ _MODES: dict[str, PoolingKind] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
 }
+_SHORT_MODES = {"lasttoken": "pooling_mode_lasttoken", "cls": "pooling_mode_cls_token"}
 _MODULES = ("Transformer", "Pooling", "Normalize")
 """Parts of a sentence-transformers model that are computed here; a vector without another part would be wrong."""
 
@@ -114,20 +115,23 @@ def with_vectors(result: StepResult, vectors: tuple[bytes, ...]) -> StepResult:
     return msgspec.structs.replace(result, vectors=vectors) if vectors else result
 
 
-def pooling_kind(model_dir: Path) -> PoolingKind:
-    """Returns the model's own kind, from the files of sentence-transformers; `last` for a model without them.
+def pooling_kind(model_dir: Path, usual: PoolingKind = "last") -> PoolingKind:
+    """Returns the model's own kind, from the files of sentence-transformers; `usual` for a model without them.
 
     Raises `ServiceError` if these files ask for something else than pooling and scaling of this kind.
     """
     names = [str(module.get("type", "")).rpartition(".")[2] for module in read_json_list(model_dir / SENTENCE_MODULES)]
     modes = read_json(model_dir / "1_Pooling" / "config.json")
     chosen = [name for name, value in modes.items() if name.startswith("pooling_mode_") and value is True]
+    short = modes.get("pooling_mode")
+    if isinstance(short, str):
+        chosen.append(_SHORT_MODES.get(short, f"pooling_mode_{short}_tokens"))
     foreign = [name for name in names if name not in _MODULES] + [name for name in chosen if name not in _MODES]
     if foreign or len(chosen) > 1:
         told = f"{model_dir}: embeddings with {', '.join(foreign or chosen)} are not supported. "
         told += f"Supported: {', '.join(_MODULES)}, with one of {', '.join(_MODES)}."
         raise ServiceError("invalid_value", told, param="model")
-    return _MODES[chosen[0]] if chosen else "last"
+    return _MODES[chosen[0]] if chosen else usual
 
 
 def _span(share: ScheduledSequence, params: PoolingParams) -> tuple[int, int] | None:

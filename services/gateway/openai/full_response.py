@@ -107,5 +107,13 @@ def _model(card: ModelCard) -> dict[str, Any]:
         "root": card.path,
         "parent": card.base or None,
         "max_model_len": card.max_model_len,
+        "tasks": _tasks(card),
         "permission": [],
     }
+
+
+def _tasks(card: ModelCard) -> list[str]:
+    """Returns what requests can ask of the model: `generate`, `embed`, `classify`, `score`."""
+    if card.labels:
+        return ["classify", "score"] if len(card.labels) == 1 else ["classify"]
+    return ["generate"] * card.generates + ["embed", "score"] * bool(card.embedding_size)

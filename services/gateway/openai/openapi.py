@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 from fastapi import FastAPI
 
-from services.gateway.openai.pooling.schemas import EmbeddingBody, RerankBody, ScoreBody
+from services.gateway.openai.pooling.schemas import ClassifyBody, EmbeddingBody, RerankBody, ScoreBody
 from services.gateway.openai.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 StructType = type[msgspec.Struct]
@@ -25,6 +25,7 @@ BODIES: Mapping[str, Body] = {
     "/v1/completions": Body(CompletionBody, ("prompt",)),
     "/v1/chat/completions": Body(ChatBody, ("messages",)),
     "/v1/embeddings": Body(EmbeddingBody, ("input",)),
+    **dict.fromkeys(("/v1/classify", "/classify"), Body(ClassifyBody, ("input",))),
     **dict.fromkeys(("/v1/score", "/score"), Body(ScoreBody, ("text_1", "text_2"))),
     **dict.fromkeys(("/v1/rerank", "/rerank", "/v2/rerank"), Body(RerankBody, ("query", "documents"))),
     "/tokenize": Body(TokenizeBody),

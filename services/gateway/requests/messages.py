@@ -10,6 +10,7 @@ from shared import limits
 from shared.actors.host import Host
 from shared.codec import TOKEN_BYTES, pack_ids
 from shared.messages import OpenStream, Retarget, Submit
+from shared.pooling import PoolingParams
 from shared.sampling import SamplingParams
 
 PROMPT_TAIL_BYTES = TOKEN_BYTES * limits.PROMPT_TAIL_TOKENS
@@ -104,7 +105,7 @@ class RequestMessages:
             request.client.name,
             request.client.weight,
             request.client.priority,
-            request.pooling,
+            _pooling(request.pooling, prompt),
             request.record is not NOT_RECORDED,
             None if sequence.prefill is None else sequence.prefill.source,
             adapter=self.card.name if self.card.adapter_version else "",
@@ -179,6 +180,13 @@ class RequestMessages:
             return host.subjects.gateway_tokens(host.id, host.instance_id)
         assert sequence.detokenizer is not None
         return host.subjects.detokenizer_tokens(*sequence.detokenizer)
+
+
+def _pooling(params: PoolingParams | None, prompt: Prompt) -> PoolingParams | None:
+    """Returns the parameters of one prompt's pooling: with its own number of first tokens, if it is a pair of texts."""
+    if params is None or not prompt.num_first_tokens:
+        return params
+    return msgspec.structs.replace(params, num_first_tokens=prompt.num_first_tokens)
 
 
 def sequence_id(request_id: str, index: int) -> str:

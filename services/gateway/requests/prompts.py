@@ -33,6 +33,8 @@ class Prompt:
     end_token_ids: tuple[int, ...] = ()
     tail: str = ""
     pictures: tuple[PromptPicture, ...] = ()
+    num_first_tokens: int = 0
+    """Of a pair of texts: see `PoolingParams`."""
 
     @property
     def num_tokens(self) -> int:
@@ -121,6 +123,7 @@ def _prompts(reply: TokenizeReply, pictures: Sequence[RequestPicture]) -> list[P
             reply.end_token_ids,
             one.tail,
             tuple(picture.placed(start) for picture, start in zip(pictures, one.picture_starts, strict=True)),
+            one.num_first_tokens,
         )
         for one in reply.prompts
     ]
@@ -172,6 +175,7 @@ def tokenize_message(
         template_variables=request.template_variables,
         generates=request.pooling is None,
         prompt_names=request.prompt_names,
+        second_prompts=request.second_texts,
     )
 
 
@@ -189,21 +193,32 @@ def _parts(request: GenerationRequest) -> Iterator[GenerationRequest]:
         yield request
     for messages in request.conversations:
         yield replace(request, messages=messages, conversations=())
-    first, texts = 0, request.texts
-    while first < len(texts):
-        end = first + _num_fitting(texts[first : first + limits.PROMPTS_MAX], len(request.suffix))
-        yield replace(request, texts=texts[first:end], prompt_names=request.prompt_names[first:end])
+    first, sizes = 0, list(map(len, request.texts))
+    for index, second in enumerate(request.second_texts):
+        sizes[index] += len(second)
+    while first < len(sizes):
+        end = first + _num_fitting(sizes[first : first + limits.PROMPTS_MAX], len(request.suffix))
+        part = slice(first, end)
+        yield replace(
+            request,
+            texts=request.texts[part],
+            second_texts=request.second_texts[part],
+            prompt_names=request.prompt_names[part],
+        )
         first = end
 
 
-def _num_fitting(texts: Sequence[str], suffix_size: int) -> int:
-    """Returns how many of the first texts, each with its suffix, fit into TOKENIZE_CHARS_MAX; at least one."""
+def _num_fitting(sizes: Sequence[int], suffix_size: int) -> int:
+    """Returns how many of the first texts, each with its suffix, fit into TOKENIZE_CHARS_MAX; at least one.
+
+    `sizes`: number of characters of each text, or of a pair of texts.
+    """
     size = 0
-    for number, text in enumerate(texts):
-        size += len(text) + suffix_size
+    for number, each in enumerate(sizes):
+        size += each + suffix_size
         if number and size > limits.TOKENIZE_CHARS_MAX:
             return number
-    return len(texts)
+    return len(sizes)
 
 
 def _given(ids: tuple[int, ...], name: str, request: GenerationRequest, card: ModelCard, block_size: int) -> Prompt:

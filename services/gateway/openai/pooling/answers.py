@@ -1,4 +1,4 @@
-"""Scores from vectors, and the bodies of the answers. Pure.
+"""Scores and labels from vectors, and the bodies of the answers. Pure.
 
 The functions that work on many vectors are generators that yield after each: the caller lets other requests run between
 two of them.
@@ -13,6 +13,7 @@ import msgspec
 
 from shared.pooling import unpack_vector
 
+Prefix = Literal["classify", "embd", "score", "rerank"]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -41,6 +42,26 @@ def scores(head: dict[str, Any], values: Sequence[float], num_tokens: int) -> by
     return _encode(head | {"object": "list", "data": data, "usage": _usage(num_tokens)})
 
 
+def first_numbers(vectors: Sequence[bytes]) -> Iterator[float]:
+    """Yields the score of each pair of texts: what a classification head with one label gives for it."""
+    for vector in vectors:
+        yield unpack_vector(vector)[0]
+
+
+def label_items(vectors: Sequence[bytes], labels: Sequence[str]) -> Iterator[bytes]:
+    """Yields the JSON of each item of `data` of `/classify`. `vectors` have one number for each of `labels`."""
+    for index, vector in enumerate(vectors):
+        numbers = unpack_vector(vector)
+        best = max(range(len(numbers)), key=numbers.__getitem__)
+        item = {"index": index, "label": labels[best], "probs": numbers.tolist(), "num_classes": len(numbers)}
+        yield _encode(item)
+
+
+def labelled(head: dict[str, Any], items: Sequence[bytes], num_tokens: int) -> bytes:
+    """Returns the body of `/classify`."""
+    return _encode(head | {"object": "list", "data": list(map(msgspec.Raw, items)), "usage": _usage(num_tokens)})
+
+
 def ranking(
     head: dict[str, Any], values: Sequence[float], num_tokens: int, top_n: int | None, documents: Sequence[str] | None
 ) -> bytes:
@@ -60,7 +81,7 @@ def ranking(
     return _encode(head | {"results": results, "usage": _usage(num_tokens)})
 
 
-def head(prefix: Literal["embd", "score", "rerank"], request_id: str, created: int, model: str) -> dict[str, Any]:
+def head(prefix: Prefix, request_id: str, created: int, model: str) -> dict[str, Any]:
     """Returns the members that all answers begin with."""
     return {"id": f"{prefix}-{request_id}", "created": created, "model": model}
 

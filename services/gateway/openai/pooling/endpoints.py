@@ -1,8 +1,9 @@
-"""The endpoints `/v1/embeddings`, `/v1/score` and `/v1/rerank`: decode a body, run the request, encode the answer."""
+"""The endpoints for embeddings, labels, scores and reranking: decode a body, run the request, encode the answer."""
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -19,11 +20,26 @@ from services.gateway.openai.pooling.runner import Pooled, run
 from services.gateway.openai.request_context import Arrival
 from shared.request.checks import given
 
-B = TypeVar("B", bound=schemas.PoolingFields)
+B = TypeVar("B", bound=schemas.TextFields)
 T = TypeVar("T")
-Prefix = Literal["embd", "score", "rerank"]
 _TURN = 32
 """Number of vectors that are scored or encoded before other requests get a turn; each takes up to a millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked(Generic[B]):
+    """A request that has been run. `head`: the members that its answer begins with."""
+
+    body: B
+    card: ModelCard
+    head: dict[str, Any]
+    found: Pooled
+
+    def scores(self, num_first: int) -> Iterator[float]:
+        """Returns the score of each pair; without a classification head, the first `num_first` vectors are paired."""
+        if self.card.labels:
+            return answers.first_numbers(self.found.vectors)
+        return answers.cosines(self.found.vectors[:num_first], self.found.vectors[num_first:])
 
 
 class PoolingEndpoints:
@@ -35,32 +51,40 @@ class PoolingEndpoints:
 
     async def embeddings(self, request: Request) -> Response:
         """Answers with a vector for each input."""
-        body, head, found = await self._pooled(request, schemas.EMBEDDING_DECODER, requests.embeddings, "embd")
-        items = await _in_turns(answers.embedding_items(found.vectors, given(body.encoding_format, "float")))
-        return encoded_response(answers.embeddings(head, items, found.num_tokens))
+        asked = await self._pooled(request, schemas.EMBEDDING_DECODER, requests.embeddings, "embd")
+        encoding = given(asked.body.encoding_format, "float")
+        items = await _in_turns(answers.embedding_items(asked.found.vectors, encoding))
+        return encoded_response(answers.embeddings(asked.head, items, asked.found.num_tokens))
+
+    async def classify(self, request: Request) -> Response:
+        """Answers with the label of each input, and the number that the model gives for each label."""
+        asked = await self._pooled(request, schemas.CLASSIFY_DECODER, requests.classify, "classify")
+        items = await _in_turns(answers.label_items(asked.found.vectors, asked.card.labels))
+        return encoded_response(answers.labelled(asked.head, items, asked.found.num_tokens))
 
     async def score(self, request: Request) -> Response:
-        """Answers with the similarity of each pair of texts: the cosine of their vectors."""
-        body, head, found = await self._pooled(request, schemas.SCORE_DECODER, requests.score, "score")
-        num_first = 1 if isinstance(body.text_1, str) else len(body.text_1 or ())
-        values = await _in_turns(answers.cosines(found.vectors[:num_first], found.vectors[num_first:]))
-        return encoded_response(answers.scores(head, values, found.num_tokens))
+        """Answers with the similarity of each pair of texts: the cosine of their vectors, or what a head gives."""
+        asked = await self._pooled(request, schemas.SCORE_DECODER, requests.score, "score")
+        num_first = 1 if isinstance(asked.body.text_1, str) else len(asked.body.text_1 or ())
+        values = await _in_turns(asked.scores(num_first))
+        return encoded_response(answers.scores(asked.head, values, asked.found.num_tokens))
 
     async def rerank(self, request: Request) -> Response:
-        """Answers with the documents that match a query best: those whose vectors have the largest cosines with it."""
-        body, head, found = await self._pooled(request, schemas.RERANK_DECODER, requests.rerank, "rerank")
-        values = await _in_turns(answers.cosines(found.vectors[:1], found.vectors[1:]))
-        documents = requests.document_texts(body) if given(body.return_documents, True) else None
-        return encoded_response(answers.ranking(head, values, found.num_tokens, body.top_n, documents))
+        """Answers with the documents that match a query best: those with the highest scores."""
+        asked = await self._pooled(request, schemas.RERANK_DECODER, requests.rerank, "rerank")
+        values = await _in_turns(asked.scores(1))
+        documents = requests.document_texts(asked.body) if given(asked.body.return_documents, True) else None
+        body = answers.ranking(asked.head, values, asked.found.num_tokens, asked.body.top_n, documents)
+        return encoded_response(body)
 
     async def _pooled(
         self,
         request: Request,
         decoder: "msgspec.json.Decoder[B]",
         convert: Callable[[B, ModelCard, str], GenerationRequest],
-        prefix: Prefix,
-    ) -> tuple[B, dict[str, Any], Pooled]:
-        """Returns the body of a request, the beginning of its answer, and the vectors of its texts."""
+        prefix: answers.Prefix,
+    ) -> "_Asked[B]":
+        """Runs a request. Returns its body, the beginning of its answer, and the vectors of its texts."""
         arrival = Arrival.now()
         data = await request_body.read(request.scope["headers"], request.receive)
         unsupported_params.check(read_fields(data), decoder.type)
@@ -68,7 +92,8 @@ class PoolingEndpoints:
         card = self._backend.resolve_model(body.model)
         wanted = convert(body, card, request.state.request_id)
         found = await run(self._backend, self._metrics, wanted, arrival, request.headers, request.receive)
-        return body, answers.head(prefix, request.state.request_id, arrival.created, card.name), found
+        head = answers.head(prefix, request.state.request_id, arrival.created, card.name)
+        return _Asked(body, card, head, found)
 
 
 async def _in_turns(items: Iterator[T]) -> list[T]:

@@ -4,8 +4,16 @@ from collections.abc import Sequence
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.openai.parameters import check_priority, prompts
-from services.gateway.openai.pooling.schemas import EmbeddingBody, PoolingFields, RerankBody, ScoreBody
+from services.gateway.openai.pooling.schemas import (
+    ClassifyBody,
+    EmbeddingBody,
+    PoolingFields,
+    RerankBody,
+    ScoreBody,
+    TextFields,
+)
 from shared import limits, pooling
+from shared.errors import ServiceError
 from shared.pooling import POOLING_KINDS, PoolingKind, PoolingParams
 from shared.request.checks import given, missing, refuse
 from shared.sampling import SamplingParams
@@ -24,20 +32,35 @@ def embeddings(body: EmbeddingBody, card: ModelCard, request_id: str) -> Generat
     return _request(body, card, request_id, params, texts, names_of("input", texts or token_ids), token_ids)
 
 
+def classify(body: ClassifyBody, card: ModelCard, request_id: str) -> GenerationRequest:
+    """Returns the request of `/classify`. Raises ServiceError naming the first parameter that is wrong."""
+    texts, token_ids = prompts(body.input, card.vocab_size, "input", limits.EMBEDDING_INPUTS_MAX)
+    params = PoolingParams(classify=True, activate=given(body.use_activation, True))
+    return _request(body, card, request_id, params, texts, names_of("input", texts or token_ids), token_ids)
+
+
 def score(body: ScoreBody, card: ModelCard, request_id: str) -> GenerationRequest:
     """Returns the request of `/v1/score`, whose prompts are all of `text_1`, then all of `text_2`.
+
+    For a model with a classification head the prompts are the pairs, in order.
 
     Raises ServiceError naming the first parameter that is wrong.
     """
     first, second = _texts(body.text_1, "text_1"), _texts(body.text_2, "text_2")
     if len(first) not in (1, len(second)):
         refuse("text_1", f"must be one text or as many as 'text_2' ({len(second)})")
+    if card.labels:
+        pairs = first * (len(second) // len(first)), second
+        return _of_pairs(body, body.use_activation, card, request_id, pairs, names_of("text_2", second))
+    _check_activation(body.use_activation)
     names = (*names_of("text_1", first), *names_of("text_2", second))
     return _request(body, card, request_id, PoolingParams(_kind(body)), (*first, *second), names)
 
 
 def rerank(body: RerankBody, card: ModelCard, request_id: str) -> GenerationRequest:
     """Returns the request of `/v1/rerank`, whose prompts are the query, then the documents.
+
+    For a model with a classification head the prompts are pairs of the query and a document.
 
     Raises ServiceError naming the first parameter that is wrong.
     """
@@ -46,6 +69,10 @@ def rerank(body: RerankBody, card: ModelCard, request_id: str) -> GenerationRequ
     texts = document_texts(body)
     if body.top_n is not None and body.top_n < 1:
         refuse("top_n", "must be at least 1")
+    if card.labels:
+        pairs = (body.query,) * len(texts), texts
+        return _of_pairs(body, body.use_activation, card, request_id, pairs, names_of("documents", texts))
+    _check_activation(body.use_activation)
     names = ("query", *names_of("documents", texts))
     return _request(body, card, request_id, PoolingParams(_kind(body)), (body.query, *texts), names)
 
@@ -63,16 +90,42 @@ def names_of(field: str, items: Sequence[object]) -> tuple[str, ...]:
     return tuple(f"{field}[{index}]" for index in range(len(items))) if len(items) > 1 else (field,)
 
 
-def _request(
+def _of_pairs(
     body: PoolingFields,
+    use_activation: bool | None,
+    card: ModelCard,
+    request_id: str,
+    pairs: tuple[tuple[str, ...], tuple[str, ...]],
+    names: tuple[str, ...],
+) -> GenerationRequest:
+    """Returns the request of pairs of texts for a model with a classification head. `names`: see `_request`."""
+    if body.pooling is not None:
+        refuse("pooling", "has no meaning for a model with a classification head: leave it out")
+    if len(card.labels) > 1:
+        message = f"Scores need a classification head with one label, and this one has {len(card.labels)}: "
+        raise ServiceError("unsupported_parameter", message + "send the texts to /classify.", param="model")
+    params = PoolingParams(classify=True, activate=given(use_activation, True))
+    return _request(body, card, request_id, params, pairs[0], names, second_texts=pairs[1])
+
+
+def _check_activation(use_activation: bool | None) -> None:
+    if use_activation is not None:
+        refuse("use_activation", "is for models with a classification head, and this one has none: leave it out")
+
+
+def _request(
+    body: TextFields,
     card: ModelCard,
     request_id: str,
     params: PoolingParams,
     texts: tuple[str, ...],
     names: tuple[str, ...],
     token_ids: tuple[tuple[int, ...], ...] = (),
+    *,
+    second_texts: tuple[str, ...] = (),
 ) -> GenerationRequest:
-    pooling.check(params, card.embedding_size)
+    """`names`: the name of each prompt in the user's request. `second_texts`: see `GenerationRequest`."""
+    pooling.check(params, card.embedding_size, len(card.labels))
     return GenerationRequest(
         request_id=request_id,
         model=card.name,
@@ -83,6 +136,7 @@ def _request(
         priority=check_priority(body.priority),
         pooling=params,
         prompt_names=names,
+        second_texts=second_texts,
     )
 
 

@@ -1,16 +1,33 @@
-"""The bodies of requests for embeddings, scores and reranking. None means the default; `requests` checks the values."""
+"""The bodies of requests for embeddings, labels, scores and reranking. None means the default.
+
+`requests` checks the values.
+"""
 
 import msgspec
 
 
-class PoolingFields(msgspec.Struct, kw_only=True):
-    """Fields that the bodies have in common. `pooling` and `priority` are extensions of this server."""
+class TextFields(msgspec.Struct, kw_only=True):
+    """Fields that the bodies have in common. `priority` is an extension of this server."""
 
     model: str | None = None
-    pooling: str | None = None
-    """`last`, `mean` or `cls`, see `shared.pooling`. The default depends on the model."""
     add_special_tokens: bool | None = None
     priority: int | None = None
+
+
+class PoolingFields(TextFields, kw_only=True):
+    """Fields of the bodies whose answers may be made of vectors. `pooling` is an extension of this server."""
+
+    pooling: str | None = None
+    """`last`, `mean` or `cls`, see `shared.pooling`. The default depends on the model."""
+
+
+class ClassifyBody(TextFields, kw_only=True):
+    """Body of `/classify`: one or several texts for a model with a classification head."""
+
+    input: str | list[str | int | list[int]] | None = None
+    """A text, a list of texts, a list of token ids, or a list of such lists."""
+    use_activation: bool | None = None
+    """Whether the numbers pass through the model's activation (default); false: the numbers of the head itself."""
 
 
 class EmbeddingBody(PoolingFields, kw_only=True):
@@ -31,6 +48,8 @@ class ScoreBody(PoolingFields, kw_only=True):
 
     text_1: str | list[str] | None = None
     text_2: str | list[str] | None = None
+    use_activation: bool | None = None
+    """Of a model with a classification head: see `ClassifyBody`."""
 
 
 class Document(msgspec.Struct, kw_only=True):
@@ -48,8 +67,11 @@ class RerankBody(PoolingFields, kw_only=True):
     """Number of results; the default is all documents."""
     return_documents: bool | None = None
     """Whether results have the documents' texts (default)."""
+    use_activation: bool | None = None
+    """Of a model with a classification head: see `ClassifyBody`."""
 
 
+CLASSIFY_DECODER = msgspec.json.Decoder(ClassifyBody)
 EMBEDDING_DECODER = msgspec.json.Decoder(EmbeddingBody)
 SCORE_DECODER = msgspec.json.Decoder(ScoreBody)
 RERANK_DECODER = msgspec.json.Decoder(RerankBody)

@@ -1,0 +1,52 @@
+"""Which models compute a text as a whole, and which texts they compute together. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+CLASSIFIER = "ForSequenceClassification"
+ENCODERS = frozenset(
+    {
+        "albert",
+        "bert",
+        "camembert",
+        "deberta-v2",
+        "distilbert",
+        "electra",
+        "modernbert",
+        "mpnet",
+        "nomic_bert",
+        "roberta",
+        "xlm-roberta",
+    }
+)
+"""Model types in config.json of encoders that are served."""
+PADDING_SHARE = 0.25
+"""Largest share of padding in a batch, of the tokens that it computes."""
+
+
+def computes_whole(config: Mapping[str, Any]) -> bool:
+    """Whether the model of a config.json is one of `whole_text_model`: an encoder, or one that classifies texts."""
+    return classifies(config) or config.get("model_type") in ENCODERS
+
+
+def classifies(config: Mapping[str, Any]) -> bool:
+    """Whether the model of a config.json has a classification head for whole texts."""
+    return any(str(name).endswith(CLASSIFIER) for name in config.get("architectures") or [])
+
+
+def batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Returns the indices of texts in batches, the longest first; each has at most `PADDING_SHARE` of padding.
+
+    `lengths`: number of tokens of each text, all above 0.
+    """
+    found: list[list[int]] = []
+    longest = total = 0
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        length = lengths[index]
+        if found and total + length >= (1 - PADDING_SHARE) * longest * (len(found[-1]) + 1):
+            found[-1].append(index)
+            total += length
+        else:
+            found.append([index])
+            longest = total = length
+    return found
