@@ -162,7 +162,7 @@ def test_a_checkpoint_without_a_head_gives_vectors_and_refuses_to_generate(
     [vector] = pooled.run(spec("v", make_prompt(9)))
     np.testing.assert_allclose(vector, expected(models(variant), make_prompt(9), PoolingParams()), atol=1e-4)
     pooled.run(SequenceSpec("text", tuple(make_prompt(9)), greedy(1)))
-    assert "gives embeddings only" in pooled.refused["text"]
+    assert "generates no text: it gives embeddings" in pooled.refused["text"]
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("lasttoken", "last"), ("mean_tokens", "mean"), ("cls_token", "cls")])
@@ -186,7 +186,7 @@ def test_what_is_not_pooled_here_is_refused_when_the_model_is_loaded(models: Mod
     directory = without_head(models("qwen3"), tmp_path / "sees all", is_causal=False)
     with pytest.raises(ServiceError, match="attention to later tokens"):
         make_worker("torch", directory, max_num_seqs=4)
-    directory = without_head(models("qwen3"), tmp_path / "classes", architectures=["Qwen3ForSequenceClassification"])
+    directory = without_head(models("qwen3"), tmp_path / "classes", architectures=["Qwen3ForTokenClassification"])
     with pytest.raises(ServiceError, match="classification heads are not supported"):
         make_worker("torch", directory, max_num_seqs=4)
 
