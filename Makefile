@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim chaos soak check kernels gpu-check pictures bench bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test client-test up down
+.PHONY: help install serve test sim chaos soak structured check kernels gpu-check pictures bench bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test client-test up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ chaos: install  ## kill and freeze a server's processes under load for minutes (
 
 soak: install  ## an hour of streams and faults, and what grows meanwhile (ARGS="--minutes 60 --json FILE")
 	$(BIN)/python -m bench.soak $(ARGS)
+
+structured: install  ## structured output: 1,000 outputs of a random model, a corpus of schemas (ARGS="SUITE …")
+	$(BIN)/python -m tests.structured.run $(ARGS)
 
 check: install  ## format, lint, types, imports, house limits, generated pages
 	$(BIN)/ruff format --check .
