@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim chaos soak structured check kernels gpu-check pictures bench bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test client-test up down
+.PHONY: help install serve test sim chaos soak structured check kernels gpu-check pictures bench bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test client-test schemathesis up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,11 @@ client-test: install  ## other people's clients against the system: Python and, 
 	$(CLIENTS)/venv/bin/pip install -q -r tests/clients/requirements.txt
 	cp tests/clients/package.json $(CLIENTS)/ && npm install --prefix $(CLIENTS) --no-fund --no-audit
 	ANTIPHON_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -q tests/clients $(ARGS)
+
+schemathesis: install  ## 5,000 requests drawn from /openapi.json; installs the tool in build/schemathesis (ARGS="--examples N")
+	@test -x build/schemathesis/bin/python || $(PYTHON) -m venv build/schemathesis
+	build/schemathesis/bin/pip install -q -r tests/fuzz/requirements.txt
+	$(BIN)/python -m tests.fuzz.run $(ARGS)
 
 ray-test: install  ## engines whose processes Ray starts; installs the extra `ray` in build/ray, beside .venv
 	@test -x build/ray/bin/python || $(BIN)/python -m venv build/ray
