@@ -19,7 +19,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import books, bus_tax, cold_start, loads, machine, measure, processes, recorder_cost, report, roofline
+from bench import (
+    books,
+    bus_tax,
+    cold_start,
+    isolation,
+    loads,
+    machine,
+    measure,
+    processes,
+    recorder_cost,
+    report,
+    roofline,
+)
 from bench.engine_stream import EngineAlone, Work
 from bench.moments import Moments
 from bench.sample import Sample, rounded
@@ -94,6 +106,7 @@ def measured(model: Path, options: argparse.Namespace) -> dict[str, Any]:
         pairs = bus_tax.parse(["--pairs", str(options.pairs)])
         results["bus_tax_mixed_lengths"] = bus_tax.measure(pairs)
         results["recorder_cost"] = recorder_cost.measure(pairs)
+        results["isolation"] = isolation.measure(isolation.parse([]))
     return results
 
 

@@ -4,6 +4,7 @@ All backends use this form: 19 KB for a vocabulary of 150,000, an eighth of a by
 0. Pure.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,10 +43,21 @@ def without(mask: Mask, token_ids: "Sequence[int] | NDArray[np.int64]", vocab_si
 
 def of_bytes(packed: bytes, vocab_size: int) -> Mask:
     """Returns the mask in `packed`, which may cover fewer or more tokens than the vocabulary; missing ones are 0."""
-    words = np.frombuffer(packed[: len(packed) // 4 * 4], dtype="<u4")[: num_words(vocab_size)]
-    mask = np.zeros(num_words(vocab_size), dtype=np.uint32)
+    every = _every(vocab_size)
+    words = np.frombuffer(packed, dtype="<u4", count=min(len(packed) // 4, len(every)))
+    if len(words) == len(every):
+        return words & every
+    mask = np.zeros(len(every), dtype=np.uint32)
     mask[: len(words)] = words
-    return mask & all_tokens(vocab_size)
+    return mask & every
+
+
+@functools.lru_cache(maxsize=8)
+def _every(vocab_size: int) -> Mask:
+    """Returns `all_tokens`, read-only: a mask is made for every row of every step."""
+    mask = all_tokens(vocab_size)
+    mask.flags.writeable = False
+    return mask
 
 
 def forbidden(mask: Mask, vocab_size: int) -> NDArray[np.bool_]:
