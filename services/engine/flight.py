@@ -3,6 +3,7 @@
 If the executor takes one plan at a time, each step is computed before the next one is planned. If it takes two, the
 second step is planned while the device computes the first, so that the device does not wait for planning and for
 applying results. The second step is planned as late as is safe, so that requests that arrive meanwhile still join it.
+With several pipeline stages a plan is launched as soon as the first stage is free, because it is computed at once.
 """
 
 from collections import deque
@@ -44,9 +45,12 @@ class Flight:
 
     def __init__(self, executor: Executor, clock: Clock) -> None:
         self._executor = executor
-        self._ahead = executor.max_in_flight > 1
+        self._one_at_a_time = executor.max_in_flight == 1
+        self._ahead = not self._one_at_a_time and executor.facts().num_stages == 1
         self._clock = clock
         self._plans: deque[StepPlan] = deque()
+        self._launched_s: deque[float] = deque()
+        """When each of them was launched."""
         self._pace = Pace()
         self.running: RunningStep | None = None
         self.planning_from_s = 0.0
@@ -59,7 +63,7 @@ class Flight:
     @property
     def full(self) -> bool:
         """Whether a result must be collected before another plan can be launched."""
-        return bool(self._plans) and (not self._ahead or not self._executor.has_room())
+        return bool(self._plans) and (self._one_at_a_time or not self._executor.has_room())
 
     def seconds_to_plan(self) -> float:
         """Returns for how many seconds planning of the next step can be put off; 0 if no plan is in flight.
@@ -68,7 +72,7 @@ class Flight:
         """
         now_s = self._clock.monotonic()
         wait_s = 0.0
-        if self._plans:
+        if self._plans and self._ahead:
             expected_s = self._pace.expected(self._plans[0]) * (1 - LEAD_SHARE) - LEAD_S - self._planning_s
             wait_s = max(0.0, self._began_s + expected_s - now_s)
         self.planning_from_s = now_s + wait_s
@@ -76,17 +80,20 @@ class Flight:
 
     def launch(self, plan: StepPlan) -> None:
         """Launches a plan. The plan must not be empty."""
+        launched_s = self._clock.monotonic()
         if not self._plans:
-            self._begin(plan, self._clock.monotonic())
+            self._begin(plan, launched_s)
         self._executor.launch(plan)
         if self._ahead:
             took_s = self._clock.monotonic() - self.planning_from_s
             self._planning_s = max(took_s, self._planning_s * FORGETS)
         self._plans.append(plan)
+        self._launched_s.append(launched_s)
 
     def land(self) -> tuple[StepPlan, StepResult]:
         """Waits for the oldest plan in flight. Returns the plan and its result."""
         plan = self._plans.popleft()
+        self._launched_s.popleft()
         asked_s = self._clock.monotonic()
         result = self._executor.collect()
         now_s = self._clock.monotonic()
@@ -95,7 +102,7 @@ class Flight:
         else:
             self._pace.took(plan, now_s - self._began_s)
         if self._plans:
-            self._begin(self._plans[0], now_s)
+            self._begin(self._plans[0], now_s if self._ahead else self._launched_s[0])
         else:
             self.running = None
         return plan, result

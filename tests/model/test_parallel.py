@@ -1,36 +1,52 @@
 """Models that several ranks compute, against one process: every family, divided by heads, by layers and by both."""
 
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from services.engine.core.invariants import check_idle
 from services.engine.core.plan import CoreLimits
+from services.engine.core.request import SequenceSpec
+from services.engine.engine import Engine as ProductEngine
+from services.engine.loop import StepReport
 from services.engine.parallel.communicator import Communicator
 from services.engine.parallel.shard import Shard, local_description
 from services.engine.worker.seam import ModelWorker
+from services.engine.worker.staged_worker import StagedWorker
 from services.engine.worker.torch_worker import TorchWorker, describe_model
 from shared.config import SettingsError
+from shared.pooling import POOLING_KINDS, PoolingParams
 from shared.sampling import SamplingParams
-from tests.model.harness import VARIANTS, Engine, Models, Reference, make_prompt, settings
+from tests.model.harness import VARIANTS, Engine, Models, Reference, make_prompt, make_worker, settings
+from tests.model.looped import Output, run
 from tests.model_variants import FOREIGN_VARIANTS
-from tests.support.ranks import RankThreads
+from tests.support.ranks import RankThreads, StagedRanks
 
 pytestmark = pytest.mark.model
 LIMITS = CoreLimits(8, 24, enable_prefix_caching=False)
+CPU = torch.device("cpu")
 SHAPES = ((2, 1), (1, 2), (2, 2))
 TOLERANCE = 1e-4
 """Of log probabilities: sums in another order."""
 
 
-def engine(directory: Path, tp_size: int, pp_size: int, **overrides: Any) -> Engine:
+def ranks_of(directory: Path, tp_size: int, pp_size: int, **overrides: Any) -> RankThreads:
     chosen = settings(directory, max_num_seqs=LIMITS.max_num_seqs, **overrides)
 
     def make(ranks: Communicator) -> ModelWorker:
-        return TorchWorker(chosen, directory, None, ranks)
+        if ranks.stage is not None:
+            return StagedWorker(chosen, directory, CPU, ranks)
+        return TorchWorker(chosen, directory, CPU, ranks)
 
-    return Engine.around(RankThreads(make, tp_size, pp_size), LIMITS)
+    return (RankThreads if pp_size == 1 else StagedRanks)(make, tp_size, pp_size)
+
+
+def engine(directory: Path, tp_size: int, pp_size: int, **overrides: Any) -> Engine:
+    return Engine.around(ranks_of(directory, tp_size, pp_size, **overrides), LIMITS)
 
 
 @pytest.mark.spec("S-SRV-070", "S-SRV-071")
@@ -96,3 +112,91 @@ def test_ranks_hold_their_part_only(models: Models) -> None:
         assert layers == whole.num_layers
         assert {part.num_heads for part in parts} == {whole.num_heads // tp_size}
         assert {part.intermediate_size for part in parts} == {whole.intermediate_size // tp_size}
+
+
+MIXED: list[tuple[int, dict[str, Any]]] = [
+    (17, {"temperature": 0.0}),
+    (3, {"seed": 2**64 - 3, "top_p": 0.9, "top_k": 50}),
+    (4, {"repetition_penalty": 1.4, "frequency_penalty": 0.3, "seed": 4, "logprobs": 3}),
+    (6, {"temperature": 0.0, "prompt_logprobs": 2}),
+    (5, {"temperature": 0.0, "min_tokens": 2, "ignore_eos": False}),
+]
+"""(prompt, parameters): in chunks, drawn, with penalties and log probabilities, of the prompt too, with bans."""
+
+
+@pytest.mark.spec("S-SRV-071")
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_plans_in_flight_in_different_stages_give_the_tokens_of_one_process(tp_size: int, models: Models) -> None:
+    directory = models("llama")
+    requests = [(make_prompt(length, number), params) for number, (length, params) in enumerate(MIXED)]
+    staged = ranks_of(directory, tp_size, 2)
+    assert isinstance(staged, StagedRanks)
+    ours, theirs = run(staged, requests, 6), run(make_worker("torch", directory, max_num_seqs=8), requests, 6)
+    assert ours.tokens == theirs.tokens
+    assert staged.most_in_flight == 2
+    for mine, other in zip(ours.logprobs["r2"], theirs.logprobs["r2"], strict=True):
+        assert mine.top_token_ids == other.top_token_ids
+        assert mine.top_logprobs == pytest.approx(other.top_logprobs, abs=TOLERANCE)
+    mine, other = (b"".join(part.token_ids for part in found.prompts["r3"]) for found in (ours, theirs))
+    assert mine == other
+
+
+def test_draft_tokens_are_accepted_alike_with_plans_in_flight(models: Models) -> None:
+    directory = models("llama")
+    repeating: dict[str, Any] = {"repetition_penalty": 1.1, "seed": 5, "temperature": 0.4}
+    requests = [(make_prompt(5), {"temperature": 0.0}), (make_prompt(3), repeating)]
+    staged, alone = ranks_of(directory, 1, 2), make_worker("torch", directory, max_num_seqs=8)
+    ours, theirs = (run(worker, requests, 8, num_speculative_tokens=3) for worker in (staged, alone))
+    assert ours.tokens == theirs.tokens
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_comes_and_goes_with_plans_in_flight_the_tokens_stay_the_same(models: Models, seed: int) -> None:
+    draw = random.Random(seed)
+    directory, params = models("llama"), SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
+    flags = {"block_size": 4, "num_gpu_blocks_override": 14, "max_model_len": 40, "swap_space": draw.choice([0, 0.01])}
+    staged = ranks_of(directory, 1, 2, **flags)
+    prompts = {f"s{i}": make_prompt(draw.randint(1, 20), i) for i in range(10)}
+    output = Output()
+    product = ProductEngine.of_worker(staged, CoreLimits(4, 12), output.report)
+    waiting, aborted = list(prompts), set[str]()
+    while waiting or product.core.sequences:
+        if waiting and draw.random() < 0.4:
+            name = waiting.pop()
+            product.add(SequenceSpec(name, tuple(prompts[name]), params))
+        if product.core.sequences and draw.random() < 0.1:
+            aborted.add(name := draw.choice(sorted(product.core.sequences)))
+            product.abort(name)
+        product.step()
+    while product.step():
+        pass
+    check_idle(product.core, 0.0)
+    assert any(len(output.tokens[name]) == 9 for name in prompts)
+    alone = make_worker("torch", directory, max_num_seqs=8)
+    whole = run(alone, [(prompt, {"temperature": 0.0}) for prompt in prompts.values()], 9).tokens
+    for number, name in enumerate(prompts):
+        given = output.tokens[name]
+        assert given == whole[f"r{number}"][: len(given)]
+        assert len(given) == 9 or name in aborted
+
+
+def test_pooling_works_with_plans_in_flight(models: Models) -> None:
+    directory = models("llama")
+    vectors: list[dict[str, bytes]] = []
+    for worker in (ranks_of(directory, 1, 2), make_worker("torch", directory, max_num_seqs=8)):
+        found: dict[str, bytes] = {}
+
+        def keep(report: StepReport, found: dict[str, bytes] = found) -> None:
+            found.update({outcome.sequence_id: outcome.vector for outcome in report.outcomes if outcome.vector})
+
+        product = ProductEngine.of_worker(worker, CoreLimits(4, 12), keep)
+        for number, kind in enumerate(POOLING_KINDS):
+            spec = SequenceSpec(kind, tuple(make_prompt(20, number)), SamplingParams(), pooling=PoolingParams(kind))
+            product.add(spec)
+        while product.step():
+            pass
+        vectors.append(found)
+    assert vectors[0].keys() == set(POOLING_KINDS)
+    for name, vector in vectors[0].items():
+        ours, theirs = (np.frombuffer(each, dtype=np.float32) for each in (vector, vectors[1][name]))
+        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)

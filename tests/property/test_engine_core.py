@@ -57,6 +57,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         delay=st.sampled_from([0.0, 0.0, 2.0]),
         clock=st.booleans(),
         rank=st.sampled_from([0, -1, 1]),
+        num_stages=st.sampled_from([1, 1, 2, 3]),
         crowd=st.lists(st.tuples(st.sampled_from([0, 1, 1]), st.integers(1, 12)), max_size=6),
     )
     def start(
@@ -75,11 +76,12 @@ class EngineCoreMachine(RuleBasedStateMachine):
         delay: float,
         clock: bool,
         rank: int,
+        num_stages: int,
         crowd: list[tuple[int, int]],
     ) -> None:
         """`crowd`: sequences that are there from the beginning, by family and length of the prompt, and want much.
 
-        `rank`: whether the later ones of them come first.
+        `rank`: whether the later ones of them come first. `num_stages`: how many plans are computed at a time.
         """
         prompts = prompts if chunked else None
         limits = (max_num_seqs, max(budget, max_num_seqs), caching, chunked, ratio, delay, num_guesses)
@@ -95,10 +97,11 @@ class EngineCoreMachine(RuleBasedStateMachine):
             num_host_blocks,
             embedding_size=4,
             pooling_kind="cls",
+            num_stages=num_stages,
         )
         self.now_s = 0.0
         self.clock = clock or delay > 0
-        self.depth = depth
+        self.depth = depth if num_stages == 1 else num_stages
         self.num_reports = prompt_logprob_rows(self.facts.vocab_size)
         self.core = Core(self.limits, self.facts)
         self.worker = ModelWorker(self.facts, max_num_seqs)
@@ -337,6 +340,9 @@ class EngineCoreMachine(RuleBasedStateMachine):
         assert plan.num_tokens == sum(share.num_tokens for share in plan.scheduled)
         assert len(plan.scheduled) <= self.limits.max_num_seqs
         self.num_copies += len(plan.copies)
+        if self.facts.num_stages > 1:
+            sampling = {share.row for before, _ in self.in_flight for share in before.scheduled if share.samples}
+            assert not sampling.intersection(share.row for share in plan.scheduled), "a token that is still sampled"
         by_row = {share.row: share for share in plan.scheduled}
         for new in plan.new:
             if new.params.beam is None:

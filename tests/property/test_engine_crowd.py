@@ -34,6 +34,7 @@ def crowded(draw: random.Random) -> EngineCoreMachine:
         clock=False,
         rank=draw.choice([0, 0, -1, 1]),
         crowd=[(draw.randint(0, 2), draw.randint(3, 12)) for _ in range(draw.randint(2, 6))],
+        num_stages=draw.choice([1, 1, 2, 3]),
     )
     return machine
 

@@ -1,8 +1,10 @@
 """Ranks on threads of one process, for tests of what each rank computes: the exchanges of real ranks without processes.
 
 `RankThreads` is a `ModelWorker` whose plans run on every rank's worker at once, each on a thread of its own.
+`StagedRanks` has several plans in flight.
 """
 
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,9 @@ from typing import TypeVar
 from torch import Tensor
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from services.engine.executor.channel import Channel, Collect, Computed, RunPlan, digest_of
+from services.engine.executor.rank import serve
+from services.engine.executor.uniproc import UniprocExecutor
 from services.engine.parallel.communicator import Communicator
 from services.engine.parallel.shard import Shard
 from services.engine.worker.seam import ModelWorker
@@ -98,6 +103,7 @@ class RankThreads:
             ThreadCommunicator(s, everybody, stages[s.pp_rank], columns[s.tp_rank], pipes[s.tp_rank]) for s in shards
         ]
         self.workers = self._on_all(lambda rank: make(communicators[rank]), len(shards))
+        self._shards = shards
 
     def facts(self) -> EngineFacts:
         """See ModelWorker."""
@@ -129,3 +135,57 @@ class RankThreads:
             for meeting in self._meetings:
                 meeting.abort()
             raise
+
+
+class StagedRanks(RankThreads):
+    """A `PipelinedWorker` of ranks with several pipeline stages, which carry out commands as real ranks do (`serve`).
+
+    The first rank's worker runs on the caller's thread.
+    """
+
+    def __init__(self, make: Callable[[Communicator], ModelWorker], tp_size: int, pp_size: int) -> None:
+        super().__init__(make, tp_size, pp_size)
+        self._first = UniprocExecutor(self.workers[0])
+        self._channels: list[Channel] = []
+        self.most_in_flight = 0
+        for rank in range(1, len(self.workers)):
+            ours, theirs = socket.socketpair()
+            self._channels.append(Channel(ours))
+            executor, plans_max = UniprocExecutor(self.workers[rank]), pp_size - self._shards[rank].pp_rank
+            # A daemon: it waits for commands until the channel closes, or the process ends.
+            arguments = executor, Channel(theirs), plans_max
+            threading.Thread(target=self._serve, args=arguments, daemon=True).start()
+
+    def _serve(self, executor: UniprocExecutor, channel: Channel, plans_max: int) -> None:
+        with channel.socket:
+            self._guarded(lambda _: serve(executor, channel, plans_max), 0)
+
+    def takes_another(self) -> bool:
+        """See PipelinedWorker."""
+        return True
+
+    def launch(self, plan: StepPlan) -> None:
+        """See PipelinedWorker."""
+        for channel in self._channels:
+            channel.send(RunPlan(plan))
+        self._first.launch(plan)
+        self.most_in_flight = max(self.most_in_flight, self._first.num_in_flight)
+
+    def collect(self) -> StepResult:
+        """See PipelinedWorker."""
+        for channel in self._channels:
+            channel.send(Collect())
+        result = self._first.collect()
+        assert all(channel.reply() == Computed(result.step, digest_of(result)) for channel in self._channels)
+        return result
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """See ModelWorker."""
+        self.launch(plan)
+        return self.collect()
+
+    def close(self) -> None:
+        """See ModelWorker."""
+        for channel in self._channels:
+            channel.close()
+        super().close()

@@ -65,6 +65,7 @@ class Core:
             self.swap,
             self.tally,
             prompt_logprob_rows(facts.vocab_size),
+            facts.num_stages,
         )
         self.transfers = KvTransfers(facts.block_size, self.pool, self.swap, self.prefix_cache, self.tally)
         self._families: dict[tuple[str, bytes], list[Sequence]] = {}
@@ -111,6 +112,7 @@ class Core:
         if spec.params.beam is not None:
             self._check_room_for_beams(spec, rules)
         sequence = from_spec(spec, rules, self._num_added, self.facts.block_size, self.facts.vocab_size)
+        sequence.waits_for_tokens = self.facts.num_stages > 1
         self.sequences[spec.sequence_id] = sequence
         if spec.params.beam is not None:
             self._join_beam_group(sequence, spec)
@@ -176,7 +178,8 @@ class Core:
         that gather and for deciding whether to draft tokens.
 
         Every plan that is not empty must be run and applied, in order. The next step may be planned before that. It
-        then leaves out sequences with draft tokens in flight, because what follows these is known only from the result.
+        then leaves out sequences with draft tokens in flight, because what follows these is known only from the result;
+        with several pipeline stages, also sequences whose next token is sampled by a plan in flight.
         """
         return self.scheduler.schedule(now_s)
 

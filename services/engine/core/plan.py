@@ -203,6 +203,9 @@ class EngineFacts:
     """Whether every sequence is computed in a single step, without KV: tokens of a text attend to later ones."""
     takes_pictures: bool = False
     """Whether prompts may have pictures."""
+    num_stages: int = 1
+    """Number of pipeline stages. With several, as many plans are computed at the same time, so that a plan can contain
+    no token that another plan in flight samples."""
     variant_because: str = ""
     """Why the last bits of a sequence's log probabilities may depend on what else a step computes; empty: they do not
     (the backend is batch invariant)."""

@@ -12,6 +12,12 @@ that the core does not know yet from its own row. A sequence's row and blocks ar
 contains the sequence. A sequence in flight is not preempted; planning waits for it instead. When a plan is applied, its
 effect on a sequence is read from the plan itself, so the scheduler keeps no record of earlier plans.
 
+With several pipeline stages, plans in flight are computed at the same time, so they have different sequences: a
+sequence is left out while its next token is sampled in flight, and each plan takes at most an equal part of the
+sequences that decode, oldest first, but not less than `PART_MIN`. A sequence is passed over in at most as many plans in
+a row as there are other stages. Parts of one prompt may follow each other in flight, because each stage computes plans
+in order.
+
 The beams of a beam search (`beam_group`) are scheduled like other sequences, but join and are preempted together: the
 leader waits until there are rows for all of them, and a preempted search begins anew with its leader alone. A sequence
 that wants log probabilities of its prompt computes the whole prompt, in parts whose logits have a bounded size.
@@ -50,6 +56,9 @@ RESERVED_SHARE = 64
 """One row, and one more for each this many, are kept for clients without a running sequence."""
 RESERVING_ROWS_MIN = 16
 """With fewer rows none is kept, because a single client would lose too large a part of them."""
+PART_MIN = 4
+"""Number of decoding sequences up to which a plan is not divided between pipeline stages: with so few, a step's time is
+that of reading the weights, and two smaller plans read them twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +87,13 @@ class Scheduler:
         swap: SwapSpace,
         tally: Tally,
         prompt_logprobs: int,
+        num_stages: int = 1,
     ) -> None:
-        """`prompt_logprobs`: maximum number of prompt tokens for which a step reports log probabilities."""
+        """`prompt_logprobs`: maximum number of prompt tokens for which a step reports log probabilities.
+
+        `num_stages`: see `EngineFacts`.
+        """
+        self._num_stages = num_stages
         self._prompt_logprobs = prompt_logprobs
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
@@ -139,7 +153,8 @@ class Scheduler:
         """
         guessers = self._payoff.num_guessers(len(self.running), now_s)
         budget = self._limits.step_tokens(len(self.running), guessers)
-        draft = StepDraft(self._tally.step + 1, budget, self._prompt_logprobs, now_s, guessers)
+        room = self._part(len(self.running)) if self._num_stages > 1 else budget
+        draft = StepDraft(self._tally.step + 1, budget, self._prompt_logprobs, now_s, room, guessers)
         may_join = self._may_join(now_s)
         if self.hidden is not None and self.urgent:
             self._schedule_hidden(draft)
@@ -229,6 +244,8 @@ class Scheduler:
         while index < len(self.running) and draft.budget > 0:
             sequence = self.running[index]
             num_tokens = draft.limited(sequence, min(sequence.num_unscheduled_tokens, draft.budget))
+            if num_tokens == 1 and draft.room <= 0:
+                num_tokens = 0
             if shares is not None and num_tokens > 1:
                 num_tokens = min(num_tokens, shares[sequence.client])
                 shares[sequence.client] -= num_tokens
@@ -386,7 +403,9 @@ class Scheduler:
         return self._delay.passed(now_s) or not self.running
 
     def _schedule_waiting(self, draft: StepDraft) -> None:
-        while draft.budget > 0 and (sequence := self._next_to_join()):
+        num_waiting = min(self.waiting.num_waiting, self.rows.num_free)
+        most = len(draft.joined) + (self._part(num_waiting) if self._num_stages > 1 else num_waiting)
+        while len(draft.joined) < most and draft.budget > 0 and (sequence := self._next_to_join()):
             if not self.batches.admits(sequence, len(draft.joined)) or not draft.limited(sequence, 1):
                 return
             alone = not self.running and not draft.joined
@@ -507,6 +526,10 @@ class Scheduler:
         if self._limits.enable_prefix_caching and sequence.reuses_kv:
             self._tally.prefix_cache_queries += sequence.num_tokens
             self._tally.prefix_cache_hits += num_found
+
+    def _part(self, num_sequences: int) -> int:
+        """Returns how many of these sequences a plan may have, so that all stages have equal parts of them."""
+        return max(PART_MIN, -(-num_sequences // self._num_stages))
 
     # --- shared -------------------------------------------------------------------------------------------------------
 

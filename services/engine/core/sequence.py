@@ -105,6 +105,9 @@ class Sequence:
     num_pending_tokens: int = 0
     num_drafted_tokens: int = 0
     """Number of draft tokens in flight. While it is not 0, nothing more of this sequence is scheduled."""
+    waits_for_tokens: bool = False
+    """Whether nothing more of this sequence is scheduled while a plan in flight samples its next token
+    (`EngineFacts.num_stages`)."""
     num_in_flight: int = 0
     """Number of plans in flight that contain this sequence."""
     num_cached_tokens: int = 0
@@ -172,9 +175,10 @@ class Sequence:
         """Number of tokens that the next plan can compute.
 
         0 while draft tokens are in flight, or if the tokens in flight reach the sequence's maximum length. Also 0 while
-        the next tokens of a beam are in flight, because they may continue another beam.
+        the next tokens of a beam are in flight, because they may continue another beam, and while the next token is,
+        if the sequence `waits_for_tokens`.
         """
-        if self.num_drafted_tokens or (self.beams and self.num_pending_tokens):
+        if self.num_drafted_tokens or (self.num_pending_tokens and (self.waits_for_tokens or self.beams)):
             return 0
         ahead = len(self.tokens) + self.num_pending_tokens
         if self.num_pending_tokens and ahead >= self.num_prompt_tokens + self.rules.max_tokens:

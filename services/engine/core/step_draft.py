@@ -19,6 +19,8 @@ class StepDraft:
     budget: int
     prompt_logprobs: int
     now_s: float
+    room: int
+    """Number of sequences that decode, that is, compute one token, which may still be scheduled."""
     num_guessers: int = 0
     """Number of sequences that may still get draft tokens (guesses) in this step."""
     scheduled: list[ScheduledSequence] = field(default_factory=list[ScheduledSequence])
@@ -43,6 +45,7 @@ class StepDraft:
         pools = at_end and sequence.pooling is not None
         samples = at_end and not pools
         reports = min(num_tokens, sequence.num_prompt_logprobs_to_schedule)
+        decodes = num_tokens == 1
         num_tokens += len(guesses)
         self.scheduled.append(
             ScheduledSequence(sequence.row, start, num_tokens, samples, tuple(new_blocks), guesses, reports, pools)
@@ -55,6 +58,7 @@ class StepDraft:
         self.num_tokens += num_tokens
         self.num_guesses += len(guesses)
         self.num_guessers -= bool(guesses)
+        self.room -= decodes
         self.budget = max(0, self.budget - num_tokens)
 
     def limited(self, sequence: Sequence, num_tokens: int) -> int:

@@ -35,6 +35,10 @@ class RunPlan(msgspec.Struct, frozen=True, tag=True):
     plan: StepPlan
 
 
+class Collect(msgspec.Struct, frozen=True, tag=True):
+    """Collect the oldest plan that the first rank has not collected yet, unless this was done before."""
+
+
 class CompileGrammar(msgspec.Struct, frozen=True, tag=True):
     """Compile a grammar, for sequences of later plans."""
 
@@ -56,7 +60,7 @@ class Computed(msgspec.Struct, frozen=True, tag=True):
     digest: bytes
 
 
-Command = Start | RunPlan | CompileGrammar
+Command = Start | RunPlan | Collect | CompileGrammar
 Reply = Loaded | Computed
 
 

@@ -18,7 +18,8 @@ class Executor(Protocol):
         """Maximum number of plans in flight, that is, launched and not yet collected.
 
         1 means that each step is computed before the next is planned. With more, the next step is planned while the
-        device computes; `has_room` may still be False below the maximum.
+        device computes; `has_room` may still be False below the maximum. With several pipeline stages
+        (`EngineFacts.num_stages`) it is their number, and the plans in flight are computed at the same time.
         """
         ...
 

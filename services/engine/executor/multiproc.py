@@ -2,8 +2,10 @@
 
 The first rank's worker runs in this process, the others in processes of their own (`rank`), on this machine or others
 (`starting`). Each plan is sent to all ranks, whose workers meet in the sums and hidden states that they exchange; the
-first rank's result is returned. Every rank samples by itself: their results must be equal, which is checked after each
-step. If a rank ends or differs, the engine ends, and its sequences continue on another one.
+first rank's result is returned. With pipeline stages, as many plans as stages are in flight, each in another stage; all
+ranks launch and collect them in the first rank's order (`rank`). Every rank samples by itself: their results must be
+equal, which is checked after each step. If a rank ends or differs, the engine ends, and its sequences continue on
+another one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ from typing import TYPE_CHECKING
 
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
-from services.engine.executor.channel import ChannelClosed, CompileGrammar, Computed, Loaded, RunPlan, digest_of
+from services.engine.executor.channel import (
+    ChannelClosed,
+    Collect,
+    CompileGrammar,
+    Computed,
+    Loaded,
+    RunPlan,
+    digest_of,
+)
 from services.engine.executor.rank_memory import RankMemory, parts_of
 from services.engine.executor.rank_processes import Rank, RankFailed, RankWatch
 from services.engine.executor.starting import started_ranks
@@ -89,6 +99,7 @@ class MultiprocExecutor:
 
     def collect(self) -> StepResult:
         """See Executor. Raises RankFailed if a rank has ended or its result differs."""
+        self._send(Collect())
         result = self._local.collect()
         digest = digest_of(result)
         for rank in self._ranks:
@@ -125,7 +136,13 @@ class MultiprocExecutor:
         return self._local.weight_memory()
 
     def close(self) -> None:
-        """See Executor."""
+        """See Executor. Plans in flight are computed to the end, so that no rank waits for another one."""
+        while self._local.num_in_flight and not self._failure:
+            try:
+                self.collect()
+            except RuntimeError as error:
+                logger.warning("a step was not computed to the end: %s", error)
+                break
         self._watch.close()
         for rank in self._ranks:
             rank.close()
@@ -133,7 +150,7 @@ class MultiprocExecutor:
         self._local.close()
         self._communicator.close()
 
-    def _send(self, message: RunPlan | CompileGrammar) -> None:
+    def _send(self, message: RunPlan | Collect | CompileGrammar) -> None:
         # Grammars are compiled on other threads than plans are launched on.
         with self._sending:
             for rank in self._ranks:

@@ -16,7 +16,16 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from services.engine.executor.channel import Channel, ChannelClosed, CompileGrammar, Computed, Loaded, Start, digest_of
+from services.engine.executor.channel import (
+    Channel,
+    ChannelClosed,
+    CompileGrammar,
+    Computed,
+    Loaded,
+    RunPlan,
+    Start,
+    digest_of,
+)
 from services.engine.executor.joining import JoinRefused, join
 from services.engine.executor.rank_memory import serve_blocks
 from services.engine.executor.uniproc import UniprocExecutor
@@ -65,8 +74,14 @@ def load(settings: EngineSettings, rank: int, meeting: Meeting) -> "tuple[ModelW
         raise
 
 
-def serve(executor: UniprocExecutor, channel: Channel) -> None:
-    """Carries out commands, one after the other, until the channel closes."""
+def serve(executor: UniprocExecutor, channel: Channel, plans_max: int) -> None:
+    """Carries out commands, one after the other, until the channel closes.
+
+    `plans_max`: how many plans this rank may have in flight, which is the number of pipeline stages from its own to the
+    last one. With as many, it collects the oldest at once: the last stage has computed that one by then, and what the
+    stages before this one need to go on does not depend on it. Otherwise it collects when the first rank does.
+    """
+    num_early = 0
     while True:
         try:
             command = channel.command()
@@ -80,7 +95,14 @@ def serve(executor: UniprocExecutor, channel: Channel) -> None:
                 logger.debug("grammar refused: %s", error)
             continue
         assert not isinstance(command, Start), "the model is already loaded"
-        executor.launch(command.plan)
+        if isinstance(command, RunPlan):
+            executor.launch(command.plan)
+            if executor.num_in_flight < plans_max:
+                continue
+            num_early += 1
+        elif num_early:
+            num_early -= 1
+            continue
         result = executor.collect()
         channel.send(Computed(result.step, digest_of(result)))
 
@@ -131,7 +153,7 @@ def _computed(settings: RankSettings, channel: Channel, meeting: Meeting) -> int
     try:
         channel.send(Loaded(facts.num_blocks, facts.configuration, facts.content))
         logger.info("rank %d is ready", settings.rank)
-        serve(executor, channel)
+        serve(executor, channel, ranks.shard.pp_size - ranks.shard.pp_rank)
     except (RuntimeError, ChannelClosed) as error:
         logger.error("ended: %s", error)
         return AGAIN if settings.channel < 0 else FAILED

@@ -28,12 +28,13 @@ class UniprocExecutor:
         self.worker = worker
         self._pipelined = worker if isinstance(worker, PipelinedWorker) else None
         self._computed: deque[StepResult] = deque()
-        self._num_in_flight = 0
+        self.num_in_flight = 0
+        """Number of plans launched and not yet collected."""
 
     @property
     def max_in_flight(self) -> int:
         """See Executor."""
-        return 1 if self._pipelined is None else UNDER_WAY_MAX
+        return 1 if self._pipelined is None else max(UNDER_WAY_MAX, self.facts().num_stages)
 
     def facts(self) -> EngineFacts:
         """See Executor."""
@@ -41,7 +42,7 @@ class UniprocExecutor:
 
     def has_room(self) -> bool:
         """See Executor."""
-        if self._num_in_flight >= self.max_in_flight:
+        if self.num_in_flight >= self.max_in_flight:
             return False
         return self._pipelined is None or self._pipelined.takes_another()
 
@@ -51,11 +52,11 @@ class UniprocExecutor:
             self._computed.append(self.worker.run(plan))
         else:
             self._pipelined.launch(plan)
-        self._num_in_flight += 1
+        self.num_in_flight += 1
 
     def collect(self) -> StepResult:
         """See Executor."""
-        self._num_in_flight -= 1
+        self.num_in_flight -= 1
         return self._computed.popleft() if self._pipelined is None else self._pipelined.collect()
 
     def compile_grammar(self, grammar: Grammar) -> None:

@@ -177,13 +177,13 @@ class Decoder:
     def step_logits(self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor | None) -> Tensor:
         """See `LanguageModel`."""
         hidden = self.forward(ids, positions, step)
-        return self.logits(self._from_last(hidden if tokens is None else hidden.index_select(0, tokens)))
+        return self.logits(self.from_last(hidden if tokens is None else hidden.index_select(0, tokens)))
 
     def hidden_and_logits(
         self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor
     ) -> tuple[Tensor, Tensor]:
         """See `LanguageModel`."""
-        hidden = self._from_last(self.forward(ids, positions, step))
+        hidden = self.from_last(self.forward(ids, positions, step))
         return hidden, self.logits(hidden.index_select(0, tokens))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -192,8 +192,11 @@ class Decoder:
         cap = self.description.logits_softcap
         return logits if cap is None else (logits / cap).tanh_().mul_(cap)
 
-    def _from_last(self, hidden: Tensor) -> Tensor:
-        """Returns the hidden states that the last stage has for the same tokens, so that each stage samples alike."""
+    def from_last(self, hidden: Tensor) -> Tensor:
+        """Returns the hidden states that the last stage has for the same tokens, so that each stage samples alike.
+
+        Waits until the last stage has computed them; each stage must ask in the order of the steps.
+        """
         return hidden if self._stage is None else self._stage.from_last(hidden)
 
     def _lookup(self, ids: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import os
 import socket
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol, cast
@@ -74,11 +75,11 @@ class Communicator(Protocol):
         ...
 
     def send(self, hidden: Tensor) -> None:
-        """Sends hidden states to the stage behind this one."""
+        """Sends hidden states to the stage behind this one, without waiting for it. `hidden` must not change then."""
         ...
 
     def from_last(self, hidden: Tensor) -> Tensor:
-        """Returns the last stage's tensor on every stage. The others pass one of the same shape."""
+        """Returns the last stage's tensor on every stage. The others pass one of the same shape, and wait for it."""
         ...
 
 
@@ -133,6 +134,8 @@ class TorchCommunicator:
             # Every rank makes all groups, in the same order.
             stages = [self._group(range(s * shard.tp_size, (s + 1) * shard.tp_size)) for s in range(shard.pp_size)]
             columns = [self._group(range(t, shard.size, shard.tp_size)) for t in range(shard.tp_size)]
+        self._sent: deque[tuple[dist.Work, Tensor]] = deque()
+        """What is on its way to other stages."""
         self._connections = _sockets() - earlier
         self._stage, self._column = stages[shard.pp_rank], columns[shard.tp_rank]
         self.is_first, self.is_last = shard.pp_rank == 0, shard.pp_rank == shard.pp_size - 1
@@ -168,15 +171,28 @@ class TorchCommunicator:
 
     def send(self, hidden: Tensor) -> None:
         """See `Communicator`."""
-        dist.send(hidden.contiguous(), self.shard.rank + self.shard.tp_size)
+        hidden = hidden.contiguous()
+        self._keep(dist.isend(hidden, self.shard.rank + self.shard.tp_size), hidden)
 
     def from_last(self, hidden: Tensor) -> Tensor:
         """See `Communicator`."""
         if self.shard.pp_size == 1:
             return hidden
         hidden = hidden.contiguous()
-        dist.broadcast(hidden, self._last, group=self._column)
+        work = dist.broadcast(hidden, self._last, group=self._column, async_op=True)
+        if self.is_last:
+            self._keep(work, hidden)
+        else:
+            assert work is not None
+            work.wait()
         return hidden
+
+    def _keep(self, work: dist.Work | None, sent: Tensor) -> None:
+        """Keeps a tensor until it has been sent. With more of them than plans in flight, the oldest has arrived."""
+        assert work is not None
+        self._sent.append((work, sent))
+        while len(self._sent) > self.shard.pp_size:
+            self._sent.popleft()[0].wait()
 
     def hang_up(self) -> None:
         """Ends the connections to all other ranks: an exchange that waits for one of them raises RuntimeError.

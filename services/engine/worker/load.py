@@ -11,6 +11,7 @@ from services.engine.models.registry import has_family
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.worker.model_files import read_config
 from services.engine.worker.seam import ModelWorker
+from services.engine.worker.staged_worker import StagedWorker
 from services.engine.worker.torch_worker import TorchWorker, serves_adapters
 from services.engine.worker.whole_text import computes_whole
 from shared.config import EngineSettings, SettingsError
@@ -88,7 +89,7 @@ def _load_rank(settings: EngineSettings, model_dir: Path, device: torch.device, 
         return TritonWorker(settings, model_dir, device, ranks)
     if ranks.shard.rank == 0:
         logger.info("PyTorch's operations compute: other backends do not divide a model in this way")
-    return TorchWorker(settings, model_dir, device, ranks)
+    return (TorchWorker if ranks.stage is None else StagedWorker)(settings, model_dir, device, ranks)
 
 
 def cpu_notices(settings: EngineSettings) -> list[str]:

@@ -77,14 +77,17 @@ class WeighableWorker(Protocol):
 
 @runtime_checkable
 class PipelinedWorker(ModelWorker, Protocol):
-    """A worker that accepts the next plan while the device still computes the previous one."""
+    """A worker that accepts the next plan while the device, or another pipeline stage, computes the previous one."""
 
     def takes_another(self) -> bool:
         """Whether a plan can be launched now without waiting for a plan in flight."""
         ...
 
     def launch(self, plan: StepPlan) -> None:
-        """Queues a plan behind those launched before. At most `UNDER_WAY_MAX` plans may be in flight."""
+        """Queues a plan behind those launched before.
+
+        At most `UNDER_WAY_MAX` plans may be in flight, or as many as there are pipeline stages.
+        """
         ...
 
     def collect(self) -> StepResult:

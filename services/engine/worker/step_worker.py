@@ -210,6 +210,7 @@ class StepWorker(ABC):
             generates=description.has_head,
             takes_pictures=spec.takes_pictures,
             variant_because=spec.variant_because,
+            num_stages=spec.ranks.shard.pp_size,
         )
         self._pooling = PoolingRows(spec.embedding_size)
         self._virtual: dict[int, Tensor] = {}

@@ -183,10 +183,7 @@ class TorchWorker(StepWorker):
 
     def _computed(self, step: FlatStep) -> tuple[Tensor | None, NDArray[np.float32]]:
         """Returns the logits of `logit_tokens`, None if there are none, and the sums of hidden states of `spans`."""
-        self._adapter_step.begin(step.token_slots)
-        self._adapter_step.give(*self._virtual_rows(step))
-        positions = step.positions if step.spatial is None else step.spatial
-        inputs = self._tensor(step.ids), self._tensor(positions), self._step_inputs(step)
+        inputs = self._inputs(step)
         if len(step.spans):
             hidden, logits = self._model.hidden_and_logits(*inputs, self._tensor(step.logit_tokens))
             return logits if len(step.logit_tokens) else None, span_sums(hidden, step.spans).cpu().numpy()
@@ -195,6 +192,13 @@ class TorchWorker(StepWorker):
             return None, NO_SUMS
         every = len(step.logit_tokens) == len(step.ids) and step.report is None
         return self._model.step_logits(*inputs, None if every else self._tensor(step.logit_tokens)), NO_SUMS
+
+    def _inputs(self, step: FlatStep) -> tuple[Tensor, Tensor, StepInputs]:
+        """Returns what the model's forward pass takes: ids, positions, and where keys and values are."""
+        self._adapter_step.begin(step.token_slots)
+        self._adapter_step.give(*self._virtual_rows(step))
+        positions = step.positions if step.spatial is None else step.spatial
+        return self._tensor(step.ids), self._tensor(positions), self._step_inputs(step)
 
     def _reported(self, step: FlatStep, logits: Tensor) -> tuple[PromptLogprobs, ...]:
         """Returns the log probabilities of prompts that the step reports, from the logits of their tokens."""

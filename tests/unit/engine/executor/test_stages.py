@@ -1,0 +1,65 @@
+"""In which order the ranks of a pipeline carry out plans: with as many in flight as stages, and with fewer."""
+
+import random
+import time
+from collections import deque
+
+import pytest
+import torch
+
+from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from services.engine.executor import UniprocExecutor
+from services.engine.parallel.communicator import Communicator
+from tests.support.ranks import StagedRanks
+
+
+class Stage:
+    """A worker whose hidden state is the step's number; each stage adds one, the last adds its own count of steps."""
+
+    def __init__(self, ranks: Communicator, num_stages: int) -> None:
+        self._ranks, self._draw = ranks, random.Random(ranks.shard.rank)
+        self._facts = EngineFacts(8, 4, 100, 1000, num_stages=num_stages)
+        self._under_way: deque[tuple[int, torch.Tensor]] = deque()
+
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    def takes_another(self) -> bool:
+        return True
+
+    def launch(self, plan: StepPlan) -> None:
+        start = torch.tensor([[float(plan.step)]])
+        hidden = start if self._ranks.is_first else self._ranks.receive(1, start)
+        time.sleep(self._draw.choice([0.0, 0.001]))
+        hidden = hidden + 1
+        if not self._ranks.is_last:
+            self._ranks.send(hidden)
+        self._under_way.append((plan.step, hidden))
+
+    def collect(self) -> StepResult:
+        step, hidden = self._under_way.popleft()
+        return StepResult(step, ((int(self._ranks.from_last(hidden)),),))
+
+    def run(self, plan: StepPlan) -> StepResult:
+        raise AssertionError("it is asked to launch and to collect")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("tp_size", "pp_size"), [(1, 2), (1, 3), (2, 2), (1, 4), (2, 3)])
+def test_each_plan_passes_all_stages_whatever_the_number_in_flight(tp_size: int, pp_size: int) -> None:
+    draw = random.Random(pp_size)
+    ranks = StagedRanks(lambda communicator: Stage(communicator, pp_size), tp_size, pp_size)
+    executor = UniprocExecutor(ranks)
+    assert executor.max_in_flight == pp_size
+    launched = collected = 0
+    while collected < 40:
+        if executor.has_room() and launched < 40 and (executor.num_in_flight == 0 or draw.random() < 0.7):
+            launched += 1
+            executor.launch(StepPlan(launched))
+        elif executor.num_in_flight:
+            collected += 1
+            assert executor.collect() == StepResult(collected, ((collected + pp_size,),))
+    assert ranks.most_in_flight == pp_size
+    executor.close()
