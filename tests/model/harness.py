@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from services.engine import engine as product
@@ -111,8 +112,13 @@ def on_both(variants: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def make_worker(backend: str, directory: Path, **overrides: Any) -> ModelWorker:
-    """`torch`, `native` or the name of an instruction set."""
+    """`torch`, `triton` (under its interpreter), `native` or the name of an instruction set."""
     chosen = settings(directory, **overrides)
+    if backend == "triton":
+        # Imported here because not every suite needs Triton.
+        from services.engine.worker.triton_worker import TritonWorker
+
+        return TritonWorker(chosen, directory, torch.device("cpu"))
     if backend == "torch":
         return TorchWorker(chosen, directory)
     return make_cpu_worker(directory, chosen, *(() if backend == "native" else (backend,)))

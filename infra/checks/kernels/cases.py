@@ -14,6 +14,7 @@ from services.engine.triton.attention_work import DeviceWork, FewWork, Geometry,
 from services.engine.triton.blocks import copy_blocks, gather_blocks, scatter_blocks
 from services.engine.triton.decode_attention import attend_few
 from services.engine.triton.experts import mixed_experts
+from services.engine.triton.lora import LoraTiles, add_products, padded_rank
 from services.engine.triton.norm import normed
 from services.engine.triton.prefill_attention import attend_many
 from services.engine.triton.rope_kv import rotate_and_store
@@ -146,6 +147,19 @@ def experts(tokens: int, count: int, per_token: int, hidden: int, inner: int, dt
     return start
 
 
+def adapters(rank: int, hidden: int, kv: int, inner: int, dtype: torch.dtype) -> Callable[[], None]:
+    """Returns a case with the products of adapters in a decoder layer, for eight slots."""
+
+    def start() -> None:
+        tiles, ranks = LoraTiles(words(12 * 16), words(12)), padded_rank(rank)
+        for widths, columns in (((hidden, kv, kv), hidden), ((inner, inner), hidden), ((hidden,), inner)):
+            a, b = (8, len(widths) * ranks, columns), (8, sum(widths), ranks)
+            x, y = empty(64, columns, dtype=dtype), empty(64, sum(widths), dtype=dtype)
+            add_products(y, x, empty(*a, dtype=dtype), empty(*b, dtype=dtype), widths, tiles)
+
+    return start
+
+
 def sampling(vocab: int, dtype: torch.dtype) -> Callable[[], None]:
     def start() -> None:
         column, number = empty(64, dtype=F32), words(64)
@@ -188,4 +202,7 @@ def all_cases() -> Iterator[Case]:
         yield Case(f"experts, Mixtral 8x7B, {label}", experts(tokens, 8, 2, 4096, 14336, BF16))
         yield Case(f"experts, Qwen3 30B-A3B, {label}", experts(tokens, 128, 8, 2048, 768, F16))
     yield Case("experts, float32", experts(64, 8, 2, 1024, 2048, F32))
+    yield Case("adapters, Llama 3.1 8B, rank 16", adapters(16, 4096, 1024, 14336, BF16))
+    yield Case("adapters, Llama 3.1 8B, rank 128, float16", adapters(128, 4096, 1024, 14336, F16))
+    yield Case("adapters, float32", adapters(16, 1024, 512, 2048, F32))
     yield Case("blocks and inputs", moves)

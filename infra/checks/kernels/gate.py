@@ -150,9 +150,10 @@ def needed_instruction(entry: Entry) -> str:
         and (kernel == "prefill" or (kernel == "grouped" and "prefill" in entry.case))
     ):
         return "HGMMA"
-    if entry.target == "gfx942" and kernel in {"prefill", "split", "grouped", "skinny"}:
+    if entry.target == "gfx942" and kernel in {"prefill", "split", "grouped", "skinny", "shrink", "expand"}:
         return "MFMA"
-    return "HMMA" if entry.target == "sm_80" and narrow and kernel in {"prefill", "split", "grouped"} else ""
+    multiplies = kernel in {"prefill", "split", "grouped", "shrink", "expand"}
+    return "HMMA" if entry.target == "sm_80" and narrow and multiplies else ""
 
 
 def table(entries: list[Entry]) -> str:

@@ -29,6 +29,7 @@ from services.engine.triton.activation import activated
 from services.engine.triton.attention_work import DeviceWork, Geometry
 from services.engine.triton.decode_attention import attend_few
 from services.engine.triton.experts import mixed_experts
+from services.engine.triton.lora import LoraMatrix, LoraStep
 from services.engine.triton.norm import normed
 from services.engine.triton.prefill_attention import attend_many
 from services.engine.triton.rope_kv import make_table, rotate_and_store
@@ -83,6 +84,38 @@ class TritonLinear:
 
 
 @dataclass(frozen=True, slots=True)
+class AdaptedLinear:
+    """A `Linear` with the LoRA adapters of the step. Without any it is the linear layer alone, with what is fused."""
+
+    linear: Linear
+    adapters: LoraMatrix
+    step: LoraStep
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return self._added(self.linear(x), x)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return self._added(self.linear.add_to(residual, x), x)
+
+    def after(self, norm: TritonNorm, x: Tensor) -> Tensor:
+        """Returns norm(x) Wᵀ + b and the products of the adapters with norm(x)."""
+        linear = fusable(self)
+        return self(norm(x)) if linear is None else linear.after(norm, x)
+
+    def _added(self, y: Tensor, x: Tensor) -> Tensor:
+        return y if self.step.tiles is None else self.adapters.add(y, x, self.step.tiles)
+
+
+def fusable(linear: Linear) -> TritonLinear | None:
+    """Returns the layer whose product of few rows can be fused with others in this step; None if it has none."""
+    if isinstance(linear, AdaptedLinear):
+        linear = linear.linear if linear.step.tiles is None else linear
+    return linear if isinstance(linear, TritonLinear) else None
+
+
+@dataclass(frozen=True, slots=True)
 class TritonMlp:
     """An `Mlp` of two products, with or without a gate."""
 
@@ -101,9 +134,10 @@ class TritonMlp:
 
     def inner(self, x: Tensor, norm: TritonNorm | None) -> Tensor:
         """Returns the input of the second product, for x or, if an RMS norm is given, for norm(x)."""
-        if self.gated and isinstance(self.up, TritonLinear) and x.shape[0] <= FEW_ROWS:
+        up = fusable(self.up) if self.gated and x.shape[0] <= FEW_ROWS else None
+        if up is not None:
             factors = None if norm is None else (norm.weight, norm.eps)
-            return skinny_linear(x, self.up.weight, self.up.bias, norm=factors, activation=self.activation)
+            return skinny_linear(x, up.weight, up.bias, norm=factors, activation=self.activation)
         return activated(self.up(x if norm is None else norm(x)), self.activation, self.gated)
 
 
@@ -226,7 +260,7 @@ class TritonOperations:
 
     def normed_linear(self, norm: Norm, linear: Linear) -> Callable[[Tensor], Tensor]:
         """See `Operations`."""
-        if isinstance(norm, TritonNorm) and norm.bias is None and isinstance(linear, TritonLinear):
+        if isinstance(norm, TritonNorm) and norm.bias is None and isinstance(linear, TritonLinear | AdaptedLinear):
             return partial(linear.after, norm)
         return lambda x: linear(norm(x))
 

@@ -37,7 +37,7 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """The captured graphs, one for each size.
+    """The captured graphs, one for each size. `num_slots`: see `GraphSize`.
 
     `prepare(size)` stages an empty step, at the same device addresses as all later steps of that size. `compute`
     returns the logits of a step.
@@ -49,15 +49,16 @@ class DecodeGraphs:
         max_seq_len: int,
         prepare: Callable[[GraphSize], DeviceStep],
         compute: Callable[[DeviceStep], Tensor],
+        num_slots: int = 0,
     ) -> None:
-        self._sizes, self._max_seq_len = sizes, max_seq_len
+        self._sizes, self._max_seq_len, self._num_slots = sizes, max_seq_len, num_slots
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._logits: Tensor | None = None
         started = time.monotonic()
         pool: Any = None
         for size in reversed(sizes):
             # Run once before capture, because compilation and the libraries' first calls cannot be captured.
-            step = prepare(GraphSize(size, max_seq_len))
+            step = prepare(GraphSize(size, max_seq_len, num_slots))
             logits = compute(step)
             if self._logits is None:
                 self._logits = torch.empty_like(logits)
@@ -74,7 +75,7 @@ class DecodeGraphs:
         place = bisect_left(self._sizes, num_seqs)
         if place == len(self._sizes) or longest > self._max_seq_len:
             return None
-        return GraphSize(self._sizes[place], self._max_seq_len)
+        return GraphSize(self._sizes[place], self._max_seq_len, self._num_slots)
 
     def replay(self, size: GraphSize) -> Tensor:
         """Runs a graph. Returns logits [num_seqs of the graph, vocab], which the next replay overwrites."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from services.engine.core.plan import StepPlan
 from services.engine.triton.attention_work import SPLIT_TOKENS, DeviceWork, Heads, Integers, Sequences, plan_work
+from services.engine.triton.lora import TILE_ROWS, LoraTiles, most_tiles, put_tiles
 from services.engine.worker.prompt_logprobs import PromptReport, report_of
 from services.engine.worker.staging import Staging
 from services.engine.worker.state_table import StateTable
@@ -35,6 +36,8 @@ class HostStep:
     rows: Integers
     offsets: Integers
     report: PromptReport | None = None
+    token_slots: Integers | None = None
+    """The adapter slot of each token, -1 for none; None if no token of the step has an adapter."""
 
     @property
     def is_decode(self) -> bool:
@@ -56,14 +59,25 @@ class DeviceStep:
     attention: Mapping[int | None, DeviceWork]
     logit_tokens: Tensor | None
     reported_ids: Tensor | None
+    adapters: LoraTiles | None = None
+    """The tokens with adapters; None if no token of the step has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSize:
-    """The size of a captured graph: number of sequences, with one token each, and their maximum length in tokens."""
+    """The size of a captured graph: number of sequences, with one token each, and their maximum length in tokens.
+
+    `num_slots`: number of adapter slots that its steps may use; 0 for a graph without products of adapters.
+    """
 
     num_seqs: int
     max_seq_len: int
+    num_slots: int = 0
+
+    @property
+    def max_tiles(self) -> int:
+        """Maximum number of tiles of tokens with adapters (see `triton/lora`)."""
+        return most_tiles(self.num_seqs, self.num_slots) if self.num_slots else 0
 
     @property
     def max_items(self) -> int:
@@ -84,6 +98,7 @@ def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, b
     known = positions < num_known[owners]
     report = report_of(plan, table, query_starts)
     logit_tokens = np.repeat(query_starts + counts - samples, samples) + offsets
+    adapter_slots = table.slots_of(rows)
     return HostStep(
         ids=table.token_ids[owners, positions].astype(np.int64),
         sources=np.where(known, -1, owners),
@@ -94,6 +109,7 @@ def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, b
         rows=np.repeat(rows, samples),
         offsets=offsets,
         report=report,
+        token_slots=None if adapter_slots is None else adapter_slots[owner],
     )
 
 
@@ -120,16 +136,26 @@ def place(
 
     ids, sources = staging.put(padded(step.ids, 0)), staging.put(padded(step.sources, -1))
     positions, slots = staging.put(padded(step.positions, 0)), staging.put(padded(step.slots, -1))
+    adapters, max_tiles = None, 0 if graph is None else graph.max_tiles
+    if step.token_slots is not None or max_tiles:
+        row_slots = step.token_slots if step.token_slots is not None else np.zeros(0, dtype=np.int64)
+        adapters = put_tiles(row_slots, staging.put, max_tiles)
     capacity = (0, 0) if graph is None else (graph.num_seqs, graph.max_items)
     attention = {window: plan_work(step.sequences, tables, window, heads, staging.put, capacity) for window in windows}
     every = graph is not None or (len(step.logit_tokens) == len(step.ids) and step.report is None)
     logit_tokens = None if every else staging.put(step.logit_tokens)
     reported_ids = None if step.report is None else staging.put(step.report.token_ids, dtype=np.int64)
-    return DeviceStep(ids, sources, positions, slots, attention, logit_tokens, reported_ids)
+    return DeviceStep(ids, sources, positions, slots, attention, logit_tokens, reported_ids, adapters)
 
 
-def staging_bytes(max_tokens: int, max_num_seqs: int, max_model_len: int, num_windows: int, block_size: int) -> int:
-    """Returns the staging bytes that the largest step needs: these arrays, the sampler's parameters, new block ids."""
+def staging_bytes(
+    max_tokens: int, max_num_seqs: int, max_model_len: int, num_windows: int, block_size: int, num_slots: int = 0
+) -> int:
+    """Returns the staging bytes that the largest step needs: these arrays, the sampler's parameters, new block ids.
+
+    `num_slots`: number of adapter slots.
+    """
     items = max_num_seqs * -(-max_model_len // SPLIT_TOKENS)
     words = 30 * max_tokens + num_windows * (items + 2 * max_tokens + 8 * max_num_seqs) + 40 * max_num_seqs
+    words += (TILE_ROWS + 1) * most_tiles(max_tokens, num_slots) if num_slots else 0
     return 4 * (words + 4 * max_num_seqs + max_tokens // block_size) + 64 * 64

@@ -12,7 +12,7 @@ from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.worker.model_files import read_config
 from services.engine.worker.seam import ModelWorker
 from services.engine.worker.staged_worker import StagedWorker
-from services.engine.worker.torch_worker import TorchWorker, serves_adapters
+from services.engine.worker.torch_worker import TorchWorker
 from services.engine.worker.whole_text import computes_whole
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
@@ -110,8 +110,10 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
     if device.type == "cpu":
         if settings.cpu_backend != "triton":
             return False
-        if serves_adapters(settings):
-            raise SettingsError("--cpu-backend=triton: the kernels compute without adapters; leave one of them out")
+        if settings.enable_prompt_adapter:
+            raise SettingsError(
+                "--cpu-backend=triton: the kernels compute without virtual tokens; leave out --enable-prompt-adapter"
+            )
         if settings.enable_mm:
             raise SettingsError("--cpu-backend=triton: the kernels compute without pictures; leave out --enable-mm")
         if not _interprets():
@@ -129,8 +131,8 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
 def _reason_for_torch(settings: EngineSettings, device: torch.device, model_dir: Path) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
-    if serves_adapters(settings):
-        return "they compute without adapters"
+    if settings.enable_prompt_adapter:
+        return "they compute without virtual tokens, which prompt adapters need"
     if settings.enable_mm:
         return "they have no positions in rows and columns, which pictures need"
     if not has_family(read_config(model_dir)):

@@ -9,10 +9,13 @@ token the host does not know yet. `launch` waits for a step with draft tokens, b
 computed next. Runs on CPU tensors under Triton's interpreter, for tests. Called by the step loop, from one thread.
 """
 
+import logging
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,11 +23,14 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
+from services.engine.adapters.delta import LoadedAdapter, Place
+from services.engine.adapters.library import AdapterLibrary
+from services.engine.adapters.triton_layers import DeviceAdapters, HostDelta, slots_bytes
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.kv.layout import KvMemory
 from services.engine.models.attention import StepInputs
 from services.engine.models.config_fields import weight_dtype
-from services.engine.models.decoder import Decoder
+from services.engine.models.decoder import Decoder, DecoderWeights
 from services.engine.models.registry import find_family
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.parallel.shard import local_description
@@ -58,12 +64,14 @@ from services.engine.worker.sampler import NOTHING_SAMPLED, Sampled
 from services.engine.worker.seam import UNDER_WAY_MAX
 from services.engine.worker.staging import Staging, sent
 from services.engine.worker.state_table import StateTable
-from services.engine.worker.torch_worker import check_offload
+from services.engine.worker.torch_worker import check_adapters_possible, check_offload, make_library
 from services.engine.worker.weights import load_weights
 from shared.config import EngineSettings
 from shared.grammar import Grammar
 from shared.messages import PromptLogprobs
 from shared.pooling import PoolingKind
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,9 @@ class _Sums:
 class TritonWorker:
     """A `PipelinedWorker` for GPUs."""
 
+    adapters: AdapterLibrary | None = None
+    """See `AdapterWorker`. Prompt adapters are not among them."""
+
     @torch.inference_mode()
     def __init__(
         self, settings: EngineSettings, model_dir: Path, device: torch.device, ranks: Communicator = ALONE_RANK
@@ -131,6 +142,7 @@ class TritonWorker:
         self._device, self._ranks = device, ranks
         check_offload(settings, device)
         config = read_config(model_dir)
+        check_adapters_possible(settings, config)
         family = find_family(config)
         whole = family.describe(config)
         self._description = local_description(whole, ranks.shard)
@@ -142,7 +154,12 @@ class TritonWorker:
         self._content = content_hash(model_dir, form.name, self._dtype)
         operations = TritonOperations(context_length(settings, whole), ranks.shard)
         weights = load_weights(model_dir, whole, family.layout(whole), self._dtype, device, operations, form, ranks)
-        self._model, self._weights_bytes = Decoder(self._description, weights, operations), weights.nbytes
+        self._weights_bytes = weights.nbytes
+        self._slots: DeviceAdapters | None = None
+        if settings.enable_lora:
+            assert ranks.shard.size == 1, "adapters are not divided among ranks"
+            weights = self._with_adapters(settings, config, weights)
+        self._model = Decoder(self._description, weights, operations)
         self._windows = tuple(dict.fromkeys(self._description.sliding_windows))
         group = self._description.num_heads // self._description.num_kv_heads
         self._heads = Heads(group, self._dtype.itemsize)
@@ -151,6 +168,8 @@ class TritonWorker:
         self._sums: deque[_Sums] = deque()
         """Of the steps in `_under_way`, in the same order."""
         self._graphs: DecodeGraphs | None = None
+        self._adapted_graphs: DecodeGraphs | None = None
+        """Those of steps with adapters."""
         eos = eos_token_ids(model_dir, self._description)
         self._grammars = grammar_compiler(settings, eos, self._description.vocab_size)
         self._prepare_state(settings, eos)
@@ -184,6 +203,7 @@ class TritonWorker:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         """See `PipelinedWorker`."""
+        self._fill_slots(plan)
         self._blocks.carry_out(plan)
         self._table.apply(plan)
         self._pooling.join(plan)
@@ -226,17 +246,31 @@ class TritonWorker:
         """See `ModelWorker`."""
         self._under_way.clear()
         self._sums.clear()
-        del self._graphs, self._model, self._blocks, self._sampler, self._staging, self._tables, self._table
+        del self._graphs, self._adapted_graphs, self._model, self._slots
+        del self._blocks, self._sampler, self._staging, self._tables, self._table
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     # --- start-up -----------------------------------------------------------------------------------------------------
 
+    def _with_adapters(
+        self, settings: EngineSettings, config: Mapping[str, Any], weights: DecoderWeights
+    ) -> DecoderWeights:
+        """Makes the adapter slots and the library of adapters. Returns the weights with adapters in all layers."""
+        num_slots, rank = settings.max_loras or 0, settings.max_lora_rank
+        slots = self._slots = DeviceAdapters(self._description, num_slots, rank, weights.embedding)
+        self.adapters = make_library(settings, config, self._description, slots.prepare)
+        size = slots_bytes(self._description, num_slots, rank, self._dtype.itemsize)
+        logger.info("adapters: %d slots of rank %d take %.0f MiB on the device", num_slots, rank, size / 2**20)
+        return slots.adapted(weights)
+
     def _prepare_state(self, settings: EngineSettings, eos: frozenset[int]) -> None:
         """Allocates buffers for the largest step, measures steps, and gives the rest of the memory to the KV cache."""
         d, bounds, block_size = self._description, largest_step(settings, self._description), settings.block_size
         self._sampler = DeviceSampler(bounds.num_rows, d.vocab_size, self._device)
-        room = staging_bytes(bounds.num_tokens, bounds.num_rows, bounds.context, len(self._windows), block_size)
+        num_slots = 0 if self._slots is None else settings.max_loras or 0
+        sizes = bounds.num_tokens, bounds.num_rows, bounds.context
+        room = staging_bytes(*sizes, len(self._windows), block_size, num_slots)
         self._staging = Staging(self._device, room)
         width = -(-bounds.context // block_size)
         self._tables = torch.zeros((bounds.num_rows, width), dtype=torch.int32, device=self._device)
@@ -251,7 +285,7 @@ class TritonWorker:
             self.run,
             # Attention reads keys and values in the cache, without copying them.
             context_token_bytes=lambda _: 0,
-            kept_bytes=graphs_bytes(bounds.num_rows, d.vocab_size) if captures else 0,
+            kept_bytes=(2 if num_slots else 1) * graphs_bytes(bounds.num_rows, d.vocab_size) if captures else 0,
             measures=on_device,
             weights_bytes=self._weights_bytes,
             ranks=self._ranks,
@@ -259,7 +293,10 @@ class TritonWorker:
         self.memory = plan_measured(settings, backend)
         if captures:
             captured = min(settings.max_seq_len_to_capture, self._facts.max_model_len)
-            self._graphs = DecodeGraphs(graph_sizes(bounds.num_rows), captured, self._prepare_empty, self._logits)
+            given = graph_sizes(bounds.num_rows), captured, self._prepare_empty, self._logits
+            self._graphs = DecodeGraphs(*given)
+            # Steps without adapters do not pay for their products.
+            self._adapted_graphs = DecodeGraphs(*given, num_slots) if num_slots else None
 
     def _make_state(self, settings: EngineSettings, eos: frozenset[int], kv: KvPlan, num_host_blocks: int) -> None:
         """Makes the KV cache, the swap space, the state table and the facts that depend on their sizes."""
@@ -292,6 +329,14 @@ class TritonWorker:
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
+    def _fill_slots(self, plan: StepPlan) -> None:
+        for slot, version in plan.adapters:
+            found: LoadedAdapter | None = None if self.adapters is None else self.adapters.find(version)
+            # The sequence that the plan adds refers to it.
+            assert found is not None, f"the adapter {version} is not loaded"
+            assert self._slots is not None
+            self._slots.fill(slot, cast(Mapping[Place, HostDelta], found.prepared))
+
     def _num_known_with_guesses(self, plan: StepPlan) -> Integers:
         """Returns for each row the number of token ids that the host has: known tokens and this plan's draft tokens."""
         known = self._num_known
@@ -302,9 +347,10 @@ class TritonWorker:
         return known
 
     def _graph_for(self, step: HostStep) -> GraphSize | None:
-        if self._graphs is None or not step.is_decode:
+        graphs = self._graphs if step.token_slots is None else self._adapted_graphs
+        if graphs is None or not step.is_decode:
             return None
-        return self._graphs.find(len(step.ids), int(step.sequences.seq_lens.max()))
+        return graphs.find(len(step.ids), int(step.sequences.seq_lens.max()))
 
     def _stage_sampling(self, step: HostStep) -> StagedSampling | None:
         if not len(step.rows):
@@ -345,7 +391,8 @@ class TritonWorker:
             return self._model.logits(hidden.index_select(0, step.logit_tokens))
         self._sums.append(_Sums(plan))
         if needs_logits:
-            return self._logits(step) if size is None or self._graphs is None else self._graphs.replay(size)
+            graphs = self._graphs if size is None or not size.num_slots else self._adapted_graphs
+            return self._logits(step) if size is None or graphs is None else graphs.replay(size)
         self._forward(step)
         return None
 
@@ -358,6 +405,8 @@ class TritonWorker:
         return self._model.step_logits(step.ids, step.positions, self._step_inputs(step), step.logit_tokens)
 
     def _step_inputs(self, step: DeviceStep) -> StepInputs:
+        if self._slots is not None:
+            self._slots.step.tiles = step.adapters
         kv = self._blocks.kv
         return StepInputs(step.slots, step.attention, kv.key_caches, kv.value_caches)
 

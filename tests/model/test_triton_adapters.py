@@ -1,0 +1,144 @@
+"""LoRA adapters in the GPU kernels, under the interpreter: the tokens of the merged weights, in any mixture."""
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+
+from services.engine.adapters.delta import LoadedAdapter
+from services.engine.core.plan import CoreLimits
+from services.engine.core.request import SequenceSpec
+from services.engine.worker.decode_graphs import DecodeGraphs
+from services.engine.worker.device_inputs import DeviceStep, GraphSize
+from services.engine.worker.triton_worker import TritonWorker
+from shared.blocks import adapter_salt
+from shared.config import SettingsError
+from tests.adapters import LLAMA_TARGETS, make_adapter, merge
+from tests.model.harness import Engine, Models, greedy, make_prompt
+from tests.models import greedy_reference
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(180)]
+NUM_TOKENS = 2
+TARGETS = {
+    "llama with biases": LLAMA_TARGETS,
+    "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
+    "qwen3 with experts": ("q_proj", "k_proj", "v_proj", "o_proj"),
+}
+
+
+class Adapted:
+    """An engine with adapters around a worker."""
+
+    def __init__(self, model: Path, backend: str = "triton", max_loras: int = 4, **overrides: object) -> None:
+        limits = CoreLimits(8, 256, max_loras=max_loras)
+        options = {"enable_lora": True, "max_loras": max_loras, "max_cpu_loras": 8, **overrides}
+        self.engine = Engine(model, limits, backend, **options)
+
+    def load(self, path: Path) -> LoadedAdapter:
+        library = getattr(self.engine.worker, "adapters", None)
+        assert library is not None
+        return library.load(path.name, str(path))
+
+    def generate(self, asked: list[tuple[list[int], LoadedAdapter | None]]) -> list[list[int]]:
+        output: dict[str, list[int]] = {f"{len(self.engine.plans)}-{number}": [] for number in range(len(asked))}
+        for name, (prompt, adapter) in zip(output, asked, strict=True):
+            salt = b"" if adapter is None else adapter_salt(b"", adapter.version)
+            spec = SequenceSpec(name, tuple(prompt), greedy(NUM_TOKENS), cache_salt=salt, adapter=adapter)
+            self.engine.core.add(spec)
+        while self.engine.core.sequences:
+            for outcome in self.engine.step():
+                output[outcome.sequence_id] += outcome.token_ids
+        return list(output.values())
+
+
+@pytest.mark.parametrize("variant", TARGETS)
+def test_an_adapter_gives_the_tokens_of_the_merged_weights(variant: str, models: Models, tmp_path: Path) -> None:
+    model, prompt = models(variant), make_prompt(9)
+    adapter = make_adapter(tmp_path / "a", model, targets=TARGETS[variant])
+    merged = greedy_reference(merge(tmp_path / "merged", model, adapter), prompt, NUM_TOKENS)
+    base = greedy_reference(model, prompt, NUM_TOKENS)
+    assert merged != base
+    adapted = Adapted(model)
+    assert adapted.generate([(prompt, adapted.load(adapter)), (prompt, None)]) == [merged, base]
+
+
+def test_a_batch_mixes_adapters_of_different_ranks_and_modules_that_take_turns_in_the_slots(
+    models: Models, tmp_path: Path
+) -> None:
+    model = models("qwen3")
+    paths = [
+        make_adapter(tmp_path / "a", model, rank=1, seed=1),
+        make_adapter(tmp_path / "b", model, rank=8, targets=("q_proj", "v_proj"), seed=2),
+        make_adapter(tmp_path / "c", model, rank=16, targets=("down_proj", "k_proj", "up_proj"), seed=3),
+    ]
+    references = [merge(tmp_path / f"merged {path.name}", model, path) for path in paths]
+    adapted = Adapted(model, max_loras=2)
+    loaded = [*map(adapted.load, paths), None]
+    asked = [(make_prompt(3 + 4 * number), loaded[number % 4]) for number in range(5)]
+    expected = [
+        greedy_reference([*references, model][number % 4], prompt, NUM_TOKENS)
+        for number, (prompt, _) in enumerate(asked)
+    ]
+    assert adapted.generate(asked) == expected
+    filled = [slot for plan in adapted.engine.plans for slot, _ in plan.adapters]
+    assert set(filled) == {0, 1}
+    assert len(filled) >= 3
+    # Steps without adapters compute none of their products, behind steps that had some.
+    assert adapted.generate([asked[3]]) == [expected[3]]
+
+
+def test_adapters_work_over_quantized_weights_as_in_the_torch_backend(models: Models, tmp_path: Path) -> None:
+    model, prompt = models("llama"), make_prompt(9)
+    path = make_adapter(tmp_path, model)
+    found = list[list[list[int]]]()
+    for backend in ("triton", "torch"):
+        adapted = Adapted(model, backend, quantization="ifq")
+        found.append(adapted.generate([(prompt, adapted.load(path)), (prompt, None)]))
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
+
+
+class Recomputed:
+    """Graphs without a device: what was captured is computed again, from the places where it was captured."""
+
+    def __init__(self, worker: TritonWorker, num_slots: int) -> None:
+        self.replayed: list[int] = []
+        self._worker, self._size = worker, GraphSize(4, 64, num_slots)
+        self._captured: DeviceStep = worker._prepare_empty(self._size)
+        worker._logits(self._captured)
+
+    def find(self, num_seqs: int, longest: int) -> GraphSize | None:
+        return self._size if num_seqs <= 4 and longest <= 64 else None
+
+    def replay(self, size: GraphSize) -> torch.Tensor:
+        assert size == self._size
+        self.replayed.append(size.num_slots)
+        return self._worker._logits(self._captured)
+
+
+def test_steps_with_and_without_adapters_run_in_graphs_of_their_own(models: Models, tmp_path: Path) -> None:
+    model, prompt = models("llama"), make_prompt(4)
+    adapted = Adapted(model, max_loras=2)
+    worker = adapted.engine.worker
+    assert isinstance(worker, TritonWorker)
+    loaded = [adapted.load(make_adapter(tmp_path / str(seed), model, seed=seed)) for seed in (1, 2)]
+    mixed: list[tuple[list[int], LoadedAdapter | None]] = [(prompt, loaded[0]), (prompt, None), (prompt, loaded[1])]
+    eager = [adapted.generate(mixed), adapted.generate([(prompt, None)])]
+    with torch.inference_mode():
+        plain, with_adapters = Recomputed(worker, 0), Recomputed(worker, 2)
+    worker._graphs, worker._adapted_graphs = cast(DecodeGraphs, plain), cast(DecodeGraphs, with_adapters)
+    assert adapted.generate(mixed) == eager[0]
+    assert (plain.replayed, set(with_adapters.replayed)) == ([], {2})
+    assert adapted.generate([(prompt, None)]) == eager[1]
+    assert set(plain.replayed) == {0}
+    assert len({tuple(tokens) for tokens in eager[0]}) == 3
+
+
+def test_prompt_adapters_are_refused_with_what_to_do(models: Models) -> None:
+    from services.engine.worker.load import load_worker
+    from tests.model.harness import settings
+
+    asked = settings(models("llama"), cpu_backend="triton", enable_prompt_adapter=True)
+    with pytest.raises(SettingsError, match="virtual tokens; leave out --enable-prompt-adapter"):
+        load_worker(asked)
