@@ -11,10 +11,12 @@ import json
 import sys
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from antiphon import resumable
 from shared.config import SettingsError
+from shared.request.pictures import data_url
 
 TIMEOUT_S = 600.0
 _JSON_MAX = 1 << 20
@@ -142,8 +144,12 @@ def readable(body: bytes) -> str:
 
 
 def run(client: Client, options: argparse.Namespace, read: Callable[[str], str] = input) -> int:
-    """Runs the conversation until the end of the input or Ctrl-C. Returns 0, or 1 after an error of the server."""
-    messages: list[dict[str, str]] = [{"role": "system", "content": options.system}] if options.system else []
+    """Runs the conversation until the end of the input or Ctrl-C. Returns 0, or 1 after an error of the server.
+
+    The pictures in `options.image` are sent with the first message. Raises SettingsError if one cannot be read.
+    """
+    pictures = [{"type": "image_url", "image_url": {"url": _image(path)}} for path in options.image or ()]
+    messages: list[dict[str, Any]] = [{"role": "system", "content": options.system}] if options.system else []
     try:
         body = {
             "model": options.model or client.first_model(),
@@ -152,7 +158,9 @@ def run(client: Client, options: argparse.Namespace, read: Callable[[str], str] 
             "top_p": options.top_p,
         }
         while (text := _ask_user(read)) is not None:
-            messages.append({"role": "user", "content": text})
+            content = [*pictures, {"type": "text", "text": text}] if pictures else text
+            messages.append({"role": "user", "content": content})
+            pictures = []
             messages.append({"role": "assistant", "content": _answer(client, {**body, "messages": messages})})
     except ServerError as error:
         print(error, file=sys.stderr)
@@ -160,6 +168,13 @@ def run(client: Client, options: argparse.Namespace, read: Callable[[str], str] 
     except KeyboardInterrupt:
         print()
     return 0
+
+
+def _image(path: Path) -> str:
+    try:
+        return data_url(path.read_bytes())
+    except OSError as error:
+        raise SettingsError(f"--image: {path} cannot be read: {error.strerror}") from None
 
 
 def _ask_user(read: Callable[[str], str]) -> str | None:

@@ -2,25 +2,47 @@
 
 import asyncio
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from antiphon import AsyncLLMEngine, SamplingParams
+from shared.request.pictures import data_url
 
 
-def run(prompt: str, model: str, params: SamplingParams, *, chat: bool, **settings: Any) -> int:
+def run(
+    prompt: str, model: str, params: SamplingParams, *, chat: bool, images: Sequence[Path] = (), **settings: Any
+) -> int:
     """Prints the generated text to standard output. Returns 0, or 1 if generation failed.
 
-    With `chat`, `prompt` is a user message to answer instead of a text to continue. Raises ValueError for settings or a
-    model that cannot be used.
+    With `chat`, `prompt` is a user message to answer instead of a text to continue. `images`: the pictures of the
+    message, before its text; or of the text, which has the model's token for a picture once for each. Raises
+    ValueError for settings, a model or pictures that cannot be used.
     """
-    return asyncio.run(_run(prompt, model, params, chat=chat, **settings))
+    pictures = [image_of(path) for path in images]
+    return asyncio.run(_run(prompt, model, params, chat=chat, pictures=pictures, **settings))
 
 
-async def _run(prompt: str, model: str, params: SamplingParams, *, chat: bool, **settings: Any) -> int:
-    engine = AsyncLLMEngine(model, **settings)
+def image_of(path: Path) -> bytes:
+    """Returns the file of a picture. Raises ValueError if it cannot be read."""
     try:
-        messages = [{"role": "user", "content": prompt}]
-        outputs = engine.chat(messages, params) if chat else engine.generate(prompt, params)
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"--image: {path} cannot be read: {error.strerror}") from None
+
+
+async def _run(
+    prompt: str, model: str, params: SamplingParams, *, chat: bool, pictures: Sequence[bytes], **settings: Any
+) -> int:
+    engine = AsyncLLMEngine(model, enable_mm=bool(pictures), **settings)
+    try:
+        if chat:
+            parts = [{"type": "image_url", "image_url": {"url": data_url(one)}} for one in pictures]
+            content = [*parts, {"type": "text", "text": prompt}] if parts else prompt
+            outputs = engine.chat([{"role": "user", "content": content}], params)
+        else:
+            asked = {"prompt": prompt, "multi_modal_data": {"image": list(pictures)}}
+            outputs = engine.generate(asked if pictures else prompt, params)
         shown, error = 0, None
         async for output in outputs:
             text = output.outputs[0].text or ""

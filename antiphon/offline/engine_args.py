@@ -4,18 +4,22 @@ These are the settings of the engine service (`shared.config.EngineSettings`) an
 """
 
 import difflib
+import json
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from antiphon.offline.inputs import NO_PICTURES
+from antiphon.offline.pictures import picture_limit
 from antiphon.settings import ServeSettings
 from shared import parallel
 from shared.config import BusSettings, EngineSettings, changed, flag, validated
 from shared.other_options import BY_NAME, Other
+from shared.picture_models import processor_kwargs
 
 _GROUP = "offline"
 _FORMER = "max_context_len_to_capture"
+_OBJECTS = ("mm_processor_kwargs", "limit_mm_per_prompt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +31,8 @@ class EngineArgs(EngineSettings):
 
     seed: int = flag(0, "gives requests without a seed one, by their order: the same in each run", group=_GROUP)
     enforce_eager: bool = changed(EngineSettings, "enforce_eager", False)
+    mm_processor_kwargs: str = flag("", "arguments of the image processor, as a dict or as JSON", group=_GROUP)
+    limit_mm_per_prompt: str = flag("", "most pictures of a prompt, {'image': N}, or as JSON", group=_GROUP)
     advice_spelling: str = changed(EngineSettings, "advice_spelling", "arguments")
 
     def settings(self) -> EngineSettings:
@@ -40,10 +46,12 @@ def engine_args(**values: Any) -> EngineArgs:
     Raises TypeError for an unknown name or a value of the wrong type, ValueError for an unsupported value. Warns of
     arguments that have no effect or are deprecated.
     """
+    if values.get("vision_device") not in (None, "cpu"):
+        raise ValueError("vision_device: pictures are encoded on the CPU in this process: leave it out")
     known, of_server = _names(EngineArgs), _names(BusSettings) | (_names(ServeSettings) - _names(EngineArgs))
     for name, value in values.items():
         other = BY_NAME.get(_option(name))
-        if other is not None:
+        if other is not None and name not in known:
             _answer(name, value, other)
         elif name in of_server and value is not None:
             warnings.warn(f"{name!r} has no effect: there is no server in this process", stacklevel=3)
@@ -56,9 +64,12 @@ def engine_args(**values: Any) -> EngineArgs:
         raise ValueError(
             f"role={values['role']!r} needs other engines, and there are none in this process: leave it out"
         )
-    if values.get("enable_mm"):
-        raise ValueError(f"enable_mm=True: {NO_PICTURES}")
+    values = {
+        **values,
+        **{name: json.dumps(values[name]) for name in _OBJECTS if isinstance(values.get(name), Mapping)},
+    }
     args = validated(EngineArgs, {name: value for name, value in values.items() if name in known})
+    _check_pictures(args)
     if args.nnode > 1:
         raise ValueError(
             f"nnode {args.nnode}: a model in a Python program is on the devices of one machine, or of a Ray cluster "
@@ -68,6 +79,13 @@ def engine_args(**values: Any) -> EngineArgs:
     for notice in parallel.notices(args, str):
         warnings.warn(notice, stacklevel=3)
     return args
+
+
+def _check_pictures(args: EngineArgs) -> None:
+    """Raises ValueError for wrong settings about pictures."""
+    if processor_kwargs(args.mm_processor_kwargs) and not args.enable_mm:
+        raise ValueError("mm_processor_kwargs needs enable_mm=True: without it no pictures are taken")
+    picture_limit(args.limit_mm_per_prompt)
 
 
 def _answer(name: str, value: Any, other: Other) -> None:

@@ -1,14 +1,18 @@
 """Converts the prompts and sampling parameters of a call, as the user gave them, to one form. Without side effects."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from antiphon.offline.pictures import pictures_of
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 T = TypeVar("T")
 PromptInput = str | Mapping[str, Any]
-"""A text, or a dict with `prompt` (a text) or `prompt_token_ids` (a list of ids)."""
+"""A text, or a dict with `prompt` (a text) or `prompt_token_ids` (a list of ids), and `multi_modal_data`."""
 TokenIds = Sequence[int] | Sequence[Sequence[int]]
-NO_PICTURES = "pictures are taken by a server (antiphon serve --enable-mm), not in this process"
 _FIELDS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs"})
 
 
@@ -16,7 +20,8 @@ _FIELDS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "mm_proce
 class Prompt:
     """One prompt: text, token ids, or both. With both, the ids are used and the text is only repeated in the result.
 
-    `end_token_ids`: tokens that end the answer in the conversation template that made the text.
+    `end_token_ids`: tokens that end the answer in the conversation template that made the text. `pictures`: in the
+    order of their places, of which each is one token of the model that stands for a picture.
     """
 
     text: str | None = None
@@ -24,6 +29,7 @@ class Prompt:
     end_token_ids: tuple[int, ...] = ()
     second_text: str | None = None
     """The second text of a pair, which becomes one prompt with `text`."""
+    pictures: "tuple[bytes | Image, ...]" = ()
 
 
 def prompts_of(
@@ -41,7 +47,7 @@ def prompts_of(
         return [Prompt(token_ids=one) for one in ids]
     if len(texts) != len(ids):
         raise ValueError(f"There are {len(texts)} prompts and {len(ids)} prompt_token_ids: give as many of both.")
-    return [Prompt(prompt.text, one) for prompt, one in zip(texts, ids, strict=True)]
+    return [replace(prompt, token_ids=one) for prompt, one in zip(texts, ids, strict=True)]
 
 
 def paired(values: T | Sequence[T] | None, kind: type[T], count: int, name: str) -> list[T | None]:
@@ -70,16 +76,19 @@ def _prompt(prompt: PromptInput, index: int) -> Prompt:
     unknown = set(prompt) - _FIELDS
     if unknown:
         raise ValueError(
-            f"prompts[{index}] has {', '.join(sorted(map(repr, unknown)))}: known are 'prompt' and 'prompt_token_ids'."
+            f"prompts[{index}] has {', '.join(sorted(map(repr, unknown)))}: known are 'prompt', "
+            "'prompt_token_ids' and 'multi_modal_data'."
         )
-    if prompt.get("multi_modal_data") or prompt.get("mm_processor_kwargs"):
-        raise ValueError(f"prompts[{index}]: 'multi_modal_data': {NO_PICTURES}.")
+    if prompt.get("mm_processor_kwargs"):
+        raise ValueError(f"prompts[{index}]: 'mm_processor_kwargs' are those of all prompts: give them to LLM.")
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if text is None and ids is None:
         raise ValueError(f"prompts[{index}] needs 'prompt' or 'prompt_token_ids'.")
     if text is not None and not isinstance(text, str):
         raise TypeError(f"prompts[{index}]: 'prompt' must be a text, not {type(text).__name__}")
-    return Prompt(text, None if ids is None else _ids(ids, f"prompts[{index}]: 'prompt_token_ids'"))
+    found = None if ids is None else _ids(ids, f"prompts[{index}]: 'prompt_token_ids'")
+    pictures = pictures_of(prompt.get("multi_modal_data"), f"prompts[{index}]: 'multi_modal_data'")
+    return Prompt(text, found, pictures=pictures)
 
 
 def _id_lists(token_ids: TokenIds) -> Sequence[Any]:

@@ -111,7 +111,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generates for the prompts and returns one result for each, in the order of the prompts.
 
-        `prompts` (or `inputs`) is a text, a dict with `prompt` or `prompt_token_ids`, or a list of these.
+        `prompts` (or `inputs`) is a text, a dict with `prompt` or `prompt_token_ids`, or a list of these. With
+        `enable_mm=True` such a dict may have `multi_modal_data`: `{"image": picture}` or a list of pictures, each a
+        `PIL.Image` or the bytes of a file; the prompt has the model's token for a picture once for each.
         `sampling_params` applies to all prompts, or is a list with one item for each prompt; None means
         `SamplingParams()`. `lora_request` is an adapter for all prompts, or a list with an adapter or None for each;
         it needs `enable_lora=True`. `prompt_adapter_request` is a prompt adapter, likewise; it needs
@@ -147,11 +149,12 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generates the next message of one conversation or of each of several; returns the results in their order.
 
-        A message has `role` and `content` (a text, or a list of parts of type `text`), and the further fields of the
-        HTTP API, such as `tool_calls`. `chat_template` is a file or the template itself; None selects the model's own
-        template. `tools` and `documents` are given to the template, as are `chat_template_kwargs`, its further
-        variables. With `continue_final_message`, which needs `add_generation_prompt=False`, the output continues the
-        last message. Calls of tools are not separated from the text. All else is as in `generate`.
+        A message has `role` and `content` (a text, or a list of parts of the types `text`, `image_url` with a data URL,
+        and `image_pil` with a `PIL.Image`), and the further fields of the HTTP API, such as `tool_calls`.
+        `chat_template` is a file or the template itself; None selects the model's own template. `tools` and `documents`
+        are given to the template, as are `chat_template_kwargs`, its further variables. With `continue_final_message`,
+        which needs `add_generation_prompt=False`, the output continues the last message. Calls of tools are not
+        separated from the text. All else is as in `generate`.
         """
         options = TemplateOptions(
             chat_template=chat_template,

@@ -13,13 +13,16 @@ from typing import Any
 import msgspec
 
 from antiphon.offline.inputs import Prompt
+from antiphon.offline.pictures import taker, without_pil
 from shared import limits
 from shared.config import EngineSettings
 from shared.context import check_context, truncated
 from shared.errors import ServiceError
+from shared.messages import PictureTokens
 from shared.model_files import model_directory, tokenizer_directory
 from shared.request import conversation
 from shared.request.checks import check_token_ids
+from shared.request.pictures import with_pictures
 from shared.request.tools import checked_documents, checked_template_kwargs, checked_tools
 from shared.text.bad_words import bad_word_ids
 from shared.text.chat_template import ChatTemplate, TemplateFailedError
@@ -56,6 +59,7 @@ class PromptText:
         self.vocabulary = choose_vocabulary(settings, directory, model_directory(settings, weights=False))
         self._directory, self._trust_remote_code = directory, settings.trust_remote_code
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
+        self._takes_pictures = settings.enable_mm
         self._codec = choose_codec(settings, directory)
         self._has_tokenizer = not isinstance(self._codec, NoCodec)
         self._facts = choose_template(settings, directory, self._codec) if self._has_tokenizer else None
@@ -69,10 +73,12 @@ class PromptText:
         add_special_tokens: bool = True,
         truncate_prompt_tokens: int = 0,
         generates: bool = True,
-    ) -> tuple[int, ...]:
-        """Returns a prompt's token ids, truncated as `truncated` says. Raises ValueError if it is invalid or too long.
+        pictures: Sequence[PictureTokens] = (),
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns a prompt's token ids, truncated as `truncated` says, and where the tokens of its pictures begin.
 
-        The prompt and `max_tokens` output tokens must fit into the context; with `max_tokens` 0, the prompt and one
+        Raises ValueError if the prompt is invalid or too long, or has not one place for each of its `pictures`. The
+        prompt and `max_tokens` output tokens must fit into the context; with `max_tokens` 0, the prompt and one
         token. Unless the prompt `generates` output, it may fill the context.
         """
         if prompt.token_ids is not None:
@@ -85,9 +91,14 @@ class PromptText:
             ids = tuple(self._codec.encode([prompt.text], add_special_tokens=add_special_tokens)[0])
             if not ids:
                 raise ValueError("The prompt has no tokens.")
+        if pictures and truncate_prompt_tokens:
+            raise ValueError("'truncate_prompt_tokens' cannot be given with pictures, which could be cut.")
         ids = truncated(ids, truncate_prompt_tokens, max_tokens, self._max_model_len)
+        starts: tuple[int, ...] = ()
+        if pictures:
+            ids, starts = self._with_pictures(ids, pictures)
         _as_value_error(check_context, len(ids), max_tokens, self._max_model_len, "prompt", generates=generates)
-        return ids
+        return ids, starts
 
     def pair_ids(self, prompt: Prompt) -> tuple[tuple[int, ...], int]:
         """Returns the token ids of a pair of texts, and `PoolingParams.num_first_tokens`. Raises ValueError."""
@@ -107,12 +118,16 @@ class PromptText:
     def rendered(self, messages: Sequence[Message], options: TemplateOptions) -> Prompt:
         """Returns a conversation rendered to text by the chat template, including special tokens. Raises ValueError.
 
-        Without a template in the options, the model's own is used, which may have further end tokens.
+        Without a template in the options, the model's own is used, which may have further end tokens. The pictures of
+        the messages are those of the prompt.
         """
         if not self._has_tokenizer or self._facts is None:
             raise ValueError(_NO_TOKENIZER)
-        turns = _turns(messages)
-        checked = _as_value_error(conversation.messages, turns, self._vocab_size)
+        images: list[Any] = []
+        pictures: list[Any] = []
+        turns = _turns(without_pil(messages, images))
+        take = taker(images, pictures, enabled=self._takes_pictures)
+        checked = _as_value_error(conversation.messages, turns, self._vocab_size, take)
         variables = _as_value_error(_variables, options)
         if options.continue_final_message:
             if options.add_generation_prompt:
@@ -132,7 +147,7 @@ class PromptText:
             )
         except TemplateFailedError as error:
             raise ValueError(str(error)) from None
-        return Prompt(text, end_token_ids=self._facts.end_token_ids if given is None else ())
+        return Prompt(text, end_token_ids=self._facts.end_token_ids if given is None else (), pictures=tuple(pictures))
 
     def transformers_tokenizer(self) -> Any:
         """Returns the tokenizer as a transformers object. Raises ValueError if there is no tokenizer."""
@@ -141,6 +156,20 @@ class PromptText:
         from transformers import AutoTokenizer  # imported here: the import takes a second and is rarely needed
 
         return AutoTokenizer.from_pretrained(self._directory, trust_remote_code=self._trust_remote_code)
+
+    def _with_pictures(
+        self, token_ids: Sequence[int], pictures: Sequence[PictureTokens]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        stands_for = pictures[0].token_id
+        places = token_ids.count(stands_for)
+        if places != len(pictures):
+            token = self._codec.token_text(stands_for) if self._has_tokenizer else str(stands_for)
+            raise ValueError(
+                f"The prompt has {places} places for {len(pictures)} pictures. The model's own token for a picture, "
+                f"{token!r}, must be in it once for each. chat() writes it by the chat template."
+            )
+        ids, starts = with_pictures(list(token_ids), pictures)
+        return tuple(ids), starts
 
     def _compile(self, source: str) -> ChatTemplate:
         assert self._facts is not None

@@ -10,6 +10,7 @@ import msgspec
 
 from antiphon.offline.adapters import Adapters, with_adapters
 from antiphon.offline.sampling_params import SamplingParams
+from services.engine.core.plan import PlacedPicture
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.events import token_events
 from shared import limits
@@ -60,6 +61,7 @@ class Submitted:
     bad_words: tuple[tuple[int, ...], ...] = ()
     """The texts among the parameters' `bad_words` as token ids."""
     adapters: Adapters = ()
+    pictures: tuple[PlacedPicture, ...] = ()
 
 
 class LiveRequest:
@@ -100,6 +102,7 @@ class LiveRequest:
                 priority=submitted.priority,
                 arrival=first_arrival + choice,
                 family=family,
+                pictures=submitted.pictures,
             )
             for choice, sequence_id in enumerate(self.sequence_ids)
         ]

@@ -13,6 +13,7 @@ import msgspec
 from antiphon.offline.adapters import Adapters, LoRARequests, PromptAdapterRequests, loaded_adapters
 from antiphon.offline.engine_args import EngineArgs
 from antiphon.offline.inputs import Prompt
+from antiphon.offline.pictures import NOT_ENABLED, EncodedPrompt, PictureEncoder, picture_limit
 from antiphon.offline.pooling import PoolingParams, PoolingRequestOutput, checked, pooling_output, pooling_spec
 from antiphon.offline.prompt_text import Message, PromptText, TemplateOptions
 from antiphon.offline.request import LiveRequest, Submitted, Times, choice_of
@@ -46,6 +47,11 @@ class Runner:
         except ServiceError as error:
             raise ValueError(error.message) from error
         self.text = PromptText(settings, self.engine.facts.vocab_size, self.engine.max_model_len)
+        self._pictures: PictureEncoder | None = None
+        """Encodes pictures; None: the engine takes text only."""
+        if settings.enable_mm:
+            limit = picture_limit(args.limit_mm_per_prompt)
+            self._pictures = PictureEncoder(settings, args.mm_processor_kwargs, limit)
         self._draw_seed = seeds_of(args.seed)
         self._live: dict[str, LiveRequest] = {}
         self._num_sequences = 0
@@ -77,10 +83,12 @@ class Runner:
             raise ValueError(generates_nothing(len(facts.labels)).message)
         arrived = arrived or now()
         preprocessing = time.monotonic()
-        token_ids = self.text.token_ids(
+        encoded = self._encoded(prompt, params, adapters) if prompt.pictures else None
+        token_ids, starts = self.text.token_ids(
             prompt,
             params.max_tokens or 0,
             add_special_tokens=add_special_tokens,
+            pictures=() if encoded is None else encoded.tokens,
             truncate_prompt_tokens=rules.prompt_truncation(params.truncate_prompt_tokens),
         )
         bad_words = self.text.bad_word_ids([word for word in params.bad_words or () if isinstance(word, str)])
@@ -100,7 +108,18 @@ class Runner:
             preprocess_s=started.monotonic - preprocessing,
             bad_words=bad_words,
             adapters=adapters,
+            pictures=() if encoded is None else encoded.placed(starts),
         )
+
+    def _encoded(self, prompt: Prompt, params: SamplingParams, adapters: Adapters) -> EncodedPrompt:
+        """Returns the pictures of a prompt. Raises ValueError for what does not go together with pictures."""
+        if self._pictures is None:
+            raise ValueError(f"The prompt has pictures, and {NOT_ENABLED}.")
+        if params.prompt_logprobs is not None:
+            raise ValueError("'prompt_logprobs' cannot be given with pictures.")
+        if any(adapter.num_virtual_tokens for adapter in adapters):
+            raise ValueError("Pictures cannot be given with a prompt adapter.")
+        return self._pictures.encoded(prompt.pictures)
 
     def _check(self, params: SamplingParams, bad_words: Sequence[tuple[int, ...]]) -> None:
         """Raises ValueError for parameters that this model cannot follow."""
@@ -247,8 +266,10 @@ class Runner:
         for index, prompt in enumerate(prompts):
             one = params[index]
             try:
+                if prompt.pictures:
+                    raise ValueError("Pictures have no embeddings here: give text.")
                 if prompt.second_text is None:
-                    token_ids = self.text.token_ids(prompt, 0, generates=False)
+                    token_ids, _ = self.text.token_ids(prompt, 0, generates=False)
                 else:
                     token_ids, num_first = self.text.pair_ids(prompt)
                     one = msgspec.structs.replace(one, num_first_tokens=num_first)

@@ -1,7 +1,5 @@
 """Checks tokenize and detokenize requests and makes their replies, without asyncio and the bus. Pure."""
 
-from collections.abc import Sequence
-
 import msgspec
 
 from shared import limits
@@ -12,11 +10,11 @@ from shared.errors import ServiceError
 from shared.messages import (
     DetokenizeReply,
     DetokenizeRequest,
-    PictureTokens,
     TokenizedPrompt,
     TokenizeReply,
     TokenizeRequest,
 )
+from shared.request.pictures import with_pictures
 from shared.text.bad_words import bad_word_ids
 from shared.text.codec import Codec
 from shared.text.turns import known_ids
@@ -96,29 +94,6 @@ def _pairs(codec: Codec, request: TokenizeRequest) -> TokenizeReply:
         prompt = _tokenized(codec, request, pair.token_ids, "", ())
         prompts.append(msgspec.structs.replace(prompt, num_first_tokens=pair.num_first))
     return TokenizeReply(request.request_id, tuple(prompts))
-
-
-def with_pictures(token_ids: list[int], pictures: Sequence[PictureTokens]) -> tuple[list[int], tuple[int, ...]]:
-    """Returns a prompt with the token of each picture as often as the picture counts, and where each begins.
-
-    Raises ServiceError if the prompt does not have one such token for each picture.
-    """
-    stands_for = pictures[0].token_id
-    places = [place for place, token in enumerate(token_ids) if token == stands_for]
-    if len(places) != len(pictures):
-        raise ServiceError(
-            "invalid_value",
-            f"The prompt has {len(places)} places for {len(pictures)} pictures. Leave the model's own token for "
-            "pictures out of texts; if the texts have none, the chat template does not write it.",
-            param="messages",
-        )
-    found, starts, done = list[int](), list[int](), 0
-    for place, picture in zip(places, pictures, strict=True):
-        found += token_ids[done:place]
-        starts.append(len(found))
-        found += [stands_for] * picture.num_tokens
-        done = place + 1
-    return found + token_ids[done:], tuple(starts)
 
 
 def detokenize(codec: Codec, request: DetokenizeRequest) -> DetokenizeReply:

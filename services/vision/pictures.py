@@ -23,7 +23,14 @@ def open_picture(file: bytes) -> Image.Image:
         picture = Image.open(io.BytesIO(file), formats=FORMATS)
     except Exception as error:  # exceptions for damaged or hostile files have no common base class
         raise _refusal(f"is not a picture in one of the formats {', '.join(FORMATS)}") from error
+    return checked_picture(picture)
+
+
+def checked_picture(picture: Image.Image) -> Image.Image:
+    """Returns a picture upright, decoded, with three colours. Raises ServiceError for one that is not taken."""
     width, height = picture.size
+    if not width or not height:
+        raise _refusal("has no pixels")
     if width * height > limits.IMAGE_PIXELS_MAX:
         raise _refusal(f"has {width} x {height} pixels; at most {limits.IMAGE_PIXELS_MAX} are taken. Make it smaller")
     if max(width, height) > ASPECT_MAX * min(width, height):

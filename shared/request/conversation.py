@@ -9,7 +9,7 @@ from shared import codec, limits
 from shared.errors import ServiceError
 from shared.messages import ChatMessage
 from shared.request.checks import check_nesting, check_token_ids, missing, refuse, unsupported
-from shared.request.pictures import ImageUrl, PictureInput, read_image_url
+from shared.request.pictures import ImageUrl, TakePicture
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -67,11 +67,11 @@ _ONLY_ASSISTANT = ("tool_calls", "function_call", "reasoning", "reasoning_conten
 
 
 def messages(
-    turns: Sequence[Turn] | None, vocab_size: int, pictures: list[PictureInput] | None = None
+    turns: Sequence[Turn] | None, vocab_size: int, take_picture: TakePicture | None = None
 ) -> tuple[ChatMessage, ...]:
     """Returns the messages for the chat template. Raises ServiceError that names the wrong message and field.
 
-    The pictures of the messages are appended to `pictures`, in order; None: messages may have none.
+    `take_picture` is called with each picture of the messages, in order; None: messages may have none.
     """
     if turns is None:
         missing("messages")
@@ -80,7 +80,7 @@ def messages(
     found: list[ChatMessage] = []
     functions: dict[str, str] = {}
     for number, turn in enumerate(turns):
-        found.append(_message(turn, f"messages[{number}]", vocab_size, functions, pictures))
+        found.append(_message(turn, f"messages[{number}]", vocab_size, functions, take_picture))
         functions.update({call.id: call.function.name for call in turn.tool_calls or () if call.id and call.function})
     return tuple(found)
 
@@ -96,7 +96,7 @@ def check_continuable(final: Turn, number: int) -> None:
 
 
 def _message(
-    turn: Turn, path: str, vocab_size: int, functions: Mapping[str, str], pictures: list[PictureInput] | None
+    turn: Turn, path: str, vocab_size: int, functions: Mapping[str, str], take_picture: TakePicture | None
 ) -> ChatMessage:
     """Returns one message. `functions`: the names of the functions of earlier calls, by the calls' ids."""
     role = _ROLES.get(turn.role)
@@ -116,8 +116,8 @@ def _message(
         return ChatMessage(role, content, name, fields=packed)
     if content and isinstance(content[0], int):
         return ChatMessage(role, "", name, _token_ids(content, f"{path}.content", vocab_size), packed)
-    if pictures is not None and any(map(_is_picture, content)):
-        parts = [_template_part(part, f"{path}.content[{place}]", pictures) for place, part in enumerate(content)]
+    if take_picture is not None and any(map(_is_picture, content)):
+        parts = [_template_part(part, f"{path}.content[{place}]", take_picture) for place, part in enumerate(content)]
         return ChatMessage(role, "", name, fields=msgspec.json.encode({**fields, "content": parts}))
     return ChatMessage(role, _text(content, f"{path}.content"), name, fields=packed)
 
@@ -196,12 +196,12 @@ def _is_picture(part: int | ContentPart) -> bool:
     return isinstance(part, ContentPart) and part.type == "image_url"
 
 
-def _template_part(part: int | ContentPart, path: str, pictures: list[PictureInput]) -> dict[str, Any]:
+def _template_part(part: int | ContentPart, path: str, take_picture: TakePicture) -> dict[str, Any]:
     """Returns a part of a message with pictures, as chat templates expect it."""
     if not _is_picture(part):
         return {"type": "text", "text": _part(part, path)}
     assert isinstance(part, ContentPart)
-    pictures.append(read_image_url(part.image_url, f"{path}.image_url"))
+    take_picture(part.image_url, f"{path}.image_url")
     return {"type": "image"}
 
 

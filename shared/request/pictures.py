@@ -1,13 +1,18 @@
-"""Reads the pictures of a request: `image_url` parts of messages. Pure: nothing is fetched or decoded as a picture."""
+"""Reads the pictures of a request (`image_url` parts of messages) and puts their tokens into its prompt.
+
+Pure: nothing is fetched or decoded as a picture.
+"""
 
 import base64
 import binascii
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from shared import limits
 from shared.errors import ServiceError
+from shared.messages import PictureTokens
 from shared.request.checks import missing, refuse, unsupported
 
 MEDIA_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif")
@@ -47,6 +52,22 @@ def read_image_url(given: ImageUrl | str | None, param: str) -> PictureInput:
     refuse(param, "must be a data URL with a picture, or begin with https:// or http://")
 
 
+TakePicture = Callable[[ImageUrl | str | None, str], None]
+"""Takes the `image_url` field of a part of a message, and its name for errors. Raises ServiceError."""
+
+
+def taken_into(pictures: list[PictureInput]) -> TakePicture:
+    """Returns what reads the pictures of a conversation into a list, in order."""
+    return lambda given, param: pictures.append(read_image_url(given, param))
+
+
+def data_url(file: bytes) -> str:
+    """Returns a data URL of the file of a picture. Its media type is that of the file's first bytes."""
+    heads = {b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+    kind = next((kind for head, kind in heads.items() if file.startswith(head)), "png")
+    return f"data:image/{kind}{_BASE64},{base64.b64encode(file).decode()}"
+
+
 def check_pictures(pictures: list[PictureInput]) -> None:
     """Raises ServiceError for too many pictures in a request, or too many bytes of them."""
     if len(pictures) > limits.IMAGES_MAX:
@@ -64,6 +85,29 @@ def check_file_size(size: int, param: str) -> None:
     if size > limits.IMAGE_BYTES_MAX:
         told = f"The picture of '{param}' has more than {limits.IMAGE_BYTES_MAX} bytes. Make it smaller."
         raise ServiceError("request_too_large", told, param=param)
+
+
+def with_pictures(token_ids: list[int], pictures: Sequence[PictureTokens]) -> tuple[list[int], tuple[int, ...]]:
+    """Returns a prompt with the token of each picture as often as the picture counts, and where each begins.
+
+    Raises ServiceError if the prompt does not have one such token for each picture.
+    """
+    stands_for = pictures[0].token_id
+    places = [place for place, token in enumerate(token_ids) if token == stands_for]
+    if len(places) != len(pictures):
+        raise ServiceError(
+            "invalid_value",
+            f"The prompt has {len(places)} places for {len(pictures)} pictures. Leave the model's own token for "
+            "pictures out of texts; if the texts have none, the chat template does not write it.",
+            param="messages",
+        )
+    found, starts, done = list[int](), list[int](), 0
+    for place, picture in zip(places, pictures, strict=True):
+        found += token_ids[done:place]
+        starts.append(len(found))
+        found += [stands_for] * picture.num_tokens
+        done = place + 1
+    return found + token_ids[done:], tuple(starts)
 
 
 def _file_of(url: str, param: str) -> bytes:

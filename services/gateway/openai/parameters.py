@@ -18,7 +18,7 @@ from shared.errors import ServiceError
 from shared.request import conversation, rules
 from shared.request.checks import check_token_ids, given, missing, refuse
 from shared.request.choices import Choices, choices_of
-from shared.request.pictures import PictureInput, check_pictures
+from shared.request.pictures import PictureInput, check_pictures, taken_into
 from shared.request.sampling_fields import sampling_params
 from shared.request.seed_source import SeedSource, random_seed
 from shared.request.structured import Constraint, constraint_of
@@ -115,8 +115,12 @@ def _with_conversation(
     choice: ToolChoice,
     pictures: list[PictureInput] | None = None,
 ) -> GenerationRequest:
-    """Returns the request with the conversation and the inputs of the chat template. `pictures`: see `messages`."""
-    messages = conversation.messages(body.messages, card.vocab_size, pictures)
+    """Returns the request with the conversation and the inputs of the chat template.
+
+    The pictures of the messages are appended to `pictures`; None: they may have none.
+    """
+    take_picture = None if pictures is None else taken_into(pictures)
+    messages = conversation.messages(body.messages, card.vocab_size, take_picture)
     continued = given(body.continue_final_message, False)
     if continued:
         if body.add_generation_prompt:

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -95,6 +96,21 @@ def test_the_conversation_streams_and_its_whole_history_is_sent_each_time(
             {"role": "user", "content": "More"},
         ],
     }
+
+
+def test_pictures_are_sent_with_the_first_message(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\xff file")
+    assert talk(server, ["Look", "More"], "--image", f"{tmp_path}/a.jpg") == 0
+    body = Handler.asked[-1][2]
+    assert body is not None
+    first, _, second = body["messages"]
+    picture, text = first["content"]
+    assert picture["image_url"]["url"].startswith("data:image/jpeg;base64,")
+    assert (text, second["content"]) == ({"type": "text", "text": "Look"}, "More")
+    with pytest.raises(SettingsError, match=r"b\.png cannot be read"):
+        talk(server, ["Look"], "--image", f"{tmp_path}/b.png")
 
 
 @pytest.mark.spec("S-DEP-043")

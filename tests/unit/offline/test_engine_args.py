@@ -1,6 +1,7 @@
 """Settings as keyword arguments: the same dataclass as the server's, the same ranges, nothing ignored in silence."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 import warnings
@@ -79,6 +80,17 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
 
 
-def test_pictures_are_taken_by_servers_only() -> None:
-    with pytest.raises(ValueError, match="pictures are taken by a server"):
-        engine_args(model="m", enable_mm=True)
+def test_settings_about_pictures_are_dicts_or_json() -> None:
+    given = {"mm_processor_kwargs": {"max_pixels": 50176}, "limit_mm_per_prompt": {"image": 2, "video": 0}}
+    args = engine_args(model="m", enable_mm=True, **given)
+    assert {name: json.loads(getattr(args, name)) for name in given} == given
+    assert engine_args(model="m", enable_mm=True, limit_mm_per_prompt='{"image": 2}').limit_mm_per_prompt
+    for name, value, said in (
+        ("mm_processor_kwargs", {"max_pixels": 1}, "needs enable_mm=True"),
+        ("limit_mm_per_prompt", {"image": 33}, "at most 32 pictures"),
+        ("limit_mm_per_prompt", {"video": 1}, "neither videos nor audio"),
+        ("limit_mm_per_prompt", "[1]", "neither videos nor audio"),
+        ("vision_device", "cuda", "encoded on the CPU"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            engine_args(model="m", **{name: value})

@@ -25,9 +25,9 @@ def test_every_form_of_a_prompt() -> None:
         (["a", {}], None, r"prompts\[1\] needs 'prompt' or 'prompt_token_ids'"),
         ([{"text": "a"}], None, r"prompts\[0\] has 'text'"),
         (
-            [{"prompt": "a", "multi_modal_data": {"image": 1}}],
+            [{"prompt": "a", "multi_modal_data": {"video": 1}}],
             None,
-            "'multi_modal_data': pictures are taken by a server",
+            "'multi_modal_data' has 'video': only pictures are taken",
         ),
         (None, [[1], []], r"prompt_token_ids\[1\] must not be empty"),
     ],
@@ -38,7 +38,15 @@ def test_a_wrong_call_is_a_value_error_that_names_the_prompt(prompts: Any, token
 
 
 @pytest.mark.parametrize(
-    ("prompts", "token_ids"), [(["a", 3], None), ([{"prompt": 3}], None), (None, [["a"]]), (None, [[True]])]
+    ("prompts", "token_ids"),
+    [
+        (["a", 3], None),
+        ([{"prompt": 3}], None),
+        (None, [["a"]]),
+        (None, [[True]]),
+        ([{"prompt": "a", "multi_modal_data": {"image": "a.png"}}], None),
+        ([{"prompt": "a", "multi_modal_data": [1]}], None),
+    ],
 )
 def test_a_prompt_of_another_type_is_a_type_error(prompts: Any, token_ids: Any) -> None:
     with pytest.raises(TypeError):

@@ -1,0 +1,179 @@
+"""Pictures of the offline API: read, and encoded in this process by the library of the image service.
+
+    bytes of a file or PIL.Image → VisionEncoder → embeddings, tokens and places in the prompt → PlacedPicture
+
+Equal pictures are encoded once, as long as their embeddings are among the last ones (`VISION_CACHE_BYTES`).
+"""
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from services.engine.core.plan import PlacedPicture
+from shared import limits
+from shared.byte_cache import ByteCache
+from shared.config import EngineSettings, SettingsError
+from shared.errors import ServiceError
+from shared.messages import PictureTokens
+from shared.model_files import model_directory
+from shared.picture_models import processor_kwargs
+from shared.request.pictures import ImageUrl, PictureInput, TakePicture, read_image_url
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from services.vision.encoder import EncodedPicture
+
+_PIL_SCHEME = "pil:"
+NOT_ENABLED = "this model was loaded for text: create the LLM with enable_mm=True and a model that takes pictures"
+
+
+class EncodedPrompt:
+    """The pictures of one prompt, encoded."""
+
+    def __init__(self, token_id: int, pictures: Sequence["tuple[bytes, EncodedPicture]"]) -> None:
+        self._token_id, self._pictures = token_id, pictures
+
+    @property
+    def tokens(self) -> list[PictureTokens]:
+        """What the tokenization has to know of each picture."""
+        return [PictureTokens(self._token_id, one.num_tokens, key) for key, one in self._pictures]
+
+    def placed(self, starts: Sequence[int]) -> tuple[PlacedPicture, ...]:
+        """Returns the pictures at the places in the prompt where their tokens begin."""
+        return tuple(
+            PlacedPicture(start, one.num_tokens, one.rows, one.columns, key, one.embeddings, one.dtype)
+            for start, (key, one) in zip(starts, self._pictures, strict=True)
+        )
+
+
+class PictureEncoder:
+    """The vision encoder of an offline engine. May be used by several threads.
+
+    The constructor raises SettingsError for a model without one, or for arguments that its processor does not have.
+    """
+
+    def __init__(self, settings: EngineSettings, arguments: str, limit: int) -> None:
+        """`arguments`: of the model's image processor, as JSON. `limit`: most pictures of a prompt."""
+        import torch
+
+        from services.vision.encoder import VisionEncoder
+
+        directory = model_directory(settings)
+        self._encoder = VisionEncoder(directory, processor_kwargs(arguments), torch.float32, "cpu")
+        self._limit = limit
+        self._cache = ByteCache["EncodedPicture"](limits.VISION_CACHE_BYTES)
+        self._lock = threading.Lock()
+
+    def encoded(self, pictures: "Sequence[bytes | Image]") -> EncodedPrompt:
+        """Returns the pictures of a prompt, encoded. Raises ValueError for too many, and for what is no picture."""
+        if len(pictures) > self._limit:
+            raise ValueError(
+                f"The prompt has {len(pictures)} pictures; at most {self._limit} are taken (limit_mm_per_prompt)."
+            )
+        return EncodedPrompt(self._encoder.token_id, [self._one(picture) for picture in pictures])
+
+    def _one(self, picture: "bytes | Image") -> "tuple[bytes, EncodedPicture]":
+        from services.vision.pictures import checked_picture, open_picture
+
+        try:
+            image = open_picture(picture) if isinstance(picture, bytes) else checked_picture(picture)
+        except ServiceError as error:
+            raise ValueError(error.message) from None
+        digest = hashlib.sha256(f"{image.width}x{image.height}".encode() + image.tobytes()).digest()
+        key = hashlib.sha256(digest + self._encoder.fingerprint).digest()
+        with self._lock:
+            found = self._cache.get(key)
+            if found is None:
+                found = self._encoder.encode(image)
+                self._cache.put(key, found, len(found.embeddings))
+        return key, found
+
+
+def picture_limit(given: str) -> int:
+    """Returns the most pictures of a prompt that `limit_mm_per_prompt` allows. Raises SettingsError."""
+    try:
+        value: Any = json.loads(given) if given else {}
+    except ValueError:
+        value = None
+    fields: dict[str, Any] = cast(dict[str, Any], value) if isinstance(value, dict) else {"": None}
+    for kind, count in fields.items():
+        most = limits.IMAGES_MAX if kind == "image" else 0
+        if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= most:
+            raise SettingsError(
+                f"limit_mm_per_prompt={given}: give {{'image': N}}, with at most {limits.IMAGES_MAX} pictures; there "
+                "are neither videos nor audio"
+            )
+    return fields.get("image", limits.IMAGES_MAX)
+
+
+def pictures_of(given: Any, what: str) -> "tuple[bytes | Image, ...]":
+    """Returns the pictures of `multi_modal_data`, which names a prompt's pictures under `image`.
+
+    Raises ValueError for another kind of data, TypeError for what is neither a picture of PIL nor a file's bytes.
+    """
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{what} must be a dict such as {{'image': PIL.Image}}")
+    data = cast(Mapping[str, Any], given)
+    for kind, value in data.items():
+        if kind != "image" and value:
+            raise ValueError(f"{what} has {kind!r}: only pictures are taken, under 'image'.")
+    found: Any = data.get("image")
+    pictures: Sequence[Any] = () if found is None else found if isinstance(found, list | tuple) else (found,)
+    return tuple(_picture(one, what) for one in pictures)
+
+
+def without_pil(messages: Sequence[Mapping[str, Any]], images: "list[Image]") -> list[dict[str, Any]]:
+    """Returns the messages of a conversation with each `image_pil` part as an `image_url` part that numbers it.
+
+    The pictures are appended to `images`. Read the numbers back with `taker`. Raises TypeError.
+    """
+    return [
+        {**message, "content": [_numbered(part, images) for part in content]}
+        if isinstance(content := message.get("content"), list | tuple)
+        else dict(message)
+        for message in messages
+    ]
+
+
+def taker(images: "Sequence[Image]", pictures: "list[bytes | Image]", *, enabled: bool) -> TakePicture:
+    """Returns what reads the pictures of the messages that `without_pil` has returned into `pictures`.
+
+    It refuses them unless the engine takes pictures (`enabled`).
+    """
+
+    def take(given: ImageUrl | str | None, param: str) -> None:
+        if not enabled:
+            raise ServiceError("unsupported_parameter", f"'{param}': {NOT_ENABLED}.", param=param)
+        url = given if isinstance(given, str) else (given and given.url) or ""
+        number = url.removeprefix(_PIL_SCHEME)
+        if number != url and number.isdecimal() and int(number) < len(images):
+            pictures.append(images[int(number)])
+            return
+        found: PictureInput = read_image_url(given, param)
+        if found.url:
+            told = f"'{param}': pictures are not fetched in this process: give a data URL, or a part of type image_pil."
+            raise ServiceError("invalid_value", told, param=param)
+        pictures.append(found.file)
+
+    return take
+
+
+def _numbered(part: Any, images: "list[Image]") -> Any:
+    if not isinstance(part, Mapping) or cast(Mapping[str, Any], part).get("type") != "image_pil":
+        return part
+    images.append(_picture(cast(Mapping[str, Any], part).get("image_pil"), "a part of type 'image_pil'", files=False))
+    return {"type": "image_url", "image_url": {"url": f"{_PIL_SCHEME}{len(images) - 1}"}}
+
+
+def _picture(given: Any, what: str, *, files: bool = True) -> Any:
+    from PIL import Image
+
+    if isinstance(given, Image.Image) or (files and isinstance(given, bytes)):
+        return given
+    kinds = "a picture of PIL" + (" or the bytes of its file" if files else "")
+    raise TypeError(f"{what} must have {kinds}, not {type(given).__name__}")

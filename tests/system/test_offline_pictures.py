@@ -1,0 +1,130 @@
+"""Pictures in this process: in prompts, conversations and on the command line, as transformers answers them."""
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from tokenizers import Tokenizer
+
+from antiphon import LLM, AsyncLLMEngine, SamplingParams
+from antiphon.cli import main
+from shared.request.pictures import data_url
+from tests.models import make_model
+from tests.system.offline import FLAGS, generate
+from tests.vision_models import make_vision_model, picture, vision_reference
+
+pytestmark = [pytest.mark.system, pytest.mark.model]
+NUM = 12
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM, ignore_eos=True)
+PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
+ONE, TWO = picture(100, 80, 1), picture(60, 200, 2, "JPEG")
+
+
+@pytest.fixture(scope="module")
+def eye(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_vision_model(tmp_path_factory.mktemp("vision"), "qwen2_5_vl")
+
+
+@pytest.fixture(scope="module")
+def seeing(eye: Path) -> Iterator[LLM]:
+    with LLM(str(eye), enable_mm=True, limit_mm_per_prompt={"image": 2}, enable_prefix_caching=True, **FLAGS) as made:
+        yield made
+
+
+def pil(file: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(file))
+
+
+def prompted(text: str, *pictures: Any) -> dict[str, Any]:
+    return {"prompt": text, "multi_modal_data": {"image": pictures[0] if len(pictures) == 1 else list(pictures)}}
+
+
+def expected(eye: Path, text: str, files: Sequence[bytes]) -> tuple[list[int], list[int]]:
+    ids = Tokenizer.from_file(str(eye / "tokenizer.json")).encode(text).ids
+    return vision_reference(eye, ids, files, NUM)
+
+
+def ids(outputs: Any) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.mark.spec("S-OFF-029")
+def test_prompts_with_pictures_are_answered_as_transformers_answers_them(seeing: LLM, eye: Path) -> None:
+    one, both, plain = f"What is {PLACE} this", f"{PLACE} and {PLACE}", "no picture"
+    asked: list[Any] = [prompted(one, pil(ONE)), prompted(both, TWO, pil(ONE)), plain, prompted(one, pil(TWO))]
+    found = generate(seeing, asked, GREEDY)
+    wanted = [expected(eye, *each) for each in ((one, [ONE]), (both, [TWO, ONE]), (plain, []), (one, [TWO]))]
+    assert ids(found) == [output for _, output in wanted]
+    assert [output.prompt_token_ids for output in found] == [whole for whole, _ in wanted]
+    tokens = seeing.get_tokenizer()(one)["input_ids"]
+    by_ids = generate(seeing, [{"prompt_token_ids": tokens, "multi_modal_data": {"image": [pil(ONE)]}}], GREEDY)
+    assert ids(by_ids) == [wanted[0][1]]
+    assert (by_ids[0].num_cached_tokens or 0) > 0
+
+
+@pytest.mark.spec("S-OFF-022")
+def test_conversations_have_pictures_as_in_openais_api_or_of_pil(seeing: LLM, eye: Path) -> None:
+    rendered = f"<|im_start|>user\nLook {PLACE}<|im_end|>\n<|im_start|>assistant\n"
+    parts: list[Any] = [
+        {"type": "image_url", "image_url": {"url": data_url(TWO)}},
+        {"type": "image_pil", "image_pil": pil(TWO)},
+    ]
+    talks = [[{"role": "user", "content": [{"type": "text", "text": "Look "}, part]}] for part in parts]
+    found = seeing.chat(talks, GREEDY, use_tqdm=False)
+    assert ids(found) == [expected(eye, rendered, [TWO])[1]] * 2
+    (plain,) = seeing.chat([{"role": "user", "content": "Hello"}], GREEDY, use_tqdm=False)
+    assert plain.error_msg is None
+
+
+async def test_the_engine_for_asyncio_takes_pictures(eye: Path) -> None:
+    engine = AsyncLLMEngine(str(eye), enable_mm=True, mm_processor_kwargs={"max_pixels": 12544}, **FLAGS)
+    try:
+        outputs = [output async for output in engine.generate(prompted(PLACE, pil(picture(300, 300, 7))), GREEDY)]
+    finally:
+        await engine.shutdown()
+    assert len(outputs[-1].prompt_token_ids or ()) == 9 + 2
+
+
+def test_what_cannot_be_is_refused_before_anything_runs(seeing: LLM, model: Path) -> None:
+    def refused(told: str, *prompts: Any, params: SamplingParams = GREEDY) -> None:
+        with pytest.raises(ValueError, match=told):
+            generate(seeing, list(prompts), params)
+
+    refused("prompts\\[1\\]: The prompt has 3 pictures; at most 2", "a", prompted(PLACE * 3, ONE, ONE, ONE))
+    refused(r"has 0 places for 1 pictures.*'<\|image_pad\|>'", prompted("a", ONE))
+    refused("is not a picture in one of the formats", prompted(PLACE, b"%PDF-1.7"))
+    refused("one side is more than 200", prompted(PLACE, Image.new("RGB", (900, 2))))
+    refused("'prompt_logprobs' cannot be", prompted(PLACE, ONE), params=SamplingParams(prompt_logprobs=1))
+    refused("give them to LLM", {**prompted(PLACE, ONE), "mm_processor_kwargs": {"max_pixels": 1}})
+    with pytest.raises(ValueError, match="have no embeddings"):
+        seeing.embed(prompted(PLACE, ONE), use_tqdm=False)
+    for url, told in (("https://example.org/a.png", "not fetched in this process"), ("file:///a.png", "data URL")):
+        with pytest.raises(ValueError, match=told):
+            seeing.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}])
+    with LLM(str(model), **FLAGS) as blind:
+        with pytest.raises(ValueError, match="enable_mm=True"):
+            generate(blind, [prompted("a", ONE)], GREEDY)
+        with pytest.raises(ValueError, match="enable_mm=True"):
+            blind.chat([{"role": "user", "content": [{"type": "image_pil", "image_pil": pil(ONE)}]}])
+
+
+def test_a_model_without_pictures_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="takes text only"):
+        LLM(str(make_model(tmp_path, "llama")), enable_mm=True, **FLAGS)
+
+
+def test_the_command_line_takes_the_files_of_pictures(
+    eye: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.png").write_bytes(ONE)
+    flags = [f"--model={eye}", "--temperature=0", "--max-tokens=4", "--dtype=float32"]
+    assert main(["complete", f"See {PLACE}", f"--image={tmp_path}/one.png", *flags]) == 0
+    text = Tokenizer.from_file(str(eye / "tokenizer.json")).decode(expected(eye, f"See {PLACE}", [ONE])[1][:4])
+    assert capsys.readouterr().out == text + "\n"
+    assert main(["complete", "See", "--chat", f"--image={tmp_path}/one.png", *flags]) == 0
+    assert capsys.readouterr().out.strip()
+    assert main(["complete", "See", f"--image={tmp_path}/two.png", *flags]) == 78
+    assert "two.png cannot be read" in capsys.readouterr().err
