@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from shared.flags import SettingsError
 
-MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl")
+MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "llava", "llava_next")
 """The `model_type` in config.json of the models whose pictures are served."""
-TEXT_ONLY = "--enable-mm: this model takes text only; pictures are served with Qwen2-VL and Qwen2.5-VL"
+TEXT_ONLY = "--enable-mm: this model takes text only; pictures are served with Qwen2-VL, Qwen2.5-VL and LLaVA"
 
 
 def check_takes_pictures(config: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ _VISION_TOKENS = {
     IMAGE_PAD: "<|image_pad|>",
     VIDEO_PAD: "<|video_pad|>",
 }
-FAMILIES = ("qwen2_vl", "qwen2_5_vl")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "llava", "llava_siglip", "llava_next")
 VISION_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -63,26 +63,73 @@ _PROCESSOR = {
 }
 
 
+_LLAVA_TEXT = {name: value for name, value in _TEXT.items() if name != "rope_parameters"}
+_SIDE = 42
+"""Side of the pictures that the encoders of LLaVA take: 9 patches."""
+_TOWER: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": _SIDE,
+    "patch_size": 14,
+}
+_PINPOINTS = [[_SIDE, 2 * _SIDE], [2 * _SIDE, _SIDE], [2 * _SIDE, 2 * _SIDE]]
+_LLAVA: dict[str, dict[str, Any]] = {
+    "llava": {
+        "text_config": {"model_type": "llama", **_LLAVA_TEXT},
+        "vision_config": {"model_type": "clip_vision_model", **_TOWER},
+    },
+    "llava_siglip": {
+        "text_config": {"model_type": "qwen2", **_LLAVA_TEXT, "tie_word_embeddings": True},
+        "vision_config": {"model_type": "siglip_vision_model", **_TOWER},
+        "vision_feature_select_strategy": "full",
+    },
+    "llava_next": {
+        "text_config": {"model_type": "mistral", **_LLAVA_TEXT, "sliding_window": None},
+        "vision_config": {"model_type": "clip_vision_model", **_TOWER},
+        "image_grid_pinpoints": _PINPOINTS,
+    },
+}
+_LLAVA_PROCESSORS: dict[str, dict[str, Any]] = {
+    "llava": {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": _SIDE},
+        "crop_size": {"height": _SIDE, "width": _SIDE},
+    },
+    "llava_siglip": {"image_processor_type": "SiglipImageProcessor", "size": {"height": _SIDE, "width": _SIDE}},
+    "llava_next": {
+        "image_processor_type": "LlavaNextImageProcessor",
+        "size": {"shortest_edge": _SIDE},
+        "crop_size": {"height": _SIDE, "width": _SIDE},
+        "image_grid_pinpoints": _PINPOINTS,
+    },
+}
+
+
 def make_vision_model(directory: Path, family: str = "qwen2_vl", *, seed: int = 0, old_config: bool = False) -> Path:
     """Writes a model with its processor and tokenizer. With `old_config` config.json has the form of 2024."""
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    config = AutoConfig.for_model(
-        family,
-        text_config=_TEXT,
-        vision_config=_VISION[family],
-        image_token_id=IMAGE_PAD,
-        video_token_id=VIDEO_PAD,
-        vision_start_token_id=VISION_START,
-        vision_end_token_id=VISION_END,
-    )
+    if family in _LLAVA:
+        config = AutoConfig.for_model(family.removesuffix("_siglip"), image_token_index=IMAGE_PAD, **_LLAVA[family])
+    else:
+        config = AutoConfig.for_model(
+            family,
+            text_config=_TEXT,
+            vision_config=_VISION[family],
+            image_token_id=IMAGE_PAD,
+            video_token_id=VIDEO_PAD,
+            vision_start_token_id=VISION_START,
+            vision_end_token_id=VISION_END,
+        )
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     _randomise(model, seed)
     model.save_pretrained(directory)
     write_tokenizer(directory, VOCAB_SIZE, _TEXT["max_position_embeddings"])
     _write_vision_tokens(directory)
-    (directory / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR))
+    (directory / "preprocessor_config.json").write_text(json.dumps(_LLAVA_PROCESSORS.get(family, _PROCESSOR)))
     if old_config:
         _write_old_config(directory)
     return directory
@@ -118,14 +165,15 @@ def vision_reference(
     model, processor = _loaded(directory)
     images = [Image.open(io.BytesIO(each)).convert("RGB") for each in pictures]
     pixels = processor(images, return_tensors="pt") if images else {}
-    counts = [int(grid.prod()) // 4 for grid in pixels["image_grid_thw"]] if images else []
-    whole = expanded(prompt, counts)
+    with torch.inference_mode():
+        found = model.get_image_features(**pixels, return_dict=True).pooler_output if images else []
+    whole = expanded(prompt, [len(each) for each in found])
     ids = torch.tensor([whole])
     with torch.inference_mode():
         found = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            mm_token_type_ids=(ids == IMAGE_PAD).int(),
+            **({"mm_token_type_ids": (ids == IMAGE_PAD).int()} if "image_grid_thw" in pixels else {}),
             do_sample=False,
             max_new_tokens=num_tokens,
             min_new_tokens=num_tokens,
@@ -138,11 +186,10 @@ def vision_reference(
 
 @functools.lru_cache(maxsize=2)
 def _loaded(directory: Path) -> Any:
-    from transformers import AutoModelForImageTextToText
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+    from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
     model = AutoModelForImageTextToText.from_pretrained(directory, dtype="float32", attn_implementation="eager").eval()
-    return model, Qwen2VLImageProcessorPil.from_pretrained(directory)
+    return model, AutoImageProcessor.from_pretrained(directory, backend="pil")
 
 
 def _write_vision_tokens(directory: Path) -> None:

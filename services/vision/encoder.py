@@ -1,8 +1,9 @@
 """Runs a model's own vision encoder: the processor and the module of transformers, with the checkpoint's weights.
 
-    picture → processor → patches [n, patch width] → encoder → embeddings [n / merge², hidden of the decoder]
+    picture → processor → patches [n, patch width] → encoder → embeddings [tokens, hidden of the decoder]
 
-The decoder's weights are not read. Called from a thread of the service.
+`families` says what differs from model to model. The decoder's weights are not read. Called from a thread of the
+service, and by the offline API.
 """
 
 import hashlib
@@ -18,21 +19,12 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
+from services.vision.families import family_of
+from services.vision.families.family import PictureFamily
 from services.vision.pictures import open_picture
 from shared.config import SettingsError
-from shared.picture_models import TEXT_ONLY
 
-_ENCODERS: dict[str, Any] = {
-    "qwen2_vl": Qwen2VisionTransformerPretrainedModel,
-    "qwen2_5_vl": Qwen2_5_VisionTransformerPretrainedModel,
-}
-_PREFIXES = ("visual.", "model.visual.")
-_SIZES_FIXED = frozenset({"patch_size", "temporal_patch_size", "merge_size"})
-"""Arguments of the processor that the encoder's weights determine."""
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -57,17 +49,14 @@ class VisionEncoder:
     def __init__(self, directory: Path, processor_kwargs: Mapping[str, Any], dtype: torch.dtype, device: str) -> None:
         """Loads processor and weights. Raises SettingsError for a model without them, or for wrong arguments."""
         config = AutoConfig.from_pretrained(directory)
-        kind = _ENCODERS.get(config.model_type)
-        if kind is None:
-            raise SettingsError(TEXT_ONLY)
-        fields = {**_processor_fields(directory), **_checked(processor_kwargs)}
-        self._processor: Any = Qwen2VLImageProcessorPil(**fields)
-        self._encoder = kind._from_config(config.vision_config, dtype=dtype).eval()
+        kind = family_of(config)
+        own = _processor_fields(directory)
+        fields = {**own, **_checked(processor_kwargs, kind, kind.processor(config, own))}
+        self._family = kind(config, fields, dtype)
         self._load(directory, dtype)
-        self._encoder.to(device)
-        self._dtype, self._device = dtype, device
-        self._merge: int = config.vision_config.spatial_merge_size
-        self.token_id: int = config.image_token_id
+        self._family.module.eval().to(device)
+        self._device = device
+        self.token_id = self._family.token_id
         """The token that stands for a picture in the text of a prompt."""
         told = json.dumps([config.vision_config.to_dict(), fields, str(dtype), device], sort_keys=True, default=str)
         self.fingerprint = hashlib.sha256(told.encode()).digest()
@@ -84,30 +73,27 @@ class VisionEncoder:
     @torch.inference_mode()
     def encode(self, picture: Image.Image) -> EncodedPicture:
         """Returns the embeddings of a picture."""
-        found = self._processor(picture, return_tensors="pt")
-        grid: Tensor = found["image_grid_thw"]
-        patches = found["pixel_values"].to(device=self._device, dtype=self._dtype)
-        output = self._encoder(patches, grid_thw=grid.to(self._device)).pooler_output
-        rows, columns = (int(side) // self._merge for side in grid[0, 1:])
-        assert len(output) == rows * columns, (output.shape, grid)
+        rows, columns, output = self._family.embed(picture, self._device)
+        assert len(output) == rows * columns, (output.shape, rows, columns)
         numbers = output.to("cpu").contiguous()
         return EncodedPicture(rows, columns, numbers.view(torch.uint8).numpy().tobytes(), _TYPES[numbers.dtype])
 
     def _load(self, directory: Path, dtype: torch.dtype) -> None:
-        tensors: dict[str, Tensor] = {}
+        module, tensors = self._family.module, dict[str, Tensor]()
+        wanted = module.state_dict().keys()
         for path in sorted(directory.glob("*.safetensors")):
             try:
                 with safe_open(path, framework="pt") as file:
                     for name in file.keys():  # noqa: SIM118 - not a mapping
-                        prefix = next((each for each in _PREFIXES if name.startswith(each)), None)
-                        if prefix is not None:
-                            tensors[name.removeprefix(prefix)] = file.get_tensor(name).to(dtype)
+                        ours = self._family.parameter(name)
+                        if ours is not None and ours in wanted:
+                            tensors[ours] = file.get_tensor(name).to(dtype)
             except (SafetensorError, OSError) as error:
                 raise SettingsError(f"--model: {path} cannot be read as safetensors: {error}") from error
-        missing = sorted(self._encoder.state_dict().keys() - tensors.keys())
+        missing = sorted(wanted - tensors.keys())
         if missing:
             raise SettingsError(f"--enable-mm: the checkpoint lacks weights of its vision encoder: {missing[0]}, …")
-        self._encoder.load_state_dict(tensors)
+        module.load_state_dict(tensors)
 
 
 def load_encoder(directory: Path, processor_kwargs: Mapping[str, Any], device: str) -> VisionEncoder:
@@ -137,11 +123,11 @@ def _processor_fields(directory: Path) -> dict[str, Any]:
     raise SettingsError(f"--enable-mm: {directory} has no preprocessor_config.json, which says how pictures are read")
 
 
-def _checked(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    known = {*Qwen2VLImageProcessorPil.valid_kwargs.__annotations__, "size", "resample", "do_resize", "do_rescale"}
+def _checked(kwargs: Mapping[str, Any], kind: type[PictureFamily], processor: Any) -> dict[str, Any]:
+    known = {*processor.valid_kwargs.__annotations__, "size", "resample", "do_resize", "do_rescale"}
     known |= {"do_normalize", "image_mean", "image_std", "rescale_factor"}
     for name in kwargs:
-        if name in _SIZES_FIXED:
+        if name in kind.FIXED:
             raise SettingsError(f"--mm-processor-kwargs: '{name}' follows from the model's weights: leave it out")
         if name not in known:
             raise SettingsError(

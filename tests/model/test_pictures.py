@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from services.engine.core.invariants import check
 from services.engine.core.plan import CoreLimits, PlacedPicture
 from services.engine.core.request import SequenceSpec
+from services.engine.models.registry import find_family
 from services.vision.encoder import VisionEncoder
 from services.vision.pictures import open_picture
 from shared.config import SettingsError
@@ -46,8 +49,8 @@ class Pictured:
         self.directory = directory
         self.encoder = VisionEncoder(directory, {}, torch.float32, "cpu")
 
-    def engine(self, limits: CoreLimits | None = None, **overrides: object) -> Engine:
-        return Engine(self.directory, limits or CoreLimits(8, 256), "torch", enable_mm=True, **overrides)
+    def engine(self, limits: CoreLimits | None = None, backend: str = "torch", **overrides: object) -> Engine:
+        return Engine(self.directory, limits or CoreLimits(8, 256), backend, enable_mm=True, **overrides)
 
     def placed(self, whole: Sequence[int], files: Sequence[bytes]) -> tuple[PlacedPicture, ...]:
         found, start = list[PlacedPicture](), 0
@@ -106,6 +109,31 @@ def test_equal_to_transformers_alone_and_mixed_with_text(pictured: Pictured) -> 
     together = pictured.engine(CoreLimits(8, 9))
     specs = [pictured.spec(f"mixed-{number}", *each, greedy(NUM)) for number, each in enumerate(ASKED)]
     assert run(together, specs) == expected
+
+
+@pytest.mark.parametrize("family", ["llava", "llava_siglip", "llava_next"])
+def test_the_fast_backend_takes_pictures_whose_tokens_have_ordinary_positions(family: str, tmp_path: Path) -> None:
+    pictured = Pictured(make_vision_model(tmp_path, family))
+    specs = [pictured.spec(f"{number}", *each, greedy(NUM)) for number, each in enumerate(ASKED)]
+    for limits in (CoreLimits(8, 256), CoreLimits(8, 9)):
+        assert run(pictured.engine(limits, "native"), specs) == [pictured.expected(*each) for each in ASKED]
+
+
+def test_names_and_fields_of_the_first_checkpoints_of_llava(tmp_path: Path) -> None:
+    pictured = Pictured(make_vision_model(tmp_path, "llava"))
+    expected = pictured.expected(*ASKED[1])
+    spec = pictured.spec("a", *ASKED[1], greedy(NUM))
+    path = tmp_path / "model.safetensors"
+    tensors = {name.replace("vision_tower.", "vision_tower.vision_model."): t for name, t in load_file(path).items()}
+    save_file(tensors, path, {"format": "pt"})
+    assert VisionEncoder(tmp_path, {}, torch.float32, "cpu").encode(Image.new("RGB", (9, 9))).num_tokens == 9
+    assert run(pictured.engine(), [spec]) == [expected]
+    first = {"architectures": ["LlavaForConditionalGeneration"], "torch_dtype": "float16", "model_type": "llava"}
+    text = {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 32064}
+    description = find_family(first).describe({**first, "text_config": text})
+    assert (description.num_layers, description.hidden_size, description.intermediate_size) == (32, 4096, 11008)
+    with pytest.raises(ServiceError, match="decoder of type 'gemma'"):
+        find_family(first).describe({**first, "text_config": {"model_type": "gemma"}})
 
 
 def test_a_config_of_the_first_checkpoints_is_read(one: Pictured) -> None:

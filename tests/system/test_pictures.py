@@ -1,6 +1,7 @@
 """Pictures in chat requests to a server: what is answered and refused, and what survives the death of processes."""
 
 import base64
+import io
 import json
 import os
 import signal
@@ -178,6 +179,21 @@ def test_what_is_no_picture_is_refused_by_its_name(served: Served) -> None:
     token = ask(served, [part(ONE), words("<|image_pad|>")])
     assert (token.status, token.json["error"]["param"]) == (400, "messages")
     assert text_of(ask(served, "still there"))
+
+
+def test_llava_is_served_and_asked_in_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.png").write_bytes(ONE)
+    directory = make_vision_model(tmp_path / "model", "llava_next")
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is this\n"))
+    with until_the_end(serve_tiny(directory, "--enable-mm", "--dtype=float32")) as started:
+        asked = ["chat", f"--server={started.url}", "--temperature=0", f"--max-tokens={NUM}"]
+        assert main([*asked, f"--image={tmp_path}/one.png"]) == 0
+    answer = capsys.readouterr().out.removeprefix("User: Assistant: ").removesuffix("\nUser: \n")
+    text = expected(directory, [ONE, "What is this"])[1]
+    assert answer
+    assert text.startswith(answer)
 
 
 def test_the_image_service_is_counted(served: Served) -> None:

@@ -51,7 +51,7 @@ from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch,
 from services.engine.worker.seam import UNDER_WAY_MAX, WeightMemory
 from services.engine.worker.step_worker import StateSpec, StepWorker
 from services.engine.worker.torch_worker import (
-    check_adapters_possible,
+    check_extras,
     check_offload,
     kept_adapter_bytes,
     make_library,
@@ -87,9 +87,10 @@ def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
         return "this architecture runs through transformers"
     if choose_dtype(settings.dtype, weight_dtype(config), _CPU) not in _SERVED_DTYPES:
         return f"it has no --dtype {settings.dtype}"
-    if settings.enable_mm:
-        return "it has no positions in rows and columns, which pictures need"
-    if find_family(config).describe(config).head_dim > HEAD_DIM_MAX:
+    description = find_family(config).describe(config)
+    if settings.enable_mm and description.rope is not None and description.rope.sections:
+        return "it has no positions in rows and columns, which pictures of this model need"
+    if description.head_dim > HEAD_DIM_MAX:
         return f"the model's heads have more than {HEAD_DIM_MAX} dimensions"
     return None
 
@@ -123,7 +124,7 @@ class CpuWorker(StepWorker):
         layout = family.layout(self._description)
         form = weight_form(settings, model_dir, config, _CPU, native=True)
         cache = open_cache(settings.weight_cache, model_dir, self._dtype, form)
-        check_adapters_possible(settings, config)
+        check_extras(settings, config)
         num_slots = (settings.max_loras or 0) if settings.enable_lora else 0
         self._decoder = NativeDecoder(
             library,
@@ -165,6 +166,8 @@ class CpuWorker(StepWorker):
                 pooling_kind=pooling_kind(model_dir),
                 weights_bytes=self._decoder.weights_bytes,
                 adapter_bytes=kept_adapter_bytes(settings, self._description, self._dtype),
+                model_dtype=self._dtype,
+                takes_pictures=settings.enable_mm,
             )
         )
 

@@ -14,6 +14,7 @@ from services.engine.models import (
     gpt_neox,
     internlm2,
     llama,
+    llava,
     mistral,
     mixtral,
     opt,
@@ -52,8 +53,8 @@ class Family(Protocol):
 
 
 FAMILIES: tuple[Family, ...] = (
-    baichuan, chatglm, ernie, falcon, gemma, glm, gpt2, gpt_neox, internlm2, llama, mistral, mixtral, opt, phi3, qwen,
-    qwen2, qwen2_vl, qwen3, qwen_moe, seed_oss, smollm3, starcoder2,
+    baichuan, chatglm, ernie, falcon, gemma, glm, gpt2, gpt_neox, internlm2, llama, llava, mistral, mixtral, opt, phi3,
+    qwen, qwen2, qwen2_vl, qwen3, qwen_moe, seed_oss, smollm3, starcoder2,
 )  # fmt: skip
 
 

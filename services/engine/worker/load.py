@@ -134,7 +134,7 @@ def _reason_for_torch(settings: EngineSettings, device: torch.device, model_dir:
     if settings.enable_prompt_adapter:
         return "they compute without virtual tokens, which prompt adapters need"
     if settings.enable_mm:
-        return "they have no positions in rows and columns, which pictures need"
+        return "they compute without pictures"
     if not has_family(read_config(model_dir)):
         return "this architecture runs through transformers"
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < _OLDEST:

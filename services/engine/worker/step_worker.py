@@ -135,6 +135,7 @@ class StepWorker(ABC):
     def _take_pictures(self, sequence: NewSequence) -> None:
         if sequence.pictures:
             self._virtual[sequence.row] = embedding_rows(sequence.pictures, self._model_dtype, self._device)
+        if sequence.pictures and self._has_sections:
             self._spatial[sequence.row] = SpatialPositions(sequence.num_prompt_tokens, sequence.pictures)
         elif self._spatial:
             self._spatial.pop(sequence.row, None)
@@ -216,7 +217,8 @@ class StepWorker(ABC):
         self._virtual: dict[int, Tensor] = {}
         """The embeddings of the virtual tokens of each row that has any, [virtual tokens, hidden]."""
         self._spatial: dict[int, SpatialPositions] = {}
-        """Positions of the prompt of each row that has pictures."""
+        """Positions of the prompt of each row that has pictures, in a model with positions in rows and columns."""
+        self._has_sections = description.rope is not None and bool(description.rope.sections)
         self._model_dtype, self._device = spec.model_dtype or dtype, spec.device
         self._table = StateTable(
             settings.max_num_seqs, kv.max_model_len, block_size, vocab_size, spec.eos, self._grammars.processor

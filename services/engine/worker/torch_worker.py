@@ -75,9 +75,7 @@ class TorchWorker(StepWorker):
         config = read_config(model_dir)
         self._dtype = choose_torch_dtype(settings.dtype, weight_dtype(config), self._device, model_dir)
         form = weight_form(settings, model_dir, config, self._device, native=False)
-        check_adapters_possible(settings, config)
-        if settings.enable_mm:
-            check_takes_pictures(config)
+        check_extras(settings, config)
         self._adapter_step = AdapterStep(settings.max_loras or 0, self._dtype, self._device)
         self._model, self._description = load_model(
             model_dir,
@@ -263,8 +261,10 @@ def serves_adapters(settings: EngineSettings) -> bool:
     return settings.enable_lora or settings.enable_prompt_adapter
 
 
-def check_adapters_possible(settings: EngineSettings, config: Mapping[str, Any]) -> None:
-    """Raises `SettingsError` if adapters are to be served with a model that cannot have them."""
+def check_extras(settings: EngineSettings, config: Mapping[str, Any]) -> None:
+    """Raises `SettingsError` if pictures or adapters are to be served with a model that cannot have them."""
+    if settings.enable_mm:
+        check_takes_pictures(config)
     if not serves_adapters(settings):
         return
     if not has_family(config):

@@ -1,0 +1,64 @@
+"""LLaVA 1.5 and LLaVA-NeXT: a decoder of another family, beside a vision encoder and its projection.
+
+The encoder is not a part of the decoder: `services/vision` runs it, and its weights are skipped here. The tokens of a
+picture have ordinary positions.
+"""
+
+from dataclasses import replace
+from typing import Any, Protocol
+
+from services.engine.models import llama, mistral, qwen2
+from services.engine.models.config_fields import Config, config_error
+from services.engine.models.description import DecoderDescription
+from services.engine.models.layout import Names, named_layout
+
+ARCHITECTURES = ("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration")
+_HEAD = "language_model.lm_head"
+layout = named_layout(
+    Names(
+        embedding="language_model.model.embed_tokens",
+        final_norm="language_model.model.norm",
+        head=_HEAD,
+        layer="language_model.model.layers.{}",
+    )
+)
+
+
+class _Text(Protocol):
+    @staticmethod
+    def describe(config: Config) -> DecoderDescription: ...
+
+
+_FAMILIES: dict[str, tuple[_Text, dict[str, Any]]] = {
+    "llama": (llama, {"intermediate_size": 11008, "vocab_size": 32000}),
+    "mistral": (
+        mistral,
+        {
+            "intermediate_size": 14336,
+            "vocab_size": 32000,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "sliding_window": 4096,
+        },
+    ),
+    "qwen2": (qwen2, {"intermediate_size": 22016, "vocab_size": 151936, "max_position_embeddings": 32768}),
+}
+"""Families of the decoder, with the values of fields that a `text_config` leaves out, as transformers has them."""
+_USUAL = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+
+
+def describe(config: Config) -> DecoderDescription:
+    """Returns the description of the decoder in `text_config`."""
+    text: dict[str, Any] = dict(config.get("text_config") or {})
+    kind = text.get("model_type") or "llama"
+    if kind not in _FAMILIES:
+        raise config_error(f"a decoder of type {kind!r} is not served with pictures; served: {', '.join(_FAMILIES)}.")
+    family, defaults = _FAMILIES[kind]
+    fields = {**_USUAL, **defaults, **text}
+    for name in ("dtype", "torch_dtype"):
+        fields[name] = config.get(name) or text.get(name)
+    fields["tie_word_embeddings"] = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
+    others = ("vision_tower.", "multi_modal_projector.", "image_newline")
+    description = family.describe(fields)
+    tied = (f"{_HEAD}.weight",) if description.tied_embeddings else ()
+    return replace(description, family="llava", other_parts=(*others, *tied))

@@ -1,0 +1,27 @@
+"""The vision encoders of the model families whose pictures are served. `family_of` finds the one of a config.
+
+A new family is a module with a `PictureFamily`, named here and in `shared.picture_models.MODEL_TYPES`; its decoder is a
+module of `services/engine/models`.
+"""
+
+from typing import Any
+
+from services.vision.families import llava, qwen_vl
+from services.vision.families.family import PictureFamily
+from shared.config import SettingsError
+from shared.picture_models import TEXT_ONLY
+
+_BY_TYPE: dict[str, type[PictureFamily]] = {
+    "qwen2_vl": qwen_vl.QwenVlPictures,
+    "qwen2_5_vl": qwen_vl.QwenVlPictures,
+    "llava": llava.LlavaPictures,
+    "llava_next": llava.LlavaPictures,
+}
+
+
+def family_of(config: Any) -> type[PictureFamily]:
+    """Returns the family of a model's config, an object of transformers. Raises SettingsError for a text model."""
+    found = _BY_TYPE.get(config.model_type)
+    if found is None:
+        raise SettingsError(TEXT_ONLY)
+    return found
