@@ -126,10 +126,6 @@ def _check_limits(settings: EngineSettings) -> None:
             "--tensor-parallel-size, --pipeline-parallel-size: adapters are served by engines on one device; merge a "
             "LoRA adapter into the model's weights, or start more engines with --engines"
         )
-    if (loras or prompts) and settings.role != "both":
-        raise SettingsError(
-            f"--role: adapters are served by engines that do all of a request, not by {settings.role} ones"
-        )
     for flag, value, enabled, needed in asked:
         if value is not None and not enabled:
             raise SettingsError(f"{flag} needs {needed}")

@@ -12,8 +12,11 @@ from typing import Any
 
 import openai
 import pytest
+from tokenizers import Tokenizer
 
+from tests.adapters import make_adapter, make_prompt_adapter, merge, prompted_reference
 from tests.conftest import NatsServer
+from tests.models import greedy_reference
 from tests.system.served import ROOT, Served, fetch, serve_tiny, until_the_end, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.nats]
@@ -126,6 +129,30 @@ def test_the_prefill_engine_computes_the_prompt_and_the_decode_engine_goes_on(mo
         settled(served, "antiphon:engine_generation_tokens_total", "decode-1", 40)
         settled(served, "antiphon:engine_cached_tokens_total", "decode-1", 0)
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+@pytest.mark.model
+def test_prompts_with_adapters_are_computed_by_the_prefill_engine(model: Path, tmp_path: Path) -> None:
+    lora = make_adapter(tmp_path / "lora", model)
+    soft = make_prompt_adapter(tmp_path / "soft", model, num_tokens=7)
+    named = (f"--lora-modules=sql={lora}", f"--prompt-adapters=soft={soft}")
+    ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(prompt(0)).ids
+    merged = merge(tmp_path / "merged", model, lora)
+    expected = {
+        "tiny": greedy_reference(model, ids, 12),
+        "sql": greedy_reference(merged, ids, 12),
+        "soft": prompted_reference(model, soft, ids, 12),
+    }
+    assert len(set(map(tuple, expected.values()))) == 3
+    num_loaded = 0
+    with until_the_end(serve_tiny(model, *FLAGS, "--prefill=1", "--decode=1", *named)) as served:
+        for name, tokens in expected.items():
+            answer = fetch(served, "POST", "/v1/completions", body(0, model=name, max_tokens=12, return_token_ids=True))
+            assert answer.status == 200, answer.body
+            assert answer.json["choices"][0]["token_ids"] == tokens
+            num_loaded += len(ids) - 1 + (7 if name == "soft" else 0)
+            settled(served, "antiphon:engine_kv_loaded_tokens_total", "decode-1", num_loaded)
+        assert not num_failed_loads(served)
 
 
 def test_choices_beams_and_log_probabilities_of_prompts_work_too(model: Path) -> None:

@@ -137,6 +137,8 @@ class RequestMessages:
             client_weight=request.client.weight,
             client_priority=request.client.priority,
             kv_transfer_id=sequence.prefill.source.transfer_id,
+            adapter=self.card.name if self.card.adapter_version else "",
+            adapter_version=self.card.adapter_version,
             pictures=prompt.pictures,
         )
 
